@@ -7,28 +7,6 @@ An adapter receives and sends; it decides nothing. The gateway makes one per acc
     for part in adapter.render(markdown):       # parts within the platform's limit
         await adapter.send(SendRequest(chat=chat, part=part, key=key))
 
-`base` is the interface, `text`, `files` and `buttons` are shared by the adapters; each service has a package of its
-own. What SDKs raise becomes one of `hermes_state.errors` before it leaves a package.
+`base` is the interface, the other modules are shared by the adapters, and each service has its own package. Errors of
+SDKs become those of `hermes_state.errors` before they leave a package.
 """
-
-from platforms.base import (
-    AdapterHealth,
-    AdapterState,
-    Capabilities,
-    Intake,
-    MenuCommand,
-    PlatformAdapter,
-    Preview,
-    SendRequest,
-)
-
-__all__ = [
-    "AdapterHealth",
-    "AdapterState",
-    "Capabilities",
-    "Intake",
-    "MenuCommand",
-    "PlatformAdapter",
-    "Preview",
-    "SendRequest",
-]

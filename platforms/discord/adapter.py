@@ -27,6 +27,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
+from platforms.buttons import ButtonCommandStore
 from platforms.discord.catch_up import HistoryReader
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import MessageNotFound, connection_errors
@@ -35,7 +36,7 @@ from platforms.discord.inbound import PLATFORM, FileRef
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.settings import DiscordSettings
-from platforms.discord.slash import SlashCommands, TicketRegistry, button_commands
+from platforms.discord.slash import SlashCommands, TicketRegistry
 from platforms.files import CHUNK_BYTES, save_stream
 
 STOP_SECONDS = 0.5
@@ -64,7 +65,7 @@ class DiscordAdapter:
         self._menu = tuple(menu)
         self._clock = clock
         self._tickets = TicketRegistry()
-        self._buttons = button_commands(store)
+        self._buttons = ButtonCommandStore(store=store, platform=PLATFORM, hash_mark="n:", max_bytes=100)
         self._client: GatewayClient | None = None
         self._sender: DiscordSender | None = None
         self._state = AdapterState.STARTING

@@ -38,17 +38,6 @@ SlashCommand: TypeAlias = app_commands.Command[Any, ..., Any]
 # Buttons
 
 
-def button_commands(store: Store) -> ButtonCommandStore:
-    """Return the commands of Discord's buttons."""
-    return ButtonCommandStore(
-        store=store,
-        note_prefix="discord.button.",
-        hash_mark="n:",
-        fits=lambda data: len(data) <= 100,
-        digest=lambda command: hashlib.blake2s(command, digest_size=16).hexdigest(),
-    )
-
-
 async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -> discord.ui.View | None:
     """The buttons of a message; None without any. Raises `StoreUnavailable`."""
     if not buttons:

@@ -1,16 +1,16 @@
 """One Telegram bot as a platform adapter."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import structlog
 import telegram
 from telegram import CallbackQuery
-from telegram.constants import FileSizeLimit
+from telegram.constants import FileSizeLimit, InlineKeyboardButtonLimit
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
 from hermes_state.aio import cancel_all, track
@@ -18,12 +18,13 @@ from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
+from platforms.buttons import ButtonCommandStore
 from platforms.files import CHUNK_BYTES, copy_file, save_stream
 from platforms.telegram import rendering
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, UpdateReader
 from platforms.telegram.menu import keep_menus
-from platforms.telegram.outbound import TelegramSender, button_commands, is_refused, translated
+from platforms.telegram.outbound import TelegramSender, is_refused, translated
 from platforms.telegram.polling import Poller
 from platforms.telegram.settings import BASE_URL, TelegramSettings
 from platforms.telegram.transport import BotApiRequest
@@ -58,7 +59,12 @@ class TelegramAdapter:
         self._clock = clock
         self._store = store
         self.name = PLATFORM
-        self._buttons = button_commands(store)
+        self._buttons = ButtonCommandStore(
+            store=store,
+            platform=PLATFORM,
+            hash_mark="h:",
+            max_bytes=InlineKeyboardButtonLimit.MAX_CALLBACK_DATA,
+        )
         self._health = HealthState(clock, settings.stall_seconds)
         self._client: _BotClient | None = None
         self._sender: TelegramSender | None = None
@@ -74,7 +80,9 @@ class TelegramAdapter:
         try:
             async with _BotClient(self._settings) as client:
                 self._client = client
-                reader = await client.sign_in()
+                async with _at_start():
+                    await client.sdk.initialize()
+                reader = UpdateReader(bot_id=client.sdk.id, username=client.sdk.username)
                 self._sender = TelegramSender(client.sdk, self._buttons)
                 log.info("telegram.signed_in", bot=reader.username)
                 client.spawn(keep_menus(client.sdk, self._menu, intake, self._store), "telegram.menu")
@@ -89,7 +97,7 @@ class TelegramAdapter:
                 try:
                     await self._receive(client, updates)
                 finally:
-                    self._sender = None  # before the connections end: what is under way there would be ambiguous
+                    self._sender = None  # before the connections end: a send under way would be ambiguous
         except TokenRejected as error:
             self._health.change(AdapterState.FAILED, str(error))
             raise
@@ -123,11 +131,10 @@ class TelegramAdapter:
             async with webhook_server(webhook, updates, self._health):
                 await keep_webhook(client.sdk, self._settings, webhook, self._health)
             return
-        await client.forget_webhook()
-        url = client.sdk.base_url
-        poller = Poller(
-            base_url=url, request=client.polling, updates=updates, health=self._health, settings=self._settings
-        )
+        async with _at_start():  # with the webhook of an earlier configuration, getUpdates is refused for ever
+            await client.sdk.delete_webhook(drop_pending_updates=False)
+        url, polling = client.sdk.base_url, client.polling
+        poller = Poller(base_url=url, request=polling, updates=updates, health=self._health, settings=self._settings)
         await poller.run()
 
     def _running_sender(self) -> TelegramSender:
@@ -136,20 +143,16 @@ class TelegramAdapter:
         return self._sender
 
 
-class _BotClient:
-    """Client of one run: the SDK's bot, its two pools, and the tasks on the side."""
+class _BotClient(AbstractAsyncContextManager["_BotClient"]):
+    """Client of one run: the SDK's bot, its two pools, and the tasks next to the poll."""
 
     def __init__(self, settings: TelegramSettings) -> None:
         root = settings.base_url.rstrip("/")
-        self.request = BotApiRequest(
-            connections=settings.connections,
-            connect_seconds=settings.connect_seconds,
-            request_seconds=settings.request_seconds,
+        pool = partial(
+            BotApiRequest, connect_seconds=settings.connect_seconds, request_seconds=settings.request_seconds
         )
-        # A pool of its own: a burst of sends must not keep the poll from getting a connection.
-        self.polling = BotApiRequest(
-            connections=1, connect_seconds=settings.connect_seconds, request_seconds=settings.request_seconds
-        )
+        # The poll has its own pool: a burst of sends must not keep it from getting a connection.
+        self.request, self.polling = pool(connections=settings.connections), pool(connections=1)
         self.sdk = telegram.Bot(
             settings.token,
             base_url=f"{root}/bot",
@@ -159,15 +162,9 @@ class _BotClient:
         )
         self._side_tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> "_BotClient":
-        await self.request.initialize()
-        await self.polling.initialize()
-        return self
-
     async def __aexit__(self, *_: object) -> None:
         await cancel_all(self._side_tasks)
-        await self.polling.shutdown()
-        await self.request.shutdown()
+        await self.sdk.shutdown()
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> None:
         """Run `work` next to the poll; it handles its own errors and ends with the client at the latest."""
@@ -177,26 +174,15 @@ class _BotClient:
         """Stop a button's spinner, with a text for the person or without; does not wait for it."""
 
         async def answer() -> None:
-            with contextlib.suppress(TelegramError):  # the spinner on one phone ends by itself
+            with suppress(TelegramError):  # the spinner on one phone ends by itself
                 await query.answer(text)
 
         self.spawn(answer(), "telegram.answer_press")
 
-    async def sign_in(self) -> UpdateReader:
-        """Ask Telegram who we are. Raises `TokenRejected` or `PlatformUnavailable`."""
-        async with _at_start():
-            await self.sdk.initialize()
-        return UpdateReader(bot_id=self.sdk.id, username=self.sdk.username)
-
-    async def forget_webhook(self) -> None:
-        """Take off a webhook that an earlier configuration set: with one, getUpdates is refused for ever."""
-        async with _at_start():
-            await self.sdk.delete_webhook(drop_pending_updates=False)
-
 
 @asynccontextmanager
 async def _at_start() -> AsyncIterator[None]:
-    """Translate errors of the first requests: nothing was sent to anybody yet, so whatever broke may be tried again."""
+    """Translate errors of the first requests, which may all be tried again: nothing was sent to anyone yet."""
     try:
         yield
     except InvalidToken:

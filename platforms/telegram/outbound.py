@@ -1,8 +1,6 @@
 """Outbound messages: parts, previews and typing signals as calls of the Bot API, and its errors as ours."""
 
 import asyncio
-import base64
-import hashlib
 from collections.abc import Awaitable
 from typing import Any
 
@@ -17,12 +15,11 @@ from telegram import (
     Message,
     ReplyParameters,
 )
-from telegram.constants import ChatAction, FileSizeLimit, InlineKeyboardButtonLimit
+from telegram.constants import ChatAction, FileSizeLimit
 from telegram.error import BadRequest, ChatMigrated, Conflict, Forbidden, InvalidToken, TelegramError
 
 from hermes_state import errors
 from hermes_state.errors import MessageRejected, PlatformError, SendAmbiguous
-from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
@@ -51,17 +48,6 @@ _NOT_MODIFIED = ("message is not modified",)
 _NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
 
 _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten sources is not about the first of them
-
-
-def button_commands(store: Store) -> ButtonCommandStore:
-    """Return the commands of one bot's buttons."""
-    return ButtonCommandStore(
-        store=store,
-        note_prefix="telegram.button.",
-        hash_mark="h:",
-        fits=lambda data: len(data.encode()) <= InlineKeyboardButtonLimit.MAX_CALLBACK_DATA,
-        digest=lambda command: base64.urlsafe_b64encode(hashlib.sha256(command).digest()[:24]).decode(),
-    )
 
 
 class TelegramSender:
