@@ -11,16 +11,9 @@ import aiohttp
 import discord
 import structlog
 
+from hermes_state import errors
 from hermes_state.aio import wait_until
-from hermes_state.errors import (
-    ChatUnreachable,
-    FileSizeExceeded,
-    MessageRejected,
-    PlatformError,
-    PlatformUnavailable,
-    StoreUnavailable,
-    TokenRejected,
-)
+from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
 from hermes_state.store.locks import locks
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.sql import Connection
@@ -228,7 +221,7 @@ def _save_notes(db: Connection, salt: str, now: Millis) -> None:
 def _store_errors() -> Iterator[None]:
     try:
         yield
-    except StoreUnavailable as error:
+    except errors.StoreUnavailable as error:
         raise PlatformUnavailable("the database cannot be used now") from error
 
 
@@ -245,7 +238,7 @@ async def _renewed_url(client: GatewayClient, ref: FileRef) -> str:
     try:
         async with client.calling(30.0, is_read=True):
             message = await client.get_partial_messageable(ref.channel_id).fetch_message(ref.message_id)
-    except (ChatUnreachable, MessageNotFound) as error:
+    except (errors.ChatUnreachable, MessageNotFound) as error:
         raise MessageRejected("the file is gone") from error
     if isinstance(message, discord.Message):  # see `TolerantState.create_message`
         forwarded = (file for one in message.message_snapshots for file in one.attachments)
@@ -265,7 +258,7 @@ async def _fetch(url: str, target: Path, max_bytes: int) -> int | None:
             if response.status != 200:
                 raise PlatformUnavailable(f"the file server answered {response.status}")
             if (response.content_length or 0) > max_bytes:
-                raise FileSizeExceeded(max_bytes)
+                raise errors.FileSizeExceeded(max_bytes)
             return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise PlatformUnavailable(f"the file server cannot be reached: {type(error).__name__}") from error

@@ -8,15 +8,8 @@ from collections.abc import Iterator
 import aiohttp
 import discord
 
-from hermes_state.errors import (
-    ChatUnreachable,
-    MessageRejected,
-    PlatformError,
-    PlatformUnavailable,
-    RateLimited,
-    SendAmbiguous,
-    TokenRejected,
-)
+from hermes_state import errors
+from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
 
 OPERATOR_CODES = {
     4004: "Discord does not accept the bot token: set discord.token to the token of the developer portal's Bot page.",
@@ -50,11 +43,11 @@ def rest_errors(*, is_read: bool = False) -> Iterator[None]:
 
     A read has no effect to be unsure about.
     """
-    broken = PlatformUnavailable if is_read else SendAmbiguous
+    broken = PlatformUnavailable if is_read else errors.SendAmbiguous
     try:
         yield
     except discord.RateLimited as error:
-        raise RateLimited(error.retry_after) from error
+        raise errors.RateLimited(error.retry_after) from error
     except discord.HTTPException as error:
         raise _of_answer(error, broken) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -73,19 +66,19 @@ def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> Pla
         case 160002 | 160009:  # a reply needs the right to read the channel's history; another message does not
             return ReplyRejected(text)
         case 50083:  # the thread is archived and locked
-            return ChatUnreachable(text)
+            return errors.ChatUnreachable(text)
     match error.status:
         case 429:
             seconds = getattr(error.response, "headers", {}).get("Retry-After", "")
             # Discord's edge may block us without saying for how long.
-            return RateLimited(max(1.0, float(seconds)) if re.fullmatch(r"\d+\.?\d*", seconds) else 60.0)
+            return errors.RateLimited(max(1.0, float(seconds)) if re.fullmatch(r"\d+\.?\d*", seconds) else 60.0)
         case 401:  # the gateway connection finds this out too and tells the operator; waiting messages are not lost
             return PlatformUnavailable(f"{text}: the token is not accepted")
         case 403 | 404:
-            return ChatUnreachable(text)
+            return errors.ChatUnreachable(text)
         case 503:
             return PlatformUnavailable(text)
-    return broken(text) if error.status >= 500 or error.status == 408 else MessageRejected(text)
+    return broken(text) if error.status >= 500 or error.status == 408 else errors.MessageRejected(text)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.http_server import http_server
-from platforms.local.access import BrowserAccessControl, address, host_names
+from platforms.local.access import BrowserAccessControl, address
 from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_recent
 from platforms.local.entries import Entry, EntryKind, ref_of_file
 from platforms.local.history import chat_key, load_progress
@@ -124,27 +124,21 @@ class LocalAdapter:
             uploads=self._uploads,
             files=self._files,
             max_characters=self._settings.max_characters,
+            host=self._settings.host,
+            public=self._public,
         )
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._save_recent)
             self._port = await self._listen(stack, routes)
             stack.callback(self._chats.close)
-            await self._serve(routes, self._port)
-
-    async def _serve(self, routes: RouteHandler, port: int) -> None:
-        routes.hosts = host_names(self._settings.host, port)
-        if self._public is not None:
-            routes.hosts += (self._public.raw_authority, self._public.raw_host or "")  # proxies may leave out the port
-            routes.public_origin = str(self._public)
-        routes.cookie_name = f"hermes_local_{port}"
-        log.info("local.served", host=self._settings.host, port=port)
-        url = self.mint_url()
-        if self._on_ready is not None and url is not None:
-            self._on_ready(url)
-        try:
-            await asyncio.Event().wait()  # until cancelled
-        finally:
-            self._port = None
+            log.info("local.served", host=self._settings.host, port=self._port)
+            url = self.mint_url()
+            if self._on_ready is not None and url is not None:
+                self._on_ready(url)
+            try:
+                await asyncio.Event().wait()  # until cancelled
+            finally:
+                self._port = None
 
     async def _listen(self, stack: AsyncExitStack, routes: RouteHandler) -> int:
         """Open the port, or the next free one; returns it."""

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import structlog
 from aiohttp import web
+from yarl import URL
 
 from hermes_state.admin.browsers import LIFETIME_MS
 from hermes_state.chats import load_recent_chats
@@ -29,11 +30,10 @@ from platforms.local.access import (
     host_names,
     refusal,
 )
-from platforms.local.chats import ChatRegistry, LiveChat
+from platforms.local.chats import ChatRegistry, LiveChat, encode
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import chat_key, load_file_of, load_history, load_progress
 from platforms.local.pages import ChatView, PageWriter, is_name, named_after
-from platforms.local.stream import encode
 from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form
 
 log = structlog.get_logger()
@@ -63,14 +63,12 @@ class RouteHandler:
     files: AttachmentFolder
     """Files that are kept."""
     max_characters: int
-    hosts: tuple[str, ...] = field(default=(), init=False)
-    """`Host` headers that mean us; known once the port is bound."""
-    public_origin: str = field(default="", init=False)
-    """Origin of the page behind a reverse proxy; empty without one."""
+    host: str
+    """Name of this machine, or the address to listen on, as the settings have it."""
+    public: URL | None
+    """Address of the page at a reverse proxy."""
     _told: set[str] = field(default_factory=set, init=False)
     """Refusals that the log has, 20 at most: strangers must not fill it."""
-    cookie_name: str = field(default="hermes_local", init=False)
-    """Cookie of this port: browsers share cookies between the ports of a host."""
     _static: dict[str, bytes] = field(init=False)
     """Files of the page itself by name: no path from outside reaches the disk."""
 
@@ -100,8 +98,12 @@ class RouteHandler:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse other origins, and make sentences of errors."""
-        hosts = (*self.hosts, *_reached_at(request))
-        if (reason := refusal(request.headers, request.method, hosts, self.public_origin)) is not None:
+        address, port = _received_at(request)
+        # A person who types the number of the address that received the request was not led by another name.
+        hosts = [*host_names(self.host, port), *host_names(address, port)]
+        if self.public is not None:
+            hosts += self.public.raw_authority, self.public.raw_host or ""  # proxies may leave out the port
+        if (reason := refusal(request.headers, request.method, hosts, str(self.public or ""))) is not None:
             if reason not in self._told and len(self._told) < 20:
                 self._told.add(reason)
                 log.warning("local.request_refused", reason=reason)
@@ -130,7 +132,7 @@ class RouteHandler:
         return guarded
 
     async def _is_signed_in(self, request: web.Request) -> bool:
-        cookie, key = request.cookies.get(self.cookie_name, ""), request.headers.get(KEY_HEADER, "")
+        cookie, key = request.cookies.get(_cookie_name(request), ""), request.headers.get(KEY_HEADER, "")
         return await self.access.admits(Credentials(cookie, key))
 
     def _complain(self, request: web.Request, status: int, sentence: str) -> web.Response:
@@ -151,15 +153,16 @@ class RouteHandler:
         made = await self.access.exchange(request.headers.get(TOKEN_HEADER, ""), request.headers.get("User-Agent", ""))
         if made is None:
             raise web.HTTPUnauthorized
+        origin = str(self.public or "")
         response = web.Response(text=made.key, headers={"Cache-Control": "no-store"})
         response.set_cookie(
-            self.cookie_name,
+            _cookie_name(request),
             made.cookie,
             max_age=LIFETIME_MS // 1000,
             path="/",
             httponly=True,
             samesite="Strict",
-            secure=self.public_origin.startswith("https:") and request.headers.get("Origin") == self.public_origin,
+            secure=origin.startswith("https:") and request.headers.get("Origin") == origin,
         )
         return response
 
@@ -323,10 +326,16 @@ def _chat_name(request: web.Request) -> str:
     return name
 
 
-def _reached_at(request: web.Request) -> tuple[str, ...]:
-    """Host names of the address that received a request: a person who types its number was not led by another name."""
+def _received_at(request: web.Request) -> tuple[str, int]:
+    """Address and port that received a request. Raises `ConnectionResetError` if the browser is gone."""
     socket = None if request.transport is None else request.transport.get_extra_info("sockname")
-    return () if socket is None else host_names(socket[0], socket[1])
+    if socket is None:
+        raise ConnectionResetError("the browser is gone")
+    return socket[0], socket[1]
+
+
+def _cookie_name(request: web.Request) -> str:
+    return f"hermes_local_{_received_at(request)[1]}"  # browsers share cookies between the ports of a host
 
 
 def _html(text: str, *, status: int = 200) -> web.Response:

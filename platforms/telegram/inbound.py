@@ -8,20 +8,7 @@ from typing import Any, Final  # Any: JSON as the Bot API sent it
 
 import msgspec
 import telegram
-from telegram import (
-    Audio,
-    CallbackQuery,
-    Chat,
-    ChatMember,
-    ChatMemberRestricted,
-    ExternalReplyInfo,
-    MaybeInaccessibleMessage,
-    Message,
-    MessageEntity,
-    Update,
-    User,
-    Voice,
-)
+from telegram import Chat, ChatMember, ExternalReplyInfo, Message, MessageEntity, Update, User
 from telegram.constants import MessageType
 
 from hermes_state.values import (
@@ -112,7 +99,7 @@ class UpdateReader:
         return None
 
     def press(
-        self, query: CallbackQuery, message: MaybeInaccessibleMessage, command: str, now: Millis
+        self, query: telegram.CallbackQuery, message: telegram.MaybeInaccessibleMessage, command: str, now: Millis
     ) -> InboundMessage:
         """Read a pressed button as the command it stands for. Telegram gives a press no time: it happened `now`."""
         return InboundMessage(
@@ -173,7 +160,7 @@ class UpdateReader:
             words_by=_words_by(message),
         )
 
-    def _chat(self, message: MaybeInaccessibleMessage) -> ChatKey:
+    def _chat(self, message: telegram.MaybeInaccessibleMessage) -> ChatKey:
         chat_ref, thread_ref = str(message.chat.id), _thread_ref(message)
         return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=chat_ref, thread_ref=thread_ref)
 
@@ -259,7 +246,7 @@ def read_reach(update: Update) -> ReachChange | None:
         return None
     member = changed.new_chat_member
     is_reachable = member.status not in (ChatMember.LEFT, ChatMember.BANNED)
-    if isinstance(member, ChatMemberRestricted):
+    if isinstance(member, telegram.ChatMemberRestricted):
         is_reachable = member.is_member and member.can_send_messages
     return ReachChange(str(changed.chat.id), is_reachable)
 
@@ -274,7 +261,7 @@ class _AddressedText:
     """The text begins with a command for any bot that knows it."""
 
 
-def _thread_ref(message: MaybeInaccessibleMessage) -> str:
+def _thread_ref(message: telegram.MaybeInaccessibleMessage) -> str:
     """Topic that a message was written in, empty for none.
 
     A reply in a plain group carries a thread id too, that of the replied-to message; only topics are places.
@@ -283,7 +270,7 @@ def _thread_ref(message: MaybeInaccessibleMessage) -> str:
     return "" if thread in (None, 1) else str(thread)  # 1: the general topic is like a group without topics
 
 
-def _chat_kind(message: MaybeInaccessibleMessage) -> ChatKind:
+def _chat_kind(message: telegram.MaybeInaccessibleMessage) -> ChatKind:
     if message.chat.type == Chat.PRIVATE:
         return ChatKind.DIRECT
     if message.chat.type == Chat.CHANNEL:
@@ -372,7 +359,7 @@ def _attachments(message: Message | ExternalReplyInfo) -> tuple[IncomingAttachme
 def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None = None) -> IncomingAttachment:
     """Attachment of one of the SDK's file objects, which share field names but no type."""
     # The raw form of a recording's length in seconds: the attribute's type is about to change.
-    seconds = file.to_dict().get("duration") if isinstance(file, Voice | Audio) else None
+    seconds = file.to_dict().get("duration") if isinstance(file, telegram.Voice | telegram.Audio) else None
     return IncomingAttachment(
         kind=kind,
         file_ref=str(getattr(file, "file_id", "")),

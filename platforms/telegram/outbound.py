@@ -5,16 +5,9 @@ from collections.abc import Awaitable
 from typing import Any
 
 import structlog
+import telegram
 from msgspec.structs import replace
-from telegram import (
-    Bot,
-    InlineKeyboardButton,
-    InlineKeyboardMarkup,
-    InputFile,
-    LinkPreviewOptions,
-    Message,
-    ReplyParameters,
-)
+from telegram import InlineKeyboardMarkup, LinkPreviewOptions, Message, ReplyParameters
 from telegram.constants import ChatAction, FileSizeLimit
 from telegram.error import BadRequest, ChatMigrated, Conflict, Forbidden, InvalidToken, TelegramError
 
@@ -53,7 +46,7 @@ _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten so
 class TelegramSender:
     """Sender of one running bot. Every method raises what `PlatformAdapter.send` lists."""
 
-    def __init__(self, bot: Bot, buttons: ButtonCommandStore) -> None:
+    def __init__(self, bot: telegram.Bot, buttons: ButtonCommandStore) -> None:
         self._bot = bot
         self._buttons = buttons
         self._has_drafts = True
@@ -159,7 +152,7 @@ class TelegramSender:
                 chat_id, part.text, link_preview_options=_NO_LINK_PREVIEW, api_kwargs=entities, **about
             )
             return await _answered(sending, unless=_TOPIC_GONE)
-        upload = InputFile(await file.read(), file.name)
+        upload = telegram.InputFile(await file.read(), file.name)
         upload.mimetype = file.mime
         about = {**about, "caption": part.text or None}
         is_photo = file.mime in ("image/jpeg", "image/png", "image/webp")
@@ -186,7 +179,7 @@ class TelegramSender:
 
     async def _keyboard(self, buttons: tuple[Button, ...]) -> InlineKeyboardMarkup | None:
         row = [
-            InlineKeyboardButton(button.label[:64], callback_data=await self._buttons.data_for(button.command))
+            telegram.InlineKeyboardButton(button.label[:64], callback_data=await self._buttons.data_for(button.command))
             for button in buttons
         ]
         # Two to a row: on a phone a third would cut the labels.

@@ -16,17 +16,8 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.values import Clock, EditEvent, InboundMessage
 from platforms.base import Intake, ReceivedEvent
 from platforms.buttons import ButtonCommandStore
-from platforms.telegram.inbound import (
-    ALLOWED_UPDATES,
-    PASSED_ON,
-    PLATFORM,
-    ReachChange,
-    UpdateReader,
-    read_migration,
-    read_reach,
-    unknown_content,
-    with_words,
-)
+from platforms.telegram import inbound
+from platforms.telegram.inbound import PASSED_ON, PLATFORM, ReachChange, UpdateReader, read_migration, read_reach
 from platforms.text import UNREADABLE, known_parts
 
 log = structlog.get_logger(__name__)
@@ -115,11 +106,11 @@ class UpdateHandler:
 
     def _parsed(self, raw: dict[str, Any]) -> Update:
         """Parse an update without the parts that the SDK cannot read. Raises one of `UNREADABLE` if nothing is left."""
-        for kind in raw.keys() - {"update_id", *ALLOWED_UPDATES, *self._ignored}:
+        for kind in raw.keys() - {"update_id", *inbound.ALLOWED_UPDATES, *self._ignored}:
             self._ignored.add(kind)
             log.info("update.ignored", kind=kind)
         kinds, name, fields = raw.keys() & {"message", "edited_message"}, f"@{self.reader.username}", list[str]()
-        raw = {**raw, **{kind: with_words(raw[kind], name) for kind in kinds}}
+        raw = {**raw, **{kind: inbound.with_words(raw[kind], name) for kind in kinds}}
         try:
             update = Update.de_json(raw, self.sdk)
         except UNREADABLE:
@@ -127,7 +118,7 @@ class UpdateHandler:
             if known.keys() != raw.keys():
                 raise
             update = Update.de_json(known | {kind: _marked(known[kind], raw[kind], name) for kind in kinds}, self.sdk)
-        fields += [name for kind in kinds for name in unknown_content(raw[kind])]
+        fields += [name for kind in kinds for name in inbound.unknown_content(raw[kind])]
         if fields:
             log.warning("update.partly_read", update_id=update.update_id, fields=fields)
         return update
@@ -174,7 +165,7 @@ def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
     instead: dict[str, Any] = {"forward_origin": origin} if any(map(PASSED_ON.match, lost)) else {}
     if "from_" in lost:  # who wrote it is known by the number
         instead["from"] = {"is_bot": False, **raw["from"], "first_name": "unknown"}
-    return with_words({**known, **lost, **instead}, bot)
+    return inbound.with_words({**known, **lost, **instead}, bot)
 
 
 def _log_skipped(update: UpdateEvent, error: Exception) -> None:
