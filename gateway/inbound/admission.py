@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.turns.lanes import INTERRUPTED
 from gateway.turns.runner import STOPPED_NOTICE
-from hermes_state import inbox, journal, outbox
+from hermes_state import inbox, journal, outbox, values
 from hermes_state.chats import find_chat, find_chats_at, meet_chat
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
@@ -20,17 +20,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.text import both_ends
 from hermes_state.tools import schedules
 from hermes_state.turns import RunningTurn, find_open_turn
-from hermes_state.values import (
-    ChatId,
-    ChatKey,
-    Cursor,
-    DeletionEvent,
-    EditEvent,
-    InboundMessage,
-    InboxId,
-    Millis,
-    TurnId,
-)
+from hermes_state.values import ChatId, ChatKey, Cursor, EditEvent, InboundMessage, InboxId, Millis, TurnId
 
 BusyMode: TypeAlias = Literal["queue", "steer", "interrupt"]
 
@@ -258,7 +248,7 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
 
 
 @locks(chat="deletion.chat cursor")
-def apply_deletion(db: Connection, deletion: DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
+def apply_deletion(db: Connection, deletion: values.DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
     """Withdraw a message that still waits; returns how many rows that were."""
     inbox.advance_cursor(db, cursor)
     return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in find_chats_at(db, deletion.chat))

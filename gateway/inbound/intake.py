@@ -18,11 +18,10 @@ from gateway.commands.registry import Command, CommandKind, CommandRegistry, Par
 from gateway.commands.runner import CommandRunner
 from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, admit_all, apply_deletion, apply_edit, is_busy
 from gateway.inbound.offline import OfflineCommandRunner, WaitNoticeSender
-from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, MINUTE_MS, TOO_FAST, TOO_MANY, RateLimiter
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
 from gateway.turns.lanes import LaneRegistry
-from hermes_state import inbox
+from hermes_state import inbox, values
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import find_chat, move_chat
@@ -30,18 +29,7 @@ from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.store.writer import Store
 from hermes_state.tools import schedules
-from hermes_state.values import (
-    ChatKey,
-    ChatKind,
-    Clock,
-    Cursor,
-    DeletionEvent,
-    EditEvent,
-    InboundEvent,
-    InboundMessage,
-    Millis,
-    Sender,
-)
+from hermes_state.values import ChatKey, ChatKind, Cursor, InboundEvent, InboundMessage, Millis, UserRef
 from platforms.base import ReceivedEvent
 
 log = structlog.get_logger()
@@ -49,9 +37,56 @@ log = structlog.get_logger()
 MAX_WAITING = 100
 """Most messages of one sender that may wait in a chat; one sentence refuses the next. More are a flood."""
 
+COMMANDS_PER_MINUTE = 30
+"""Most commands of one person within a minute that run at once.
+
+Far more than people type, and few enough for the database and a platform's flood control.
+"""
+
+TOO_FAST = (
+    f"That is more than {COMMANDS_PER_MINUTE} commands within a minute, so I did not take this one; please wait a "
+    "little. /stop still ends a running turn."
+)
+TOO_MANY = (
+    "That is more than {limit} messages within a minute: I did not take this one, and take none of yours for the next "
+    "{seconds} seconds. Nothing of what you send until then is kept; please send it again afterwards."
+)
+
+MINUTE_MS = 60_000
+
 NO_ACCESS = "You have no access to this bot. Whoever runs it can give it to you."
 AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
 STEERED = "Noted: I take it into account in the answer I am working on."
+
+
+class RateLimiter:
+    """Counts each person's events in windows of one length; the first event after a window opens the next one.
+
+    Counts by the platform's time: messages that arrive together after an outage were not written fast.
+    """
+
+    def __init__(self, window_ms: int = MINUTE_MS) -> None:
+        self._window_ms = window_ms
+        self._windows: dict[UserRef, tuple[Millis, set[str]]] = {}
+        """Beginning of each person's window and the events in it; the person of the newest event is at the end."""
+
+    def full_since(self, message: InboundMessage, limit: int) -> Millis | None:
+        """Return the beginning of a window that has `limit` events already (0: any number); None: the message passes.
+
+        A message that has passed passes again.
+        """
+        if not limit:
+            return None
+        begun, events = self._windows.pop(message.sender.ref, (message.sent_at, set()))
+        if abs(message.sent_at - begun) >= self._window_ms:
+            begun, events = message.sent_at, set()
+        self._windows[message.sender.ref] = begun, events
+        if len(self._windows) > 1_000:
+            del self._windows[next(iter(self._windows))]
+        if len(events) >= limit and message.event_ref not in events:
+            return begun
+        events.add(message.event_ref)
+        return None
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -65,7 +100,7 @@ class GatewayIntake:
     lanes: LaneRegistry
     commands: CommandRunner
     delivery: Delivery
-    clock: Clock
+    clock: values.Clock
     _command_limiter: RateLimiter = field(default_factory=RateLimiter, init=False)
     _message_limiter: RateLimiter = field(default_factory=RateLimiter, init=False)
     _stranger_limiter: RateLimiter = field(default_factory=partial(RateLimiter, 300_000), init=False)
@@ -200,9 +235,9 @@ class GatewayIntake:
         match event:
             case InboundMessage():
                 await self._accept_message(event, cursor)
-            case EditEvent():
+            case values.EditEvent():
                 await self._accept_edit(event, cursor)
-            case DeletionEvent():
+            case values.DeletionEvent():
                 if await self.store.write(apply_deletion, event, cursor, self.clock.now()):
                     log.info("inbox.withdrawn", chat=event.chat.name)
 
@@ -351,7 +386,7 @@ class GatewayIntake:
             return replace(admitted, inbox_id=None)
         return admitted
 
-    def _key_of(self, chat: ChatKey, kind: ChatKind, sender: Sender) -> ChatKey:
+    def _key_of(self, chat: ChatKey, kind: ChatKind, sender: values.Sender) -> ChatKey:
         is_per_user = kind.is_shared and self.runtime.config.sessions.groups == "per_user"
         return replace(chat, user_ref=sender.id) if is_per_user else chat
 
@@ -370,7 +405,7 @@ class GatewayIntake:
         if chat_id is not None:
             self.delivery.wake(chat_id)
 
-    async def _accept_edit(self, edit: EditEvent, cursor: Cursor | None) -> None:
+    async def _accept_edit(self, edit: values.EditEvent, cursor: Cursor | None) -> None:
         if self.access.role_of(edit.sender.ref) is None:
             if cursor is not None:
                 await self.store.write(inbox.advance_cursor, cursor)

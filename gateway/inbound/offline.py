@@ -88,13 +88,6 @@ class OfflineCommandRunner:
         return result
 
 
-@dataclass(slots=True)
-class _WaitingChat:
-    timer: asyncio.TimerHandle
-    telling: asyncio.Task[bool] | None = None
-    """Notice that was begun; its result is True if it was sent."""
-
-
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class WaitNoticeSender:
     """Tells each chat once that its messages wait, and again when they are stored.
@@ -108,32 +101,33 @@ class WaitNoticeSender:
 
     Together with a pause between two fetches of messages, that is less than 10 seconds.
     """
-    _chats: dict[ChatKey, _WaitingChat] = field(default_factory=dict, init=False)
+    _chats: dict[ChatKey, asyncio.TimerHandle | asyncio.Task[bool]] = field(default_factory=dict, init=False)
+    """Timer until the notice begins, then its task, with the result True if the notice was sent."""
 
     def note_waiting(self, message: InboundMessage) -> None:
         """Tell the chat of a message that is not stored in time."""
         if message.chat not in self._chats and len(self._chats) < 1_000:
             timer = asyncio.get_running_loop().call_later(self.seconds, self._tell_waiting, message)
-            self._chats[message.chat] = _WaitingChat(timer)
+            self._chats[message.chat] = timer
 
     def note_stored(self, message: InboundMessage) -> None:
         """Tell the chat that its message is stored, if it was told that it waits."""
-        chat = self.forget(message.chat)
-        if chat is not None and chat.telling is not None:
-            chat.telling.add_done_callback(
+        if (telling := self.forget(message.chat)) is not None:
+            telling.add_done_callback(
                 lambda told: None if told.cancelled() or not told.result() else self._send(message, GOES_ON)
             )
 
-    def forget(self, key: ChatKey) -> _WaitingChat | None:
-        """Stop waiting for messages of a chat; returns its state."""
-        chat = self._chats.pop(key, None)
-        if chat is not None:
-            chat.timer.cancel()
-        return chat
+    def forget(self, key: ChatKey) -> asyncio.Task[bool] | None:
+        """Stop waiting for messages of a chat; returns the notice that was begun."""
+        waiting = self._chats.pop(key, None)
+        if waiting is None or isinstance(waiting, asyncio.Task):
+            return waiting
+        waiting.cancel()
+        return None
 
     def _tell_waiting(self, message: InboundMessage) -> None:
         log.warning("inbox.waits", chat=message.chat.name, seconds=self.seconds)
-        self._chats[message.chat].telling = self._send(message, WAITS)
+        self._chats[message.chat] = self._send(message, WAITS)
 
     def _send(self, message: InboundMessage, text: str) -> asyncio.Task[bool]:
         # Each notice needs its own reference: platforms take messages with the same one for the same message.

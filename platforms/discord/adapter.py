@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -21,11 +22,10 @@ from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
-from platforms.discord.catch_up import HistoryReader
 from platforms.discord.client import GatewayClient
-from platforms.discord.errors import MessageNotFound, connection_errors
-from platforms.discord.event_queue import EventQueue
-from platforms.discord.inbound import PLATFORM, FileRef
+from platforms.discord.errors import MessageNotFound, connection_errors, rest_errors
+from platforms.discord.event_queue import EventQueue, FetchHistory, MessageEvent
+from platforms.discord.inbound import PLATFORM, FileRef, snowflake_at
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.settings import DiscordSettings
@@ -83,8 +83,8 @@ class DiscordAdapter:
     async def run(self, intake: Intake) -> None:
         """Receive until cancelled; see `PlatformAdapter.run`."""
         try:
-            async with self._connection(intake) as (client, commands, events, history), asyncio.TaskGroup() as tasks:
-                tasks.create_task(events.run(history.fetch), name="discord events")
+            async with self._connection(intake) as (client, commands, events, fetch), asyncio.TaskGroup() as tasks:
+                tasks.create_task(events.run(fetch), name="discord events")
                 tasks.create_task(self._watch(client, events), name="discord watch")
                 tasks.create_task(commands.publish(self._store, self._settings.request_seconds), name="discord menu")
                 # In this task, not in one of its own: only so the group takes back the cancellation that a failing
@@ -130,7 +130,7 @@ class DiscordAdapter:
     @contextlib.asynccontextmanager
     async def _connection(
         self, intake: Intake
-    ) -> AsyncIterator[tuple[GatewayClient, SlashCommands, EventQueue, HistoryReader]]:
+    ) -> AsyncIterator[tuple[GatewayClient, SlashCommands, EventQueue, FetchHistory]]:
         """Build everything that lives as long as one client, and take it down again."""
         settings = self._settings
         with _store_errors():
@@ -151,7 +151,7 @@ class DiscordAdapter:
                 # The SDK's own exit waits for the other side's goodbye, which a dead connection never sends.
                 await client.__aenter__()
                 stack.push_async_callback(client.end)
-                yield client, commands, events, history
+                yield client, commands, events, history.fetch
         finally:
             self._note_progress(client)
             self._client = self._sender = None
@@ -229,6 +229,74 @@ def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Pick the error to raise: what only the operator can mend before what a new attempt may."""
     errors = [_most_telling(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
     return min(errors, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))
+
+
+# Catching up with messages that were written while nobody listened, within bounds; older ones are announced
+
+
+@dataclass(frozen=True, repr=False, slots=True)
+class HistoryReader:
+    """Reader of channel histories for one client; `EventQueue` tells how it is used."""
+
+    client: GatewayClient
+    announce: Callable[[str, str, str], Awaitable[object]]
+    """Sends a sentence to a channel: channel, sentence, key."""
+    settings: DiscordSettings
+    clock: Clock
+
+    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
+        """Fetch what was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
+
+        Fetches nothing when a bound is 0. Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it
+        cannot be read, another `PlatformError` when a retry may help.
+        """
+        hours, messages = self.settings.catch_up_hours, self.settings.catch_up_messages
+        if hours <= 0 or messages <= 0:
+            return ()
+        with rest_errors(is_read=True):
+            try:
+                channel = self.client.get_channel(int(channel_ref)) or await self.client.fetch_channel(int(channel_ref))
+            except discord.InvalidData as error:
+                raise MessageRejected("the SDK does not know this kind of channel") from error
+            if not isinstance(channel, discord.abc.Messageable):
+                return ()
+            newest = getattr(channel, "last_message_id", None) if channel.guild is not None else None
+            if newest is not None and newest <= seen:
+                return ()
+            oldest = snowflake_at(Millis(self.clock.now() - round(hours * 3_600_000)))
+            floor = max(seen - (2_000 << 22), oldest)  # two seconds: messages of one moment may arrive in another order
+            found = await self._read(channel, floor, until, messages + 1)
+            kept = found[:messages]
+            bound = kept[-1].id if len(found) > len(kept) else floor + 1
+            skipped = await self._read(channel, seen, bound, 100) if bound > seen + 1 else []
+        arrived = [MessageEvent(channel_ref, message.id, self.client.read(message)) for message in reversed(kept)]
+        if skipped:
+            await self._report(channel_ref, skipped)
+            arrived.insert(0, MessageEvent(channel_ref, skipped[0].id, None))
+        return arrived
+
+    async def _read(
+        self, channel: "discord.abc.MessageableChannel", after: int, before: int | None, limit: int
+    ) -> list[discord.Message]:
+        """Read messages newest first: the newest are kept."""
+        end = discord.Object(before) if before is not None else None
+        history = channel.history(limit=limit, after=discord.Object(after), before=end, oldest_first=False)
+        return [message async for message in history]
+
+    async def _report(self, channel_ref: str, skipped: Sequence[discord.Message]) -> None:
+        events = [event for message in skipped if (event := self.client.read(message)) is not None]
+        waiting = sum(event.is_addressed and not event.sender.is_bot for event in events)
+        log.warning("discord.messages_skipped", channel_ref=channel_ref, at_least=len(skipped), addressed=waiting)
+        if not waiting:
+            return  # nobody in the channel waits for an answer
+        sentence = (
+            f"I was away for a while and have read only the last {self.settings.catch_up_messages} messages "
+            f"of the last {self.settings.catch_up_hours:g} hours; please send again what is still unanswered."
+        )
+        try:
+            await self.announce(channel_ref, sentence, f"skipped:{skipped[0].id}")
+        except PlatformError as error:
+            log.warning("discord.skip_unannounced", channel_ref=channel_ref, error=type(error).__name__)
 
 
 # Files that people sent

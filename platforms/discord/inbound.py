@@ -10,21 +10,9 @@ import re
 import discord
 import msgspec
 
+from hermes_state import values
 from hermes_state.errors import MessageRejected
-from hermes_state.values import (
-    AttachmentKind,
-    ChatKey,
-    ChatKind,
-    Clock,
-    DeletionEvent,
-    EditEvent,
-    InboundMessage,
-    IncomingAttachment,
-    InputKind,
-    Millis,
-    Quote,
-    Sender,
-)
+from hermes_state.values import AttachmentKind, ChatKind, InboundMessage, IncomingAttachment, Millis, Sender
 from platforms.discord.rendering import LIMIT
 from platforms.files import UNREADABLE_QUOTE
 from platforms.text import utf16_units
@@ -67,7 +55,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class EventReader:
     """Reader of events for one client. A message gives the same value live and from history."""
 
-    def __init__(self, client: discord.Client, clock: Clock) -> None:
+    def __init__(self, client: discord.Client, clock: values.Clock) -> None:
         self._client = client
         self._clock = clock
         self._starters: dict[int, discord.Message] = {}
@@ -106,14 +94,14 @@ class EventReader:
             words_by=words_by,
         )
 
-    def edit(self, payload: discord.RawMessageUpdateEvent) -> EditEvent | None:
+    def edit(self, payload: discord.RawMessageUpdateEvent) -> values.EditEvent | None:
         """Read an edit; None for changes that no person made: our own, and link previews that Discord adds."""
         message = payload.message
         edited_at = message.edited_at
         if edited_at is None or message.author.id == self._bot_id or message.type not in _SPOKEN:
             return None
         text, words_by = self._said(message)
-        return EditEvent(
+        return values.EditEvent(
             event_ref=f"{self._event_ref(message.id)}:edit:{edited_at.isoformat()}",  # to the microsecond
             chat=self._chat(payload.channel_id),
             sender=_author(message),
@@ -123,16 +111,16 @@ class EventReader:
             words_by=words_by,
         )
 
-    def deletion(self, channel_id: int, message_id: int) -> DeletionEvent:
+    def deletion(self, channel_id: int, message_id: int) -> values.DeletionEvent:
         """Read a deletion; Discord does not say when or by whom."""
-        return DeletionEvent(
+        return values.DeletionEvent(
             event_ref=f"{self._event_ref(message_id)}:delete",
             chat=self._chat(channel_id),
             message_ref=str(message_id),
             sent_at=self._clock.now(),
         )
 
-    def interaction(self, interaction: discord.Interaction, text: str, via: InputKind) -> InboundMessage | None:
+    def interaction(self, interaction: discord.Interaction, text: str, via: values.InputKind) -> InboundMessage | None:
         """Read a slash command or a pressed button as `text`, the command line it stands for."""
         if interaction.channel_id is None:
             return None
@@ -148,7 +136,7 @@ class EventReader:
             is_addressed=True,
             via=via,
             chat_title=_title(interaction.channel),
-            ticket=str(interaction.id) if via is InputKind.SLASH else None,
+            ticket=str(interaction.id) if via is values.InputKind.SLASH else None,
         )
 
     @property
@@ -159,8 +147,8 @@ class EventReader:
     def _event_ref(self, message_id: int) -> str:
         return f"{self._bot_id}:{message_id}"
 
-    def _chat(self, channel_id: int) -> ChatKey:
-        return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(channel_id))
+    def _chat(self, channel_id: int) -> values.ChatKey:
+        return values.ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(channel_id))
 
     def _own_mentions(self, message: discord.Message) -> list[str]:
         mentions = [f"<@{self._bot_id}>", f"<@!{self._bot_id}>"]
@@ -179,7 +167,7 @@ class EventReader:
         text = re.sub(r"<@!?(\d+)>", lambda found: names.get(found[1], found[0]), text)
         return text, None if is_theirs else ""
 
-    def _quote(self, message: discord.Message) -> tuple[Quote | None, list[IncomingAttachment]]:
+    def _quote(self, message: discord.Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
         """Message that a person chose to answer, or made a thread from, with its files."""
         reference = message.reference if message.type is discord.MessageType.reply else None
         answered = reference.resolved if reference is not None else None
@@ -188,7 +176,7 @@ class EventReader:
         if not isinstance(answered, discord.Message):
             return None, [UNREADABLE_QUOTE] if reference is not None else []
         is_ours = answered.author.id in (self._bot_id, self._client.application_id)
-        quote = Quote(
+        quote = values.Quote(
             message_ref=str(answered.id),
             author=answered.author.display_name,
             text=_words(answered)[: 500 if is_ours else 8_000],

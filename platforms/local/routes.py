@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -47,6 +48,8 @@ PING_SECONDS = 15.0
 """Seconds after which a silent stream says that it is alive, and learns whether the page still is."""
 
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
+_STATIC = {path.name: path.read_bytes() for path in Path(__file__).parent.glob("static/*") if path.suffix in _TYPES}
+"""Files of the page itself by name: no path from outside reaches the disk."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -69,12 +72,6 @@ class RouteHandler:
     """Address of the page at a reverse proxy."""
     _told: set[str] = field(default_factory=set, init=False)
     """Refusals that the log has, 20 at most: strangers must not fill it."""
-    _static: dict[str, bytes] = field(init=False)
-    """Files of the page itself by name: no path from outside reaches the disk."""
-
-    def __post_init__(self) -> None:
-        files = (Path(__file__).parent / "static").iterdir()
-        self._static = {path.name: path.read_bytes() for path in files if path.suffix in _TYPES}
 
     def application(self) -> web.Application:
         """Make the aiohttp application with every route, guarded."""
@@ -88,7 +85,7 @@ class RouteHandler:
                 web.get("/chat/{name}", self._page),
                 web.get("/chat/{name}/earlier", self._for_owner(self._earlier)),
                 web.get("/chat/{name}/stream", self._for_owner(self._stream)),
-                web.get("/chat/{name}/files/{number}", self._for_owner(self._file)),
+                web.get("/chat/{name}/files/{number:[0-9]{1,18}}", self._for_owner(self._file)),
                 web.post("/chat/{name}/messages", self._for_owner(self._post)),
                 web.get("/static/{file}", self._static_file),
             ]
@@ -177,7 +174,7 @@ class RouteHandler:
 
     async def _earlier(self, request: web.Request) -> web.StreamResponse:
         before = request.query.get("before", "")
-        if not (before.isascii() and before.isdecimal() and len(before) < 19):
+        if not re.fullmatch("[0-9]{1,18}", before):
             raise web.HTTPNotFound
         view = await self._view(_chat_name(request), int(before))
         return _html(await asyncio.to_thread(self.pages.fragment, "log", view))
@@ -249,10 +246,8 @@ class RouteHandler:
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         """Hand out a file that the agent gave to the chat."""
-        key, number = chat_key(_chat_name(request)), request.match_info["number"]
-        if not (number.isascii() and number.isdecimal() and len(number) < 19):
-            raise web.HTTPNotFound
-        file = await self.store.read(load_file_of, key, int(number))
+        key, number = chat_key(_chat_name(request)), int(request.match_info["number"])
+        file = await self.store.read(load_file_of, key, number)
         path = None if file is None else await asyncio.to_thread(self._find, file)
         if file is None or path is None:
             raise web.HTTPNotFound
@@ -302,16 +297,13 @@ class RouteHandler:
             except TimeoutError:
                 before, listed = listed, await self._listed(chat.name)
                 is_new = before != listed  # a conversation has got its title, or a chat was opened elsewhere
-                page = (
-                    await encode(self.pages.fragment("chat_list", chat.name, listed), seen) if is_new else b": ping\n\n"
-                )
-                await response.write(page)
+                chats = self.pages.fragment("chat_list", chat.name, listed)
+                await response.write(await encode(chats, seen) if is_new else b": ping\n\n")
 
     async def _static_file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["file"]
-        if name not in self._static:
+        if (content := _STATIC.get(name)) is None:
             raise web.HTTPNotFound
-        content = self._static[name]
         etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
         headers = {"ETag": etag, "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == etag:

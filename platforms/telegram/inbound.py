@@ -11,18 +11,8 @@ import telegram
 from telegram import Chat, ChatMember, ExternalReplyInfo, Message, MessageEntity, Update, User
 from telegram.constants import MessageType
 
-from hermes_state.values import (
-    AttachmentKind,
-    ChatKey,
-    ChatKind,
-    EditEvent,
-    InboundMessage,
-    IncomingAttachment,
-    InputKind,
-    Millis,
-    Quote,
-    Sender,
-)
+from hermes_state import values
+from hermes_state.values import AttachmentKind, ChatKey, ChatKind, InboundMessage, IncomingAttachment, Millis, Sender
 from platforms.files import UNREADABLE_QUOTE
 from platforms.text import text_in, utf16_units
 
@@ -60,7 +50,7 @@ class UpdateReader:
     username: str
     """Name of the bot without the @."""
 
-    def read(self, update: Update) -> InboundMessage | EditEvent | None:
+    def read(self, update: Update) -> InboundMessage | values.EditEvent | None:
         """Read a message or an edit; None if it means nothing to us. A press needs its command: see `press`."""
         if update.message is not None:
             return self._message(update.message)
@@ -112,7 +102,7 @@ class UpdateReader:
             message_ref=str(message.message_id),
             sent_at=now,
             is_addressed=True,
-            via=InputKind.BUTTON,
+            via=values.InputKind.BUTTON,
         )
 
     def _message(self, message: Message) -> InboundMessage | None:
@@ -142,14 +132,14 @@ class UpdateReader:
             words_by=_words_by(message),
         )
 
-    def _edit(self, update: Update, message: Message) -> EditEvent | None:
+    def _edit(self, update: Update, message: Message) -> values.EditEvent | None:
         """Read an edit; None when no text is left or it is not ours to read."""
         sender = _sender(message)
         raw = message.text or message.caption or ""
         if sender is None or not raw or (addressed := self._addressed_text(message, raw)) is None:
             return None
         sent_at = _millis(message)
-        return EditEvent(
+        return values.EditEvent(
             # With the update's number, because a message may be edited twice within a second.
             event_ref=f"{self.bot_id}:e:{message.chat.id}:{message.message_id}:{sent_at}:{update.update_id}",
             chat=self._chat(message),
@@ -194,7 +184,7 @@ class UpdateReader:
         units = text.encode("utf-16-le")[entity.offset * 2 : (entity.offset + entity.length) * 2]
         return units.decode("utf-16-le").lower() == f"@{self.username}".lower()
 
-    def _quote(self, message: Message) -> tuple[Quote | None, list[IncomingAttachment]]:
+    def _quote(self, message: Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
         """Message that a person chose to answer, with its files.
 
         Every message of a topic formally answers the service message that created the topic: nobody chose that.
@@ -206,12 +196,13 @@ class UpdateReader:
         place = quoted.chat.title if quoted.chat and not is_here else ""
         is_ours = getattr(getattr(quoted, "from_user", None), "id", None) == self.bot_id
         # A person may select the part they mean; that says more than the whole.
-        text = message.quote.text if message.quote is not None else _words(quoted)
+        words = getattr(quoted, "text", None) or getattr(quoted, "caption", None) or describe(quoted) or ""
+        text = message.quote.text if message.quote is not None else words
         chosen = message.reply_to_checklist_task_id or message.reply_to_poll_option_id
         for one in quoted.checklist.tasks if quoted.checklist else quoted.poll.options if quoted.poll else ():
             is_chosen = chosen and getattr(one, "id", getattr(one, "persistent_id", None)) == chosen
             text += f"\nAnswered: {one.text}" if is_chosen else ""
-        quote = Quote(
+        quote = values.Quote(
             message_ref=str(quoted.message_id) if is_here else "",
             author=" in ".join(dict.fromkeys(filter(None, (_name_of(quoted), place)))),
             text=text[: 500 if is_ours else 8_000],
@@ -301,10 +292,6 @@ def _name_of(source: telegram.TelegramObject) -> str:
     for field in ("origin", "sender_user", "sender_chat", "from_user", "chat"):
         source = getattr(source, field, None) or source
     return next(filter(None, (getattr(source, name, "") for name in ("full_name", "title", "sender_user_name"))), "")
-
-
-def _words(quoted: Message | ExternalReplyInfo) -> str:
-    return getattr(quoted, "text", None) or getattr(quoted, "caption", None) or describe(quoted) or ""
 
 
 def _marked(text: str, start: int, marks: list[MessageEntity]) -> str:

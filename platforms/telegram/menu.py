@@ -24,7 +24,7 @@ RETRY_SECONDS = 3_600.0
 
 
 async def keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: Intake, store: Store) -> None:
-    """Keep the menus as they should be, until cancelled: every admin has one with all commands in the direct chat."""
+    """Keep the menus up to date until cancelled: every admin has one with all commands in the direct chat."""
     if not items:
         return  # nothing to offer; a menu that the operator made by hand stays
     await publish_menu(sdk, [item for item in items if not item.is_admin_only])
@@ -36,27 +36,19 @@ async def keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: In
             async with asyncio.timeout(None if is_done else RETRY_SECONDS):
                 admins = await intake.next_admins(PLATFORM, admins)
         try:
-            shown = await _publish_for(sdk, items, admins or frozenset(), store, key)
+            before, admins = (await store.read(load_note, key) or "").split(), admins or frozenset()
+            now = [one for one in admins if await publish_menu(sdk, items, BotCommandScopeChat(int(one)))]
+            for one in {*before} - admins:
+                with suppress(TelegramError):  # a menu that stays permits nothing
+                    await sdk.delete_my_commands(BotCommandScopeChat(int(one)))
+            await store.write(save_note, key, " ".join(sorted(now)))
+            shown = frozenset(now)
         except StoreUnavailable as error:
             log.warning("telegram.menu_failed", error=type(error).__name__)
 
 
-async def _publish_for(
-    sdk: telegram.Bot, items: Sequence[MenuCommand], admins: frozenset[str], store: Store, key: str
-) -> frozenset[str]:
-    """Give each of these their menu, and take it from whoever had one before; returns who has it now."""
-    before = (await store.read(load_note, key) or "").split()
-    shown = frozenset([one for one in admins if await publish_menu(sdk, items, BotCommandScopeChat(int(one)))])
-    for one in before:
-        if one not in admins:
-            with suppress(TelegramError):  # a menu that stays permits nothing
-                await sdk.delete_my_commands(BotCommandScopeChat(int(one)))
-    await store.write(save_note, key, " ".join(sorted(shown)))
-    return shown
-
-
 async def publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: BotCommandScope | None = None) -> bool:
-    """Set a menu if Telegram shows another one; False, and logged, where it cannot be set."""
+    """Set a menu if Telegram shows another one; False, and logged, if that fails."""
     wanted = commands(items)
     try:
         if await sdk.get_my_commands(scope) == tuple(wanted):

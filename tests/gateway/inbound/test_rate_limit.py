@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, TOO_FAST, RateLimiter
+from gateway.inbound.intake import COMMANDS_PER_MINUTE, TOO_FAST, RateLimiter
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, scalar
 from hermes_state.store.writer import Store
