@@ -15,6 +15,12 @@ UNREADABLE_QUOTE = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", na
 """Stands for a quoted message that cannot be read, so that its sender is told."""
 
 
+def kind_of(mime: str | None, other: AttachmentKind) -> AttachmentKind:
+    """Return the kind of a file by its media type; `other` if it is neither image, audio nor video."""
+    main = (mime or "").partition("/")[0]
+    return AttachmentKind(main) if main in ("image", "audio", "video") else other
+
+
 async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int) -> int:
     """Write `chunks` to `target`; returns the size in bytes and leaves nothing behind on failure.
 

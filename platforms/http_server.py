@@ -57,7 +57,6 @@ class _ConnectionLimiter:
     async def hold(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Hold on to the connection of a request while it is being answered."""
         transport = request.transport
         self._busy.add(transport)
         watch = asyncio.create_task(self._watch_body(request)) if not request.content.is_eof() else None
@@ -96,8 +95,6 @@ class _ConnectionLimiter:
 
 
 class _ConnectionHandler(web.RequestHandler):
-    """One connection of a client."""
-
     def __init__(self, manager: web.Server, limiter: _ConnectionLimiter) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), keepalive_timeout=IDLE_SECONDS)
         self._server, self._limiter = manager, limiter

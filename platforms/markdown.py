@@ -1,8 +1,7 @@
-"""Markdown as models write it, parsed so that no word is lost, at a cost that grows with its length and no faster.
+"""Markdown as models write it, parsed without losing a word, in time that is linear in its length.
 
-CommonMark with tables and strikethrough. HTML is text, except tables, `<br>` and `<details>`. What the standard hides
-or drops is shown: cells beyond those of a table's head, definitions that no link uses, quotes and lists too deep to be
-told apart. A pipe in code parts no cells. Marks inside words, sums, paths and patterns are text.
+CommonMark with tables and strikethrough, without HTML except tables, `<br>` and `<details>`. Everything that the
+standard hides or drops is shown. Marks inside words, sums, paths and patterns are text.
 """
 
 import html

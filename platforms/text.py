@@ -45,7 +45,6 @@ must not look like a second copy of the answer."""
 
 
 def unfinished(part: OutboundPart) -> OutboundPart:
-    """Mark a part of an answer that still grows."""
     return msgspec.structs.replace(part, text=part.text + UNFINISHED, plain=part.plain + UNFINISHED)
 
 

@@ -199,7 +199,15 @@ class GatewayIntake:
         admissions: list[AcceptedEvent] = []
         together = [*takewhile(lambda one: self._joins_batch(admissions, _dated(one.event, now)), received)]
         if not together:
-            await self._accept_alone(_dated(received[0].event, now), received[0].cursor)
+            cursor = received[0].cursor
+            match _dated(received[0].event, now):
+                case InboundMessage() as message:
+                    await self._accept_message(message, cursor)
+                case values.EditEvent() as edit:
+                    await self._accept_edit(edit, cursor)
+                case values.DeletionEvent() as deletion:
+                    if await self.store.write(apply_deletion, deletion, cursor, now):
+                        log.info("inbox.withdrawn", chat=deletion.chat.name)
             return 1
         newest = {one.cursor.channel_ref: one.cursor for one in together if one.cursor is not None}
         if admissions or newest:
@@ -230,16 +238,6 @@ class GatewayIntake:
         batch.append(self._admission(event, key, None, None, None, ahead=len(batch)))
         self.access.judge(event)
         return True
-
-    async def _accept_alone(self, event: InboundEvent | None, cursor: Cursor | None) -> None:
-        match event:
-            case InboundMessage():
-                await self._accept_message(event, cursor)
-            case values.EditEvent():
-                await self._accept_edit(event, cursor)
-            case values.DeletionEvent():
-                if await self.store.write(apply_deletion, event, cursor, self.clock.now()):
-                    log.info("inbox.withdrawn", chat=event.chat.name)
 
     # Messages
 

@@ -1,8 +1,6 @@
 """Offline answers: commands run from memory, and chats learn that their messages wait, while nothing can be stored.
 
-The database is locked then, or its disk is full. `/stop` acts, `/status` answers, every other command is told that it
-was not accepted yet, all within a second. Results are remembered by their events, so that no command runs twice when
-its event is stored. If the process dies first, the platform brings the event again.
+The database is locked then, or its disk is full. No command runs twice when its event is stored in the end.
 docs/decisions/0008-commands-while-nothing-can-be-stored.md
 """
 
@@ -36,8 +34,6 @@ GOES_ON: Final = "My database takes messages again: I go on with yours."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineResult:
-    """Result of a command that could not be stored."""
-
     stopping: ActiveTurn | None = None
     answering: asyncio.Task[bool] | None = None
     """Its result is True if the whole answer was sent."""
@@ -57,7 +53,7 @@ class OfflineResult:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class OfflineCommandRunner:
-    """Runs commands without the database."""
+    """Runs commands without the database: `/stop` and `/status` work, others are told that they were not accepted."""
 
     access: AccessControl
     lanes: LaneRegistry

@@ -109,8 +109,7 @@ class AttachmentBucket(AttachmentFolder):
 def open_bucket(url: str, options: Mapping[str, str], cache: Path) -> AttachmentBucket:
     """Open and try the bucket at `url`. obstore's `options` take precedence over environment variables.
 
-    Raises `ConfigError` if address, options or keys cannot be used, `StoreUnavailable` if the object store cannot be
-    reached or written now.
+    Raises `ConfigError` if address, options or keys cannot be used, `StoreUnavailable` if they cannot be used now.
     """
     names = {name: re.sub(r"^(?:aws|azure|google)_", "", name.lower()) for name in options}
     of_client = {names[name]: value for name, value in options.items() if names[name] in _CLIENT_OPTIONS}

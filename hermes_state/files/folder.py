@@ -52,7 +52,6 @@ class AttachmentFolder:
             part.unlink(missing_ok=True)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove kept files, with their copies."""
         for path in paths:
             original = self.folder / path
             for file in (original, *original.parent.glob(f"{original.name}.*")):

@@ -81,7 +81,6 @@ class DiscordAdapter:
         return AdapterHealth(state=state, last_progress_at=self._progress_at, detail=detail)
 
     async def run(self, intake: Intake) -> None:
-        """Receive until cancelled; see `PlatformAdapter.run`."""
         try:
             async with self._connection(intake) as (client, commands, events, fetch), asyncio.TaskGroup() as tasks:
                 tasks.create_task(events.run(fetch), name="discord events")
@@ -159,8 +158,8 @@ class DiscordAdapter:
     async def _connect(self, client: GatewayClient) -> None:
         """Hold the connection; its end is always an error.
 
-        The SDK connects inside `asyncio.wait_for`, which before Python 3.12 loses a cancellation that meets the end of
-        what it waits for, and then tries again for ever. So the SDK has a task of its own, told to stop until it does.
+        The SDK connects inside `asyncio.wait_for`, which before Python 3.12 may lose a cancellation and then tries
+        again for ever. So the SDK has its own task, which is cancelled until it ends.
         """
         task = asyncio.create_task(client.start(self._settings.token), name="discord gateway")
         try:
@@ -226,7 +225,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Pick the error to raise: what only the operator can mend before what a new attempt may."""
+    """Pick the error to raise: one that only the operator can mend comes first."""
     errors = [_most_telling(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
     return min(errors, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))
 

@@ -1,12 +1,7 @@
 """Client of Discord's gateway and REST API: discord.py with intents, addresses and heartbeats of our choice.
 
-This is the only module that uses names of discord.py that are not public. The library has no public way to
-
-- use another server (`discord.api_url`, `discord.gateway_url`): it keeps the addresses in class attributes. Here each
-  request gets its address when it is made, so two clients in one process can use two servers. Answers to slash
-  commands go through a second HTTP class of the library, which `InteractionWebhooks` joins to the first one;
-- read on after an event or an answer that it cannot parse (`TolerantState`, `RestClient`);
-- know when the last heartbeat was answered (`GatewayClient.silence_seconds`).
+This is the only module that uses names of discord.py that are not public. The library has no public way to use another
+server for one client, to go on after an event or an answer that it cannot parse, or to know the last heartbeat.
 """
 
 import asyncio
@@ -48,7 +43,7 @@ _WRITES = (
 
 
 class RestClient(HTTPClient):
-    """discord.py's REST client with addresses of its own."""
+    """discord.py's REST client with an address for each request: the library keeps it in class attributes."""
 
     def __init__(self, client: discord.Client, settings: DiscordSettings) -> None:
         super().__init__(client.loop)
@@ -90,7 +85,7 @@ def _written(answer: Any) -> dict[str, Any]:
 
 
 class InteractionWebhooks(AsyncWebhookAdapter):
-    """discord.py's answers to interactions, sent through a client's own `RestClient`."""
+    """discord.py's answers to interactions, sent through a client's `RestClient`."""
 
     def __init__(self, http: RestClient) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,7 +113,7 @@ class TolerantState(ConnectionState[Any]):
                 parse(self._known(self._get_guild_channel(data)[0], data))
 
     def create_message(self, *, channel: Any, data: Any) -> Any:
-        """A message of the history; only its id where it cannot be read."""
+        """Make a message of the history; only its id if it cannot be read."""
         message: Any = discord.Object(data["id"])
         with _skipping(data):
             try:
@@ -128,7 +123,7 @@ class TolerantState(ConnectionState[Any]):
         return message
 
     def _known(self, channel: Any, data: Any) -> Any:
-        """A message without the parts that the SDK cannot read; if it has no text, their words are quoted in it."""
+        """Return a message without its unreadable parts; if it has no text, their words are quoted in it."""
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:
@@ -231,7 +226,7 @@ class GatewayClient(discord.Client):
         self._events.put(MessageEvent(str(message.channel.id), message.id, self.read(message)))
 
     def read(self, message: discord.Message | discord.Object) -> InboundMessage | None:
-        """Read a message; None also for what cannot be read."""
+        """Read a message; None also if it cannot be read."""
         read = None
         with _skipping({"id": message.id}):
             read = self.reader.message(message) if isinstance(message, discord.Message) else None

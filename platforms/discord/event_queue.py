@@ -1,9 +1,7 @@
-"""Event queue: what Discord sent is stored in order, channel by channel, with a cursor over all of it.
+"""Event queue: Discord's events are stored in order, channel by channel, with a cursor over all of them.
 
-Discord acknowledges nothing, so the adapter remembers how far it came: a cursor per channel that moves over
-everything seen, ignored or not, and only over a gapless prefix. After each connection that did not resume,
-what lies behind a channel's cursor is fetched, while that channel's live events wait in memory and follow.
-The fetched and the live copy of a message carry the same `event_ref`, so overlaps do no harm.
+Discord acknowledges nothing, so a cursor per channel moves over a gapless prefix of all messages. After a connection
+that did not resume, the messages after the cursor are fetched first. Fetched and live copies have the same `event_ref`.
 """
 
 import asyncio
@@ -116,7 +114,7 @@ class EventQueue:
     """Queue of events on their way to the intake. `put` never waits; `run` is the worker."""
 
     def __init__(self, intake: Intake, settings: DiscordSettings, *, clock: Clock, began: int = 0) -> None:
-        """`began`: time at which the account was first listened to, in milliseconds; 0 where that is now."""
+        """`began` is the time at which the account was first listened to, in milliseconds; 0 if that is now."""
         self._began = began
         self._intake = intake
         self._backoff = settings.backoff
@@ -139,7 +137,6 @@ class EventQueue:
         """Set when an event had to be dropped; from then on everything is, so that no cursor passes the hole."""
 
     def put(self, item: Item) -> None:
-        """Hand over an event in the order of arrival."""
         if self.overflowed.is_set():
             return
         try:
@@ -216,10 +213,9 @@ class EventQueue:
     def _catch_up(self, channel_ref: str, fetch: FetchHistory, tasks: asyncio.TaskGroup, latest: int = 0) -> None:
         """Catch a channel up once per connection.
 
-        A channel without a cursor may have been written to for the first time while nobody listened: what
-        came after everything else that was seen, and before this connection, is fetched; `latest` is a message that
-        shows how far this machine's clock is behind Discord's. Discord lists the channels of
-        servers, but no bot's direct chats: one that was opened in an outage is found with its next message.
+        In a channel without a cursor, everything is fetched that is newer than all known messages and older than this
+        connection. The message `latest` shows how far this machine's clock is behind Discord's. Discord lists no direct
+        chats of bots: one that was opened in an outage is found with its next message.
         Source: https://github.com/discord/discord-api-docs/issues/184
         """
         if channel_ref in self._complete or channel_ref in self._gaps:

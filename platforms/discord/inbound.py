@@ -1,8 +1,7 @@
 """Inbound events: discord.py's objects become values of ours.
 
-The bot is addressed in a direct chat, by its name (or its own role) written in the text, and by a reply of a
-person to one of its messages. Discord puts the author of the answered message among the mentions of every
-pinging reply; that alone is no mention, or two bots would talk to each other for ever.
+The name of the bot, or of its role, addresses it only if it stands in the text. Discord lists the author of the
+answered message as mentioned in every pinging reply; if that counted, two bots would talk to each other for ever.
 """
 
 import re
@@ -14,12 +13,11 @@ from hermes_state import values
 from hermes_state.errors import MessageRejected
 from hermes_state.values import AttachmentKind, ChatKind, InboundMessage, IncomingAttachment, Millis, Sender
 from platforms.discord.rendering import LIMIT
-from platforms.files import UNREADABLE_QUOTE
+from platforms.files import UNREADABLE_QUOTE, kind_of
 from platforms.text import utf16_units
 
 PLATFORM = "discord"
 _SPOKEN = (discord.MessageType.default, discord.MessageType.reply)
-_KINDS = {"image": AttachmentKind.IMAGE, "audio": AttachmentKind.AUDIO, "video": AttachmentKind.VIDEO}
 
 
 def millis_of(snowflake: int) -> Millis:
@@ -45,7 +43,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @classmethod
     def decode(cls, ref: str) -> "FileRef":
-        """Raises `MessageRejected` for what is not one of ours."""
+        """Decode a reference. Raises `MessageRejected` for any other text."""
         try:
             return msgspec.json.decode(ref, type=cls)
         except msgspec.MsgspecError as error:
@@ -206,16 +204,14 @@ def _component_words(one: object) -> str:
 
 
 def _files(message: discord.Message) -> list[IncomingAttachment]:
-    """Files of a message and of those it forwards."""
     sources: list[discord.Message | discord.MessageSnapshot] = [message, *message.message_snapshots]
     files: list[IncomingAttachment] = []
     for source in sources:
         for one in source.attachments:
             mime = (one.content_type or "").partition(";")[0].strip() or None
-            kind = _KINDS.get((mime or "").partition("/")[0], AttachmentKind.DOCUMENT)
             ref = FileRef(channel_id=message.channel.id, message_id=message.id, file_id=one.id, url=one.url)
             file = IncomingAttachment(
-                kind=AttachmentKind.VOICE if source.flags.voice else kind,
+                kind=AttachmentKind.VOICE if source.flags.voice else kind_of(mime, AttachmentKind.DOCUMENT),
                 file_ref=ref.encode(),
                 name=one.filename,
                 mime=mime,

@@ -1,7 +1,6 @@
-"""Outbound messages: sending, editing, previews, typing, deduplicated by nonces.
+"""Outbound messages: sending, editing, previews and typing.
 
-Every message carries a nonce made from its key. Discord keeps nonces for a few minutes, so a repeat within
-two minutes shows nothing new; later the channel's history is searched for our own message first.
+A message's nonce is made from its key. Discord knows nonces for a few minutes; later repeats search the history first.
 """
 
 import asyncio
@@ -32,8 +31,6 @@ log = structlog.get_logger(__name__)
 
 @dataclass(eq=False, repr=False, slots=True)
 class DiscordSender:
-    """Sender of one client."""
-
     client: GatewayClient
     tickets: TicketRegistry
     buttons: ButtonCommandStore
@@ -45,7 +42,6 @@ class DiscordSender:
     """Keys by the messages they made, so that a search does not take another answer with the same words."""
 
     async def send(self, request: SendRequest) -> str:
-        """Deliver one part; see `PlatformAdapter.send`."""
         text = request.part.plain if request.is_plain else request.part.text
         ref = await self._deliver(request, text, await button_view(self.buttons, request.part.buttons))
         self._delivered[ref] = request.key
@@ -106,7 +102,7 @@ class DiscordSender:
     async def _reply(
         self, channel_ref: str, text: str, key: str, reply_to: str | None, view: discord.ui.View | None = None
     ) -> str:
-        """Post a message, as a reply where there is something to reply to and Discord lets us."""
+        """Post a message, as a reply if there is a message to reply to and Discord accepts it."""
         if reply_to is not None:
             with suppress(ReplyRejected):
                 return await self.post(channel_ref, text, key, view=view, reply_to=reply_to)
@@ -200,7 +196,7 @@ class DiscordSender:
         return None
 
     def _nonce(self, channel_ref: str, key: str) -> str:
-        """24 characters that depend on the key, the channel and the database; Discord takes 25."""
+        """Return 24 characters that depend on the key, the channel and the database; Discord accepts 25."""
         return hashlib.blake2s(f"{self.salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
 
     def _channel(self, channel_ref: str) -> discord.PartialMessageable:

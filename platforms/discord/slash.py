@@ -39,7 +39,7 @@ SlashCommand: TypeAlias = app_commands.Command[Any, ..., Any]
 
 
 async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -> discord.ui.View | None:
-    """The buttons of a message; None without any. Raises `StoreUnavailable`."""
+    """Make the buttons of a message; None without any. Raises `StoreUnavailable`."""
     if not buttons:
         return None
     view = discord.ui.View(timeout=None)
@@ -229,7 +229,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         await self._answer(partial(interaction.response.send_message, text, ephemeral=True))
 
     def _read(self, interaction: Interaction, text: str, via: InputKind) -> InboundMessage:
-        """The event of a command line. Raises `CommandRefused`."""
+        """Read the event of a command line. Raises `CommandRefused`."""
         event = self.client.reader.interaction(interaction, text, via)
         refusal = "I cannot be asked here." if event is None else self._intake.refusal(event)
         if event is None or refusal is not None:
@@ -248,7 +248,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
 
 
 def _command_line(interaction: Interaction) -> str:
-    """The command as it would be typed; what it means is for the gateway's parser.
+    """Return the command as a person would type it, for the gateway's parser.
 
     Raises `CommandSignatureMismatch` for options of an older menu, which Discord's apps show for a while.
     """

@@ -1,8 +1,7 @@
-"""Access to the page: a token that works once, exchanged for a cookie and a key.
+"""Access to the page: a token that works once, exchanged for a cookie and a key. The store has only their SHA-256.
 
-The address that the gateway gives carries the token. Browsers send a cookie to every port of its host, whatever program
-listens there, so every request also names the key, which only the page has, in the storage of its origin. All are
-random; the database keeps a SHA-256 of cookie and key together, so that a browser stays signed in over a restart.
+Browsers send a cookie to every port of its host, whatever program listens there, so every request also names the key,
+which only the page has, in the storage of its origin.
 """
 
 import hashlib

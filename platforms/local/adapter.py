@@ -33,8 +33,6 @@ _SHUTDOWN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
-    """Settings of the web chat."""
-
     state_dir: Path
     """State directory: uploaded files wait in `spool/local` below it."""
     host: str = "127.0.0.1"
@@ -54,8 +52,7 @@ class LocalSettings:
 class LocalAdapter:
     """Serves the page; implements `platforms.base.PlatformAdapter`.
 
-    `files` has what the agent gives to a chat. `on_ready` is called with the address (and its token, which works once)
-    whenever the page has come up.
+    `on_ready` is called with the address, and a token that works once, whenever the page has come up.
     """
 
     name = "local"

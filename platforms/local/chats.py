@@ -207,7 +207,6 @@ class ChatStream:
         self._wake()
 
     def forget(self, slot: str) -> None:
-        """Drop the event of this slot."""
         self._latest.pop(slot, None)
 
     def after(self, event_id: str) -> list[str] | None:

@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from hermes_state.errors import FileSizeExceeded, MessageRejected
 from hermes_state.values import AttachmentKind, IncomingAttachment
-from platforms.files import CHUNK_BYTES, copy_file, save_stream
+from platforms.files import CHUNK_BYTES, copy_file, kind_of, save_stream
 
 MAX_FILES = 10
 """Most files in one message."""
@@ -24,13 +24,6 @@ _SWEEP_SECONDS = 3600.0
 _FIELD_BYTES = 4 * 1024 * 1024
 _NOT_A_MESSAGE = "That was not a message."
 _REF = re.compile(r"[0-9a-f]{32}")
-_KINDS = {
-    "image": AttachmentKind.IMAGE,
-    "audio": AttachmentKind.AUDIO,
-    "video": AttachmentKind.VIDEO,
-    "text": AttachmentKind.DOCUMENT,
-    "application": AttachmentKind.DOCUMENT,
-}
 
 
 class FormError(Exception):
@@ -94,7 +87,8 @@ class UploadStore:
         mime: str | None = stated
         if not re.fullmatch(r"[\w.+-]+/[\w.+-]+", stated) or stated == "application/octet-stream":
             mime = mimetypes.guess_type(name)[0] or ("application/octet-stream" if stated else None)
-        kind = _KINDS.get((mime or "").partition("/")[0], AttachmentKind.OTHER)
+        is_document = (mime or "").startswith(("text/", "application/"))
+        kind = kind_of(mime, AttachmentKind.DOCUMENT if is_document else AttachmentKind.OTHER)
         return IncomingAttachment(kind=kind, file_ref=ref, name=name, mime=mime, size_bytes=size)
 
     def drop(self, files: Sequence[IncomingAttachment]) -> None:

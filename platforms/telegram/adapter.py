@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import structlog
 import telegram
-from telegram import CallbackQuery
-from telegram.constants import FileSizeLimit, InlineKeyboardButtonLimit
+from telegram import BotCommand, BotCommandScope, BotCommandScopeChat, CallbackQuery
+from telegram.constants import BotCommandLimit, FileSizeLimit, InlineKeyboardButtonLimit
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
+from hermes_state import errors
 from hermes_state.aio import cancel_all, track
-from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
+from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
+from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
@@ -23,13 +26,15 @@ from platforms.files import CHUNK_BYTES, copy_file, save_stream
 from platforms.telegram import rendering
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, UpdateReader
-from platforms.telegram.menu import keep_menus
 from platforms.telegram.outbound import TelegramSender, is_refused, translated
 from platforms.telegram.polling import Poller
 from platforms.telegram.settings import BASE_URL, TelegramSettings
 from platforms.telegram.transport import BotApiRequest
 from platforms.telegram.updates import UpdateHandler
 from platforms.telegram.webhook import keep_webhook, webhook_server
+
+RETRY_SECONDS = 3_600.0
+"""Seconds after which a menu that could not be set for an admin is tried again."""
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +90,7 @@ class TelegramAdapter:
                 reader = UpdateReader(bot_id=client.sdk.id, username=client.sdk.username)
                 self._sender = TelegramSender(client.sdk, self._buttons)
                 log.info("telegram.signed_in", bot=reader.username)
-                client.spawn(keep_menus(client.sdk, self._menu, intake, self._store), "telegram.menu")
+                client.spawn(_keep_menus(client.sdk, self._menu, intake, self._store), "telegram.menu")
                 updates = UpdateHandler(
                     intake=intake,
                     reader=reader,
@@ -192,12 +197,67 @@ async def _at_start() -> AsyncIterator[None]:
         raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error
 
 
+# Command menus: the list next to the input field, and the longer one for each admin
+
+
+async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: Intake, store: Store) -> None:
+    """Keep the menus up to date until cancelled: every admin has one with all commands in the direct chat."""
+    if not items:
+        return  # nothing to offer; a menu that the operator made by hand stays
+    await publish_menu(sdk, [item for item in items if not item.is_admin_only])
+    key, admins, shown = f"{PLATFORM}.menu.{sdk.id}", None, frozenset[str]()
+    while True:
+        # An admin who has never written to the bot can have no menu yet.
+        is_done = admins is None or shown == admins
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if is_done else RETRY_SECONDS):
+                admins = await intake.next_admins(PLATFORM, admins)
+        try:
+            before, admins = (await store.read(load_note, key) or "").split(), admins or frozenset()
+            now = [one for one in admins if await publish_menu(sdk, items, BotCommandScopeChat(int(one)))]
+            for one in {*before} - admins:
+                with suppress(TelegramError):  # a menu that stays permits nothing
+                    await sdk.delete_my_commands(BotCommandScopeChat(int(one)))
+            await store.write(save_note, key, " ".join(sorted(now)))
+            shown = frozenset(now)
+        except errors.StoreUnavailable as error:
+            log.warning("telegram.menu_failed", error=type(error).__name__)
+
+
+async def publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: BotCommandScope | None = None) -> bool:
+    """Set a menu if Telegram shows another one; False, and logged, if that fails."""
+    wanted = commands(items)
+    try:
+        if await sdk.get_my_commands(scope) == tuple(wanted):
+            return True
+        await sdk.set_my_commands(wanted, scope)
+    except TelegramError as error:
+        log.warning("telegram.menu_failed", error=type(error).__name__)
+        return False
+    log.info("telegram.menu_published", commands=len(wanted))
+    return True
+
+
+def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
+    """Return the menu for Telegram, without names that it refuses. The argument leads the description."""
+    return [
+        BotCommand(
+            item.name, " ".join(filter(None, (item.argument, item.description)))[: BotCommandLimit.MAX_DESCRIPTION]
+        )
+        for item in items
+        if re.fullmatch(r"[a-z0-9_]{1,32}", item.name)
+    ]
+
+
+# Files that people sent
+
+
 async def _fetch(
     sdk: telegram.Bot, request: BotApiRequest, attachment: IncomingAttachment, target: Path, max_bytes: int
 ) -> int:
     """Write the file to `target` piece by piece, nothing on failure. See `PlatformAdapter.download`."""
     if (attachment.size_bytes or 0) > max_bytes:
-        raise FileSizeExceeded(max_bytes)
+        raise errors.FileSizeExceeded(max_bytes)
     try:
         address = (await sdk.get_file(attachment.file_ref)).file_path
         if not address:
@@ -213,7 +273,7 @@ async def _fetch(
             return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
     except BadRequest as error:
         if is_refused(error, ("file is too big",)):
-            raise FileSizeExceeded(min(FileSizeLimit.FILESIZE_DOWNLOAD, max_bytes)) from error
+            raise errors.FileSizeExceeded(min(FileSizeLimit.FILESIZE_DOWNLOAD, max_bytes)) from error
         raise MessageRejected(error.message) from error
     except TelegramError as error:  # fetching again harms nobody, so whatever broke may be tried again
         raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error

@@ -80,7 +80,6 @@ class TelegramSender:
         return await self._placeholder(preview, part)
 
     async def show_typing(self, chat: ChatKey) -> None:
-        """Show for five seconds that something is being written."""
         await _answered(
             self._bot.send_chat_action(chat.chat_ref, ChatAction.TYPING, message_thread_id=_thread_id(chat))
         )
@@ -189,8 +188,7 @@ class TelegramSender:
 async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] = ()) -> str | None:
     """Await a call of the Bot API and return the id of its message, or an empty text if the answer names none.
 
-    Returns None if the Bot API refuses the call with one of `unless`. A message that already is as it should be is not
-    an error.
+    Returns None if the Bot API refuses the call with one of `unless`. An edit that changes nothing is no error.
     """
     try:
         made = await call

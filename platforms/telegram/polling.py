@@ -1,8 +1,7 @@
-"""Long polling: one getUpdates at a time, for ever; what is stored moves the offset.
+"""Long polling: one getUpdates at a time; the offset moves over stored updates.
 
-The SDK has a poller of its own. We fetch ourselves because of what it does in trouble: it cannot be stopped
-while it waits after an error (up to 30 s), it ends in silence when the token is revoked, it keeps a dead
-connection, and one update that it cannot read blocks all others.
+The SDK's own poller ignores a stop while it waits after an error, ends in silence when the token is revoked, keeps a
+dead connection, and stops for ever at an update that it cannot read.
 """
 
 import asyncio

@@ -11,8 +11,7 @@ BASE_URL = "https://api.telegram.org"
 class WebhookSettings:
     """Settings for receiving by webhook: Telegram posts to `url`, which a TLS proxy hands on to `host:port`.
 
-    The path of `url` is the path we serve. `secret` comes back in a header of every post: 1-256 characters
-    of `A-Z a-z 0-9 _ -`.
+    `secret`, 1-256 characters of `A-Z a-z 0-9 _ -`, comes back in a header of every post.
     """
 
     url: str

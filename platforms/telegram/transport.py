@@ -1,8 +1,7 @@
 """HTTP transport to the Bot API: the SDK's request interface on aiohttp.
 
-Own transport, because a sender must know whether a failed request can have had an effect, a poller must be
-able to throw a dead connection away, and files must be streamed. It also keeps the token, which is part of
-every address, out of the logs that HTTP libraries write.
+It tells senders whether a failed request can have had an effect, lets the poller close a dead connection, streams files
+and keeps the token, which is part of every address, out of logs.
 """
 
 import asyncio

@@ -80,12 +80,9 @@ class UpdateHandler:
         return UpdateEvent(raw.get("update_id"), content)
 
     async def store(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first update, and with it those behind it that one commit takes; returns how many.
+        """Store the first update and later ones as far as one commit goes; returns after the commit how many.
 
-        Returns after the commit: then they may be acknowledged.
-
-        Raises the SDK's `NetworkError` when nothing could be stored: to whoever fetches updates that means "not
-        acknowledged, ask again", which is what must happen.
+        Raises `NotStoredError` when nothing could be stored: the updates must be fetched again.
         """
         try:
             count = await self._store(updates)
@@ -124,7 +121,7 @@ class UpdateHandler:
         return update
 
     def _with_its_album(self, update: Update, received: InboundMessage) -> InboundMessage:
-        """Address the pieces of an album to whom its caption is meant for, which stands on the first of them."""
+        """Address all pieces of an album like the first one, which has the caption."""
         message = update.message
         if message is None or message.media_group_id is None:
             return received
