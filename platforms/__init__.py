@@ -6,7 +6,4 @@ An adapter receives and sends; it decides nothing. The gateway makes one per acc
     await adapter.run(intake)                   # hands every event to `Intake.accept`, until cancelled
     for part in adapter.render(markdown):       # parts within the platform's limit
         await adapter.send(SendRequest(chat=chat, part=part, key=key))
-
-`base` is the interface, the other modules are shared by the adapters, and each service has its own package. Errors of
-SDKs become those of `hermes_state.errors` before they leave a package.
 """

@@ -24,7 +24,12 @@ class PartWriter:
             if not self._fits(paragraph) and self._cost(paragraph) <= self._limit:
                 self._flush()
             for line in paragraph:
-                self._add_prose_line(line)
+                if not self._fits([line]):
+                    self._flush()
+                for piece in _cut(line, self._limit, is_prose=True):
+                    if not self._fits([piece]):
+                        self._flush()
+                    self._extend([piece])
 
     def add_code(self, opening: str, lines: Sequence[str], closing: str) -> None:
         """Add code that begins and ends with these lines; its own lines may be cut anywhere."""
@@ -48,16 +53,6 @@ class PartWriter:
             held.append(piece)
             units += piece_units
         self._extend([opening, *held, closing])
-
-    def _add_prose_line(self, line: str) -> None:
-        if self._fits([line]):
-            self._extend([line])
-            return
-        self._flush()
-        for piece in _cut(line, self._limit, is_prose=True):
-            if not self._fits([piece]):
-                self._flush()
-            self._extend([piece])
 
     def _cost(self, lines: Sequence[str]) -> int:
         return sum(utf16_units(line) + 1 for line in lines) - 1

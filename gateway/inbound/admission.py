@@ -111,10 +111,9 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
         ticket=message.ticket,
     )
     row = _row(message, chat_id, payload, kind=event.kind, mode=event.mode, expects_more=message.expects_more)
-    if event.may_start and event.kind is InboxKind.MESSAGE:
-        at_once = journal.start_at_once(db, row, now)
-        if at_once is not None:
-            return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
+    may_start = event.may_start and event.kind is InboxKind.MESSAGE
+    if may_start and (at_once := journal.start_at_once(db, row, now)) is not None:
+        return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
         # The first attempt may have been cancelled right after the commit: its row must not be forgotten.
@@ -123,21 +122,17 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
     limit = event.max_waiting
     if limit is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > limit:
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)
-        has_reply = _refuse_full(db, event, chat_id, limit, now)
-        return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=has_reply)
+        return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=_refuse_full(db, event, chat_id, limit, now))
     turn = find_open_turn(db, chat_id) if event.busy_mode is not None else None
     mode = _meet_turn(db, event, turn, inbox_id, now) if turn is not None else None
     is_steer = mode == "steer"
     notice = event.steered_notice if is_steer else event.queued_notice
-    if not is_steer and notice is not None and not inbox.is_behind_work(db, inbox_id):
-        notice = None
-    if notice is not None:
+    has_notice = notice is not None and (is_steer or inbox.is_behind_work(db, inbox_id))
+    if notice is not None and has_notice:
         outbox.enqueue(db, _reply(event, chat_id, f"inbox:{inbox_id}:ack", notice), now)
     interrupts = turn.id if turn is not None and mode == "interrupt" else None
-    is_told = interrupts is not None or (turn is not None and turn.is_waiting)
-    return StoredEvent(
-        chat_id=chat_id, inbox_id=inbox_id, has_reply=notice is not None or is_told, interrupts=interrupts
-    )
+    has_reply = has_notice or interrupts is not None or (turn is not None and turn.is_waiting)
+    return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=has_reply, interrupts=interrupts)
 
 
 def is_busy(db: Connection, key: ChatKey) -> bool:

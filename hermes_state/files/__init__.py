@@ -36,20 +36,17 @@ def open_files(url: str, options: Mapping[str, str], cache: Path) -> AttachmentF
     Blocks. Raises `ConfigError` for an address that cannot be used, `StoreUnavailable` for one that cannot now.
     """
     if url.startswith("file:"):
-        return _open_folder(Path(unquote(urlsplit(url).path)))
+        folder = Path(unquote(urlsplit(url).path))
+        files = AttachmentFolder(folder)
+        try:
+            if not folder.is_dir():  # making it would hide that a disk is not mounted
+                raise ConfigError(f"attachments.url: {folder} is no folder: make it, or mount what it is on")
+            files.new_file().unlink()
+        except OSError as error:
+            raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror or error}") from error
+        return files
     if (missing := missing_client(url)) is not None:
         raise ConfigError(missing)
     from hermes_state.files.bucket import open_bucket
 
     return open_bucket(url, options, cache)
-
-
-def _open_folder(folder: Path) -> AttachmentFolder:
-    files = AttachmentFolder(folder)
-    try:
-        if not folder.is_dir():  # making it would hide that a disk is not mounted
-            raise ConfigError(f"attachments.url: {folder} is no folder: make it, or mount what it is on")
-        files.new_file().unlink()
-    except OSError as error:
-        raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror or error}") from error
-    return files

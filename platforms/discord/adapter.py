@@ -186,7 +186,8 @@ class DiscordAdapter:
 
     async def _load_notes(self) -> tuple[str, Millis]:
         """Return the salt of nonces and when the gateway first listened to the account, in ms; 0 if that is now."""
-        salt, began = await self._store.read(_load_notes)
+        salt = await self._store.read(load_note, "discord.nonce_salt")
+        began = await self._store.read(load_note, "discord.began")
         if salt is None or began is None:
             salt = salt or secrets.token_hex(8)
             await self._store.write(_save_notes, salt, self._clock.now())
@@ -204,10 +205,6 @@ class DiscordAdapter:
     def _note_progress(self, client: GatewayClient) -> None:
         if (silence := client.silence_seconds()) is not None:
             self._progress_at = Millis(self._clock.now() - round(silence * 1000))
-
-
-def _load_notes(db: Connection) -> tuple[str | None, str | None]:
-    return load_note(db, "discord.nonce_salt"), load_note(db, "discord.began")
 
 
 @locks("notes")

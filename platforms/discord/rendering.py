@@ -97,13 +97,9 @@ def _prose_lines(lines: Iterable[str], limit: int) -> Iterator[str]:
             return "\n" + indent if found["br"] else pipes
 
         for piece in _HIDDEN.sub(shown, unfolded(line)).split("\n"):
-            yield _prose_line(piece, limit)
-
-
-def _prose_line(line: str, limit: int) -> str:
-    """Line of prose without an open fence, wherever it is cut: Discord begins code at any three backticks."""
-    line = "\\" + line if TEXT_LINE.match(line) else line
-    line = re.sub(r"#{4,6}(?=[ \t])", "###", line, count=1) if line.startswith("####") else line
-    if line.count("```") % 2 or utf16_units(line) > limit:
-        line = re.sub("`{3,}", lambda run: r"\`" * len(run[0]), line)
-    return line.replace(_MARK_ESCAPE, "\\")
+            prose = "\\" + piece if TEXT_LINE.match(piece) else piece
+            prose = re.sub(r"#{4,6}(?=[ \t])", "###", prose, count=1) if prose.startswith("####") else prose
+            # No fence stays open, wherever the line is cut: Discord begins code at any three backticks.
+            if prose.count("```") % 2 or utf16_units(prose) > limit:
+                prose = re.sub("`{3,}", lambda run: r"\`" * len(run[0]), prose)
+            yield prose.replace(_MARK_ESCAPE, "\\")

@@ -8,8 +8,6 @@ from hermes_state.aio import Backoff
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscordSettings:
-    """Settings of one Discord bot; times are in the unit that the name says."""
-
     token: str = field(repr=False)
     api_url: str = "https://discord.com"
     """Root of the REST API; `/api/v10` is appended."""

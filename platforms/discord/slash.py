@@ -35,9 +35,6 @@ Interaction: TypeAlias = discord.Interaction[GatewayClient]
 SlashCommand: TypeAlias = app_commands.Command[Any, ..., Any]
 
 
-# Buttons
-
-
 async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -> discord.ui.View | None:
     """Make the buttons of a message; None without any. Raises `StoreUnavailable`."""
     if not buttons:
@@ -48,9 +45,6 @@ async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -
         view.add_item(discord.ui.Button(label=_short(button.label, 80), custom_id=custom_id))
     view.stop()  # the SDK need not keep it: `SlashCommands.on_interaction` reads what is pressed, also after a restart
     return view
-
-
-# The right to answer a command in its own place
 
 
 @dataclass(slots=True)
@@ -90,9 +84,6 @@ class TicketRegistry:
         while len(self._tickets) > 1_000 or next(iter(self._tickets.values())).expires_at < now:
             self._tickets.popitem(last=False)
         return ticket
-
-
-# Commands
 
 
 class CommandRefused(app_commands.CheckFailure):
@@ -168,7 +159,12 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
             await self._take(interaction)
 
         # The SDK reads the options of a command from the signature of its function.
-        parameters = [inspect.Parameter("interaction", inspect.Parameter.POSITIONAL_ONLY), *map(_parameter, options)]
+        parameters = [inspect.Parameter("interaction", inspect.Parameter.POSITIONAL_ONLY)]
+        for one in options:
+            annotation = app_commands.Range[int, 1, 999_999_999] if one.is_number else str
+            default = inspect.Parameter.empty if one.is_required else None
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(one.name, kind, annotation=annotation, default=default))
         cast(Any, run).__signature__ = inspect.Signature(parameters)
         app_commands.describe(**{one.name: _short(one.description) for one in options})(run)
         app_commands.choices(**{one.name: _choices(one.choices) for one in options if one.choices})(run)
@@ -259,12 +255,6 @@ def _command_line(interaction: Interaction) -> str:
         raise app_commands.CommandSignatureMismatch(command)
     values = [str(given[name]).strip() for name in names if name in given]
     return " ".join([f"/{command.qualified_name}", *filter(None, values)])
-
-
-def _parameter(option: CommandOption) -> inspect.Parameter:
-    annotation = app_commands.Range[int, 1, 999_999_999] if option.is_number else str
-    default = inspect.Parameter.empty if option.is_required else None
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _choices(values: Sequence[str]) -> list[app_commands.Choice[str]]:

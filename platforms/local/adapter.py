@@ -149,9 +149,8 @@ class LocalAdapter:
                 if error.errno == errno.EADDRINUSE and port < last:
                     continue
                 reason = (error.strerror or str(error)).rpartition(": ")[2]  # asyncio puts the address in front again
-                raise PlatformUnavailable(
-                    f"port {port} on {settings.host} cannot be opened ({reason}); set local.port"
-                ) from error
+                problem = f"port {port} on {settings.host} cannot be opened ({reason}); set local.port"
+                raise PlatformUnavailable(problem) from error
             if port != settings.port:
                 log.warning("local.port_taken", port=settings.port, instead=port, hint="local.port chooses another")
             return opened
@@ -204,7 +203,7 @@ class LocalAdapter:
         """Make the HTML of longer texts in a thread: it can take a second, at each step of a preview."""
         texts = [entry.text for entry in entries if not entry.is_plain]
         # The worst text of 500 characters takes ten milliseconds.
-        if chat.stream.is_watched and sum(map(len, texts)) > 500:
+        if chat.stream.watchers and sum(map(len, texts)) > 500:
             await asyncio.to_thread(lambda: [to_html(text) for text in texts])
 
     def _live_chat(self, key: ChatKey) -> LiveChat:
@@ -218,7 +217,7 @@ class LocalAdapter:
 
         If nothing can be read, they are hidden until a reload.
         """
-        if chat.stream.is_watched or chat.has_waiting:
+        if chat.stream.watchers or chat.has_waiting:
             try:
                 lines, waiting = await self._store.read(load_progress, chat_key(chat.name))
             except StateError as error:

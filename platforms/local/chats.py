@@ -166,13 +166,9 @@ class ChatStream:
         self._floor = 0  # everything after this number is still here
         self._events: deque[tuple[int, str]] = deque()
         self._latest: dict[str, tuple[int, str]] = {}
-        self._watchers = 0  # pages that are open on the chat
+        self.watchers = 0  # pages that are open on the chat
         self._changed = asyncio.Event()
         self.is_closed = False
-
-    @property
-    def is_watched(self) -> bool:
-        return self._watchers > 0
 
     @property
     def newest_id(self) -> str:
@@ -182,11 +178,11 @@ class ChatStream:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Count one more page that is open on the chat within this block."""
-        self._watchers += 1
+        self.watchers += 1
         try:
             yield
         finally:
-            self._watchers -= 1
+            self.watchers -= 1
 
     def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
         """Publish an event to every open page. `render` makes the fragment and is called only if somebody looks.
@@ -194,7 +190,7 @@ class ChatStream:
         Of events with the same `slot` only the newest matters.
         """
         self._position += 1
-        if not self._watchers:
+        if not self.watchers:
             self._events.clear()
             self._latest.clear()
             self._floor = self._position

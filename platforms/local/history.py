@@ -74,7 +74,8 @@ def load_progress(db: Connection, key: ChatKey) -> tuple[list[Entry], frozenset[
     if chat is None:
         return [], frozenset()
     rows = chats.load_history(db, chat.id, 60)
-    lines = [entry for row in rows for entry in _entries(row, _results(rows))]
+    results = _results(rows)
+    lines = [entry for row in rows for entry in _entries(row, results)]
     waiting = frozenset(entry.ref for entry in _waiting(db, chat.id) if entry.is_waiting)
     return [entry for entry in lines if entry.kind in (EntryKind.TOOL, EntryKind.ASIDE)], waiting
 

@@ -84,14 +84,11 @@ def _table(token: Token) -> str:
     lines = []
     for number, row in enumerate(token.meta["rows"]):
         tag, scope = ("td", "") if number else ("th", ' scope="col"')
-        cells = zip_longest(row, classes[: len(row)], fillvalue="")
-        shown = (f"<{tag}{scope}{style}>{_cell(cell)}</{tag}>" for cell, style in cells)
+        texts = (cell if cell.isalnum() else _MARKDOWN.renderInline(cell) for cell in row)
+        cells = zip_longest(texts, classes[: len(row)], fillvalue="")
+        shown = (f"<{tag}{scope}{style}>{text}</{tag}>" for text, style in cells)
         lines.append(f"<tr>{''.join(shown)}</tr>\n")
     return f'<div class="table"><table>\n{"".join(lines)}</table></div>\n'
-
-
-def _cell(source: str) -> str:
-    return source if not source or source.isalnum() else str(_MARKDOWN.renderInline(source))
 
 
 _RULES: Mapping[str, Callable[[Token], str]] = {

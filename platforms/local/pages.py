@@ -62,9 +62,6 @@ class PageWriter:
         return made.strip()
 
 
-# Names of chats
-
-
 def named_after(text: str) -> str:
     """Make a name of the text that a person typed: letters, marks and digits of any script, `-` and `_`.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 import telegram
 from telegram import BotCommand, BotCommandScope, BotCommandScopeChat, CallbackQuery
-from telegram.constants import BotCommandLimit, FileSizeLimit, InlineKeyboardButtonLimit
+from telegram.constants import BotCommandLimit, FileSizeLimit
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
 from hermes_state import errors
@@ -64,12 +64,7 @@ class TelegramAdapter:
         self._clock = clock
         self._store = store
         self.name = PLATFORM
-        self._buttons = ButtonCommandStore(
-            store=store,
-            platform=PLATFORM,
-            hash_mark="h:",
-            max_bytes=InlineKeyboardButtonLimit.MAX_CALLBACK_DATA,
-        )
+        self._buttons = ButtonCommandStore(store=store, platform=PLATFORM, hash_mark="h:", max_bytes=64)
         self._health = HealthState(clock, settings.stall_seconds)
         self._client: _BotClient | None = None
         self._sender: TelegramSender | None = None
@@ -204,7 +199,7 @@ async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: I
     """Keep the menus up to date until cancelled: every admin has one with all commands in the direct chat."""
     if not items:
         return  # nothing to offer; a menu that the operator made by hand stays
-    await publish_menu(sdk, [item for item in items if not item.is_admin_only])
+    await _publish_menu(sdk, [item for item in items if not item.is_admin_only])
     key, admins, shown = f"{PLATFORM}.menu.{sdk.id}", None, frozenset[str]()
     while True:
         # An admin who has never written to the bot can have no menu yet.
@@ -214,7 +209,7 @@ async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: I
                 admins = await intake.next_admins(PLATFORM, admins)
         try:
             before, admins = (await store.read(load_note, key) or "").split(), admins or frozenset()
-            now = [one for one in admins if await publish_menu(sdk, items, BotCommandScopeChat(int(one)))]
+            now = [one for one in admins if await _publish_menu(sdk, items, BotCommandScopeChat(int(one)))]
             for one in {*before} - admins:
                 with suppress(TelegramError):  # a menu that stays permits nothing
                     await sdk.delete_my_commands(BotCommandScopeChat(int(one)))
@@ -224,7 +219,7 @@ async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: I
             log.warning("telegram.menu_failed", error=type(error).__name__)
 
 
-async def publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: BotCommandScope | None = None) -> bool:
+async def _publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: BotCommandScope | None = None) -> bool:
     """Set a menu if Telegram shows another one; False, and logged, if that fails."""
     wanted = commands(items)
     try:

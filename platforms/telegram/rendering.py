@@ -54,7 +54,10 @@ _LATEX = LatexToUnicodeHelper()
 def render(markdown: str) -> Sequence[OutboundPart]:
     """Render at least one part, each within `PART_UNITS`; a code block that is cut stays one on both sides."""
     source = with_newlines(well_formed(markdown))
-    parts = [*_split(*_converted(source))]
+    writer = _EntityWriter(source.split("\n"))
+    for token in _PARSER.parse(source):
+        writer.add(token)
+    parts = [*_split("".join(writer.pieces), writer.entities)]
     if not parts:
         parts = [*_split(source.strip(), ())]  # only markup: better shown than lost
     return parts or [_part("…", ())]  # Telegram accepts no empty message
@@ -130,14 +133,6 @@ def _is_visible(text: str) -> bool:
 
 
 # Markdown as text and entities
-
-
-def _converted(source: str) -> tuple[str, list[MessageEntity]]:
-    """Return the text and entities that show `source`, whose lines end with a newline character."""
-    writer = _EntityWriter(source.split("\n"))
-    for token in _PARSER.parse(source):
-        writer.add(token)
-    return "".join(writer.pieces), writer.entities
 
 
 class _EntityWriter:
