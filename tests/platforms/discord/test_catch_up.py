@@ -1,8 +1,6 @@
 """What is written while nobody listens is read once, in order, and never passed over."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import discord
 import pytest
@@ -26,17 +24,6 @@ class LaterClock:
 
     def now(self) -> Millis:
         return Millis(SystemClock().now() + self._ahead)
-
-
-@pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
-    async with DiscordHarness(tmp_path) as harness:
-        yield harness
-
-
-@pytest.fixture
-def intake() -> RecordingIntake:
-    return RecordingIntake()
 
 
 def texts(intake: RecordingIntake) -> list[str]:
