@@ -19,22 +19,22 @@ class Capabilities:
     """Capabilities of a platform; the gateway asks this value, never the platform's name."""
 
     max_part_units: int
-    """Longest message the platform takes, in UTF-16 code units."""
+    """Longest message that the platform accepts, in UTF-16 code units."""
     preview_interval_seconds: float
     """Shortest time between two previews in one direct chat, in seconds."""
     shared_preview_interval_seconds: float
     """Shortest time between two previews in groups, in seconds: platforms count edits there more strictly."""
     has_buttons: bool
     typing_seconds: float | None
-    """Seconds for which one typing signal is visible; None where there is none."""
+    """Seconds for which one typing signal is visible; None if there is none."""
     has_files: bool = False
     """A long reply may end in a file."""
     max_file_bytes: int = 0
-    """Largest file that the platform takes from us, in bytes; 0: none."""
+    """Largest file that the platform accepts, in bytes; 0: none."""
     preview_seconds: float | None = None
     """Seconds for which a preview without a placeholder is visible unless shown again; None: for good."""
     finds_previews: bool = False
-    """True where `show` finds the placeholder of a turn by its number."""
+    """True if `show` finds the placeholder of a turn by its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class PlatformAdapter(Protocol):
         """
 
     async def show(self, preview: Preview) -> str | None:
-        """Show or update a preview; returns the placeholder's id where the platform has one, or has found one.
+        """Show or update a preview; returns the placeholder's id if the platform has one, or has found one.
 
         Raises what `send` raises; a lost preview is no harm.
         """

@@ -1,6 +1,6 @@
 """HTTP server of an adapter, with limits on the number of connections and on the time that a request takes to arrive.
 
-An idle connection is closed for a new one: nobody can lock others out by holding connections open.
+An idle connection is closed for a new one: holding connections open locks no one out.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ IDLE_SECONDS = 15.0
 async def http_server(
     app: web.Application, host: str, port: int, *, stop_seconds: float, body_seconds: float = 30.0
 ) -> AsyncIterator[int]:
-    """Serve `app` within the block; yields the port, which the system chooses where 0 is given.
+    """Serve `app` within the block; yields the port, which the system chooses if 0 is given.
 
     Raises `OSError` on entering when the port cannot be opened. Requests under way get `stop_seconds` to end. The body
     of a request must grow within `body_seconds`, again and again until it is whole.
@@ -47,7 +47,7 @@ async def http_server(
 
 
 class _ConnectionLimiter:
-    """Bounds on a server's connections: their number, and the time that a request's body takes."""
+    """Limits of a server: the number of its connections, and the time in which the body of a request arrives."""
 
     def __init__(self, body_seconds: float) -> None:
         self._body_seconds = body_seconds
@@ -112,7 +112,7 @@ class _ConnectionHandler(web.RequestHandler):
         if status < 500 and self.transport is not None:
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         if status < 500 or isinstance(exc, ConnectionError):
-            raise ConnectionError("nobody is left to answer")
+            raise ConnectionError("the client is gone")
         return super().handle_error(request, status, exc, message)
 
 

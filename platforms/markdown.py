@@ -99,7 +99,7 @@ def is_backslash(text: str, at: int) -> bool:
 
 
 def _strict(markdown: MarkdownIt) -> MarkdownIt:
-    """Let fewer characters be markup. Delimiters say where they stand in the source: `meta["at"]`."""
+    """Let fewer characters be markup. A delimiter has its place in the source as `meta["at"]`."""
     rules = markdown.inline.ruler
     rules.at(
         "escape",
@@ -337,4 +337,4 @@ def _show_tasks(state: StateCore) -> None:
 
 _INLINE = _strict(MarkdownIt("commonmark", {"html": False}))
 BLOCKS = parser().disable(["inline", "lheading", "reference"])
-"""Parser of blocks only, for what stays Markdown."""
+"""Parser of blocks only, for text that stays Markdown."""

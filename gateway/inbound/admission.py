@@ -45,7 +45,7 @@ class AcceptedEvent:
     cursor: Cursor | None
     steered_notice: str | None = None
     queued_notice: str | None = None
-    """Acknowledgement in the same transaction, if the event has to wait."""
+    """Acknowledgement in the same transaction, if the event must wait."""
     busy_mode: BusyMode | None = None
     """Effect on a running turn of the chat; None: none."""
     running_here: TurnId | None = None
@@ -81,7 +81,7 @@ class StoredEvent:
 def admit_all(
     db: Connection, events: Sequence[AcceptedEvent], cursors: Iterable[Cursor], now: Millis
 ) -> list[StoredEvent]:
-    """Store what arrived together, in order, and move the cursors of its channels."""
+    """Store events that arrived together, in order, and move the cursors of their channels."""
     for cursor in cursors:
         inbox.advance_cursor(db, cursor)
     chats = Counter(event.key for event in events)

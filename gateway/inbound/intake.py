@@ -138,7 +138,7 @@ class GatewayIntake:
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         if command.name == "stop":
             if self.lanes.running_in(key) is None:
-                return  # what it is about may wait in front of it: it is overheard again when its turn comes
+                return  # its message may wait in front of it: it is overheard again when its turn comes
         elif self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return
         self._offline.run(event, key, command)
@@ -149,13 +149,13 @@ class GatewayIntake:
         if self.access.role_of(event.sender.ref) is None:
             has_pairing = self.runtime.config.pairing.enabled and not event.chat_kind.is_shared
             if has_pairing and self._stranger_limiter.full_since(event, 3) is None:
-                return None  # an offer of access, or what became of it
+                return None  # an offer of access, or its result
             self.access.judge(event)
             return STILL_WAITING if has_pairing else NO_ACCESS
         if command is None or parsed is None:
             return None
         if command.name == "stop":
-            return None  # another node may work on what it is about: that is looked up when it is stored
+            return None  # another node may run the turn, which is looked up when the command is stored
         if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return TOO_FAST
         return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
@@ -263,7 +263,7 @@ class GatewayIntake:
         if admitted.has_reply:
             self.delivery.wake(admitted.chat_id)
         if admitted.inbox_id is None:
-            self.lanes.wake(admitted.chat_id)  # who brought it first may have been cancelled before the lane was woken
+            self.lanes.wake(admitted.chat_id)  # the first attempt may have been cancelled before it woke the lane
             return
         log.debug("inbox.accepted", chat=admission.key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
@@ -317,7 +317,7 @@ class GatewayIntake:
         )
         if parsed is None:
             waits = message.words_by is not None or (sessions.busy_mode == "steer" and message.attachments)
-            mode = "queue" if waits else sessions.busy_mode  # what others wrote neither steers nor ends a turn
+            mode = "queue" if waits else sessions.busy_mode  # words of others neither steer nor end a turn
             return replace(admission, busy_mode=mode)
         if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument:
             joins_running = command.name == "steer" and not message.attachments

@@ -33,7 +33,7 @@ from platforms.discord.slash import SlashCommands, TicketRegistry
 from platforms.files import CHUNK_BYTES, save_stream
 
 STOP_SECONDS = 0.5
-"""Seconds in which the SDK has to follow an order to stop before it is told again."""
+"""Seconds in which the SDK must follow a cancellation before it is cancelled again."""
 log = structlog.get_logger(__name__)
 
 
@@ -42,13 +42,13 @@ class DiscordAdapter:
 
     capabilities = Capabilities(
         max_part_units=LIMIT,
-        preview_interval_seconds=1.2,  # Discord takes five edits in five seconds per channel
+        preview_interval_seconds=1.2,  # Discord accepts five edits in five seconds per channel
         shared_preview_interval_seconds=1.5,
         has_buttons=True,
         typing_seconds=10.0,
         has_files=True,
         finds_previews=True,
-        max_file_bytes=10 << 20,  # servers that were boosted take more, of which nobody tells a direct chat
+        max_file_bytes=10 << 20,  # boosted servers accept more, but a direct chat does not tell
     )
 
     def __init__(self, settings: DiscordSettings, *, store: Store, menu: Sequence[MenuCommand], clock: Clock) -> None:
@@ -227,7 +227,7 @@ def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return min(errors, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))
 
 
-# Catching up with messages that were written while nobody listened, within bounds; older ones are announced
+# Catching up with missed messages, within limits; older ones are announced
 
 
 @dataclass(frozen=True, repr=False, slots=True)
@@ -241,7 +241,7 @@ class HistoryReader:
     clock: Clock
 
     async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
-        """Fetch what was written after `seen` (and before `until`), oldest first; skipped messages count as seen.
+        """Fetch the messages after `seen` (and before `until`), oldest first; skipped messages count as seen.
 
         Fetches nothing when a bound is 0. Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it
         cannot be read, another `PlatformError` when a retry may help.
@@ -284,7 +284,7 @@ class HistoryReader:
         waiting = sum(event.is_addressed and not event.sender.is_bot for event in events)
         log.warning("discord.messages_skipped", channel_ref=channel_ref, at_least=len(skipped), addressed=waiting)
         if not waiting:
-            return  # nobody in the channel waits for an answer
+            return  # no one in the channel waits for an answer
         sentence = (
             f"I was away for a while and have read only the last {self.settings.catch_up_messages} messages "
             f"of the last {self.settings.catch_up_hours:g} hours; please send again what is still unanswered."

@@ -30,7 +30,7 @@ from platforms.text import UNREADABLE, known_parts, parsed_json, text_in
 
 log = structlog.get_logger()
 
-discord.utils._from_json = parsed_json  # orjson, which it takes where it is installed, refuses halves of characters
+discord.utils._from_json = parsed_json  # the library would use orjson, which refuses halves of characters
 
 CLOSE_SECONDS = 5.0
 _WRITES = (
@@ -57,7 +57,7 @@ class RestClient(HTTPClient):
     async def request(self, route: Route, **options: Any) -> Any:  # Any: discord.py's own signature
         route.url = self._base + route.url.removeprefix(Route.BASE)
         try:
-            # Discord redirects nobody: another server would be told what was said.
+            # Discord never redirects: another server would receive the message.
             answer = await super().request(route, allow_redirects=False, **options)
             if (route.method, route.path) in _WRITES:
                 return _written(answer)
@@ -71,7 +71,7 @@ class RestClient(HTTPClient):
 
     async def ws_connect(self, url: str, *, compress: int = 0) -> Any:
         requested = yarl.URL(url)
-        # Only the default address: a session is resumed where Discord's READY said.
+        # Only the default address: a session resumes at the address of its READY.
         if self._gateway_url is not None and requested.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
             url = str(self._gateway_url.with_query(requested.query))
         return await super().ws_connect(url, compress=compress)

@@ -57,7 +57,7 @@ StoredItem: TypeAlias = MessageEvent | InboundMessage
 Item: TypeAlias = ConnectedEvent | ChannelsEvent | StoredItem
 """Event of the queue. A bare message is a slash command or a button: never in the history, never kept waiting."""
 FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]
-"""Fetches what was written to a channel after one message id (and before another), see `HistoryReader.fetch`."""
+"""Fetches the messages of a channel after one id (and before another), see `HistoryReader.fetch`."""
 
 
 @dataclass(slots=True)
@@ -224,7 +224,7 @@ class EventQueue:
         if seen is not None:
             gap = _CatchUpState(seen, None)
         elif self._high_water:
-            behind = max(0, latest - snowflake_at(self._clock.now()))  # where `latest` is of our future
+            behind = max(0, latest - snowflake_at(self._clock.now()))  # if `latest` is in our future
             before = snowflake_at(Millis(self._connected_at + SKEW_MS)) + behind
             gap = _CatchUpState(max(0, self._high_water - (SKEW_MS << 22)), before)
         else:

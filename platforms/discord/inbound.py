@@ -57,7 +57,7 @@ class EventReader:
         self._client = client
         self._clock = clock
         self._starters: dict[int, discord.Message] = {}
-        """Messages that newly seen threads were made from, until somebody there calls the bot."""
+        """Messages that new threads were made from, until a person calls the bot there."""
 
     def message(self, message: discord.Message) -> InboundMessage | None:
         """Read a message of a person or another bot; None for our own, joins, pins and boosts."""

@@ -111,7 +111,7 @@ class DiscordSender:
     # An interaction's own place
 
     async def _fill(self, ticket: Ticket, request: SendRequest, text: str, view: discord.ui.View | None) -> str:
-        """Put the answer where the command shows "thinking"; the preview's placeholder is then one too many."""
+        """Put the answer into the command's "thinking" message, and remove the preview's placeholder."""
         if not await wait_until(ticket.deferred, self.request_seconds):
             raise PlatformUnavailable("the command's acknowledgement is still under way")
         if not ticket.is_valid:

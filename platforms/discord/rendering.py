@@ -57,7 +57,7 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
 
 
 def _code(token: Token) -> tuple[str, Sequence[str], str] | None:
-    """Opening, lines and closing of what is shown as code; a table inside a list or a quote stays as written."""
+    """Opening, lines and closing of code or a table; a table inside a list or a quote stays as written."""
     if token.type in ("fence", "code_block"):
         language, lines = code_of(token)
     elif token.type == "table" and (token.level == 0 or token.tag == "html"):
@@ -69,7 +69,7 @@ def _code(token: Token) -> tuple[str, Sequence[str], str] | None:
 
 
 def _escape(inline: Token, lines: list[str]) -> None:
-    """Put a backslash before marks of emphasis that are text, where Discord may take them for more."""
+    """Put a backslash before marks of emphasis that are text, which Discord may read as more."""
     content = re.sub(r"https?://\S+", lambda address: "-" * len(address[0]), inline.content)
     escaped = list(inline.content)
     for token in inline.children or ():

@@ -21,6 +21,6 @@ class DiscordSettings:
     backoff: Backoff = field(default_factory=partial(Backoff, 0.1, 5.0))
     """Pauses of the event queue while the database, or a channel's history, cannot be read."""
     stale_seconds: float = 90.0
-    """Seconds without an answered heartbeat, or without a session, after which the connection is built anew."""
+    """Seconds without an answered heartbeat, or without a session, after which the adapter connects again."""
     request_seconds: float = 30.0
     """Longest wait for the answer to one REST request, in seconds."""

@@ -25,7 +25,7 @@ from platforms.discord.client import GatewayClient
 from platforms.discord.event_queue import EventQueue
 
 TICKET_SECONDS = 14 * 60.0
-"""Lifetime of a ticket, in seconds: Discord takes answers for 15 minutes; a minute is left for sending."""
+"""Lifetime of a ticket, in seconds: Discord accepts answers for 15 minutes; a minute is left for sending."""
 
 COMMAND_CHANGED = "This command has changed. Reload Discord (Ctrl+R, or restart the app), then pick it again."
 
@@ -43,7 +43,7 @@ async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -
     for button in buttons[:25]:
         custom_id = await commands.data_for(button.command)
         view.add_item(discord.ui.Button(label=_short(button.label, 80), custom_id=custom_id))
-    view.stop()  # the SDK need not keep it: `SlashCommands.on_interaction` reads what is pressed, also after a restart
+    view.stop()  # the SDK need not keep it: `SlashCommands.on_interaction` reads presses, also after a restart
     return view
 
 

@@ -185,7 +185,7 @@ class ChatStream:
             self.watchers -= 1
 
     def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
-        """Publish an event to every open page. `render` makes the fragment and is called only if somebody looks.
+        """Publish an event to every open page. `render` makes the fragment and is called only if a page is open.
 
         Of events with the same `slot` only the newest matters.
         """

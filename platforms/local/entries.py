@@ -25,7 +25,7 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Entry of the chat. `ref` names it on every page: what arrives twice is shown once."""
+    """Entry of the chat. `ref` names it on every page: an entry that arrives twice is shown once."""
 
     ref: str
     kind: EntryKind

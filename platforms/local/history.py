@@ -63,7 +63,7 @@ def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozen
 
 
 def load_file_of(db: Connection, key: ChatKey, attachment_id: int) -> SentFile | None:
-    """Load a file of a chat; None where it has no such file."""
+    """Load a file of a chat; None if it has no such file."""
     chat = find_chat(db, key)
     return None if chat is None else load_file(db, chat.id, attachment_id)
 

@@ -18,14 +18,14 @@ from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines
 
 
-@lru_cache(maxsize=128)  # what was made beside the event loop is there when the page's template asks for it
+@lru_cache(maxsize=128)  # HTML made in a thread is there when the page's template asks for it
 def to_html(text: str) -> Markup:
     """Render `text` as HTML without a single tag or attribute of its author's."""
     return Markup(_MARKDOWN.render(text))  # the renderer escapes everything; `html` is off
 
 
 def split_parts(text: str, max_units: int) -> list[str]:
-    """Split `text` into pieces of at most `max_units` UTF-16 units, at line ends where possible.
+    """Split `text` into pieces of at most `max_units` UTF-16 units, at line ends if possible.
 
     A code block that is cut is closed at the end of its piece and opened again in the next. `max_units` is 200 or more.
     """

@@ -57,7 +57,7 @@ class PageWriter:
         return self._environment.get_template("plain.html").render(title=title, line=line, script=script)
 
     def fragment(self, macro: str, *values: object) -> str:
-        """Render a macro of `fragments.html`, which says what each of them shows."""
+        """Render a macro of `fragments.html`."""
         made: Markup = getattr(self._fragments, macro)(*values)
         return made.strip()
 
@@ -81,7 +81,7 @@ def is_name(text: str) -> bool:
 
 
 def _shown_name(name: str, title: str | None) -> str:
-    """Name of a chat for people; a chat that nobody named has the title of its conversation.
+    """Name of a chat for people; a chat without a given name has the title of its conversation.
 
     >>> _shown_name("plans", "A week in Rome"), _shown_name("chat-0123abcd", "A week in Rome")
     ('plans', 'A week in Rome')

@@ -231,7 +231,7 @@ class RouteHandler:
         if known := chat.find(ref):
             return known
         waiting: frozenset[str] = frozenset()
-        with suppress(StateError):  # it is stored, and that is what the answer is about
+        with suppress(StateError):  # the message is stored, as the answer says
             _, waiting = await self.store.read(load_progress, message.chat)
         entry = Entry(
             ref=ref,
@@ -264,7 +264,7 @@ class RouteHandler:
             raise FormError(503, "The file cannot be read right now. Try again in a moment.") from error
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """Stream what happens in a chat until the page goes away."""
+        """Stream the changes of a chat until the page goes away."""
         name = _chat_name(request)
         chat = self.chats[name]
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}

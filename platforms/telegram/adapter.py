@@ -43,7 +43,7 @@ logging.getLogger("telegram").setLevel(logging.WARNING)
 
 
 class TelegramAdapter:
-    """Receives by long polling, or by webhook where one is set; sends while it runs."""
+    """Receives by long polling, or by a webhook if one is set; sends while it runs."""
 
     capabilities = Capabilities(
         max_part_units=MESSAGE_UNITS,
@@ -270,7 +270,7 @@ async def _fetch(
         if is_refused(error, ("file is too big",)):
             raise errors.FileSizeExceeded(min(FileSizeLimit.FILESIZE_DOWNLOAD, max_bytes)) from error
         raise MessageRejected(error.message) from error
-    except TelegramError as error:  # fetching again harms nobody, so whatever broke may be tried again
+    except TelegramError as error:  # fetching again does no harm, so every error may be tried again
         raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error
 
 

@@ -1,4 +1,4 @@
-"""Inbound updates of Telegram as values. Pure: what an update means, never what is done about it."""
+"""Inbound updates of Telegram as values, without side effects."""
 
 import inspect
 import re
@@ -19,7 +19,7 @@ from platforms.text import text_in, utf16_units
 PLATFORM: Final = "telegram"
 
 MESSAGE_UNITS = 4096
-"""Longest text that Telegram takes in one message, in UTF-16 code units; apps cut longer pastes there."""
+"""Longest text of one message, in UTF-16 code units; apps cut longer pastes there."""
 PASSED_ON: Final = re.compile("forward_|via_|guest_|is_automatic_forward|sender_business_bot")
 """Beginnings of the names of fields of a message whose text its sender did not write, in any version of the Bot API."""
 ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query", "my_chat_member")
@@ -42,8 +42,8 @@ _FILES: Final = (  # an animation carries a document of the same file
 class UpdateReader:
     """Reader of one bot's updates. The `event_ref` of a message is the same in every redelivery.
 
-    It is not made of the update's number: Telegram starts those anew at random after a quiet week, and a number that
-    was used before would make a new message look like an old one.
+    It is not made of the update's number: after a quiet week Telegram goes on at a random number, and a number used
+    before would make a new message look like an old one.
     """
 
     bot_id: int
@@ -187,7 +187,7 @@ class UpdateReader:
     def _quote(self, message: Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
         """Message that a person chose to answer, with its files.
 
-        Every message of a topic formally answers the service message that created the topic: nobody chose that.
+        Every message of a topic formally answers the service message that created the topic: no person chose that.
         """
         quoted = message.external_reply or message.reply_to_message
         if quoted is None or getattr(quoted, "forum_topic_created", None) is not None:
@@ -225,14 +225,14 @@ def read_migration(update: Update) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ReachChange:
-    """Somebody blocked or removed the bot, or let it write again."""
+    """A person blocked or removed the bot, or let it write again."""
 
     chat_ref: str
     is_reachable: bool
 
 
 def read_reach(update: Update) -> ReachChange | None:
-    """Return a change of where the bot can write; None for every other update."""
+    """Return a change of the chats that the bot can write to; None for every other update."""
     if (changed := update.my_chat_member) is None:
         return None
     member = changed.new_chat_member
@@ -244,7 +244,7 @@ def read_reach(update: Update) -> ReachChange | None:
 
 @dataclass(frozen=True, slots=True)
 class _AddressedText:
-    """Text as it was meant: without our name where that only says who is spoken to."""
+    """Text without the name of the bot at its beginning."""
 
     text: str
     is_named: bool = False
@@ -282,13 +282,13 @@ def _person(user: User) -> Sender:
 
 
 def _words_by(message: Message) -> str | None:
-    """Author of words that the sender has passed on; None where nobody else is named."""
+    """Author of words that the sender has passed on; None if no other person is named."""
     source = message.forward_origin or message.via_bot or message.sender_business_bot
     return None if source is None else _name_of(source)
 
 
 def _name_of(source: telegram.TelegramObject) -> str:
-    """Name of a user or a chat, or of the one that an origin, a message or what is known of one comes from."""
+    """Name of a user or a chat, or of the source of an origin, a message or its known parts."""
     for field in ("origin", "sender_user", "sender_chat", "from_user", "chat"):
         source = getattr(source, field, None) or source
     return next(filter(None, (getattr(source, name, "") for name in ("full_name", "title", "sender_user_name"))), "")
@@ -379,7 +379,7 @@ def describe(message: Message | ExternalReplyInfo) -> str | None:
 
 
 def unknown_content(message: Mapping[str, Any]) -> list[str]:
-    """Return the names of fields with what somebody sent, in a message of a kind that the SDK does not know."""
+    """Return the names of fields with content, in a message of a kind that the SDK does not know."""
     if any(message.get(kind) for kind in _CONTENT):
         return []
     # Ends of the names of service messages, and of fields about a message or with another one.

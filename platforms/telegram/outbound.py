@@ -54,7 +54,7 @@ class TelegramSender:
         """Turns whose placeholder was sent without our learning its id: a few, until the connection ends."""
 
     async def send(self, request: SendRequest) -> str:
-        """Deliver one part: into the placeholder where there is one, else as a message of its own."""
+        """Deliver one part: into the placeholder if there is one, else as another message."""
         keyboard = await self._keyboard(request.part.buttons)
         part = request.part
         if request.is_plain:
@@ -63,7 +63,7 @@ class TelegramSender:
             if await self._edit(request.chat, request.replaces, part, keyboard):
                 return request.replaces
             log.info("telegram.placeholder_gone")
-        if request.is_repeat:  # also where there was a placeholder: the first attempt may have found it gone, too
+        if request.is_repeat:  # also with a placeholder: the first attempt may have found it gone, too
             part = marked_as_repeat(part)
         return await self._send(request.chat, part, keyboard, request.reply_to, request.file)
 
@@ -85,7 +85,7 @@ class TelegramSender:
         )
 
     async def _placeholder(self, preview: Preview, part: OutboundPart) -> str | None:
-        """Make the turn's placeholder, unless one may stand there already: nobody could take a second copy away."""
+        """Make the turn's placeholder, unless there may be one already: a second copy could never be removed."""
         if preview.number in self._lost_placeholders:
             return None
         self._lost_placeholders.add(preview.number)  # until the opposite is known: this can be cancelled, too
@@ -129,7 +129,7 @@ class TelegramSender:
         about = {"reply_parameters": reply, "reply_markup": keyboard}
         made = await self._post(chat, part, file, {**about, "message_thread_id": _thread_id(chat)})
         if made is None:
-            # The same people read the group's general topic; an answer that nobody gets helps nobody.
+            # The same people read the group's general topic.
             log.info("telegram.topic_gone")
             made = await self._post(chat, part, file, about)
         if not made:
@@ -143,7 +143,7 @@ class TelegramSender:
         file: OutboundFile | None,
         about: dict[str, Any],  # Any: arguments that all methods that send take
     ) -> str | None:
-        """Send a message, with a file as what it is best shown as; None where the topic is gone."""
+        """Send a message, with an image as a photo and another file as a document; None if the topic is gone."""
         bot, chat_id = self._bot, chat.chat_ref
         if file is None:
             entities = _stored_entities(part)
@@ -225,7 +225,7 @@ def translated(error: TelegramError) -> errors.PlatformError:
         case ChatMigrated(new_chat_id=new_chat_id):
             return errors.ChatMoved(str(new_chat_id))
         case InvalidToken():
-            # Sending is not where a token is judged: the poller meets the same answer and ends the adapter.
+            # The poller gets the same answer and ends the adapter.
             return errors.PlatformUnavailable("Telegram does not accept the token")
         case BadRequest() if not is_refused(error, _NOBODY_THERE):
             return errors.MessageRejected(error.message)

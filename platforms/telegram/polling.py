@@ -81,11 +81,11 @@ class Poller:
             self._failures = 0
 
     async def _put(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first updates; while the database keeps them waiting, listen for a `/stop` among what follows."""
+        """Store the first updates; while the database keeps them waiting, listen for a `/stop` among later ones."""
         putting = asyncio.create_task(self.updates.store(updates), name="telegram-put")
         try:
             while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:
-                with suppress(TelegramError, TimeoutError):  # the poll that comes next finds out what is wrong
+                with suppress(TelegramError, TimeoutError):  # the next poll meets the same error
                     async with asyncio.timeout(self.settings.poll_grace_seconds):
                         heard = await self._fetch(0)
                         for waiting in () if putting.done() else heard:  # else they may be stored already
@@ -110,7 +110,7 @@ class Poller:
         return [self.updates.read(one) for one in known]
 
     async def _recover(self, error: TelegramError | TimeoutError) -> None:
-        """Recover from an error: tell it, renew the connection where that helps, and back off."""
+        """Recover from an error: report it, renew the connection if that helps, and back off."""
         self._failures += 1
         self._is_probe = True
         delay = self.settings.backoff.after(self._failures)
@@ -137,7 +137,7 @@ class Poller:
 
 
 def _explained(error: TelegramError) -> str:
-    """Explain an error to the operator. Texts of Telegram are quoted only where they cannot hold a secret."""
+    """Explain an error to the operator. Texts of Telegram are quoted only if they cannot hold a secret."""
     if isinstance(error, Conflict) and "webhook" in error.message.lower():
         return "a webhook was set for this bot (409); only one way of receiving works at a time"
     if isinstance(error, Conflict):

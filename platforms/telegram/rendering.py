@@ -28,9 +28,9 @@ from platforms.text import is_within, utf16_units, with_newlines
 REPEAT_MARK = "(possibly a repeat) "
 """Mark before a part that may be visible already."""
 PART_UNITS = MESSAGE_UNITS - len(REPEAT_MARK)
-"""Longest part we make, in UTF-16 units: a repeat has to fit with its mark."""
+"""Longest part we make, in UTF-16 units: a repeat must fit with its mark."""
 PART_ENTITIES = 100
-"""Most entities in a message; Telegram ignores what is formatted beyond."""
+"""Most entities in a message; Telegram ignores the others."""
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
 _NO_FORMULA = r"[\s{]|\d[\d.,]*\w?\s(?![=+*/<>-]\s|\\[A-Za-z])|[A-Z_]{3,}[/\s:]"
@@ -91,7 +91,7 @@ def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
     begun: list[MessageEntity] = []  # those that reach into the piece from before it
     ahead = deque(entities)
     while start < len(text):
-        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # no piece takes more
+        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # no piece has more
         end = _piece_end(text, start, unit, near)
         piece = text[start:end]
         shown = piece.rstrip()
@@ -146,7 +146,7 @@ class _EntityWriter:
         self._begun: list[MessageEntity] = []
         self._titles: list[tuple[int, str]] = []
         self._numbers: list[int | None] = []
-        """Number of the next item of each list that is open, None where items have none."""
+        """Number of the next item of each list that is open, None if items have none."""
         self._marker = ""
         """Mark of an item that has no text yet."""
 
@@ -243,7 +243,7 @@ class _EntityWriter:
         self._write("[" if is_in_word and not _URL.match(url) else "")  # `handlers[name](event)`
 
     def _end_link(self) -> None:
-        """End a link, and write what is not seen of it: its title, and an address that is no link or has no text."""
+        """End a link, and write its hidden parts: its title, and an address that is no link or has no text."""
         url, (start, title) = unquote(self._begun[-1].url or ""), self._titles.pop()
         text = "".join(self.pieces[start:])
         shown = f"]({url})" if text.startswith("[") else f" ({url})" if url != text else ""
@@ -260,7 +260,7 @@ class _EntityWriter:
         self._begun.append(MessageEntity(style, self._units, 0, url=url, language=language))
 
     def _end(self) -> None:
-        """End what was begun last. Telegram takes no empty entity, no quote in a quote, and no link without a host."""
+        """End the newest entity. Telegram accepts no empty entity, no quote in a quote, and no link without a host."""
         entity = self._begun.pop()
         entity.length = self._units - entity.offset
         if entity.type == "blockquote":

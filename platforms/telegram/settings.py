@@ -24,7 +24,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelegramSettings:
-    """Settings of one bot. All times are seconds; the defaults are what the promises about liveness rest on."""
+    """Settings of one bot. All times are seconds; the promises about liveness rest on the defaults."""
 
     token: str = field(repr=False)
     base_url: str = BASE_URL

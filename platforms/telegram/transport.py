@@ -63,13 +63,13 @@ class BotApiRequest(BaseRequest):
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._connections),
-                trust_env=bool(getproxies()),  # HTTPS_PROXY and the like; looked up anew for each request, in a thread
+                trust_env=bool(getproxies()),  # HTTPS_PROXY and the like; looked up again for each request, in a thread
                 auto_decompress=True,
                 headers={"User-Agent": self.USER_AGENT},
             )
 
     async def shutdown(self) -> None:
-        """Close every connection; what is in flight breaks."""
+        """Close every connection; requests under way break."""
         session, self._session = self._session, None
         if session is not None:
             try:
@@ -153,7 +153,7 @@ class BotApiRequest(BaseRequest):
         )
         # Only the kind of a failure is told: the texts of aiohttp's errors may hold the address, and so the token.
         try:
-            # The Bot API redirects nobody: another server would be told what was said, and the token.
+            # The Bot API never redirects: another server would receive the message, and the token.
             async with self._session.request(
                 method, url, data=data, timeout=timeout, allow_redirects=False
             ) as response:
@@ -185,5 +185,5 @@ def _retry_after(body: bytearray, header: str | None) -> float:
     try:
         return float(orjson.loads(body)["parameters"]["retry_after"])
     except (ValueError, KeyError, TypeError):
-        # Five seconds are what Telegram asks for when it asks for little.
+        # Five seconds is a short pause as Telegram asks for it.
         return float(header) if header is not None and header.isdigit() else 5.0

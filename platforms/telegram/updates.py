@@ -97,7 +97,7 @@ class UpdateHandler:
         return count
 
     async def overhear(self, update: UpdateEvent) -> None:
-        """Look at an update that has to wait for its turn: see `Intake.overhear`."""
+        """Look at an update that must wait for its turn: see `Intake.overhear`."""
         if isinstance(update.content, InboundMessage):
             await self.intake.overhear(update.content)
 
@@ -154,13 +154,13 @@ class UpdateHandler:
 
 
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
-    """A message with what it has lost under other names; it counts as forwarded without the field that says so."""
+    """Return a message with its lost parts under other names. It counts as forwarded if a lost part says so."""
     if isinstance(answered := known.get("reply_to_message"), dict):
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}
     origin = {"type": "hidden_user", "date": 0, "sender_user_name": "unknown"}
     instead: dict[str, Any] = {"forward_origin": origin} if any(map(PASSED_ON.match, lost)) else {}
-    if "from_" in lost:  # who wrote it is known by the number
+    if "from_" in lost:  # its number tells the author
         instead["from"] = {"is_bot": False, **raw["from"], "first_name": "unknown"}
     return inbound.with_words({**known, **lost, **instead}, bot)
 

@@ -59,9 +59,8 @@ class WebhookHandler:
         given = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._secret):
             self._refused += 1
-            if (
-                time.monotonic() >= self._quiet_until
-            ):  # a line a minute: anyone who finds the address could fill the log
+            # A line a minute: anyone who finds the address could fill the log.
+            if time.monotonic() >= self._quiet_until:
                 log.warning("webhook.refused", count=self._refused)
                 self._refused, self._quiet_until = 0, time.monotonic() + 60.0
             return web.Response(status=403)
