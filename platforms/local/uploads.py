@@ -132,11 +132,8 @@ async def _read_parts(
 ) -> None:
     reader = await request.multipart()
     while (part := await reader.next()) is not None:
-        if (
-            not isinstance(part, BodyPartReader)
-            or part.name not in ("client_id", "text", "command", "files")
-            or part.name in fields
-        ):
+        expected = {"client_id", "text", "command", "files"} - fields.keys()
+        if not isinstance(part, BodyPartReader) or part.name not in expected:
             raise FormError(400, _NOT_A_MESSAGE)
         if request.content.total_bytes > total:
             raise FormError(413, f"A message may have at most {readable_size(uploads.max_file_bytes)} of files.")
