@@ -86,16 +86,8 @@ class TelegramAdapter:
                 self._sender = TelegramSender(client.sdk, self._buttons)
                 log.info("telegram.signed_in", bot=reader.username)
                 client.spawn(_keep_menus(client.sdk, self._menu, intake, self._store), "telegram.menu")
-                updates = UpdateHandler(
-                    intake=intake,
-                    reader=reader,
-                    sdk=client.sdk,
-                    buttons=self._buttons,
-                    clock=self._clock,
-                    answer_press=client.answer_press,
-                )
                 try:
-                    await self._receive(client, updates)
+                    await self._receive(client, reader, intake)
                 finally:
                     self._sender = None  # before the connections end: a send under way would be ambiguous
         except TokenRejected as error:
@@ -125,7 +117,15 @@ class TelegramAdapter:
             raise PlatformUnavailable("the Telegram adapter is not running")
         return await _fetch(self._client.sdk, self._client.request, attachment, target, max_bytes)
 
-    async def _receive(self, client: "_BotClient", updates: UpdateHandler) -> None:
+    async def _receive(self, client: "_BotClient", reader: UpdateReader, intake: Intake) -> None:
+        updates = UpdateHandler(
+            intake=intake,
+            reader=reader,
+            sdk=client.sdk,
+            buttons=self._buttons,
+            clock=self._clock,
+            answer_press=client.answer_press,
+        )
         webhook = self._settings.webhook
         if webhook is not None:
             async with webhook_server(webhook, updates, self._health):
