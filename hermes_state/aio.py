@@ -59,7 +59,8 @@ async def retried(
 ) -> T:
     """Return the result of `work`, which runs again after each `failure` except `unless`; cancellation ends it.
 
-    Each failure is logged as a warning: `event` with `facts`, the error and the seconds until the next attempt.
+    Each failure is logged as a warning: `event` with `facts`, the error and the seconds until the next attempt. An
+    error that has a `retry_after` of its own, such as `RateLimited`, says how many these are.
     """
     pauses = iter(backoff)
     while True:
@@ -70,7 +71,7 @@ async def retried(
         except failure as error:
             import structlog  # takes its time, and the command line imports this module at every start
 
-            pause = next(pauses)
+            pause = getattr(error, "retry_after", None) or next(pauses)
             structlog.get_logger().warning(event, retry_seconds=pause, error=str(error), **facts)
         await asyncio.sleep(pause)  # nothing tells when the next attempt would succeed
 

@@ -1,7 +1,6 @@
-"""Platform adapters: what the gateway needs of a chat service, and what an adapter needs of the gateway.
+"""Interface between the gateway and the adapters of chat services.
 
-An adapter turns SDK objects into values and values into SDK calls. It decides nothing: who may write,
-what is a command and what is answered are the gateway's business.
+An adapter turns SDK objects into values and values into SDK calls. All decisions are the gateway's.
 """
 
 import asyncio
@@ -20,22 +19,22 @@ class Capabilities:
     """Capabilities of a platform; the gateway asks this value, never the platform's name."""
 
     max_part_units: int
-    """Longest message the platform takes, in UTF-16 code units."""
+    """Longest message that the platform accepts, in UTF-16 code units."""
     preview_interval_seconds: float
     """Shortest time between two previews in one direct chat, in seconds."""
     shared_preview_interval_seconds: float
     """Shortest time between two previews in groups, in seconds: platforms count edits there more strictly."""
     has_buttons: bool
     typing_seconds: float | None
-    """Seconds for which one typing signal is visible; None where there is none."""
+    """Seconds for which one typing signal is visible; None if there is none."""
     has_files: bool = False
     """A long reply may end in a file."""
     max_file_bytes: int = 0
-    """Largest file that the platform takes from us, in bytes; 0: none."""
+    """Largest file that the platform accepts, in bytes; 0: none."""
     preview_seconds: float | None = None
     """Seconds for which a preview without a placeholder is visible unless shown again; None: for good."""
     finds_previews: bool = False
-    """True where `show` finds the placeholder of a turn by its number."""
+    """True if `show` finds the placeholder of a turn by its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class CommandAction:
     """Sub-command, such as `add` of `/schedule`."""
 
     words: str
-    """Words behind the command's name, separated by one space."""
+    """Words after the command's name, separated by one space."""
     description: str
     options: tuple[CommandOption, ...] = ()
 
@@ -69,7 +68,6 @@ class MenuCommand:
     """Command as the platform's own menu shows it."""
 
     name: str
-    """Name of the command, without the slash."""
     description: str
     argument: str | None
     """Argument that may follow the name, for people (`[title]`), or None."""
@@ -87,12 +85,12 @@ class OutboundFile:
     mime: str
     size_bytes: int
     content: bytes | Callable[[], bytes]
-    """The bytes, or what reads them where they are kept; they may be gone from there."""
+    """The bytes, or a function that reads the stored file, which may be gone."""
     attachment_id: int | None = None
     """Row of a kept file."""
 
     async def read(self) -> bytes:
-        """The bytes. Raises `MessageRejected` when they are gone, and `PlatformUnavailable` when the disk fails."""
+        """Return the bytes. Raises `MessageRejected` if they are gone, and `PlatformUnavailable` if the disk fails."""
         if isinstance(self.content, bytes):
             return self.content
         try:
@@ -182,31 +180,30 @@ class Intake(Protocol):
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
         """Store the event (unless it is a duplicate, ignored or denied) and move the cursor with it.
 
-        Returns after the commit: only then may the event be acknowledged to the platform.
-        Raises `StoreUnavailable` when nothing could be stored; the event must then come again.
+        Returns after the commit: only then may the event be acknowledged to the platform. Raises `StoreUnavailable`
+        when nothing could be stored; the event must then come again.
         """
 
     async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
-        """Store what arrived together, in order, as far as one commit takes it; returns how many: at least the first.
+        """Store events that arrived together, in order, as far as one commit goes; returns how many: at least one.
 
-        What it raises is about the first alone, and nothing was stored then. See `accept`.
+        An error is about the first event, and nothing was stored then. See `accept`.
         """
 
     async def overhear(self, event: InboundEvent) -> None:
         """Look at an event that must wait because one before it cannot be stored.
 
-        Acts on what people must be heard with at once (`/stop`) and stores nothing: the event comes again through
-        `accept`.
+        Acts on urgent events (`/stop`) and stores nothing: the event comes again through `accept`.
         """
 
     def refusal(self, event: InboundMessage) -> str | None:
-        """Sentence that refuses a slash command or a button, of which nothing is kept then; None: accept it."""
+        """Return the sentence that refuses a slash command or a button, which is not stored then; None: accept it."""
 
     def suggestions(self, event: InboundMessage) -> Sequence[str]:
-        """Values for the option of a command that is being written; none for a person who may not give the command."""
+        """Return values for the option of an unfinished command; none for a person who may not give the command."""
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
-        """Ids of the platform's admins; waits while they are `known`."""
+        """Return the ids of the platform's admins; waits while they are `known`."""
 
     async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
         """`seen_ref` by `channel_ref`."""
@@ -215,7 +212,7 @@ class Intake(Protocol):
         """Follow a chat to its new id (a group became a supergroup)."""
 
     async def note_reach(self, platform: str, account: str, chat_ref: str, is_reachable: bool) -> None:
-        """Note that somebody blocked or removed the bot, or let it write again."""
+        """Note that a person blocked or removed the bot, or let it write again."""
 
 
 class PlatformAdapter(Protocol):
@@ -248,7 +245,7 @@ class PlatformAdapter(Protocol):
         """
 
     async def show(self, preview: Preview) -> str | None:
-        """Show or update a preview; returns the placeholder's id where the platform has one, or has found one.
+        """Show or update a preview; returns the placeholder's id if the platform has one, or has found one.
 
         Raises what `send` raises; a lost preview is no harm.
         """

@@ -1,4 +1,4 @@
-"""Files: from the network or the disk to where they are wanted, no larger than allowed."""
+"""Files from the network or the disk, written no larger than allowed."""
 
 import asyncio
 import shutil
@@ -12,7 +12,13 @@ from hermes_state.values import AttachmentKind, IncomingAttachment
 CHUNK_BYTES = 256 * 1024
 """Size of a piece that is read and written at a time, in bytes."""
 UNREADABLE_QUOTE = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="the quoted message", is_quoted=True)
-"""Stands for a quoted message of which nothing can be read: its sender is told."""
+"""Stands for a quoted message that cannot be read, so that its sender is told."""
+
+
+def kind_of(mime: str | None, other: AttachmentKind) -> AttachmentKind:
+    """Return the kind of a file by its media type; `other` if it is neither image, audio nor video."""
+    main = (mime or "").partition("/")[0]
+    return AttachmentKind(main) if main in ("image", "audio", "video") else other
 
 
 async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int) -> int:

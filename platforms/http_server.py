@@ -1,6 +1,6 @@
-"""HTTP server of an adapter, with bounds on its connections: in number, and in the time that a request takes to arrive.
+"""HTTP server of an adapter, with limits on the number of connections and on the time that a request takes to arrive.
 
-A connection that asks for nothing gives way to a new one: nobody is kept out by those who only hold connections open.
+An idle connection is closed for a new one: holding connections open locks no one out.
 """
 
 import asyncio
@@ -9,31 +9,20 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-MAX_CONNECTIONS = 128
 MAX_CONNECTIONS_OF_ADDRESS = 64
 """Most connections from one address: a browser opens six, and a proxy in front of us is one address, too."""
-
 IDLE_SECONDS = 15.0
-"""Seconds in which the headers of a request have to arrive, and after which a connection between two is closed."""
-
-BODY_SECONDS = 30.0
-"""Seconds after which the body of a request must have grown, again and again until it is whole."""
-MIN_BODY_RATE = 10_000
-"""Bytes a second by which it must grow: less is nobody's connection, and would hold ours for hours."""
-
-BACKLOG = 128
-"""Connections that may wait to be accepted."""
-
-_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+"""Seconds in which the headers of a request must arrive, and after which a connection between two is closed."""
 
 
 @asynccontextmanager
 async def http_server(
-    app: web.Application, host: str, port: int, *, stop_seconds: float, body_seconds: float = BODY_SECONDS
+    app: web.Application, host: str, port: int, *, stop_seconds: float, body_seconds: float = 30.0
 ) -> AsyncIterator[int]:
-    """Serve `app` within the block; yields the port, which the system chooses where 0 is given.
+    """Serve `app` within the block; yields the port, which the system chooses if 0 is given.
 
-    Raises `OSError` on entering when the port cannot be had. Requests under way get `stop_seconds` to end.
+    Raises `OSError` on entering when the port cannot be opened. Requests under way get `stop_seconds` to end. The body
+    of a request must grow within `body_seconds`, again and again until it is whole.
     """
     limiter = _ConnectionLimiter(body_seconds)
     app.middlewares.insert(0, limiter.hold)
@@ -49,7 +38,7 @@ async def http_server(
         try:
             for bound in listener.sockets:
                 with bound.dup() as same:
-                    same.listen(BACKLOG)  # asyncio itself accepts `backlog` times in a row, also when that fails
+                    same.listen(128)  # asyncio itself accepts `backlog` times in a row, also when that fails
             yield listener.sockets[0].getsockname()[1]
         finally:
             listener.close()
@@ -58,7 +47,7 @@ async def http_server(
 
 
 class _ConnectionLimiter:
-    """Bounds on a server's connections: their number, and the time that a request's body takes."""
+    """Limits of a server: the number of its connections, and the time in which the body of a request arrives."""
 
     def __init__(self, body_seconds: float) -> None:
         self._body_seconds = body_seconds
@@ -68,7 +57,6 @@ class _ConnectionLimiter:
     async def hold(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Hold on to the connection of a request while it is being answered."""
         transport = request.transport
         self._busy.add(transport)
         watch = asyncio.create_task(self._watch_body(request)) if not request.content.is_eof() else None
@@ -80,35 +68,33 @@ class _ConnectionLimiter:
                 watch.cancel()
 
     async def _watch_body(self, request: web.Request) -> None:
-        """End the connection of a body that does not arrive: whoever reads it sees that the other side went away."""
+        """End the connection of a body that grows by less than 10 kB a second and would hold it for hours.
+
+        Its reader gets the error of a client that went away.
+        """
         received = 0
         while not request.content.is_eof():
             await asyncio.sleep(self._body_seconds)
             before, received = received, request.content.total_bytes
-            if received - before < self._body_seconds * MIN_BODY_RATE and not request.content.is_eof():
+            if received - before < self._body_seconds * 10_000 and not request.content.is_eof():
                 if request.transport is not None:
                     request.transport.abort()
                 return
 
     def admits(self, transport: asyncio.BaseTransport, manager: web.Server) -> bool:
-        """Tell whether a new connection may stay; where there are too many, the oldest idle one makes room for it."""
+        """Tell whether a new connection may stay; if there are too many, the oldest idle one is closed for it."""
         held = [one for one in manager.connections if one.transport is not None]
         neighbours = [one for one in held if _address_of(one.transport) == _address_of(transport)]
-        if len(neighbours) >= MAX_CONNECTIONS_OF_ADDRESS:
-            crowd = neighbours
-        elif len(held) >= MAX_CONNECTIONS:
-            crowd = held
-        else:
+        is_crowded = len(neighbours) >= MAX_CONNECTIONS_OF_ADDRESS
+        if not is_crowded and len(held) < 128:
             return True
-        idle = next((one for one in crowd if one.transport not in self._busy), None)
+        idle = next((one for one in (neighbours if is_crowded else held) if one.transport not in self._busy), None)
         if idle is not None:
             idle.force_close()
         return idle is not None
 
 
 class _ConnectionHandler(web.RequestHandler):
-    """One connection of a client."""
-
     def __init__(self, manager: web.Server, limiter: _ConnectionLimiter) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), keepalive_timeout=IDLE_SECONDS)
         self._server, self._limiter = manager, limiter
@@ -120,17 +106,13 @@ class _ConnectionHandler(web.RequestHandler):
             transport.close()
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer what is no HTTP in a word, without the traceback in the log that anybody could fill it with."""
+        """Answer a request that is no HTTP without a traceback, with which anyone could fill the log."""
         if status < 500 and self.transport is not None:
-            self.transport.write(_BAD_REQUEST)
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         if status < 500 or isinstance(exc, ConnectionError):
-            raise ConnectionError("nobody is left to answer")
+            raise ConnectionError("the client is gone")
         return super().handle_error(request, status, exc, message)
 
 

@@ -1,8 +1,7 @@
-"""Markdown as models write it, parsed so that no word is lost, at a cost that grows with its length and no faster.
+"""Markdown as models write it, parsed without losing a word, in time that is linear in its length.
 
-CommonMark with tables and strikethrough. HTML is text, except tables, `<br>` and `<details>`. What the standard hides
-or drops is shown: cells beyond those of a table's head, definitions that no link uses, quotes and lists too deep to be
-told apart. A pipe in code parts no cells. Marks inside words, sums, paths and patterns are text.
+CommonMark with tables and strikethrough, without HTML except tables, `<br>` and `<details>`. Everything that the
+standard hides or drops is shown. Marks inside words, sums, paths and patterns are text.
 """
 
 import html
@@ -19,18 +18,8 @@ from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline, autolink, emphasis, escape, strikethrough
 from markdown_it.token import Token
 
-MAX_QUOTES = 8
-"""Most quotes in one another; what is deeper is text. The library drops what stands 20 levels deep."""
-MAX_LISTS = 8
-"""Most lists in one another, each of two levels."""
 MAX_OPEN_BRACKETS = 6
-"""Most brackets open at once in the text of a link: each is looked through for its end."""
-MAX_TABLE_GROWTH = 4
-"""Longest table with aligned columns, as a multiple of its cells' length."""
-
-_LANGUAGE = re.compile(r"[A-Za-z0-9_+\-.#]{1,20}")
-_ATTRIBUTE = re.compile(r"[\w-]+=|\{")
-"""Beginning of what some write behind a language, such as `title="a.py"` or `{1,3-5}`."""
+"""Most brackets open at once in the text of a link: each is searched for its end."""
 _CELL_MARKS = re.compile(r"(\\\||`+|\|)")
 _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
 _MARKS = re.compile(r"[*_`\\&~]")
@@ -55,7 +44,7 @@ _AUTOLINK = re.compile(r"<(?:(?:https?|ftps?|mailto|tel|tg):|[^\s<>:@]+@[^\s<>@]
 
 _WIDE = "\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U0001f000-\U0003ffff"
 _IS_WIDE = re.compile(rf"(?<=[{_WIDE}])[*~]{{2}}|[*~]{{2,}}(?=[{_WIDE}])")
-"""Beside a word of a script without spaces, or its punctuation, two marks begin and end what they stand at."""
+"""Two marks next to a word of a script without spaces, or its punctuation, begin and end emphasis."""
 _IS_TEXT = re.compile(
     rf"(?<=\w)\*(?=\w)|(?<=[^\W{_WIDE}])[*~]{{2,}}(?=[^\W{_WIDE}])|(?<=(\S))[*_~]++(?=\1)|(?<=/)[*_]++(?=[./\\])"
     r"|(?<=[\^\\])[*_~]++"
@@ -81,10 +70,9 @@ def parser() -> MarkdownIt:
     rules = markdown.block.ruler
     rules.at("table", _table, {"alt": ["paragraph", "reference"]})
     rules.at("reference", _definition)
-    rules.at(
-        "blockquote", _not_too_deep(blockquote, MAX_QUOTES), {"alt": ["paragraph", "reference", "blockquote", "list"]}
-    )
-    rules.at("list", _not_too_deep(list_block, MAX_LISTS * 2), {"alt": ["paragraph", "reference", "blockquote"]})
+    # Deeper quotes and lists are text: the library drops everything at a depth of 20 levels. A list has two levels.
+    rules.at("blockquote", _not_too_deep(blockquote, 8), {"alt": ["paragraph", "reference", "blockquote", "list"]})
+    rules.at("list", _not_too_deep(list_block, 16), {"alt": ["paragraph", "reference", "blockquote"]})
     rules.at("hr", _not_too_deep(hr, 100), {"alt": ["paragraph", "reference", "blockquote", "list"]})
     markdown.helpers = SimpleNamespace(  # type: ignore[assignment]  # the library reads these three by name
         parseLinkLabel=_label_end, parseLinkDestination=parseLinkDestination, parseLinkTitle=parseLinkTitle
@@ -103,21 +91,22 @@ def unfolded(text: str) -> str:
 
 
 def is_backslash(text: str, at: int) -> bool:
-    """True for a backslash that is a character: no markup follows it, or it stands in a path, a pattern or a face."""
+    """True for a backslash that is a character: no markup follows it, or it is part of a path, a pattern or a face."""
     if _BARE_ESCAPE.match(text, at):
         return True
     word = text[max(0, at - 300) : at].rpartition(" ")[2]
     return not word.endswith("\\") and _HAS_BACKSLASH.search(word) is not None
 
 
-def _escape(state: StateInline, silent: bool) -> bool:
-    return state.src[state.pos] == "\\" and not is_backslash(state.src, state.pos) and escape(state, silent)
-
-
 def _strict(markdown: MarkdownIt) -> MarkdownIt:
-    """Let fewer characters be markup. Delimiters say where they stand in the source: `meta["at"]`."""
+    """Let fewer characters be markup. A delimiter has its place in the source as `meta["at"]`."""
     rules = markdown.inline.ruler
-    rules.at("escape", _escape)
+    rules.at(
+        "escape",
+        lambda state, silent: (
+            state.src[state.pos] == "\\" and not is_backslash(state.src, state.pos) and escape(state, silent)
+        ),
+    )
     rules.at("emphasis", _delimiters(emphasis.tokenize))
     rules.at("strikethrough", _delimiters(strikethrough.tokenize))
     rules.at("autolink", lambda state, silent: bool(_AUTOLINK.match(state.src, state.pos)) and autolink(state, silent))
@@ -126,17 +115,18 @@ def _strict(markdown: MarkdownIt) -> MarkdownIt:
 
 
 def code_of(token: Token) -> tuple[str, list[str]]:
-    """Language and lines of a code block. Words behind the language, which nobody would show, are the first line."""
+    """Language and lines of a code block. Words after the language, which no app shows, are the first line."""
     lines = token.content.removesuffix("\n").split("\n")
     info = token.info.strip()
     first, _, rest = info.partition(" ")
-    if _LANGUAGE.fullmatch(first) is None or (rest and _ATTRIBUTE.match(rest) is None):
+    is_language = re.fullmatch(r"[A-Za-z0-9_+\-.#]{1,20}", first) is not None
+    if not is_language or (rest and re.match(r"[\w-]+=|\{", rest) is None):  # `title="a.py"`, `{1,3-5}` may follow
         first, rest = "", info
     return first, [rest.strip(), *lines] if rest else lines
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table in a fixed-width font, its columns aligned unless that made it several times as long."""
+    """Lines of a table in a fixed-width font, its columns aligned unless that makes it four times as long."""
     cells = ([map(_plain_cell, BREAK.split(cell)) for cell in row] for row in rows)
     head, *others = ([*zip_longest(*row, fillvalue="")] or [()] for row in cells)
     shown = [*head, *(line for lines in others for line in lines)]
@@ -146,7 +136,7 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         for column, cell in enumerate(row):
             widths[column] = max(widths[column], _columns(cell))
     units = sum(len(cell) + 3 for row in shown for cell in row)
-    if sum(sum(widths[: len(row)]) for row in shown) > 2_000 + MAX_TABLE_GROWTH * units:
+    if sum(sum(widths[: len(row)]) for row in shown) > 2_000 + 4 * units:
         widths = [1] * len(widths)
     for number, row in enumerate(shown):
         padded = (cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths, strict=False))
@@ -156,7 +146,7 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _plain_cell(cell: str) -> str:
-    """Text of a cell without emphasis, which code does not show. What may hold a link stays as written."""
+    """Text of a cell without emphasis, which code does not show. A cell that may hold a link stays as written."""
     if not cell or cell.isalnum():
         return cell
     if _MARKS.search(cell) and "[" not in cell and "<" not in cell:
@@ -174,13 +164,12 @@ def _columns(text: str) -> int:
     )
 
 
-# --- rules that stand in for the library's
+# Rules in place of the library's
 
 
-_BlockRule = Callable[[StateBlock, int, int, bool], bool]
-
-
-def _not_too_deep(rule: _BlockRule, levels: int) -> _BlockRule:
+def _not_too_deep(
+    rule: Callable[[StateBlock, int, int, bool], bool], levels: int
+) -> Callable[[StateBlock, int, int, bool], bool]:
     def block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         is_text = TEXT_LINE.match(_line(state, start))
         return not is_text and state.level < levels and rule(state, start, end, silent)
@@ -189,12 +178,12 @@ def _not_too_deep(rule: _BlockRule, levels: int) -> _BlockRule:
 
 
 def _table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """Read what the library takes for a table, which drops cells beyond those of the head and fills up missing ones."""
+    """Read a table. The library's rule would drop cells beyond those of the head and fill up missing ones."""
     if not table(state, start, end, True):
         return False
     if silent:
         return True
-    ends = state.md.block.ruler.getRules("blockquote")  # what ends a quote ends a table, too
+    ends = state.md.block.ruler.getRules("blockquote")  # these rules end a table, too
     parent_type, state.parentType = state.parentType, "table"
     rows = [_cells(_line(state, start)), _cells(_line(state, start + 1))]
     line = start + 2
@@ -207,13 +196,10 @@ def _table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     token = state.push("table", "", 0)
     token.map = [start, line]
     delimiters = rows.pop(1)
-    token.meta = {"rows": rows, "alignments": [_alignment(delimiter) for delimiter in delimiters]}
+    sides = ("" if not one.endswith(":") else "center" if one.startswith(":") else "right" for one in delimiters)
+    token.meta = {"rows": rows, "alignments": [*sides]}
     state.parentType, state.line = parent_type, line
     return True
-
-
-def _alignment(delimiter: str) -> str:
-    return "" if not delimiter.endswith(":") else "center" if delimiter.startswith(":") else "right"
 
 
 def _line(state: StateBlock, line: int) -> str:
@@ -240,7 +226,7 @@ def _cells(row: str) -> list[str]:
 
 
 def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> int:
-    """Index of the bracket that closes the one at `start`; -1 where none does, or too many are open."""
+    """Index of the bracket that closes the one at `start`; -1 if there is none, or too many are open."""
     if _TOO_MANY_BRACKETS.match(state.src, start):
         return -1
     before, state.pos = state.pos, start + 1
@@ -262,7 +248,7 @@ def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> 
 
 
 def _definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """Keep a definition in sight, whether a link uses it or none does."""
+    """Show a definition, whether a link uses it or not."""
     if not reference(state, start, end, silent):
         return False
     text = state.getLines(start, state.line, state.blkIndent, False).strip()
@@ -273,7 +259,7 @@ def _definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def _html_table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """Read a table in HTML that begins a line; what follows it on its last line is a row."""
+    """Read a table in HTML that begins a line; the rest of its last line is a row."""
     found = _HTML_TABLE.match(state.src, state.bMarks[start] + state.tShift[start])
     if found is None or state.is_code_block(start) or start + found[0].count("\n") >= end:
         return False
@@ -287,11 +273,6 @@ def _html_table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
         token.map = [start, start + found[0].count("\n") + 1]
         token.meta, state.line = {"rows": shown, "alignments": [""] * len(shown[0])}, token.map[1]
     return bool(shown)
-
-
-def _unfold(state: StateCore) -> None:
-    for token in state.tokens:
-        token.content = unfolded(token.content) if token.type == "inline" else token.content
 
 
 def _delimiters(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
@@ -317,7 +298,7 @@ def _delimiters(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInl
 
 
 def _unpair(state: StateInline) -> None:
-    """Make delimiters text again that stand around a name, or belong to a comment or to two patterns."""
+    """Make delimiters text again that enclose a name, or belong to a comment or to two patterns."""
     nested = (meta["delimiters"] for meta in state.tokens_meta if meta and "delimiters" in meta)
     for delimiters in (state.delimiters, *nested):
         for one in (one for one in delimiters if one.end >= 0):
@@ -339,8 +320,13 @@ def _is_text(before: str, content: str, after: str, mark: str) -> bool:
     return bool(is_cut) or is_bare or (content[0] == content[-1] == "/" and " " in content)  # `*/*`, `**/a and b/**`
 
 
+def _unfold(state: StateCore) -> None:
+    for token in state.tokens:
+        token.content = unfolded(token.content) if token.type == "inline" else token.content
+
+
 def _show_tasks(state: StateCore) -> None:
-    """Show boxes for what begins with `[ ]` or `[x]` in a list, as everywhere where models learned to write it."""
+    """Show boxes for `[ ]` and `[x]` at the beginning of list items."""
     for item, _, inline in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
         if item.type != "list_item_open" or not inline.children:
             continue
@@ -351,4 +337,4 @@ def _show_tasks(state: StateCore) -> None:
 
 _INLINE = _strict(MarkdownIt("commonmark", {"html": False}))
 BLOCKS = parser().disable(["inline", "lheading", "reference"])
-"""Parser of blocks only, for what stays Markdown."""
+"""Parser of blocks only, for text that stays Markdown."""

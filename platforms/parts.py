@@ -1,16 +1,13 @@
-"""Parts: a long text in pieces that a chat service takes, cut where it hurts least."""
+"""Parts: a long text in pieces within the limit of a chat service, cut after paragraphs, sentences or words."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
 
 from platforms.text import is_within, longest_prefix, utf16_units
 
-_SENTENCE_ENDS = (". ", "! ", "? ", "\u3002", "\uff01", "\uff1f")
-_JOINERS = frozenset("\u200d\ufe0e\ufe0f")
-
 
 class PartWriter:
-    """Writer of parts of at most `limit` units, filled line by line. Code that is cut ends and begins anew there."""
+    """Writer of parts of at most `limit` units, filled line by line. Cut code ends and begins again at the cut."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -27,10 +24,15 @@ class PartWriter:
             if not self._fits(paragraph) and self._cost(paragraph) <= self._limit:
                 self._flush()
             for line in paragraph:
-                self._add_prose_line(line)
+                if not self._fits([line]):
+                    self._flush()
+                for piece in _cut(line, self._limit, is_prose=True):
+                    if not self._fits([piece]):
+                        self._flush()
+                    self._extend([piece])
 
     def add_code(self, opening: str, lines: Sequence[str], closing: str) -> None:
-        """Add code that begins and ends with these lines; its own are cut wherever they must."""
+        """Add code that begins and ends with these lines; its own lines may be cut anywhere."""
         whole = [opening, *lines, closing]
         units = self._cost(whole)
         if self._units + units <= self._limit:
@@ -38,9 +40,6 @@ class PartWriter:
             return
         if units <= self._limit or not self._fits([opening, "x" * 200, closing]):
             self._flush()
-        self._split_code(opening, lines, closing)
-
-    def _split_code(self, opening: str, lines: Sequence[str], closing: str) -> None:
         frame_units = self._cost([opening, "", closing])
         held: list[str] = []
         units = frame_units
@@ -54,16 +53,6 @@ class PartWriter:
             held.append(piece)
             units += piece_units
         self._extend([opening, *held, closing])
-
-    def _add_prose_line(self, line: str) -> None:
-        if self._fits([line]):
-            self._extend([line])
-            return
-        self._flush()
-        for piece in _cut(line, self._limit, is_prose=True):
-            if not self._fits([piece]):
-                self._flush()
-            self._extend([piece])
 
     def _cost(self, lines: Sequence[str]) -> int:
         return sum(utf16_units(line) + 1 for line in lines) - 1
@@ -85,20 +74,17 @@ class PartWriter:
 def _paragraphs(lines: Sequence[str]) -> Iterator[list[str]]:
     """Groups of lines, each with the blank lines that follow it."""
     group: list[str] = []
-    was_blank = False
     for line in lines:
-        is_empty = not line.strip()
-        if group and was_blank and not is_empty:
+        if group and line.strip() and not group[-1].strip():
             yield group
             group = []
         group.append(line)
-        was_blank = is_empty
     if group:
         yield group
 
 
 def _cut(line: str, limit: int, *, is_prose: bool) -> Iterator[str]:
-    """Pieces of a line; white space where prose is cut goes away."""
+    """Pieces of a line; white space at a cut of prose is removed."""
     start = 0
     while not is_within(line, start, limit):
         head = longest_stretch(line, start, limit)
@@ -111,11 +97,11 @@ def _cut(line: str, limit: int, *, is_prose: bool) -> Iterator[str]:
 
 
 def _kind_cut(head: str) -> int:
-    """Index to cut at: after a sentence, else at a space, not inside inline code, never before half of it."""
+    """Index to cut at: after a sentence, else at a space, not inside inline code, never in the first half."""
     min_cut = len(head) // 2
     if head.count("`") % 2 and (tick := head.rfind("`")) > min_cut:
         head = head[:tick]
-    sentence = max(head.rfind(end) + len(end) for end in _SENTENCE_ENDS)
+    sentence = max(head.rfind(end) + len(end) for end in (". ", "! ", "? ", "\u3002", "\uff01", "\uff1f"))
     if sentence > min_cut:
         return sentence
     space = head.rfind(" ") + 1
@@ -127,7 +113,10 @@ def longest_stretch(text: str, start: int, limit: int) -> str:
     end = cut = start + len(longest_prefix(text[start : start + limit], limit))
     min_cut = max(start + 1, end - 16)
     while cut > min_cut and (
-        text[cut] in _JOINERS or text[cut - 1] == "\u200d" or text[cut - 1] == "\\" or unicodedata.combining(text[cut])
+        text[cut] in "\u200d\ufe0e\ufe0f"
+        or text[cut - 1] == "\u200d"
+        or text[cut - 1] == "\\"
+        or unicodedata.combining(text[cut])
     ):
         cut -= 1
     return text[start:cut] if cut > min_cut else text[start:end]

@@ -30,27 +30,26 @@ def longest_prefix(text: str, max_units: int) -> str:
 
 
 def is_within(text: str, start: int, max_units: int) -> bool:
-    """Tell if what follows `start` has at most `max_units`, at a cost that grows with `max_units` only."""
+    """Tell if the text after `start` has at most `max_units`, at a cost that grows with `max_units` only."""
     return len(text) - start <= max_units and utf16_units(text[start:]) <= max_units
 
 
 def with_newlines(text: str) -> str:
-    """`text` with a newline character at the end of each line, the way a parser of Markdown counts them."""
+    """Return `text` with newline characters for all line ends, as a parser of Markdown counts lines."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 UNFINISHED: Final = " …"
-"""End of a message in which an answer grows. The process can be killed before it has stored that message's id: the
-message is left above the answer then, and must not look like a second copy of it."""
+"""End of an unfinished answer. The message stays if the process is killed before it has stored the message's id, and
+must not look like a second copy of the answer."""
 
 
 def unfinished(part: OutboundPart) -> OutboundPart:
-    """Mark a part of an answer that still grows."""
     return msgspec.structs.replace(part, text=part.text + UNFINISHED, plain=part.plain + UNFINISHED)
 
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
-"""Exceptions of reading a shape that neither an SDK nor we expect; times beyond the calendar raise three of them."""
+"""Exceptions of reading an unexpected shape; times beyond the calendar raise three of them."""
 _TEXT_KEYS: Final = {
     *("text", "content", "title", "question", "description", "label", "summary", "caption", "expression"),
     *("body", "value", "html", "markdown"),
@@ -58,9 +57,9 @@ _TEXT_KEYS: Final = {
 
 
 def parsed_json(text: Any) -> Any:  # JSON, and where it comes from text or bytes of any kind
-    """The value of a JSON text, with replacements for halves of characters and whole numbers of at most 400 digits.
+    """Parse a JSON text, with replacements for halves of characters, and cut whole numbers to 400 digits.
 
-    Services may send others, and one must not hide whatever comes in the same answer. Raises one of `UNREADABLE`.
+    Services may send such values, which must not hide the rest of an answer. Raises one of `UNREADABLE`.
 
     >>> parsed_json('{"text": "half of \\ud83d"}')
     {'text': 'half of \ufffd'}
@@ -101,7 +100,7 @@ def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], p
 
 
 def text_in(value: Any, *, is_text: bool = False) -> str:
-    """Return the words that stand under keys for text, each object and each piece of a list on a line of its own."""
+    """Return the words under keys for text, each object and each piece of a list on a line of its own."""
     if isinstance(value, dict):
         return "\n".join(filter(None, (text_in(part, is_text=key in _TEXT_KEYS) for key, part in value.items())))
     if isinstance(value, list):  # under a key for text, its pieces are one text

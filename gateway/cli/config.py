@@ -18,7 +18,7 @@ from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
 from gateway.models.routes import all_routes, capacity_in, missing_keys, window_from
 from hermes_state.engines.opening import missing_driver
 from hermes_state.errors import ConfigError
-from hermes_state.files.opening import missing_client
+from hermes_state.files import missing_client
 from hermes_state.redaction import MARK, redact
 
 config = typer.Typer(no_args_is_help=True, help="Check and show the configuration.", rich_markup_mode=None)

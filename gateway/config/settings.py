@@ -35,7 +35,7 @@ from gateway.config.context_settings import (
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
 from gateway.config.tool_settings import McpConfig, ScheduleConfig, ToolsConfig
 from hermes_state.engines.opening import StoreSettings
-from hermes_state.files.opening import AttachmentSettings
+from hermes_state.files import AttachmentSettings
 from hermes_state.kinds import (
     AnyCase,
     OffOrNumber,

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.turns.lanes import INTERRUPTED
 from gateway.turns.runner import STOPPED_NOTICE
-from hermes_state import inbox, journal, outbox
+from hermes_state import inbox, journal, outbox, values
 from hermes_state.chats import find_chat, find_chats_at, meet_chat
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
@@ -20,17 +20,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.text import both_ends
 from hermes_state.tools import schedules
 from hermes_state.turns import RunningTurn, find_open_turn
-from hermes_state.values import (
-    ChatId,
-    ChatKey,
-    Cursor,
-    DeletionEvent,
-    EditEvent,
-    InboundMessage,
-    InboxId,
-    Millis,
-    TurnId,
-)
+from hermes_state.values import ChatId, ChatKey, Cursor, EditEvent, InboundMessage, InboxId, Millis, TurnId
 
 BusyMode: TypeAlias = Literal["queue", "steer", "interrupt"]
 
@@ -51,52 +41,51 @@ class AcceptedEvent:
     mode: InboxMode
     text: str
     max_waiting: int | None
-    """Most messages of its sender that may wait; None: it runs at once and waits behind nothing."""
+    """Most messages of its sender that may wait; None: it runs at once."""
     cursor: Cursor | None
     steered_notice: str | None = None
     queued_notice: str | None = None
-    """Acknowledges it in the same transaction, if its place in the queue is behind something."""
+    """Acknowledgement in the same transaction, if the event must wait."""
     busy_mode: BusyMode | None = None
-    """How it meets the turn that the chat is in the middle of; None: it has nothing to say to that."""
+    """Effect on a running turn of the chat; None: none."""
     running_here: TurnId | None = None
-    """Turn that this node works on in the chat: its lane stores its end, with the newest words of the answer."""
+    """Turn of the chat on this node, whose lane stores its end with the newest words of the answer."""
     may_join_any: bool = False
-    """Its sender may join and end turns of this chat that others have started, too."""
+    """Its sender may join and end turns of this chat that other people started."""
     may_start: bool = False
-    """A message whose turn may be started with it where its chat is idle: nothing is to be prepared or waited for."""
+    """In an idle chat a turn may start in the same transaction: nothing needs to be prepared or waited for."""
     asked_at: float = field(default_factory=time.monotonic, compare=False)
-    """Time before it was stored, by the monotonic clock."""
+    """Time before it was stored, in monotonic seconds."""
 
     @property
     def runs_at_once(self) -> bool:
-        """The event is a command that waits behind nothing."""
+        """True for a command that does not wait for a turn."""
         return self.kind is InboxKind.COMMAND and self.max_waiting is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEvent:
-    """Result of storing an event: its chat, its row if it waits, and whether the chat is owed a reply."""
+    """Result of storing an event."""
 
     chat_id: ChatId
     inbox_id: InboxId | None
-    """Row that waits; None for a duplicate that was taken up already, and where too much waits."""
+    """Row that waits; None for a duplicate that was taken up already, and if too many messages wait."""
     has_reply: bool
-    """Something is owed to the chat."""
+    """Delivery has something to send to the chat."""
     started: RunningTurn | None = None
-    """Turn that was started with it."""
     interrupts: TurnId | None = None
-    """Turn that ends in its favour, wherever it runs."""
+    """Turn that ends for this message, on any node."""
 
 
 @locks(chat="events.key events.cursor cursors")
 def admit_all(
     db: Connection, events: Sequence[AcceptedEvent], cursors: Iterable[Cursor], now: Millis
 ) -> list[StoredEvent]:
-    """Store what arrived together, in order, and move the cursors of its channels."""
+    """Store events that arrived together, in order, and move the cursors of their channels."""
     for cursor in cursors:
         inbox.advance_cursor(db, cursor)
     chats = Counter(event.key for event in events)
-    # What arrives together in a chat is a burst, which its lane takes up as one.
+    # Messages that arrive together in a chat are a burst, which its lane takes up as one.
     return [admit(db, event if chats[event.key] == 1 else replace(event, may_start=False), now) for event in events]
 
 
@@ -122,37 +111,32 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
         ticket=message.ticket,
     )
     row = _row(message, chat_id, payload, kind=event.kind, mode=event.mode, expects_more=message.expects_more)
-    if event.may_start and event.kind is InboxKind.MESSAGE:
-        at_once = journal.start_at_once(db, row, now)
-        if at_once is not None:
-            return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
+    may_start = event.may_start and event.kind is InboxKind.MESSAGE
+    if may_start and (at_once := journal.start_at_once(db, row, now)) is not None:
+        return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
-        # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
+        # The first attempt may have been cancelled right after the commit: its row must not be forgotten.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
         return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
     limit = event.max_waiting
     if limit is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > limit:
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)
-        has_reply = _refuse_full(db, event, chat_id, limit, now)
-        return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=has_reply)
+        return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=_refuse_full(db, event, chat_id, limit, now))
     turn = find_open_turn(db, chat_id) if event.busy_mode is not None else None
     mode = _meet_turn(db, event, turn, inbox_id, now) if turn is not None else None
     is_steer = mode == "steer"
     notice = event.steered_notice if is_steer else event.queued_notice
-    if not is_steer and notice is not None and not inbox.is_behind_work(db, inbox_id):
-        notice = None
-    if notice is not None:
+    has_notice = notice is not None and (is_steer or inbox.is_behind_work(db, inbox_id))
+    if notice is not None and has_notice:
         outbox.enqueue(db, _reply(event, chat_id, f"inbox:{inbox_id}:ack", notice), now)
     interrupts = turn.id if turn is not None and mode == "interrupt" else None
-    is_told = interrupts is not None or (turn is not None and turn.is_waiting)
-    return StoredEvent(
-        chat_id=chat_id, inbox_id=inbox_id, has_reply=notice is not None or is_told, interrupts=interrupts
-    )
+    has_reply = has_notice or interrupts is not None or (turn is not None and turn.is_waiting)
+    return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=has_reply, interrupts=interrupts)
 
 
 def is_busy(db: Connection, key: ChatKey) -> bool:
-    """True for a chat that is in the middle of a turn, whoever works on it."""
+    """True for a chat with a turn, on any node."""
     chat = find_chat(db, key)
     return chat is not None and find_open_turn(db, chat.id) is not None
 
@@ -160,9 +144,9 @@ def is_busy(db: Connection, key: ChatKey) -> bool:
 def _meet_turn(
     db: Connection, event: AcceptedEvent, turn: RunningTurn, inbox_id: InboxId, now: Millis
 ) -> BusyMode | None:
-    """Let a message join or end the turn that its chat is in the middle of, or be told once that this waits for a yes.
+    """Let a message join or end the turn of its chat, or tell its chat once that the turn waits for a yes.
 
-    In a shared chat a turn is joined and ended by whoever started it, and by admins. Returns what became of it.
+    In a shared chat only admins and the user who started the turn can join or end it. Returns the message's mode.
     """
     may_join = event.may_join_any or turn.started_by == event.message.sender.ref
     mode = event.busy_mode if may_join else "queue"
@@ -178,7 +162,7 @@ def _meet_turn(
 
 
 def _without_known(db: Connection, chat_id: ChatId, message: InboundMessage) -> InboundMessage:
-    """The message, and of a quoted one that the model sees anyway only both ends or the names of its files."""
+    """Shorten a quoted message that the model sees anyway to both ends, or to the names of its files."""
     quote = message.quote
     if quote is None or not inbox.is_known(db, chat_id, quote.message_ref):
         return message
@@ -213,7 +197,7 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Say once that too much waits; the next refusal is told when the queue has moved on."""
+    """Say once that too many messages wait, and again only after the queue has moved on."""
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (
@@ -221,7 +205,7 @@ def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: i
         "/stop all drops what waits; otherwise send it again later."
     )
     reply = replace(_reply(event, chat_id, f"full:{chat_id}:{sender}:{oldest}", sentence), kind=OutboxKind.ERROR)
-    # A slash command is answered in its own place each time, or its sender sees it hang.
+    # Every slash command is answered in its own place, because without an answer it hangs in Discord.
     if event.message.ticket is not None:
         reply = replace(reply, ticket=event.message.ticket, dedupe_key=f"full:{event.message.event_ref}")
     return outbox.enqueue(db, reply, now) is not None
@@ -234,7 +218,7 @@ def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, markdown: str
 
 @locks(chat="key cursor")
 def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
-    """Take over an edit: into the waiting row, or as a notice for the next turn. None: it is nothing to us.
+    """Apply an edit to the waiting row, or as a notice for the next turn; None if it changes nothing for the model.
 
     A notice is only for the conversation that saw the message, and never starts a turn.
     """
@@ -245,22 +229,21 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
         return None
     if edited.kind is not InboxKind.MESSAGE:
         return None
+    text = inbox.EDIT_PREFIX + edit.text
     if edited.state is InboxState.NEW:
         inbox.replace_text(db, edited.inbox_id, edit.text, edit.words_by)
-        return chat.id
-    if edited.waiting_notice is not None:
-        inbox.replace_text(db, edited.waiting_notice, inbox.EDIT_PREFIX + edit.text, edit.words_by)
-        return chat.id
-    active = load_active(db, chat.id)
-    if active is None or active.lineage_id != edited.lineage_id:
+    elif edited.waiting_notice is not None:
+        inbox.replace_text(db, edited.waiting_notice, text, edit.words_by)
+    elif (active := load_active(db, chat.id)) is None or active.lineage_id != edited.lineage_id:
         return None
-    payload = InboxPayload(text=inbox.EDIT_PREFIX + edit.text, words_by=edit.words_by)
-    inbox.insert(db, _row(edit, chat.id, payload, kind=InboxKind.NOTICE), now)
+    else:
+        payload = InboxPayload(text=text, words_by=edit.words_by)
+        inbox.insert(db, _row(edit, chat.id, payload, kind=InboxKind.NOTICE), now)
     return chat.id
 
 
 @locks(chat="deletion.chat cursor")
-def apply_deletion(db: Connection, deletion: DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
+def apply_deletion(db: Connection, deletion: values.DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
     """Withdraw a message that still waits; returns how many rows that were."""
     inbox.advance_cursor(db, cursor)
     return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in find_chats_at(db, deletion.chat))

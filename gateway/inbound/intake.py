@@ -1,7 +1,6 @@
-"""Intake: every event of every platform is authorised and stored here before it is acknowledged.
+"""Intake: authorises and stores every event of every platform before it is acknowledged.
 
-Authorises (one place for messages, commands and buttons), tells commands from messages, decides how a message joins
-a busy chat, and wakes whoever works on it.
+Messages, commands and buttons are authorised here alone. Decides how a message joins a busy chat, and wakes its lane.
 """
 
 import asyncio
@@ -9,6 +8,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 
 import structlog
 
@@ -17,13 +17,11 @@ from gateway.access.permissions import AccessControl, AccessResult
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
 from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, admit_all, apply_deletion, apply_edit, is_busy
-from gateway.inbound.offline_commands import OfflineCommandRunner
-from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, MINUTE_MS, TOO_FAST, TOO_MANY, RateLimiter
-from gateway.inbound.waiting import WaitNoticeSender
+from gateway.inbound.offline import OfflineCommandRunner, WaitNoticeSender
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
 from gateway.turns.lanes import LaneRegistry
-from hermes_state import inbox
+from hermes_state import inbox, values
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import find_chat, move_chat
@@ -31,53 +29,64 @@ from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.store.writer import Store
 from hermes_state.tools import schedules
-from hermes_state.values import (
-    ChatKey,
-    ChatKind,
-    Clock,
-    Cursor,
-    DeletionEvent,
-    EditEvent,
-    InboundEvent,
-    InboundMessage,
-    Millis,
-    Sender,
-)
+from hermes_state.values import ChatKey, ChatKind, Cursor, InboundEvent, InboundMessage, Millis, UserRef
 from platforms.base import ReceivedEvent
 
 log = structlog.get_logger()
 
-MEMORY_SECONDS = 0.7
-"""Seconds after which a command that is not stored yet runs from memory: people must be answered within a second."""
-
-MAX_AHEAD_MS = 86_400_000
-"""Furthest that a platform's clock is believed to be ahead of ours, in milliseconds: every later view has the time."""
-
-STRANGER_MS = 300_000
-STRANGER_ANSWERS = 3
-"""Interactions of somebody without access that lead to an answer of their own in the chat, within five minutes."""
-
 MAX_WAITING = 100
 """Most messages of one sender that may wait in a chat; one sentence refuses the next. More are a flood."""
 
-MAX_BATCH = 100
-"""Most events stored by one function of a commit: a platform's whole answer, and few enough rows."""
+COMMANDS_PER_MINUTE = 30
+"""Most commands of one person within a minute that run at once.
 
-_IGNORED = (AccessResult.BOT, AccessResult.UNADDRESSED)
+Far more than people type, and few enough for the database and a platform's flood control.
+"""
+
+TOO_FAST = (
+    f"That is more than {COMMANDS_PER_MINUTE} commands within a minute, so I did not take this one; please wait a "
+    "little. /stop still ends a running turn."
+)
+TOO_MANY = (
+    "That is more than {limit} messages within a minute: I did not take this one, and take none of yours for the next "
+    "{seconds} seconds. Nothing of what you send until then is kept; please send it again afterwards."
+)
+
+MINUTE_MS = 60_000
 
 NO_ACCESS = "You have no access to this bot. Whoever runs it can give it to you."
 AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
 STEERED = "Noted: I take it into account in the answer I am working on."
 
 
-@dataclass(eq=False, repr=False, slots=True)
-class _Batch:
-    """Events that arrived together and are stored together."""
+class RateLimiter:
+    """Counts each person's events in windows of one length; the first event after a window opens the next one.
 
-    length: int = 0
-    admissions: list[AcceptedEvent] = field(default_factory=list)
-    cursors: dict[str, Cursor] = field(default_factory=dict)
-    """Newest cursor of each channel."""
+    Counts by the platform's time: messages that arrive together after an outage were not written fast.
+    """
+
+    def __init__(self, window_ms: int = MINUTE_MS) -> None:
+        self._window_ms = window_ms
+        self._windows: dict[UserRef, tuple[Millis, set[str]]] = {}
+        """Beginning of each person's window and the events in it; the person of the newest event is at the end."""
+
+    def full_since(self, message: InboundMessage, limit: int) -> Millis | None:
+        """Return the beginning of a window that has `limit` events already (0: any number); None: the message passes.
+
+        A message that has passed passes again.
+        """
+        if not limit:
+            return None
+        begun, events = self._windows.pop(message.sender.ref, (message.sent_at, set()))
+        if abs(message.sent_at - begun) >= self._window_ms:
+            begun, events = message.sent_at, set()
+        self._windows[message.sender.ref] = begun, events
+        if len(self._windows) > 1_000:
+            del self._windows[next(iter(self._windows))]
+        if len(events) >= limit and message.event_ref not in events:
+            return begun
+        events.add(message.event_ref)
+        return None
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -91,10 +100,10 @@ class GatewayIntake:
     lanes: LaneRegistry
     commands: CommandRunner
     delivery: Delivery
-    clock: Clock
+    clock: values.Clock
     _command_limiter: RateLimiter = field(default_factory=RateLimiter, init=False)
     _message_limiter: RateLimiter = field(default_factory=RateLimiter, init=False)
-    _stranger_limiter: RateLimiter = field(default_factory=partial(RateLimiter, STRANGER_MS), init=False)
+    _stranger_limiter: RateLimiter = field(default_factory=partial(RateLimiter, 300_000), init=False)
     _offline: OfflineCommandRunner = field(init=False)
     waiting: WaitNoticeSender = field(init=False)
 
@@ -106,13 +115,13 @@ class GatewayIntake:
         await self.accept_batch([ReceivedEvent(event, cursor)])
 
     async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
-        count = min(len(received), MAX_BATCH)
+        count = min(len(received), 100)  # an answer of a platform, and few enough rows for one function of a commit
         while count:
             try:
                 return await self._accept_batch(received[:count])
             except StoreUnavailable:
                 raise
-            except Exception:  # about any of them: a shorter batch tells, and alone it is the caller's
+            except Exception:  # one of them cannot be stored: a shorter batch shows which, and its caller handles it
                 if count == 1:
                     raise
                 count //= 2
@@ -129,7 +138,7 @@ class GatewayIntake:
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         if command.name == "stop":
             if self.lanes.running_in(key) is None:
-                return  # what it is about may wait in front of it: it is overheard again when its turn comes
+                return  # its message may wait in front of it: it is overheard again when its turn comes
         elif self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return
         self._offline.run(event, key, command)
@@ -139,14 +148,14 @@ class GatewayIntake:
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         if self.access.role_of(event.sender.ref) is None:
             has_pairing = self.runtime.config.pairing.enabled and not event.chat_kind.is_shared
-            if has_pairing and self._stranger_limiter.full_since(event, STRANGER_ANSWERS) is None:
-                return None  # an offer of access, or what became of it
+            if has_pairing and self._stranger_limiter.full_since(event, 3) is None:
+                return None  # an offer of access, or its result
             self.access.judge(event)
             return STILL_WAITING if has_pairing else NO_ACCESS
         if command is None or parsed is None:
             return None
         if command.name == "stop":
-            return None  # another node may work on what it is about: that is looked up when it is stored
+            return None  # another node may run the turn, which is looked up when the command is stored
         if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return TOO_FAST
         return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
@@ -183,58 +192,54 @@ class GatewayIntake:
             self.lanes.wake(chat_id)
             self.delivery.wake(chat_id)
 
-    # ---- what arrived together ----------------------------------------------------------------------------------
+    # Batches
 
     async def _accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
-        now, batch = self.clock.now(), _Batch()
-        for one in received:
-            if not self._joins_batch(batch, _dated(one.event, now)):
-                break
-            batch.length += 1
-            if one.cursor is not None:
-                batch.cursors[one.cursor.channel_ref] = one.cursor
-        if not batch.length:
-            await self._accept_alone(_dated(received[0].event, now), received[0].cursor)
+        now = self.clock.now()
+        admissions: list[AcceptedEvent] = []
+        together = [*takewhile(lambda one: self._joins_batch(admissions, _dated(one.event, now)), received)]
+        if not together:
+            cursor = received[0].cursor
+            match _dated(received[0].event, now):
+                case InboundMessage() as message:
+                    await self._accept_message(message, cursor)
+                case values.EditEvent() as edit:
+                    await self._accept_edit(edit, cursor)
+                case values.DeletionEvent() as deletion:
+                    if await self.store.write(apply_deletion, deletion, cursor, now):
+                        log.info("inbox.withdrawn", chat=deletion.chat.name)
             return 1
-        if batch.admissions or batch.cursors:
-            stored = await self._store_messages(batch.admissions, batch.cursors.values())
-            for admission, admitted in zip(batch.admissions, stored, strict=True):
+        newest = {one.cursor.channel_ref: one.cursor for one in together if one.cursor is not None}
+        if admissions or newest:
+            stored = await self._store_messages(admissions, newest.values())
+            for admission, admitted in zip(admissions, stored, strict=True):
                 self._set_going(admission, admitted)
-        return batch.length
+        return len(together)
 
-    def _joins_batch(self, batch: _Batch, event: InboundEvent | None) -> bool:
-        """Add an event to a batch; False for one that needs more than a row of its own: it is dealt with alone."""
+    def _joins_batch(self, batch: list[AcceptedEvent], event: InboundEvent | None) -> bool:
+        """Add an event to a batch; False for an event that needs more than its own row and must be accepted alone."""
         if not isinstance(event, InboundMessage):
             return event is None
         parsed, command = self.registry.resolve(event.text, event.words_by)
         if event.is_bare_command and command is None:
             event = replace(event, is_addressed=False)  # for another bot of the group
         result = self.access.assess(event)
-        if result in _IGNORED or (result is AccessResult.DENIED and event.ticket is None):
+        is_ignored = result in (AccessResult.BOT, AccessResult.UNADDRESSED)
+        if is_ignored or (result is AccessResult.DENIED and event.ticket is None):
             self.access.judge(event)
             return True
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         sessions = self.runtime.config.sessions
         # In the other modes a message may join or end the turn that the one before it in its chat begins.
-        is_apart = sessions.busy_mode == "queue" or all(admission.key != key for admission in batch.admissions)
+        is_apart = sessions.busy_mode == "queue" or all(admission.key != key for admission in batch)
         is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart
         if not is_plain or self._message_limiter.full_since(event, sessions.messages_per_minute) is not None:
             return False
-        batch.admissions.append(self._admission(event, key, None, None, None, ahead=len(batch.admissions)))
+        batch.append(self._admission(event, key, None, None, None, ahead=len(batch)))
         self.access.judge(event)
         return True
 
-    async def _accept_alone(self, event: InboundEvent | None, cursor: Cursor | None) -> None:
-        match event:
-            case InboundMessage():
-                await self._accept_message(event, cursor)
-            case EditEvent():
-                await self._accept_edit(event, cursor)
-            case DeletionEvent():
-                if await self.store.write(apply_deletion, event, cursor, self.clock.now()):
-                    log.info("inbox.withdrawn", chat=event.chat.name)
-
-    # ---- messages ---------------------------------------------------------------------------------------------
+    # Messages
 
     async def _accept_message(self, message: InboundMessage, cursor: Cursor | None) -> None:
         parsed, command = self.registry.resolve(message.text, message.words_by)
@@ -254,11 +259,11 @@ class GatewayIntake:
         self._set_going(admission, admitted)
 
     def _set_going(self, admission: AcceptedEvent, admitted: StoredEvent) -> None:
-        """Wake whoever works on what was stored."""
+        """Wake the lane, the commands or the delivery that continue with a stored event."""
         if admitted.has_reply:
             self.delivery.wake(admitted.chat_id)
         if admitted.inbox_id is None:
-            self.lanes.wake(admitted.chat_id)  # who brought it first may have been cancelled before the lane was woken
+            self.lanes.wake(admitted.chat_id)  # the first attempt may have been cancelled before it woke the lane
             return
         log.debug("inbox.accepted", chat=admission.key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
@@ -269,7 +274,7 @@ class GatewayIntake:
             self.lanes.interrupt(admitted.chat_id, admitted.interrupts)
 
     async def _is_refused(self, admission: AcceptedEvent, is_stop: bool) -> bool:
-        """Refuse what somebody sends too much of; say so once, but in every slash command's place."""
+        """Refuse messages above the rate limit. Says so once, but answers every slash command."""
         message, who, now = admission.message, admission.message.sender.ref, self.clock.now()
         is_command, limit = admission.runs_at_once, self.runtime.config.sessions.messages_per_minute
         limiter = self._command_limiter if is_command else self._message_limiter
@@ -296,7 +301,7 @@ class GatewayIntake:
         *,
         ahead: int = 0,
     ) -> AcceptedEvent:
-        """How an event goes on, with so many `ahead` of it in what is stored together."""
+        """Decide how an event goes on; `ahead` events are stored together with it, before it."""
         sessions, running = self.runtime.config.sessions, self.lanes.running_in(key)
         admission = AcceptedEvent(
             message=message,
@@ -312,7 +317,7 @@ class GatewayIntake:
         )
         if parsed is None:
             waits = message.words_by is not None or (sessions.busy_mode == "steer" and message.attachments)
-            mode = "queue" if waits else sessions.busy_mode  # what others wrote neither steers nor ends a turn
+            mode = "queue" if waits else sessions.busy_mode  # words of others neither steer nor end a turn
             return replace(admission, busy_mode=mode)
         if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument:
             joins_running = command.name == "steer" and not message.attachments
@@ -336,10 +341,15 @@ class GatewayIntake:
         self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]
     ) -> Sequence[StoredEvent]:
         """Store messages in one commit; while the database takes nothing, their chats are told that they wait."""
+        now = self.clock.now()
         for admission in admissions:
             self.waiting.note_waiting(admission.message)
         try:
-            stored = await self._write_messages(admissions, cursors)
+            try:
+                stored = await self.store.write(admit_all, admissions, cursors, now)
+            except StoreBroken:  # perhaps in the pages of the transcript, which nothing touches without a turn
+                waiting = [replace(admission, may_start=False) for admission in admissions]
+                stored = await self.store.write(admit_all, waiting, cursors, now)
         except StoreUnavailable:
             for admission in admissions:
                 if admission.message.chat_kind is ChatKind.LOCAL:  # the page gives it back; others bring it again
@@ -349,22 +359,13 @@ class GatewayIntake:
             self.waiting.note_stored(admission.message)
         return stored
 
-    async def _write_messages(
-        self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]
-    ) -> Sequence[StoredEvent]:
-        try:
-            return await self.store.write(admit_all, admissions, cursors, self.clock.now())
-        except StoreBroken:  # perhaps in the pages of the transcript, which nothing touches without a turn
-            waiting = [replace(admission, may_start=False) for admission in admissions]
-            return await self.store.write(admit_all, waiting, cursors, self.clock.now())
-
     async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
-        """Store a command; while the database is slow or away, it runs from memory first."""
+        """Store a command, which first runs from memory while the database is slow or locked."""
         message, now = admission.message, self.clock.now()
         offline = self._offline.find(message.event_ref)
         write = asyncio.ensure_future(self.store.write(admit, admission, now))
         try:
-            await asyncio.wait({write}, timeout=MEMORY_SECONDS)
+            await asyncio.wait({write}, timeout=0.7)  # people must get an answer within a second
             if not write.done() or isinstance(write.exception(), StoreUnavailable):
                 offline = self._offline.run(message, admission.key, command)
             admitted = await write
@@ -383,18 +384,18 @@ class GatewayIntake:
             return replace(admitted, inbox_id=None)
         return admitted
 
-    def _key_of(self, chat: ChatKey, kind: ChatKind, sender: Sender) -> ChatKey:
+    def _key_of(self, chat: ChatKey, kind: ChatKind, sender: values.Sender) -> ChatKey:
         is_per_user = kind.is_shared and self.runtime.config.sessions.groups == "per_user"
         return replace(chat, user_ref=sender.id) if is_per_user else chat
 
-    # ---- strangers, edits --------------------------------------------------------------------------------------
+    # Strangers and edits
 
     async def _answer_denied(self, message: InboundMessage, result: AccessResult, cursor: Cursor | None) -> None:
         now = self.clock.now()
         if result is AccessResult.STRANGER and self.runtime.config.pairing.enabled:
             chat_id = await self.store.write(offer_pairing, message, pairings.new_code(), cursor, now)
         else:
-            # Once a day is enough; a slash command must be answered each time, or its sender sees it hang.
+            # Once a day is enough, but a slash command without an answer hangs in Discord.
             which = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{now // 86_400_000}"
             reason = f"no-access:{which}"
             chat_id = await self.store.write(refuse, message, message.chat, reason, NO_ACCESS, cursor, now)
@@ -402,7 +403,7 @@ class GatewayIntake:
         if chat_id is not None:
             self.delivery.wake(chat_id)
 
-    async def _accept_edit(self, edit: EditEvent, cursor: Cursor | None) -> None:
+    async def _accept_edit(self, edit: values.EditEvent, cursor: Cursor | None) -> None:
         if self.access.role_of(edit.sender.ref) is None:
             if cursor is not None:
                 await self.store.write(inbox.advance_cursor, cursor)
@@ -420,5 +421,5 @@ class GatewayIntake:
 
 
 def _dated(event: InboundEvent | None, now: Millis) -> InboundEvent | None:
-    """An event with a time that can be: its own, or now."""
-    return event if event is None or 0 <= event.sent_at <= now + MAX_AHEAD_MS else replace(event, sent_at=now)
+    """Replace an impossible time of an event, such as one more than a day ahead: every later view shows it."""
+    return event if event is None or 0 <= event.sent_at <= now + 86_400_000 else replace(event, sent_at=now)

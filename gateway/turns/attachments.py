@@ -25,8 +25,8 @@ from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError, ToolError
+from hermes_state.files import open_files
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.files.opening import open_files
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply

@@ -1,12 +1,77 @@
 """Files of attachments: the bytes, named by their hash; `hermes_state.attachments` has their rows.
 
-Whoever keeps a file fills a new one first, and gives it away:
-
+    files = open_files(url, options, cache)     # a folder, or a bucket of an object store with a folder as its cache
     fetched = files.new_file()
     fetched.write_bytes(data)
     stored = files.keep(fetched, "plan.md", "text/markdown")
     files.read(stored.path)
 
-`opening` opens what is configured, a `folder` or a `bucket` of an object store with a folder before it. Every call
-blocks, and raises `OSError`, of which `FileNotFoundError` says that the bytes are not kept any more.
+Every call blocks, and raises `OSError`; a `FileNotFoundError` says that the bytes are not kept any more.
 """
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import unquote, urlsplit
+
+from hermes_state.errors import ConfigError
+from hermes_state.files.folder import AttachmentFolder
+from hermes_state.kinds import FilesUrl, Options, plain_texts
+from hermes_state.settings import Setting
+
+__all__ = ["AttachmentFolder", "AttachmentSettings", "missing_client", "open_files"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachmentSettings:
+    """Files that people send and are given."""
+
+    url: Annotated[FilesUrl | None, Setting(default_text="`attachments/` in the state directory", restart=True)] = None
+    """Place of the stored files: an object store, such as `s3://bucket/folder`, `gs://…` or `az://…`, or a folder that
+    several machines share, such as `file:///mnt/shared`."""
+    options: Annotated[Options, Setting(default_text="none", restart=True)] = field(default_factory=dict, hash=False)
+    """Options of the object store by name, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`; they
+    count before its own variables. What looks like a key counts as a secret."""
+    max_bytes: Annotated[int, Setting(ge=1 << 10, le=1 << 31, unit="bytes", restart=True)] = 20 << 20
+    """Largest file that is fetched."""
+    total_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes")] = 2 << 30
+    """Room for stored files; beyond it the oldest go."""
+
+    @property
+    def plain_options(self) -> dict[str, str]:
+        """The options as the client of the object store is given them."""
+        return plain_texts(self.options)
+
+
+def missing_client(url: str | None) -> str | None:
+    """Return advice how to install the client that an address needs; None if nothing is missing. Imports nothing."""
+    if url is None or url.startswith("file:") or importlib.util.find_spec("obstore") is not None:
+        return None
+    return (
+        "attachments.url needs a client for object stores, which is not installed: run `make cluster` in a clone, or "
+        "`pip install 'hermes-gateway[cluster]'` where the gateway is installed as a package"
+    )
+
+
+def open_files(url: str, options: Mapping[str, str], cache: Path) -> AttachmentFolder:
+    """Open the files at `url` and try to write there; `cache` is the folder for those of an object store.
+
+    Blocks. Raises `ConfigError` for an address that cannot be used, `StoreUnavailable` for one that cannot now.
+    """
+    if url.startswith("file:"):
+        folder = Path(unquote(urlsplit(url).path))
+        files = AttachmentFolder(folder)
+        try:
+            if not folder.is_dir():  # making it would hide that a disk is not mounted
+                raise ConfigError(f"attachments.url: {folder} is no folder: make it, or mount what it is on")
+            files.new_file().unlink()
+        except OSError as error:
+            raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror or error}") from error
+        return files
+    if (missing := missing_client(url)) is not None:
+        raise ConfigError(missing)
+    from hermes_state.files.bucket import open_bucket
+
+    return open_bucket(url, options, cache)

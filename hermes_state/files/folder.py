@@ -1,4 +1,4 @@
-"""A folder with the files of attachments, each under the path that its bytes name."""
+"""Folder with the files of attachments, each under a path made of the hash of its bytes."""
 
 import hashlib
 import os
@@ -9,46 +9,41 @@ from pathlib import Path
 
 from hermes_state.attachments import StoredFile
 
-_INCOMING = "incoming-"
-"""Prefix of the names of files that are being fetched."""
-
 LEFTOVER_MILLIS = 24 * 3_600_000
-"""Age in milliseconds of a file being fetched from which on it is a leftover: no file takes a day to fetch."""
+"""Age in milliseconds at which an incoming file is a leftover: no file takes a day to fetch."""
 
 
 class AttachmentFolder:
-    """Files of attachments in a folder. Scaled copies of an image lie beside it, under its name and a dot."""
+    """Files of attachments in a folder. Scaled copies of an image lie next to it, under its name and a dot."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def new_file(self) -> Path:
-        """A new, empty file, for what `keep` is given then."""
+        """Make an empty file to fill and then give to `keep`."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=_INCOMING, dir=self.folder)
+        handle, name = tempfile.mkstemp(prefix="incoming-", dir=self.folder)
         os.close(handle)
         return Path(name)
 
     def keep(self, fetched: Path, name: str, mime: str | None) -> StoredFile:
-        """Move a file of `new_file` to the path that its bytes name: the same bytes have the same path."""
+        """Move a file of `new_file` to its path: the same bytes have the same path."""
         file = stored_file(fetched, name, mime)
         self._put(fetched, file)
         return file
 
     def local(self, path: str) -> Path:
-        """Place of a kept file on this machine. That it is gone shows here, or when it is opened."""
+        """Path of a kept file on this machine. A missing file raises here, or when it is opened."""
         return self.folder / path
 
     def read(self, path: str) -> bytes:
-        """The bytes of a kept file."""
         return self.local(path).read_bytes()
 
     def read_copy(self, name: str) -> bytes:
-        """The bytes that `keep_copy` has kept under this name."""
         return (self.folder / name).read_bytes()
 
     def keep_copy(self, name: str, data: bytes) -> None:
-        """Write what can be made again from a kept file, whole or not at all; `name` begins with its path and a dot."""
+        """Write a copy of a kept file, whole or not at all; `name` begins with the path of that file and a dot."""
         part = self.new_file()  # one of its own: another node may write the same copy right now
         try:
             part.write_bytes(data)
@@ -57,15 +52,14 @@ class AttachmentFolder:
             part.unlink(missing_ok=True)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove kept files, with their copies."""
         for path in paths:
             original = self.folder / path
             for file in (original, *original.parent.glob(f"{original.name}.*")):
                 file.unlink(missing_ok=True)
 
     def remove_leftovers(self, before_ms: int) -> None:
-        """Remove what was being fetched when a process ended, and is older than `before_ms`, in UTC milliseconds."""
-        for path, state in states_of(self.folder.glob(f"{_INCOMING}*")):
+        """Remove incoming files of ended processes that are older than `before_ms`, in UTC milliseconds."""
+        for path, state in states_of(self.folder.glob("incoming-*")):
             if state.st_mtime * 1000 < before_ms:
                 path.unlink(missing_ok=True)
 
@@ -76,14 +70,13 @@ class AttachmentFolder:
 
 
 def states_of(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Files with their states, but for those that somebody removes meanwhile."""
+    """Files with their states, except those that are removed meanwhile."""
     for path in paths:
         with suppress(FileNotFoundError):
             yield path, path.stat()
 
 
 def stored_file(fetched: Path, name: str, mime: str | None) -> StoredFile:
-    """The file, as it is called once it is kept."""
     with fetched.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     path, size = f"{sha256[:2]}/{sha256}", fetched.stat().st_size

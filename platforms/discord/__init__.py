@@ -1,4 +1,4 @@
-"""Discord: gateway events in, messages out, and what was missed in between."""
+"""Discord: events of its gateway, missed messages, and messages to send."""
 
 from platforms.discord.adapter import DiscordAdapter
 from platforms.discord.settings import DiscordSettings

@@ -4,39 +4,35 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+import discord
 import structlog
 
+from hermes_state import errors
 from hermes_state.aio import wait_until
-from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
+from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
-from platforms.discord import files
-from platforms.discord.catch_up import HistoryReader
+from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient
-from platforms.discord.errors import connection_errors
-from platforms.discord.event_queue import EventQueue
-from platforms.discord.inbound import PLATFORM, FileRef
+from platforms.discord.errors import MessageNotFound, connection_errors, rest_errors
+from platforms.discord.event_queue import EventQueue, FetchHistory, MessageEvent
+from platforms.discord.inbound import PLATFORM, FileRef, snowflake_at
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.settings import DiscordSettings
-from platforms.discord.slash import SlashCommands, TicketRegistry, button_commands
+from platforms.discord.slash import SlashCommands, TicketRegistry
+from platforms.files import CHUNK_BYTES, save_stream
 
 STOP_SECONDS = 0.5
-"""Seconds in which the SDK has to follow an order to stop before it is told again."""
-
-STALLED_SHARE = 2 / 3
-"""Part of `stale_seconds` after which the adapter no longer counts as ready; a heartbeat comes every 41 s."""
-
-SALT_KEY = "discord.nonce_salt"
-BEGAN_KEY = "discord.began"
-"""Note with the time at which the account was first listened to, in milliseconds."""
-
+"""Seconds in which the SDK must follow a cancellation before it is cancelled again."""
 log = structlog.get_logger(__name__)
 
 
@@ -45,13 +41,13 @@ class DiscordAdapter:
 
     capabilities = Capabilities(
         max_part_units=LIMIT,
-        preview_interval_seconds=1.2,  # Discord takes five edits in five seconds per channel
+        preview_interval_seconds=1.2,  # Discord accepts five edits in five seconds per channel
         shared_preview_interval_seconds=1.5,
         has_buttons=True,
         typing_seconds=10.0,
         has_files=True,
         finds_previews=True,
-        max_file_bytes=10 << 20,  # servers that were boosted take more, of which nobody tells a direct chat
+        max_file_bytes=10 << 20,  # boosted servers accept more, but a direct chat does not tell
     )
 
     def __init__(self, settings: DiscordSettings, *, store: Store, menu: Sequence[MenuCommand], clock: Clock) -> None:
@@ -61,7 +57,7 @@ class DiscordAdapter:
         self._menu = tuple(menu)
         self._clock = clock
         self._tickets = TicketRegistry()
-        self._buttons = button_commands(store)
+        self._buttons = ButtonCommandStore(store=store, platform=PLATFORM, hash_mark="n:", max_bytes=100)
         self._client: GatewayClient | None = None
         self._sender: DiscordSender | None = None
         self._state = AdapterState.STARTING
@@ -77,19 +73,18 @@ class DiscordAdapter:
             was_lost = client.had_session.is_set()
             state = AdapterState.BACKING_OFF if was_lost else AdapterState.STARTING
             detail = "The session was lost; reconnecting." if was_lost else "Connecting."
-        elif (client.silence_seconds() or 0.0) > self._settings.stale_seconds * STALLED_SHARE:
+        elif (client.silence_seconds() or 0.0) > self._settings.stale_seconds * 2 / 3:  # a heartbeat comes every 41 s
             state, detail = AdapterState.STALLED, "Discord has stopped answering heartbeats."
         else:
             state, detail = AdapterState.RUNNING, ""
         return AdapterHealth(state=state, last_progress_at=self._progress_at, detail=detail)
 
     async def run(self, intake: Intake) -> None:
-        """Receive until cancelled; see `PlatformAdapter.run`."""
         try:
-            async with self._connection(intake) as (client, commands, events, history), asyncio.TaskGroup() as tasks:
-                tasks.create_task(events.run(history.fetch), name="discord events")
+            async with self._connection(intake) as (client, commands, events, fetch), asyncio.TaskGroup() as tasks:
+                tasks.create_task(events.run(fetch), name="discord events")
                 tasks.create_task(self._watch(client, events), name="discord watch")
-                tasks.create_task(self._publish_menu(client, commands), name="discord menu")
+                tasks.create_task(commands.publish(self._store, self._settings.request_seconds), name="discord menu")
                 # In this task, not in one of its own: only so the group takes back the cancellation that a failing
                 # task makes, and `cancelling` below tells an order to stop from a failure.
                 await self._connect(client)
@@ -121,14 +116,19 @@ class DiscordAdapter:
         ref = FileRef.decode(attachment.file_ref)
         if self._client is None:
             raise PlatformUnavailable("not connected to Discord")
-        return await files.download(self._client, ref, target, max_bytes)
+        size = await _fetch(ref.url, target, max_bytes)
+        if size is None:
+            size = await _fetch(await _renewed_url(self._client, ref), target, max_bytes)
+        if size is None:
+            raise MessageRejected("the file is gone")
+        return size
 
     # One connection
 
     @contextlib.asynccontextmanager
     async def _connection(
         self, intake: Intake
-    ) -> AsyncIterator[tuple[GatewayClient, SlashCommands, EventQueue, HistoryReader]]:
+    ) -> AsyncIterator[tuple[GatewayClient, SlashCommands, EventQueue, FetchHistory]]:
         """Build everything that lives as long as one client, and take it down again."""
         settings = self._settings
         with _store_errors():
@@ -149,7 +149,7 @@ class DiscordAdapter:
                 # The SDK's own exit waits for the other side's goodbye, which a dead connection never sends.
                 await client.__aenter__()
                 stack.push_async_callback(client.end)
-                yield client, commands, events, history
+                yield client, commands, events, history.fetch
         finally:
             self._note_progress(client)
             self._client = self._sender = None
@@ -157,8 +157,8 @@ class DiscordAdapter:
     async def _connect(self, client: GatewayClient) -> None:
         """Hold the connection; its end is always an error.
 
-        The SDK connects inside `asyncio.wait_for`, which before Python 3.12 loses a cancellation that meets the end of
-        what it waits for, and then tries again for ever. So the SDK has a task of its own, told to stop until it does.
+        The SDK connects inside `asyncio.wait_for`, which before Python 3.12 may lose a cancellation and then tries
+        again for ever. So the SDK has its own task, which is cancelled until it ends.
         """
         task = asyncio.create_task(client.start(self._settings.token), name="discord gateway")
         try:
@@ -183,13 +183,10 @@ class DiscordAdapter:
             if offline_since is None and (client.silence_seconds() or 0.0) > limit:
                 raise PlatformUnavailable(f"Discord has not answered a heartbeat for {limit:g} s")
 
-    async def _publish_menu(self, client: GatewayClient, commands: SlashCommands) -> None:
-        await client.had_session.wait()
-        await commands.publish(self._store, self._settings.request_seconds)
-
     async def _load_notes(self) -> tuple[str, Millis]:
-        """The salt of nonces, and the time at which the account was first listened to; 0 where that is now."""
-        salt, began = await self._store.read(_load_notes)
+        """Return the salt of nonces and when the gateway first listened to the account, in ms; 0 if that is now."""
+        salt = await self._store.read(load_note, "discord.nonce_salt")
+        began = await self._store.read(load_note, "discord.began")
         if salt is None or began is None:
             salt = salt or secrets.token_hex(8)
             await self._store.write(_save_notes, salt, self._clock.now())
@@ -209,25 +206,122 @@ class DiscordAdapter:
             self._progress_at = Millis(self._clock.now() - round(silence * 1000))
 
 
-def _load_notes(db: Connection) -> tuple[str | None, str | None]:
-    return load_note(db, SALT_KEY), load_note(db, BEGAN_KEY)
-
-
 @locks("notes")
 def _save_notes(db: Connection, salt: str, now: Millis) -> None:
-    save_note(db, SALT_KEY, salt)
-    save_note(db, BEGAN_KEY, str(now))
+    save_note(db, "discord.nonce_salt", salt)
+    save_note(db, "discord.began", str(now))
 
 
 @contextlib.contextmanager
 def _store_errors() -> Iterator[None]:
     try:
         yield
-    except StoreUnavailable as error:
+    except errors.StoreUnavailable as error:
         raise PlatformUnavailable("the database cannot be used now") from error
 
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Pick the error to raise: what only the operator can mend before what a new attempt may."""
+    """Pick the error to raise: one that only the operator can mend comes first."""
     errors = [_most_telling(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
     return min(errors, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))
+
+
+# Catching up with missed messages, within limits; older ones are announced
+
+
+@dataclass(frozen=True, repr=False, slots=True)
+class HistoryReader:
+    """Reader of channel histories for one client; `EventQueue` tells how it is used."""
+
+    client: GatewayClient
+    announce: Callable[[str, str, str], Awaitable[object]]
+    """Sends a sentence to a channel: channel, sentence, key."""
+    settings: DiscordSettings
+    clock: Clock
+
+    async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
+        """Fetch the messages after `seen` (and before `until`), oldest first; skipped messages count as seen.
+
+        Fetches nothing when a bound is 0. Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it
+        cannot be read, another `PlatformError` when a retry may help.
+        """
+        hours, messages = self.settings.catch_up_hours, self.settings.catch_up_messages
+        if hours <= 0 or messages <= 0:
+            return ()
+        with rest_errors(is_read=True):
+            try:
+                channel = self.client.get_channel(int(channel_ref)) or await self.client.fetch_channel(int(channel_ref))
+            except discord.InvalidData as error:
+                raise MessageRejected("the SDK does not know this kind of channel") from error
+            if not isinstance(channel, discord.abc.Messageable):
+                return ()
+            newest = getattr(channel, "last_message_id", None) if channel.guild is not None else None
+            if newest is not None and newest <= seen:
+                return ()
+            oldest = snowflake_at(Millis(self.clock.now() - round(hours * 3_600_000)))
+            floor = max(seen - (2_000 << 22), oldest)  # two seconds: messages of one moment may arrive in another order
+            found = await self._read(channel, floor, until, messages + 1)
+            kept = found[:messages]
+            bound = kept[-1].id if len(found) > len(kept) else floor + 1
+            skipped = await self._read(channel, seen, bound, 100) if bound > seen + 1 else []
+        arrived = [MessageEvent(channel_ref, message.id, self.client.read(message)) for message in reversed(kept)]
+        if skipped:
+            await self._report(channel_ref, skipped)
+            arrived.insert(0, MessageEvent(channel_ref, skipped[0].id, None))
+        return arrived
+
+    async def _read(
+        self, channel: "discord.abc.MessageableChannel", after: int, before: int | None, limit: int
+    ) -> list[discord.Message]:
+        """Read messages newest first: the newest are kept."""
+        end = discord.Object(before) if before is not None else None
+        history = channel.history(limit=limit, after=discord.Object(after), before=end, oldest_first=False)
+        return [message async for message in history]
+
+    async def _report(self, channel_ref: str, skipped: Sequence[discord.Message]) -> None:
+        events = [event for message in skipped if (event := self.client.read(message)) is not None]
+        waiting = sum(event.is_addressed and not event.sender.is_bot for event in events)
+        log.warning("discord.messages_skipped", channel_ref=channel_ref, at_least=len(skipped), addressed=waiting)
+        if not waiting:
+            return  # no one in the channel waits for an answer
+        sentence = (
+            f"I was away for a while and have read only the last {self.settings.catch_up_messages} messages "
+            f"of the last {self.settings.catch_up_hours:g} hours; please send again what is still unanswered."
+        )
+        try:
+            await self.announce(channel_ref, sentence, f"skipped:{skipped[0].id}")
+        except PlatformError as error:
+            log.warning("discord.skip_unannounced", channel_ref=channel_ref, error=type(error).__name__)
+
+
+# Files that people sent
+
+
+async def _renewed_url(client: GatewayClient, ref: FileRef) -> str:
+    try:
+        async with client.calling(30.0, is_read=True):
+            message = await client.get_partial_messageable(ref.channel_id).fetch_message(ref.message_id)
+    except (errors.ChatUnreachable, MessageNotFound) as error:
+        raise MessageRejected("the file is gone") from error
+    if isinstance(message, discord.Message):  # see `TolerantState.create_message`
+        forwarded = (file for one in message.message_snapshots for file in one.attachments)
+        for attachment in (*message.attachments, *forwarded):
+            if attachment.id == ref.file_id:
+                return attachment.url
+    raise MessageRejected("the file is gone")
+
+
+async def _fetch(url: str, target: Path, max_bytes: int) -> int | None:
+    """Write the file at `url` to `target`; returns its size in bytes, None when the address is no longer valid."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=30.0)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            if response.status in (403, 404, 410):
+                return None
+            if response.status != 200:
+                raise PlatformUnavailable(f"the file server answered {response.status}")
+            if (response.content_length or 0) > max_bytes:
+                raise errors.FileSizeExceeded(max_bytes)
+            return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise PlatformUnavailable(f"the file server cannot be reached: {type(error).__name__}") from error

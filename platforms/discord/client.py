@@ -1,12 +1,7 @@
 """Client of Discord's gateway and REST API: discord.py with intents, addresses and heartbeats of our choice.
 
-This is the only module that uses names of discord.py that are not public. The library has no public way to
-
-- use another server (`discord.api_url`, `discord.gateway_url`): it keeps the addresses in class attributes. Here each
-  request gets its address when it is made, so two clients in one process can use two servers. Answers to slash
-  commands go through a second HTTP class of the library, which `InteractionWebhooks` joins to the first one;
-- read on after an event or an answer that it cannot parse (`TolerantState`, `RestClient`);
-- know when the last heartbeat was answered (`GatewayClient.silence_seconds`).
+This is the only module that uses names of discord.py that are not public. The library has no public way to use another
+server for one client, to go on after an event or an answer that it cannot parse, or to know the last heartbeat.
 """
 
 import asyncio
@@ -28,86 +23,69 @@ from discord.webhook.async_ import AsyncWebhookAdapter, async_context
 from hermes_state.errors import PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, InboundMessage
 from platforms.discord.errors import rest_errors
-from platforms.discord.event_queue import ChangeEvent, ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
+from platforms.discord.event_queue import ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
 from platforms.discord.inbound import EventReader
 from platforms.discord.settings import DiscordSettings
 from platforms.text import UNREADABLE, known_parts, parsed_json, text_in
 
 log = structlog.get_logger()
 
-discord.utils._from_json = parsed_json  # orjson, which it takes where it is installed, refuses halves of characters
-
-RATE_LIMIT_SECONDS = 10.0
-"""Longest wait for a rate limit inside the SDK, in seconds; a longer one is raised: the gateway can shed previews."""
-
-_SHOWN = ("poll", "embeds", "components", "message_snapshots")
-_SNAPSHOT = {"type": 0, "embeds": [], "attachments": [], "edited_timestamp": None}
+discord.utils._from_json = parsed_json  # the library would use orjson, which refuses halves of characters
 
 CLOSE_SECONDS = 5.0
-"""Longest closing handshake, in seconds; after that the connection is simply dropped."""
-
-GUILD_READY_SECONDS = 1.0
-"""Seconds that discord.py waits for one more server after READY before it calls itself ready."""
-
-_WRITES = frozenset(
-    {
-        ("POST", "/channels/{channel_id}/messages"),
-        ("PATCH", "/channels/{channel_id}/messages/{message_id}"),
-        ("POST", "/webhooks/{webhook_id}/{webhook_token}"),
-        ("PATCH", "/webhooks/{webhook_id}/{webhook_token}/messages/@original"),
-    }
+_WRITES = (
+    ("POST", "/channels/{channel_id}/messages"),
+    ("PATCH", "/channels/{channel_id}/messages/{message_id}"),
+    ("POST", "/webhooks/{webhook_id}/{webhook_token}"),
+    ("PATCH", "/webhooks/{webhook_id}/{webhook_token}/messages/@original"),
 )
 """Requests that Discord answers with the message that they made or changed."""
 
-_PUBLISH = ("PUT", "/applications/{application_id}/commands")
-"""Request whose answer, the published commands, nobody reads."""
-
 
 class RestClient(HTTPClient):
-    """discord.py's REST client with addresses of its own."""
+    """discord.py's REST client with an address for each request: the library keeps it in class attributes."""
 
     def __init__(self, client: discord.Client, settings: DiscordSettings) -> None:
         super().__init__(client.loop)
         self._client = client
-        # The constructor would raise anything shorter to 30 s; the limiters read the attribute.
-        self.max_ratelimit_timeout = RATE_LIMIT_SECONDS
+        # A longer wait for a rate limit is raised, and the gateway leaves out previews. The constructor would turn
+        # anything shorter than 30 s into that; the limiters read the attribute.
+        self.max_ratelimit_timeout = 10.0
         self._base = f"{settings.api_url.rstrip('/')}/api/v10"
         self._gateway_url = yarl.URL(settings.gateway_url) if settings.gateway_url else None
 
     async def request(self, route: Route, **options: Any) -> Any:  # Any: discord.py's own signature
         route.url = self._base + route.url.removeprefix(Route.BASE)
         try:
-            # Discord redirects nobody: another server would be told what was said.
+            # Discord never redirects: another server would receive the message.
             answer = await super().request(route, allow_redirects=False, **options)
             if (route.method, route.path) in _WRITES:
                 return _written(answer)
-            return [] if (route.method, route.path) == _PUBLISH else answer
+            is_read = (route.method, route.path) != ("PUT", "/applications/{application_id}/commands")
+            return answer if is_read else []  # nothing reads the published commands
         except RuntimeError as error:
             if not self._client.is_closed():
                 raise
-            # What aiohttp says when the client was closed while the request waited for its turn.
+            # aiohttp's error for a client that was closed while the request waited for its turn.
             raise PlatformUnavailable("not connected to Discord") from error
 
     async def ws_connect(self, url: str, *, compress: int = 0) -> Any:
         requested = yarl.URL(url)
-        # Only the default address: a session is resumed where Discord's READY said.
+        # Only the default address: a session resumes at the address of its READY.
         if self._gateway_url is not None and requested.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
             url = str(self._gateway_url.with_query(requested.query))
         return await super().ws_connect(url, compress=compress)
 
 
 def _written(answer: Any) -> dict[str, Any]:
-    """Reduce the answer to a write to what names the message.
-
-    The message exists by now: an error of the SDK about a field of the answer would have it sent again.
-    """
+    """Reduce the answer to a write to the ids: an error of the SDK about another field would send the message again."""
     if not isinstance(answer, dict) or "id" not in answer:
         raise SendAmbiguous("Discord's answer could not be read")
     return {"id": answer["id"], "channel_id": answer.get("channel_id", 0), "type": 0, "content": ""}
 
 
 class InteractionWebhooks(AsyncWebhookAdapter):
-    """discord.py's answers to interactions, sent through a client's own `RestClient`."""
+    """discord.py's answers to interactions, sent through a client's `RestClient`."""
 
     def __init__(self, http: RestClient) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -120,7 +98,7 @@ class InteractionWebhooks(AsyncWebhookAdapter):
 
 
 class TolerantState(ConnectionState[Any]):
-    """State of a connection that puts aside what it cannot read: an error would end the connection, and come again."""
+    """State of a connection that skips unreadable events: an error would end the connection, again and again."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -135,7 +113,7 @@ class TolerantState(ConnectionState[Any]):
                 parse(self._known(self._get_guild_channel(data)[0], data))
 
     def create_message(self, *, channel: Any, data: Any) -> Any:
-        """A message of the history; only its id where it cannot be read."""
+        """Make a message of the history; only its id if it cannot be read."""
         message: Any = discord.Object(data["id"])
         with _skipping(data):
             try:
@@ -145,14 +123,17 @@ class TolerantState(ConnectionState[Any]):
         return message
 
     def _known(self, channel: Any, data: Any) -> Any:
-        """A message without the parts that the SDK cannot read; if it has no text, their words are quoted in it."""
+        """Return a message without its unreadable parts; if it has no text, their words are quoted in it."""
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:
             log.warning("update.partly_read", update_id=known["id"], fields=fields)
-        words = text_in({key: part for key, part in data.items() if key in _SHOWN and key not in known})
-        said = {**_SNAPSHOT, "content": words, "timestamp": data["timestamp"]}
-        return {**known, "message_snapshots": [{"message": said}]} if words and not known["content"] else known
+        shown = {"poll", "embeds", "components", "message_snapshots"} - known.keys()
+        words = text_in({key: part for key, part in data.items() if key in shown})
+        if not words or known["content"]:
+            return known
+        said = {"type": 0, "embeds": [], "attachments": [], "edited_timestamp": None, "timestamp": data["timestamp"]}
+        return {**known, "message_snapshots": [{"message": {**said, "content": words}}]}
 
 
 @contextmanager
@@ -175,7 +156,7 @@ class GatewayClient(discord.Client):
             max_messages=None,
             member_cache_flags=discord.MemberCacheFlags.none(),
             chunk_guilds_at_startup=False,
-            guild_ready_timeout=GUILD_READY_SECONDS,
+            guild_ready_timeout=1.0,
             allowed_mentions=discord.AllowedMentions.none(),
         )
         rest = RestClient(self, settings)
@@ -194,7 +175,7 @@ class GatewayClient(discord.Client):
         )
 
     async def end(self) -> None:
-        """Close the connection; drop it when Discord does not answer the goodbye."""
+        """Close the connection, in the end without Discord's answer."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()
@@ -234,18 +215,18 @@ class GatewayClient(discord.Client):
         return async_context.set(self._webhooks)
 
     def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
-        """Dispatch an event as discord.py does, but not after the end: its late tasks would find no loop."""
+        """Dispatch an event unless the client is closed: late tasks of discord.py would find no loop."""
         if not self.is_closed():
             super().dispatch(event, *args, **kwargs)
 
-    # Events: the first statement hands over without waiting, because discord.py runs each of them as a task of
-    # its own, and only the order in which they start is the order in which Discord sent them.
+    # Events: the first statement hands over without waiting. discord.py runs each of them as a task of its own, and
+    # only their starts are in the order in which Discord sent them.
 
     async def on_message(self, message: discord.Message) -> None:
         self._events.put(MessageEvent(str(message.channel.id), message.id, self.read(message)))
 
     def read(self, message: discord.Message | discord.Object) -> InboundMessage | None:
-        """Read a message; None also for what cannot be read."""
+        """Read a message; None also if it cannot be read."""
         read = None
         with _skipping({"id": message.id}):
             read = self.reader.message(message) if isinstance(message, discord.Message) else None
@@ -253,16 +234,17 @@ class GatewayClient(discord.Client):
 
     async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:
         if (edit := self.reader.edit(payload)) is not None:
-            self._events.put(ChangeEvent(str(payload.channel_id), edit))
+            self._events.put(MessageEvent(str(payload.channel_id), 0, edit))
 
     async def on_raw_message_delete(self, payload: discord.RawMessageDeleteEvent) -> None:
-        self._events.put(
-            ChangeEvent(str(payload.channel_id), self.reader.deletion(payload.channel_id, payload.message_id))
-        )
+        self._put_deletion(payload.channel_id, payload.message_id)
 
     async def on_raw_bulk_message_delete(self, payload: discord.RawBulkMessageDeleteEvent) -> None:
         for message_id in sorted(payload.message_ids):
-            self._events.put(ChangeEvent(str(payload.channel_id), self.reader.deletion(payload.channel_id, message_id)))
+            self._put_deletion(payload.channel_id, message_id)
+
+    def _put_deletion(self, channel_id: int, message_id: int) -> None:
+        self._events.put(MessageEvent(str(channel_id), 0, self.reader.deletion(channel_id, message_id)))
 
     async def on_connect(self) -> None:  # READY, never RESUMED
         self._events.put(ConnectedEvent())
@@ -270,7 +252,11 @@ class GatewayClient(discord.Client):
         self.had_session.set()
 
     async def on_ready(self) -> None:  # the servers are listed
-        self._events.put(ChannelsEvent({ref: newest for guild in self.guilds for ref, newest in _readable(guild)}))
+        channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread] = []
+        for guild in self.guilds:
+            channels += [*guild.text_channels, *guild.voice_channels, *guild.stage_channels, *guild.threads]
+        newest = {str(one.id): one.last_message_id for one in channels if one.last_message_id and _is_readable(one)}
+        self._events.put(ChannelsEvent(newest))
 
     async def on_resumed(self) -> None:
         self.offline_since = None
@@ -280,11 +266,6 @@ class GatewayClient(discord.Client):
             self.offline_since = time.monotonic()
 
 
-def _readable(guild: discord.Guild) -> Iterator[tuple[str, int]]:
-    """Channels and threads of a server that we may read, each with its newest message."""
-    channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread]
-    channels = [*guild.text_channels, *guild.voice_channels, *guild.stage_channels, *guild.threads]
-    for channel in channels:
-        newest = channel.last_message_id
-        if newest is not None and (guild.me is None or channel.permissions_for(guild.me).read_message_history):
-            yield str(channel.id), newest
+def _is_readable(channel: "discord.abc.GuildChannel | discord.Thread") -> bool:
+    me = channel.guild.me
+    return me is None or channel.permissions_for(me).read_message_history

@@ -2,27 +2,14 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 
 import aiohttp
 import discord
 
-from hermes_state.errors import (
-    ChatUnreachable,
-    MessageRejected,
-    PlatformError,
-    PlatformUnavailable,
-    RateLimited,
-    SendAmbiguous,
-    TokenRejected,
-)
-
-UNKNOWN_MESSAGE = 10008
-TICKET_CODES = frozenset({10015, 10062, 50027})
-"""Codes of an interaction that can no longer be answered: unknown webhook or interaction, invalid webhook token."""
-
-REPLY_CODES = frozenset({160002, 160009})
-"""Codes of a rejected reply: it needs the right to read the channel's history; a message of its own does not."""
+from hermes_state import errors
+from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
 
 OPERATOR_CODES = {
     4004: "Discord does not accept the bot token: set discord.token to the token of the developer portal's Bot page.",
@@ -35,36 +22,32 @@ OPERATOR_CODES = {
         "(Bot, Privileged Gateway Intents, Message Content Intent)."
     ),
 }
-"""Close codes after which only the operator can help, and what to tell them."""
-
-FLOOD_SECONDS = 60.0
-"""Seconds to wait when Discord's edge blocks us without saying for how long."""
+"""Sentences for the operator by the close codes after which only the operator can help."""
 
 
 class MessageNotFound(PlatformError):
-    """The message to edit was deleted; stays inside this package, which then sends anew."""
+    """The message to edit was deleted; this package then sends a new one."""
 
 
 class ReplyRejected(PlatformError):
-    """The message may be sent, but not as a reply; stays inside this package, which then sends it as none."""
+    """The message may be sent, but not as a reply; this package then sends it as none."""
 
 
 class TicketRejected(PlatformError):
-    """Discord takes no answer in the interaction's own place any more; stays inside this package."""
+    """Discord accepts no answer to the interaction any more; this package then sends an ordinary message."""
 
 
 @contextlib.contextmanager
 def rest_errors(*, is_read: bool = False) -> Iterator[None]:
-    """Translate what a REST call raises.
+    """Translate errors of a REST call. A connection that breaks after the request left is `SendAmbiguous`.
 
-    A connection that breaks after the request left is `SendAmbiguous`, except for a read, which had no
-    effect to be unsure about.
+    A read has no effect to be unsure about.
     """
-    broken = PlatformUnavailable if is_read else SendAmbiguous
+    broken = PlatformUnavailable if is_read else errors.SendAmbiguous
     try:
         yield
     except discord.RateLimited as error:
-        raise RateLimited(error.retry_after) from error
+        raise errors.RateLimited(error.retry_after) from error
     except discord.HTTPException as error:
         raise _of_answer(error, broken) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -75,33 +58,32 @@ def rest_errors(*, is_read: bool = False) -> Iterator[None]:
 
 def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> PlatformError:
     text = f"Discord answered {error.status} (code {error.code})"
-    if error.code == UNKNOWN_MESSAGE:
-        return MessageNotFound(text)
-    if error.code in TICKET_CODES:
-        return TicketRejected(text)
-    if error.code in REPLY_CODES:
-        return ReplyRejected(text)
-    if error.status == 429:
-        headers = getattr(error.response, "headers", {})
-        try:
-            return RateLimited(max(1.0, float(headers.get("Retry-After", FLOOD_SECONDS))))
-        except ValueError:
-            return RateLimited(FLOOD_SECONDS)
-    if error.status == 401:
-        # The gateway connection learns it too and says so to the operator; what waits here is not lost.
-        return PlatformUnavailable(f"{text}: the token is not accepted")
-    if error.status in (403, 404) or error.code == 50083:  # 50083: the thread is archived and locked
-        return ChatUnreachable(text)
-    if error.status == 503:
-        return PlatformUnavailable(text)
-    if error.status >= 500 or error.status == 408:
-        return broken(text)
-    return MessageRejected(text)
+    match error.code:
+        case 10008:  # unknown message
+            return MessageNotFound(text)
+        case 10015 | 10062 | 50027:  # unknown webhook or interaction, invalid webhook token
+            return TicketRejected(text)
+        case 160002 | 160009:  # a reply needs the right to read the channel's history; another message does not
+            return ReplyRejected(text)
+        case 50083:  # the thread is archived and locked
+            return errors.ChatUnreachable(text)
+    match error.status:
+        case 429:
+            seconds = getattr(error.response, "headers", {}).get("Retry-After", "")
+            # Discord's edge may block us without saying for how long.
+            return errors.RateLimited(max(1.0, float(seconds)) if re.fullmatch(r"\d+\.?\d*", seconds) else 60.0)
+        case 401:  # the gateway connection finds this out too and tells the operator; waiting messages are not lost
+            return PlatformUnavailable(f"{text}: the token is not accepted")
+        case 403 | 404:
+            return errors.ChatUnreachable(text)
+        case 503:
+            return PlatformUnavailable(text)
+    return broken(text) if error.status >= 500 or error.status == 408 else errors.MessageRejected(text)
 
 
 @contextlib.contextmanager
 def connection_errors(client: discord.Client) -> Iterator[None]:
-    """Translate what logging in and holding the gateway connection raise."""
+    """Translate errors of logging in and of the gateway connection."""
     try:
         yield
     except discord.LoginFailure as error:
@@ -115,8 +97,8 @@ def connection_errors(client: discord.Client) -> Iterator[None]:
     except (discord.DiscordException, aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
         raise PlatformUnavailable(f"Discord cannot be reached: {type(error).__name__}") from error
     except AttributeError as error:
-        # discord.py 2.7.1 stumbles over its missing socket when the very first connect fails (its types say there
-        # always is one); what went wrong is the context.
+        # discord.py 2.7.1 uses its missing socket when the very first connect fails, although its types say there
+        # always is one; the reason of the failure is the context.
         if getattr(client, "ws", None) is not None:
             raise
         reason = type(error.__context__ or error).__name__

@@ -1,34 +1,31 @@
-"""Event queue: what Discord sent is stored in order, channel by channel, with a cursor over all of it.
+"""Event queue: Discord's events are stored in order, channel by channel, with a cursor over all of them.
 
-Discord acknowledges nothing, so the adapter remembers how far it came: a cursor per channel that moves over
-everything seen, ignored or not, and only over a gapless prefix. After each connection that did not resume,
-what lies behind a channel's cursor is fetched, while that channel's live events wait in memory and follow.
-The fetched and the live copy of a message carry the same `event_ref`, so overlaps do no harm.
+Discord acknowledges nothing, so a cursor per channel moves over a gapless prefix of all messages. After a connection
+that did not resume, the messages after the cursor are fetched first. Fetched and live copies have the same `event_ref`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 import structlog
 
-from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, RateLimited, StoreUnavailable
+from hermes_state.aio import retried
+from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, StoreUnavailable
 from hermes_state.values import Clock, Cursor, DeletionEvent, EditEvent, InboundMessage, Millis
 from platforms.base import Intake, ReceivedEvent
 from platforms.discord.inbound import PLATFORM, snowflake_at
-from platforms.discord.priority import PrioritySemaphore
 from platforms.discord.settings import DiscordSettings
 
 PARALLEL_FETCHES = 4
 SKEW_MS = 60_000
 """Largest difference of this machine's clock and Discord's, in milliseconds."""
-
-MAX_ARRIVED = 100
-"""Most events taken from the queue at once."""
-
 LISTEN_SECONDS = 0.5
-"""Seconds that an event may take to be stored before what waits behind it is listened to."""
+"""Seconds that storing an event may take before the queue looks for a `/stop` in the events after it."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,28 +44,20 @@ class ChannelsEvent:
 
 @dataclass(frozen=True, slots=True)
 class MessageEvent:
-    """Message, live or from history; `event` is None when it is no event for us."""
+    """Message, live or from history, or a change of one, which waits for the earlier events of its channel."""
 
     channel_ref: str
     message_id: int
-    event: InboundMessage | None
+    """Id of a message that the cursor moves over; 0 for a change."""
+    event: InboundMessage | EditEvent | DeletionEvent | None
+    """None for a message that is no event for the gateway."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeEvent:
-    """Edit or deletion; it waits for what came before it in its channel."""
-
-    channel_ref: str
-    event: EditEvent | DeletionEvent
-
-
-StoredItem: TypeAlias = MessageEvent | ChangeEvent | InboundMessage
+StoredItem: TypeAlias = MessageEvent | InboundMessage
 Item: TypeAlias = ConnectedEvent | ChannelsEvent | StoredItem
 """Event of the queue. A bare message is a slash command or a button: never in the history, never kept waiting."""
-
-
 FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]
-"""Fetches what was written to a channel after one message id (and before another), see `HistoryReader.fetch`."""
+"""Fetches the messages of a channel after one id (and before another), see `HistoryReader.fetch`."""
 
 
 @dataclass(slots=True)
@@ -79,14 +68,53 @@ class _CatchUpState:
     until: int | None
     is_open: bool = True
     """Something may still be missing before the live events that wait."""
-    waiting: list[MessageEvent | ChangeEvent] = field(default_factory=list)
+    waiting: list[MessageEvent] = field(default_factory=list)
+
+
+class PrioritySemaphore:
+    """Semaphore that admits in order of arrival, and urgent waiters first."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: OrderedDict[str, asyncio.Future[None]] = OrderedDict()
+
+    @asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[None]:
+        """Hold the semaphore for `name`, which waits for one at a time."""
+        if self._free:
+            self._free -= 1
+        else:
+            slot = self._waiting[name] = asyncio.get_running_loop().create_future()
+            try:
+                await slot
+            except asyncio.CancelledError:
+                self._waiting.pop(name, None)
+                if not slot.cancelled():  # it was given in the same moment
+                    self._pass_on()
+                raise
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def prioritize(self, name: str) -> None:
+        if name in self._waiting:
+            self._waiting.move_to_end(name, last=False)
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            _, slot = self._waiting.popitem(last=False)
+            if not slot.done():  # else its owner was told to stop and has not run yet
+                slot.set_result(None)
+                return
+        self._free += 1
 
 
 class EventQueue:
     """Queue of events on their way to the intake. `put` never waits; `run` is the worker."""
 
     def __init__(self, intake: Intake, settings: DiscordSettings, *, clock: Clock, began: int = 0) -> None:
-        """`began`: time at which the account was first listened to, in milliseconds; 0 where that is now."""
+        """`began` is the time at which the account was first listened to, in milliseconds; 0 if that is now."""
         self._began = began
         self._intake = intake
         self._backoff = settings.backoff
@@ -96,13 +124,12 @@ class EventQueue:
         self._cursors: dict[str, int] = {}
         self._gaps: dict[str, _CatchUpState] = {}
         self._complete: set[str] = set()
-        """Channels that nothing is missing from in this connection."""
+        """Channels whose history of this connection is complete."""
         self._high_water = 0
-        """Newest message seen anywhere before this connection; before there was one, the time at which the account was
-        first listened to, as an id: ids are ordered by time."""
+        """Newest message seen in any channel before this connection, else `began` as an id: ids are ordered by time."""
         self._connected_at = Millis(0)
         self._unstored: dict[str, InboundMessage] = {}
-        """Events that arrived and are not being stored yet, by `event_ref`: somebody may want to stop something."""
+        """Events that arrived and are not being stored yet, by `event_ref`: one may be a `/stop`."""
         self._is_held_up = False
         """The database keeps an event waiting."""
         self._may_listen = asyncio.Event()
@@ -110,7 +137,6 @@ class EventQueue:
         """Set when an event had to be dropped; from then on everything is, so that no cursor passes the hole."""
 
     def put(self, item: Item) -> None:
-        """Hand over an event in the order of arrival."""
         if self.overflowed.is_set():
             return
         try:
@@ -124,8 +150,21 @@ class EventQueue:
             if self._is_held_up:
                 self._may_listen.set()
 
+    async def run(self, fetch: FetchHistory) -> None:
+        """Store until cancelled. An event that the database cannot store is tried again, never skipped."""
+        load = partial(self._intake.load_cursors, PLATFORM, PLATFORM)
+        stored = await retried(load, StoreUnavailable, "discord.cursors_retried", backoff=self._backoff)
+        self._cursors = {channel_ref: int(seen) for channel_ref, seen in stored.items()}
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listen(), name="discord listener")
+            while True:
+                arrived = [await self._queue.get()]
+                while len(arrived) < 100 and not self._queue.empty():
+                    arrived.append(self._queue.get_nowait())
+                await self._take(arrived, fetch, tasks)
+
     async def _listen(self) -> None:
-        """Let the intake hear, in order, of what waits while the database takes nothing."""
+        """Let the intake look, in order, at waiting events while the database cannot store them."""
         while True:
             await self._may_listen.wait()
             self._may_listen.clear()
@@ -136,19 +175,8 @@ class EventQueue:
         self._is_held_up = True
         self._may_listen.set()
 
-    async def run(self, fetch: FetchHistory) -> None:
-        """Store until cancelled. What the database cannot take is tried again, never skipped."""
-        await self._load_cursors()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._listen(), name="discord listener")
-            while True:
-                arrived = [await self._queue.get()]
-                while len(arrived) < MAX_ARRIVED and not self._queue.empty():
-                    arrived.append(self._queue.get_nowait())
-                await self._take(arrived, fetch, tasks)
-
     async def _take(self, items: Sequence[Item], fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
-        """Store what arrived together, but for what has to wait for the history of its channel."""
+        """Store events that arrived together, except those that must wait for the history of their channel."""
         batch: list[StoredItem] = []
         for item in items:
             match item:
@@ -162,9 +190,8 @@ class EventQueue:
                             self._catch_up(channel_ref, fetch, tasks, message_id)
                 case InboundMessage():
                     batch.append(item)
-                case MessageEvent() | ChangeEvent():
-                    latest = item.message_id if isinstance(item, MessageEvent) else 0
-                    self._catch_up(item.channel_ref, fetch, tasks, latest)
+                case MessageEvent():
+                    self._catch_up(item.channel_ref, fetch, tasks, item.message_id)
                     if gap := self._gaps.get(item.channel_ref):
                         gap.waiting.append(item)
                         self._fetches.prioritize(item.channel_ref)  # there may be a thousand channels to look into
@@ -179,18 +206,16 @@ class EventQueue:
         self._connected_at = self._clock.now()
         self._complete.clear()
         for gap in self._gaps.values():
-            gap.is_open = True
-            gap.until = None
+            gap.is_open, gap.until = True, None
         for channel_ref in self._cursors:
             self._catch_up(channel_ref, fetch, tasks)
 
     def _catch_up(self, channel_ref: str, fetch: FetchHistory, tasks: asyncio.TaskGroup, latest: int = 0) -> None:
         """Catch a channel up once per connection.
 
-        A channel without a cursor may have been written to for the first time while nobody listened: what
-        came after everything else that was seen, and before this connection, is fetched; `latest` is a message that
-        shows how far this machine's clock is behind Discord's. Discord lists the channels of
-        servers, but no bot's direct chats: one that was opened in an outage is found with its next message.
+        In a channel without a cursor, everything is fetched that is newer than all known messages and older than this
+        connection. The message `latest` shows how far this machine's clock is behind Discord's. Discord lists no direct
+        chats of bots: one that was opened in an outage is found with its next message.
         Source: https://github.com/discord/discord-api-docs/issues/184
         """
         if channel_ref in self._complete or channel_ref in self._gaps:
@@ -199,7 +224,7 @@ class EventQueue:
         if seen is not None:
             gap = _CatchUpState(seen, None)
         elif self._high_water:
-            behind = max(0, latest - snowflake_at(self._clock.now()))  # where `latest` is of our future
+            behind = max(0, latest - snowflake_at(self._clock.now()))  # if `latest` is in our future
             before = snowflake_at(Millis(self._connected_at + SKEW_MS)) + behind
             gap = _CatchUpState(max(0, self._high_water - (SKEW_MS << 22)), before)
         else:
@@ -223,26 +248,28 @@ class EventQueue:
 
     async def _fetch(self, channel_ref: str, gap: _CatchUpState, fetch: FetchHistory) -> Sequence[MessageEvent]:
         seen = max(gap.seen, self._cursors.get(channel_ref, 0))
-        for delay in self._backoff:
-            try:
-                async with self._fetches.hold(channel_ref):
-                    return await fetch(channel_ref, seen, gap.until)
-            except (ChatUnreachable, MessageRejected) as error:  # asking again would change nothing
-                log.warning("discord.channel_skipped", channel_ref=channel_ref, reason=str(error))
-                return ()
-            except PlatformError as error:
-                log.warning("discord.catch_up_retried", channel_ref=channel_ref, error=type(error).__name__)
-                wait = error.retry_after if isinstance(error, RateLimited) else delay
-            await asyncio.sleep(wait)
-        raise AssertionError("a backoff never ends")
+
+        async def fetched() -> Sequence[MessageEvent]:
+            async with self._fetches.hold(channel_ref):
+                return await fetch(channel_ref, seen, gap.until)
+
+        final = (ChatUnreachable, MessageRejected)  # asking again would change nothing
+        event = "discord.catch_up_retried"
+        try:
+            return await retried(
+                fetched, PlatformError, event, unless=final, backoff=self._backoff, channel_ref=channel_ref
+            )
+        except final as error:
+            log.warning("discord.channel_skipped", channel_ref=channel_ref, reason=str(error))
+            return ()
 
     async def _settle(self, items: Sequence[StoredItem]) -> None:
         """Store events in order, the cursors with them."""
         newest: dict[str, int] = {}
         received: list[ReceivedEvent] = []
         for item in items:
-            if not isinstance(item, MessageEvent):
-                received.append(ReceivedEvent(item.event if isinstance(item, ChangeEvent) else item))
+            if isinstance(item, InboundMessage) or not item.message_id:
+                received.append(ReceivedEvent(item if isinstance(item, InboundMessage) else item.event))
                 continue
             # Two messages of one moment may arrive in the other order: the cursor never moves back, the event counts.
             ref = item.channel_ref
@@ -259,31 +286,21 @@ class EventQueue:
             del received[: len(stored)]
 
     async def _store(self, received: Sequence[ReceivedEvent]) -> int:
-        """Store the first events, tried until it is done; returns how many."""
+        """Store the first events, retried until that succeeds; returns how many."""
         if (event := received[0].event) is not None:
             self._unstored.pop(event.event_ref, None)
+
+        async def stored() -> int:
+            try:
+                count = await self._intake.accept_batch(received)
+            except StoreUnavailable:
+                self._start_listening()
+                raise
+            self._is_held_up = False
+            return count
+
         timer = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._start_listening)
         try:
-            for delay in self._backoff:
-                try:
-                    count = await self._intake.accept_batch(received)
-                    self._is_held_up = False
-                    return count
-                except StoreUnavailable as error:
-                    log.warning("discord.event_retried", detail=str(error), retry_seconds=delay)
-                self._start_listening()
-                await asyncio.sleep(delay)
+            return await retried(stored, StoreUnavailable, "discord.event_retried", backoff=self._backoff)
         finally:
             timer.cancel()
-        raise AssertionError("a backoff never ends")
-
-    async def _load_cursors(self) -> None:
-        for delay in self._backoff:
-            try:
-                stored = await self._intake.load_cursors(PLATFORM, PLATFORM)
-            except StoreUnavailable as error:
-                log.warning("discord.cursors_retried", detail=str(error), retry_seconds=delay)
-                await asyncio.sleep(delay)
-            else:
-                self._cursors = {channel_ref: int(seen) for channel_ref, seen in stored.items()}
-                return

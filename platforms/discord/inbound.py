@@ -1,8 +1,7 @@
 """Inbound events: discord.py's objects become values of ours.
 
-The bot is addressed in a direct chat, by its name (or its own role) written in the text, and by a reply of a
-person to one of its messages. Discord puts the author of the answered message among the mentions of every
-pinging reply; that alone is no mention, or two bots would talk to each other for ever.
+The name of the bot, or of its role, addresses it only if it stands in the text. Discord lists the author of the
+answered message as mentioned in every pinging reply; if that counted, two bots would talk to each other for ever.
 """
 
 import re
@@ -10,34 +9,15 @@ import re
 import discord
 import msgspec
 
+from hermes_state import values
 from hermes_state.errors import MessageRejected
-from hermes_state.values import (
-    AttachmentKind,
-    ChatKey,
-    ChatKind,
-    Clock,
-    DeletionEvent,
-    EditEvent,
-    InboundMessage,
-    IncomingAttachment,
-    InputKind,
-    Millis,
-    Quote,
-    Sender,
-)
+from hermes_state.values import AttachmentKind, ChatKind, InboundMessage, IncomingAttachment, Millis, Sender
 from platforms.discord.rendering import LIMIT
-from platforms.files import UNREADABLE_QUOTE
+from platforms.files import UNREADABLE_QUOTE, kind_of
 from platforms.text import utf16_units
 
 PLATFORM = "discord"
-EXPECTS_MORE_UNITS = LIMIT - 200
-"""Length from which on a message was probably cut by its writer, in UTF-16 units: the next piece is on its way."""
-
-QUOTE_LENGTH, OWN_QUOTE_LENGTH, MAX_STARTERS = 8_000, 500, 256
-_SPOKEN = frozenset({discord.MessageType.default, discord.MessageType.reply})
-_KINDS = {"image": AttachmentKind.IMAGE, "audio": AttachmentKind.AUDIO, "video": AttachmentKind.VIDEO}
-UNREADABLE = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="this kind of message")
-_MENTION = re.compile(r"<@!?(\d+)>")
+_SPOKEN = (discord.MessageType.default, discord.MessageType.reply)
 
 
 def millis_of(snowflake: int) -> Millis:
@@ -63,7 +43,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @classmethod
     def decode(cls, ref: str) -> "FileRef":
-        """Raises `MessageRejected` for what is not one of ours."""
+        """Decode a reference. Raises `MessageRejected` for any other text."""
         try:
             return msgspec.json.decode(ref, type=cls)
         except msgspec.MsgspecError as error:
@@ -73,25 +53,26 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class EventReader:
     """Reader of events for one client. A message gives the same value live and from history."""
 
-    def __init__(self, client: discord.Client, clock: Clock) -> None:
+    def __init__(self, client: discord.Client, clock: values.Clock) -> None:
         self._client = client
         self._clock = clock
         self._starters: dict[int, discord.Message] = {}
-        """Messages that newly seen threads were made from, until somebody there calls the bot."""
+        """Messages that new threads were made from, until a person calls the bot there."""
 
     def message(self, message: discord.Message) -> InboundMessage | None:
-        """Read a message; None for what is none of a person or another bot: our own, joins, pins, boosts."""
+        """Read a message of a person or another bot; None for our own, joins, pins and boosts."""
         started_from = message.reference.resolved if message.reference is not None else None
         if message.type is discord.MessageType.thread_starter_message and isinstance(started_from, discord.Message):
             self._starters[message.channel.id] = started_from
-            while len(self._starters) > MAX_STARTERS:
+            if len(self._starters) > 256:
                 del self._starters[next(iter(self._starters))]
         if message.author.id == self._bot_id or message.type not in _SPOKEN:
             return None
         (text, words_by), files = self._said(message), _files(message)
         sender, (quote, quoted_files) = _author(message), self._quote(message)
         if not (message.content or text or files or quote):
-            files = [UNREADABLE_QUOTE if message.message_snapshots else UNREADABLE]
+            unread = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="this kind of message")
+            files = [UNREADABLE_QUOTE if message.message_snapshots else unread]
         is_direct = isinstance(message.channel, discord.DMChannel)
         is_named = any(mention in message.content for mention in self._own_mentions(message))
         return InboundMessage(
@@ -103,21 +84,22 @@ class EventReader:
             message_ref=str(message.id),
             sent_at=millis_of(message.id),
             is_addressed=is_direct or is_named or (not sender.is_bot and quote is not None and quote.is_from_bot),
-            expects_more=utf16_units(message.content) >= EXPECTS_MORE_UNITS,
+            # Probably the first piece of a text that its writer had to cut.
+            expects_more=utf16_units(message.content) >= LIMIT - 200,
             chat_title=_title(message.channel),
             attachments=(*files, *quoted_files),
             quote=quote,
             words_by=words_by,
         )
 
-    def edit(self, payload: discord.RawMessageUpdateEvent) -> EditEvent | None:
+    def edit(self, payload: discord.RawMessageUpdateEvent) -> values.EditEvent | None:
         """Read an edit; None for changes that no person made: our own, and link previews that Discord adds."""
         message = payload.message
         edited_at = message.edited_at
         if edited_at is None or message.author.id == self._bot_id or message.type not in _SPOKEN:
             return None
         text, words_by = self._said(message)
-        return EditEvent(
+        return values.EditEvent(
             event_ref=f"{self._event_ref(message.id)}:edit:{edited_at.isoformat()}",  # to the microsecond
             chat=self._chat(payload.channel_id),
             sender=_author(message),
@@ -127,16 +109,16 @@ class EventReader:
             words_by=words_by,
         )
 
-    def deletion(self, channel_id: int, message_id: int) -> DeletionEvent:
+    def deletion(self, channel_id: int, message_id: int) -> values.DeletionEvent:
         """Read a deletion; Discord does not say when or by whom."""
-        return DeletionEvent(
+        return values.DeletionEvent(
             event_ref=f"{self._event_ref(message_id)}:delete",
             chat=self._chat(channel_id),
             message_ref=str(message_id),
             sent_at=self._clock.now(),
         )
 
-    def interaction(self, interaction: discord.Interaction, text: str, via: InputKind) -> InboundMessage | None:
+    def interaction(self, interaction: discord.Interaction, text: str, via: values.InputKind) -> InboundMessage | None:
         """Read a slash command or a pressed button as `text`, the command line it stands for."""
         if interaction.channel_id is None:
             return None
@@ -152,7 +134,7 @@ class EventReader:
             is_addressed=True,
             via=via,
             chat_title=_title(interaction.channel),
-            ticket=str(interaction.id) if via is InputKind.SLASH else None,
+            ticket=str(interaction.id) if via is values.InputKind.SLASH else None,
         )
 
     @property
@@ -163,8 +145,8 @@ class EventReader:
     def _event_ref(self, message_id: int) -> str:
         return f"{self._bot_id}:{message_id}"
 
-    def _chat(self, channel_id: int) -> ChatKey:
-        return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(channel_id))
+    def _chat(self, channel_id: int) -> values.ChatKey:
+        return values.ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(channel_id))
 
     def _own_mentions(self, message: discord.Message) -> list[str]:
         mentions = [f"<@{self._bot_id}>", f"<@!{self._bot_id}>"]
@@ -172,23 +154,18 @@ class EventReader:
         return [*mentions, f"<@&{role.id}>"] if role is not None else mentions
 
     def _said(self, message: discord.Message) -> tuple[str, str | None]:
-        """Text of a message, and `InboundMessage.words_by`."""
+        """Text without a leading mention of the bot and with people's names, and `InboundMessage.words_by`."""
         is_passed_on = bool(message.message_snapshots or message.interaction_metadata or message.application_id)
         content = message.content if message.content and not message.message_snapshots else _words(message)
         is_theirs = bool(message.content or message.poll or not content) and not is_passed_on
-        return self._text(content, message), None if is_theirs else ""
-
-    def _text(self, content: str, message: discord.Message) -> str:
-        """Text without a leading mention of the bot, and with the names of people for their numbers."""
         text = content.strip()
-        for mention in self._own_mentions(message):
-            if text.startswith(mention):
-                text = text.removeprefix(mention).lstrip(" \t\n,:")
-                break
-        names = {user.id: user.display_name for user in message.mentions}
-        return _MENTION.sub(lambda found: f"@{names[int(found[1])]}" if int(found[1]) in names else found[0], text)
+        if mention := next(filter(text.startswith, self._own_mentions(message)), None):
+            text = text.removeprefix(mention).lstrip(" \t\n,:")
+        names = {str(user.id): f"@{user.display_name}" for user in message.mentions}
+        text = re.sub(r"<@!?(\d+)>", lambda found: names.get(found[1], found[0]), text)
+        return text, None if is_theirs else ""
 
-    def _quote(self, message: discord.Message) -> tuple[Quote | None, list[IncomingAttachment]]:
+    def _quote(self, message: discord.Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
         """Message that a person chose to answer, or made a thread from, with its files."""
         reference = message.reference if message.type is discord.MessageType.reply else None
         answered = reference.resolved if reference is not None else None
@@ -197,10 +174,10 @@ class EventReader:
         if not isinstance(answered, discord.Message):
             return None, [UNREADABLE_QUOTE] if reference is not None else []
         is_ours = answered.author.id in (self._bot_id, self._client.application_id)
-        quote = Quote(
+        quote = values.Quote(
             message_ref=str(answered.id),
             author=answered.author.display_name,
-            text=_words(answered)[: OWN_QUOTE_LENGTH if is_ours else QUOTE_LENGTH],
+            text=_words(answered)[: 500 if is_ours else 8_000],
             is_from_bot=is_ours,
         )
         files = [msgspec.structs.replace(file, is_quoted=True) for file in _files(answered)]
@@ -208,7 +185,7 @@ class EventReader:
 
 
 def _words(message: discord.Message | discord.MessageSnapshot) -> str:
-    """Everything that can be read of a message; of link previews only where there is nothing else."""
+    """All readable text of a message; that of link previews only if there is no other."""
     pieces: list[str | None] = [message.content, *map(_component_words, message.components)]
     for embed in message.embeds:
         if embed.type == "rich" or not message.content:
@@ -227,28 +204,24 @@ def _component_words(one: object) -> str:
 
 
 def _files(message: discord.Message) -> list[IncomingAttachment]:
-    """Files of a message, also of one that it forwards."""
     sources: list[discord.Message | discord.MessageSnapshot] = [message, *message.message_snapshots]
-    files = [_file(message, file, is_voice=source.flags.voice) for source in sources for file in source.attachments]
-    files.extend(
-        IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=f"sticker {sticker.name}")
-        for source in sources
-        for sticker in source.stickers
-    )
-    return files
-
-
-def _file(message: discord.Message, attachment: discord.Attachment, *, is_voice: bool) -> IncomingAttachment:
-    mime = (attachment.content_type or "").partition(";")[0].strip() or None
-    ref = FileRef(channel_id=message.channel.id, message_id=message.id, file_id=attachment.id, url=attachment.url)
-    return IncomingAttachment(
-        kind=AttachmentKind.VOICE if is_voice else _KINDS.get((mime or "").partition("/")[0], AttachmentKind.DOCUMENT),
-        file_ref=ref.encode(),
-        name=attachment.filename,
-        mime=mime,
-        size_bytes=attachment.size,
-        seconds=attachment.duration,
-    )
+    files: list[IncomingAttachment] = []
+    for source in sources:
+        for one in source.attachments:
+            mime = (one.content_type or "").partition(";")[0].strip() or None
+            ref = FileRef(channel_id=message.channel.id, message_id=message.id, file_id=one.id, url=one.url)
+            file = IncomingAttachment(
+                kind=AttachmentKind.VOICE if source.flags.voice else kind_of(mime, AttachmentKind.DOCUMENT),
+                file_ref=ref.encode(),
+                name=one.filename,
+                mime=mime,
+                size_bytes=one.size,
+                seconds=one.duration,
+            )
+            files.append(file)
+    stickers = (sticker for source in sources for sticker in source.stickers)
+    unread = (f"sticker {sticker.name}" for sticker in stickers)
+    return [*files, *(IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=name) for name in unread)]
 
 
 def _author(message: discord.Message) -> Sender:

@@ -1,7 +1,6 @@
-"""Outbound messages: sending, editing, previews, typing, deduplicated by nonces.
+"""Outbound messages: sending, editing, previews and typing.
 
-Every message carries a nonce made from its key. Discord keeps nonces for a few minutes, so a repeat within
-two minutes shows nothing new; later the channel's history is searched for our own message first.
+A message's nonce is made from its key. Discord knows nonces for a few minutes; later repeats search the history first.
 """
 
 import asyncio
@@ -27,27 +26,11 @@ from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import Ticket, TicketRegistry, button_view
 from platforms.text import UNFINISHED, unfinished
 
-NONCE_MS = 120_000
-"""Milliseconds after the first attempt in which Discord surely still knows the nonce."""
-
-SKEW_MS = 10_000
-"""Largest difference of this machine's clock and Discord's when looking for an earlier attempt, in milliseconds."""
-
-SLOW_UPLOAD = 100_000
-"""Bytes a second that an upload may take as its time."""
-
-MAX_SEARCHED = 500
-"""Most messages that are searched for an earlier attempt."""
-
-MAX_DELIVERED = 2_000
-
 log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class DiscordSender:
-    """Sender of one client."""
-
     client: GatewayClient
     tickets: TicketRegistry
     buttons: ButtonCommandStore
@@ -59,11 +42,10 @@ class DiscordSender:
     """Keys by the messages they made, so that a search does not take another answer with the same words."""
 
     async def send(self, request: SendRequest) -> str:
-        """Deliver one part; see `PlatformAdapter.send`."""
         text = request.part.plain if request.is_plain else request.part.text
         ref = await self._deliver(request, text, await button_view(self.buttons, request.part.buttons))
         self._delivered[ref] = request.key
-        while len(self._delivered) > MAX_DELIVERED:
+        if len(self._delivered) > 2_000:
             self._delivered.popitem(last=False)
         return ref
 
@@ -98,11 +80,15 @@ class DiscordSender:
             try:
                 return await self._edit(channel_ref, request.replaces, text, view)
             except (MessageNotFound, ChatUnreachable) as error:
-                # It was deleted, is another bot's, or stands in a thread that only a new message opens again. Where
-                # nothing can be written at all, the new message says so.
+                # It was deleted, is another bot's, or stands in a thread that only a new message opens again. If
+                # nothing can be written at all, sending the new message raises the error.
                 log.info("discord.placeholder_gone", reason=str(error))
-        if request.is_repeat and (found := await self._find_repeated(request, text)):
-            return found
+        if request.is_repeat and (tried_at := request.first_tried_at) is not None:
+            # Within two minutes Discord surely still knows the nonce, which an answer to a command has not.
+            has_nonce = request.ticket is None and 0 <= self.clock.now() - tried_at <= 120_000
+            found = None if has_nonce else await self._find_earlier(channel_ref, request.key, tried_at, text)
+            if found is not None:
+                return found
         if request.file is not None:
             return await self.post(channel_ref, text, request.key, view=view, file=request.file)
         try:
@@ -116,7 +102,7 @@ class DiscordSender:
     async def _reply(
         self, channel_ref: str, text: str, key: str, reply_to: str | None, view: discord.ui.View | None = None
     ) -> str:
-        """Post a message, as a reply where there is something to reply to and Discord lets us."""
+        """Post a message, as a reply if there is a message to reply to and Discord accepts it."""
         if reply_to is not None:
             with suppress(ReplyRejected):
                 return await self.post(channel_ref, text, key, view=view, reply_to=reply_to)
@@ -125,7 +111,7 @@ class DiscordSender:
     # An interaction's own place
 
     async def _fill(self, ticket: Ticket, request: SendRequest, text: str, view: discord.ui.View | None) -> str:
-        """Put the answer where the command shows "thinking"; the preview's placeholder is then one too many."""
+        """Put the answer into the command's "thinking" message, and remove the preview's placeholder."""
         if not await wait_until(ticket.deferred, self.request_seconds):
             raise PlatformUnavailable("the command's acknowledgement is still under way")
         if not ticket.is_valid:
@@ -173,7 +159,7 @@ class DiscordSender:
                 message_id=int(reply_to), channel_id=int(channel_ref), fail_if_not_exists=False
             )
         if file is not None:
-            seconds += file.size_bytes / SLOW_UPLOAD
+            seconds += file.size_bytes / 100_000  # a slow connection
             options["file"] = discord.File(io.BytesIO(await file.read()), file.name)
         try:
             async with self.client.calling(seconds):
@@ -189,39 +175,28 @@ class DiscordSender:
             edited = await self._message(channel_ref, message_ref).edit(content=text, view=view)
         return str(edited.id)
 
-    async def _find_repeated(self, request: SendRequest, text: str) -> str | None:
-        """The message of an earlier attempt, where Discord may have forgotten the nonce."""
-        first_tried_at = request.first_tried_at
-        if first_tried_at is None:
-            return None
-        if request.ticket is None and 0 <= self.clock.now() - first_tried_at <= NONCE_MS:
-            return None  # the nonce answers the question
-        return await self._find_earlier(request.chat.chat_ref, request.key, first_tried_at, text)
-
     async def _find_earlier(self, channel_ref: str, key: str, since: Millis, text: str | None = None) -> str | None:
-        """The message that was sent with this key, or this text, since then."""
-        after = discord.Object(snowflake_at(Millis(min(since, self.clock.now()) - SKEW_MS)))
+        """Return the message that was sent with this key, or this text, since then.
+
+        Looks at 500 messages at most, and allows for clocks that differ by ten seconds.
+        """
+        after = discord.Object(snowflake_at(Millis(min(since, self.clock.now()) - 10_000)))
         nonce = self._nonce(channel_ref, key)
         try:
             async with self.client.calling(self.request_seconds, is_read=True):
-                async for message in self._channel(channel_ref).history(limit=MAX_SEARCHED, after=after):
-                    if self._is_earlier(message, key, text, nonce):
+                async for message in self._channel(channel_ref).history(limit=500, after=after):
+                    if not isinstance(message, discord.Message) or not self.client.is_own(message.author):
+                        continue
+                    is_same = message.nonce == nonce or (text is not None and message.content.strip() == text.strip())
+                    if is_same and self._delivered.get(str(message.id), key) == key:
                         return str(message.id)
         except ChatUnreachable as error:
             # The right to write is not the right to read the history, and losing an answer is worse than two.
             log.info("discord.history_unreadable", reason=str(error))
         return None
 
-    def _is_earlier(self, message: discord.Message, key: str, text: str | None, nonce: str) -> bool:
-        if not isinstance(message, discord.Message) or not self.client.is_own(message.author):
-            return False
-        if self._delivered.get(str(message.id), key) != key:
-            return False
-        is_same = text is not None and message.content.strip() == text.strip()
-        return is_same or message.nonce == nonce
-
     def _nonce(self, channel_ref: str, key: str) -> str:
-        """24 characters that depend on the key, the channel and the database; Discord takes 25."""
+        """Return 24 characters that depend on the key, the channel and the database; Discord accepts 25."""
         return hashlib.blake2s(f"{self.salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
 
     def _channel(self, channel_ref: str) -> discord.PartialMessageable:

@@ -1,12 +1,7 @@
 """Rendering: Markdown as models write it becomes messages that Discord shows as meant.
 
-Discord shows most of CommonMark, but no tables, no `~~~` fences, no indented code and no headings below the
-third level, and it takes 2,000 characters. So code of every kind becomes a block between three backticks,
-tables become aligned code blocks, and a text that is too long is cut into parts whose fences are closed and
-opened again at the cut. Lengths are UTF-16 code units, the stricter of the two ways to count.
-
-Discord finds more markup than CommonMark does, as in `2*3*4` or `a || b || c`. So each mark
-that is text gets a backslash.
+Discord shows no tables, no `~~~` fences, no indented code and no headings below the third level. It finds more markup
+than CommonMark does, as in `2*3*4` or `a || b || c`, so each mark that is text gets a backslash.
 """
 
 import re
@@ -23,15 +18,7 @@ from platforms.text import utf16_units, with_newlines
 LIMIT = 2000
 """Longest Discord message in UTF-16 code units."""
 
-FENCE = "```"
-EMPTY_TEXT = "…"
-"""Text of an answer without anything visible: Discord would refuse it as an empty message."""
-
-_DEEP_HEADING = re.compile(r"#{4,6}(?=[ \t])")
 _INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060-\u2064\ufeff\u00ad\x00-\x1f\x7f]")
-_THIRD_BACKTICK = re.compile(r"(?<=``)(?=`)")
-_BACKTICK_RUN = re.compile(r"`{3,}")
-_ADDRESS = re.compile(r"https?://\S+")
 _SPOILER = r"(?<![\w\\|])\|\|(?![\s|])[^|\n]{2,}(?<!\s)\|\|(?![\w|])"
 _HIDDEN = re.compile(
     rf"(`+)(?!`)[^`]++\1(?!`)|{_SPOILER}|(?P<pipes>(?<!\\)\|\|+)|(?P<br>{BREAK.pattern})|(?P<slash>{ESCAPE.pattern})",
@@ -44,7 +31,10 @@ _PARSER = parser().disable(["lheading", "reference", "details", "fragments_join"
 
 
 def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
-    """Render at least one part, each within `limit` UTF-16 units, visible, and with balanced code fences."""
+    """Render at least one part, each within `limit` UTF-16 units, visible, and with balanced code fences.
+
+    Tables and code of every kind become blocks between three backticks.
+    """
     clean = with_newlines(well_formed(text))
     lines = clean.split("\n")
     writer = PartWriter(limit)
@@ -55,37 +45,32 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
         if token.map is None or (code := _code(token)) is None:
             continue
         start, end = token.map
-        lead = _text_before(token, lines[start])
-        writer.add_prose([*_prose_lines((*lines[position:start], *lead), limit)])
+        mark = token.markup or token.content.partition("\n")[0].strip()
+        lead = lines[start][: max(0, lines[start].find(mark))].rstrip()  # such as the `1.` of a list item
+        before = [*lines[position:start], lead] if lead.strip(" \t>") else lines[position:start]
+        writer.add_prose([*_prose_lines(before, limit)])
         writer.add_code(*code)
         position = end
     writer.add_prose([*_prose_lines(lines[position:], limit)])
-    parts = [part for part in writer.finish() if _INVISIBLE.sub("", part)] or [EMPTY_TEXT]
+    parts = [part for part in writer.finish() if _INVISIBLE.sub("", part)] or ["…"]  # Discord refuses empty messages
     return tuple(OutboundPart(text=part, plain=part) for part in parts)
 
 
 def _code(token: Token) -> tuple[str, Sequence[str], str] | None:
-    """Opening, lines and closing of what is shown as code; a table inside a list or a quote stays as written."""
+    """Opening, lines and closing of code or a table; a table inside a list or a quote stays as written."""
     if token.type in ("fence", "code_block"):
         language, lines = code_of(token)
     elif token.type == "table" and (token.level == 0 or token.tag == "html"):
         language, lines = "", [*table_lines(token.meta["rows"])]
     else:
         return None
-    safe = [_THIRD_BACKTICK.sub("\u200b", line) for line in lines]  # so that no line can end its block
-    return FENCE + language, safe, FENCE
-
-
-def _text_before(code: Token, line: str) -> list[str]:
-    """Beginning of the line that a code block begins in, such as the `1.` of a list item."""
-    mark = code.markup or code.content.partition("\n")[0].strip()
-    lead = line[: max(0, line.find(mark))].rstrip()
-    return [lead] if lead.strip(" \t>") else []
+    safe = [re.sub("(?<=``)(?=`)", "\u200b", line) for line in lines]  # so that no line can end its block
+    return f"```{language}", safe, "```"
 
 
 def _escape(inline: Token, lines: list[str]) -> None:
-    """Put a backslash before marks of emphasis that are text, where Discord may take them for more."""
-    content = _ADDRESS.sub(lambda address: "-" * len(address[0]), inline.content)
+    """Put a backslash before marks of emphasis that are text, which Discord may read as more."""
+    content = re.sub(r"https?://\S+", lambda address: "-" * len(address[0]), inline.content)
     escaped = list(inline.content)
     for token in inline.children or ():
         if token.type != "text" or "at" not in token.meta:
@@ -112,13 +97,9 @@ def _prose_lines(lines: Iterable[str], limit: int) -> Iterator[str]:
             return "\n" + indent if found["br"] else pipes
 
         for piece in _HIDDEN.sub(shown, unfolded(line)).split("\n"):
-            yield _prose_line(piece, limit)
-
-
-def _prose_line(line: str, limit: int) -> str:
-    """Line of prose without an open fence in it, wherever it is cut: Discord begins code at any three backticks."""
-    line = "\\" + line if TEXT_LINE.match(line) else line
-    line = _DEEP_HEADING.sub("###", line, count=1) if line.startswith("####") else line
-    if line.count(FENCE) % 2 or utf16_units(line) > limit:
-        line = _BACKTICK_RUN.sub(lambda run: r"\`" * len(run[0]), line)
-    return line.replace(_MARK_ESCAPE, "\\")
+            prose = "\\" + piece if TEXT_LINE.match(piece) else piece
+            prose = re.sub(r"#{4,6}(?=[ \t])", "###", prose, count=1) if prose.startswith("####") else prose
+            # No fence stays open, wherever the line is cut: Discord begins code at any three backticks.
+            if prose.count("```") % 2 or utf16_units(prose) > limit:
+                prose = re.sub("`{3,}", lambda run: r"\`" * len(run[0]), prose)
+            yield prose.replace(_MARK_ESCAPE, "\\")

@@ -25,21 +25,8 @@ from platforms.discord.client import GatewayClient
 from platforms.discord.event_queue import EventQueue
 
 TICKET_SECONDS = 14 * 60.0
-"""Lifetime of a ticket, in seconds: Discord takes answers for 15 minutes; a minute is left for sending."""
+"""Lifetime of a ticket, in seconds: Discord accepts answers for 15 minutes; a minute is left for sending."""
 
-DEFER_SECONDS = 3.0
-"""Seconds after which Discord forgets an interaction that was not acknowledged."""
-
-MAX_TICKETS = 1_000
-DESCRIPTION_LENGTH = 100
-LABEL_LENGTH = 80
-CUSTOM_ID_LENGTH = 100
-CHOICE_LENGTH = 100
-MAX_BUTTONS = 25
-MAX_SUGGESTIONS = 25
-MAX_NUMBER = 999_999_999
-
-NOT_HERE = "I cannot be asked here."
 COMMAND_CHANGED = "This command has changed. Reload Discord (Ctrl+R, or restart the app), then pick it again."
 
 log = structlog.get_logger(__name__)
@@ -48,33 +35,16 @@ Interaction: TypeAlias = discord.Interaction[GatewayClient]
 SlashCommand: TypeAlias = app_commands.Command[Any, ..., Any]
 
 
-# Buttons
-
-
-def button_commands(store: Store) -> ButtonCommandStore:
-    """The commands behind the buttons of Discord."""
-    return ButtonCommandStore(
-        store=store,
-        note_prefix="discord.button.",
-        hash_mark="n:",
-        fits=lambda data: len(data) <= CUSTOM_ID_LENGTH,
-        digest=lambda command: hashlib.blake2s(command, digest_size=16).hexdigest(),
-    )
-
-
 async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -> discord.ui.View | None:
-    """The buttons of a message; None without any. Raises `StoreUnavailable`."""
+    """Make the buttons of a message; None without any. Raises `StoreUnavailable`."""
     if not buttons:
         return None
     view = discord.ui.View(timeout=None)
-    for button in buttons[:MAX_BUTTONS]:
+    for button in buttons[:25]:
         custom_id = await commands.data_for(button.command)
-        view.add_item(discord.ui.Button(label=_short(button.label, LABEL_LENGTH), custom_id=custom_id))
-    view.stop()  # the SDK need not keep it: `SlashCommands.on_interaction` reads what is pressed, also after a restart
+        view.add_item(discord.ui.Button(label=_short(button.label, 80), custom_id=custom_id))
+    view.stop()  # the SDK need not keep it: `SlashCommands.on_interaction` reads presses, also after a restart
     return view
-
-
-# The right to answer a command in its own place
 
 
 @dataclass(slots=True)
@@ -111,12 +81,9 @@ class TicketRegistry:
             return None
         now = time.monotonic()
         ticket = self._tickets[name] = Ticket(interaction, now + TICKET_SECONDS)
-        while len(self._tickets) > MAX_TICKETS or next(iter(self._tickets.values())).expires_at < now:
+        while len(self._tickets) > 1_000 or next(iter(self._tickets.values())).expires_at < now:
             self._tickets.popitem(last=False)
         return ticket
-
-
-# Commands
 
 
 class CommandRefused(app_commands.CheckFailure):
@@ -149,7 +116,8 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         client.event(self.on_interaction)
 
     async def publish(self, store: Store, seconds: float) -> None:
-        """Publish the commands unless they are those published last. Trouble is logged: the next connection retries."""
+        """Publish new commands once there is a session. Trouble is logged: the next connection retries."""
+        await self.client.had_session.wait()
         payload = msgspec.json.encode([command.to_dict(self) for command in self.get_commands()])
         digest = hashlib.sha256(payload).hexdigest()
         key = f"discord.menu.{self.client.application_id}"
@@ -168,7 +136,9 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
 
     def _add(self, item: MenuCommand) -> None:
         """Add a command; one with actions becomes a group of sub-commands, such as `/memory me add`."""
-        name, description = item.name.lower(), _description(item)
+        # Everyone sees every command: Discord shows none by people's roles in the gateway.
+        mark = " (admins)" if item.is_admin_only else ""
+        name, description = item.name.lower(), _short(item.description or item.name, 100 - len(mark)) + mark
         if not item.actions:
             self.add_command(self._leaf(name, description, item.options))
             return
@@ -181,7 +151,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
                 )
                 assert isinstance(known, app_commands.Group), "no action is the beginning of another one"
                 parent = known
-            parent.add_command(self._leaf(last, _short(action.description, DESCRIPTION_LENGTH), action.options))
+            parent.add_command(self._leaf(last, _short(action.description), action.options))
         self.add_command(group)
 
     def _leaf(self, name: str, description: str, options: Sequence[CommandOption]) -> SlashCommand:
@@ -189,9 +159,14 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
             await self._take(interaction)
 
         # The SDK reads the options of a command from the signature of its function.
-        parameters = [inspect.Parameter("interaction", inspect.Parameter.POSITIONAL_ONLY), *map(_parameter, options)]
+        parameters = [inspect.Parameter("interaction", inspect.Parameter.POSITIONAL_ONLY)]
+        for one in options:
+            annotation = app_commands.Range[int, 1, 999_999_999] if one.is_number else str
+            default = inspect.Parameter.empty if one.is_required else None
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(one.name, kind, annotation=annotation, default=default))
         cast(Any, run).__signature__ = inspect.Signature(parameters)
-        app_commands.describe(**{one.name: _short(one.description, DESCRIPTION_LENGTH) for one in options})(run)
+        app_commands.describe(**{one.name: _short(one.description) for one in options})(run)
         app_commands.choices(**{one.name: _choices(one.choices) for one in options if one.choices})(run)
         app_commands.autocomplete(**{one.name: self._suggest for one in options if one.has_suggestions})(run)
         command: SlashCommand = app_commands.Command(name=name, description=description, callback=run)
@@ -225,7 +200,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         event = self.client.reader.interaction(interaction, _command_line(interaction), InputKind.SLASH)
         found = self._intake.suggestions(event) if event is not None else ()
         fitting = [one for one in found if written.lower() in one.lower()]
-        return _choices([one for one in fitting if len(one) <= CHOICE_LENGTH][:MAX_SUGGESTIONS])
+        return _choices([one for one in fitting if len(one) <= 100][:25])
 
     async def on_interaction(self, interaction: Interaction) -> None:
         """Acknowledge a pressed button, look up its command and hand it over; slash commands come through the tree."""
@@ -242,7 +217,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
             await self._answer(partial(interaction.followup.send, str(refusal), ephemeral=True))
 
     async def on_error(self, interaction: Interaction, error: app_commands.AppCommandError) -> None:
-        """Tell the person, and nobody else, why a command did not run."""
+        """Tell only the person why a command did not run."""
         if isinstance(error, app_commands.CommandInvokeError):
             log.error("discord.command_crashed", exc_info=error)
             return
@@ -250,9 +225,9 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         await self._answer(partial(interaction.response.send_message, text, ephemeral=True))
 
     def _read(self, interaction: Interaction, text: str, via: InputKind) -> InboundMessage:
-        """The event of a command line. Raises `CommandRefused`."""
+        """Read the event of a command line. Raises `CommandRefused`."""
         event = self.client.reader.interaction(interaction, text, via)
-        refusal = NOT_HERE if event is None else self._intake.refusal(event)
+        refusal = "I cannot be asked here." if event is None else self._intake.refusal(event)
         if event is None or refusal is not None:
             raise CommandRefused(refusal)
         return event
@@ -260,7 +235,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
     async def _answer(self, call: Callable[[], Awaitable[object]]) -> bool:
         """Answer an interaction, which Discord wants within three seconds; False, and logged, when it fails."""
         try:
-            async with self.client.calling(DEFER_SECONDS):
+            async with self.client.calling(3.0):
                 await call()
         except PlatformError as error:
             log.warning("discord.interaction_unacknowledged", error=type(error).__name__)
@@ -269,7 +244,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
 
 
 def _command_line(interaction: Interaction) -> str:
-    """The command as it would be typed; what it means is for the gateway's parser.
+    """Return the command as a person would type it, for the gateway's parser.
 
     Raises `CommandSignatureMismatch` for options of an older menu, which Discord's apps show for a while.
     """
@@ -282,21 +257,9 @@ def _command_line(interaction: Interaction) -> str:
     return " ".join([f"/{command.qualified_name}", *filter(None, values)])
 
 
-def _parameter(option: CommandOption) -> inspect.Parameter:
-    annotation = app_commands.Range[int, 1, MAX_NUMBER] if option.is_number else str
-    default = inspect.Parameter.empty if option.is_required else None
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
 def _choices(values: Sequence[str]) -> list[app_commands.Choice[str]]:
     return [app_commands.Choice(name=value, value=value) for value in values]
 
 
-def _description(item: MenuCommand) -> str:
-    """Description of a command. Everybody sees every command: Discord shows none by people's roles with us."""
-    mark = " (admins)" if item.is_admin_only else ""
-    return _short(item.description or item.name, DESCRIPTION_LENGTH - len(mark)) + mark
-
-
-def _short(text: str, length: int) -> str:
+def _short(text: str, length: int = 100) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"

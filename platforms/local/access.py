@@ -1,9 +1,7 @@
-"""Access to the page: a token that works once, exchanged for a cookie and a key.
+"""Access to the page: a token that works once, exchanged for a cookie and a key. The store has only their SHA-256.
 
-The address that the gateway gives carries the token; a browser that opens it never needs it again. Browsers send a
-cookie to every port of its host, whoever listens there, so the cookie alone opens nothing: every request names the key
-too, which only the page has, in the storage of its origin. All are random; the database keeps a SHA-256 of cookie and
-key together, so that a browser stays signed in over a restart.
+Browsers send a cookie to every port of its host, whatever program listens there, so every request also names the key,
+which only the page has, in the storage of its origin.
 """
 
 import hashlib
@@ -20,34 +18,14 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
 
 TOKEN_MS = 24 * 3600 * 1000
-"""Lifetime of a printed token that nobody uses, in milliseconds."""
+"""Lifetime of an unused token, in milliseconds."""
+KEY_HEADER, TOKEN_HEADER = "Hermes-Key", "Hermes-Token"
+"""Headers with the key of a page and the token of its address: a header needs no body to wait for."""
 
-COOKIE_SECONDS = browsers.LIFETIME_MS // 1000
-"""Seconds for which a browser stays signed in."""
-
-KEY_HEADER = "Hermes-Key"
-"""Header by which a page names its key."""
-
-TOKEN_HEADER = "Hermes-Token"
-"""Header by which a page names the token of its address: there is no body to wait for."""
-
-MAX_BROWSERS = 20
-"""Most browsers that are signed in at the same time; the oldest gives way."""
-
-MAX_TOKENS = 5
-MAX_AGENT_CHARACTERS = 200
-
-UNKNOWN_NAME = (
-    "The web chat does not accept requests for “{name}”. If a reverse proxy serves it under this name, set "
-    "local.public_url to the address that your browser shows, and restart the gateway."
-)
 OTHER_PAGE = (
     "The web chat does not accept requests from a page at {origin}. If a reverse proxy serves the web chat at this "
     "address, set local.public_url to it and restart the gateway."
 )
-NO_ORIGIN = "The web chat accepts this request only from its own page. Open the page and try again."
-_MAX_NAMED = 100
-"""Longest name or origin that a refusal repeats, in characters."""
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -73,7 +51,6 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Digest of both together, by which the database knows the browser."""
         return _digest(self.cookie + self.key)
 
 
@@ -85,13 +62,13 @@ class BrowserAccessControl:
         self._clock = clock
         self._tokens: dict[str, Millis] = {}
         self._admitted: set[str] = set()
-        """Digests of browsers that were signed in when somebody last asked."""
+        """Digests of browsers that were signed in at their last request."""
 
     def mint(self) -> str:
-        """Make a new token; the oldest unused one gives way when there are too many."""
+        """Make a new token. The oldest unused token becomes invalid when there are more than five."""
         token = secrets.token_urlsafe(32)
         self._tokens[_digest(token)] = self._clock.now()
-        while len(self._tokens) > MAX_TOKENS:
+        if len(self._tokens) > 5:
             del self._tokens[next(iter(self._tokens))]
         return token
 
@@ -105,10 +82,10 @@ class BrowserAccessControl:
         if minted_at is None or abs(self._clock.now() - minted_at) > TOKEN_MS:
             return None
         made = Credentials(cookie=secrets.token_urlsafe(32), key=secrets.token_urlsafe(32))
-        shown = "".join(character for character in agent if character.isprintable())[:MAX_AGENT_CHARACTERS]
+        shown = "".join(character for character in agent if character.isprintable())[:200]
         browser = SignedInBrowser(digest=made.digest, agent=shown, created_at=self._clock.now())
         try:
-            await self._store.write(browsers.add, browser, MAX_BROWSERS)
+            await self._store.write(browsers.add, browser, 20)
         except BaseException:
             self._tokens[digest] = minted_at
             raise
@@ -116,9 +93,9 @@ class BrowserAccessControl:
         return made
 
     async def admits(self, given: Credentials) -> bool:
-        """Tell whether cookie and key open the page, as of now: another process may have signed the browser out.
+        """Tell whether cookie and key open the page now: another process may have signed the browser out.
 
-        While nothing can be read, whoever was admitted last stays so: there is nothing to see, and pages come back.
+        While nothing can be read, the last answer for a browser holds.
         """
         if not (given.cookie and given.key):
             return False
@@ -131,28 +108,34 @@ class BrowserAccessControl:
 
 
 def refusal(headers: Mapping[str, str], method: str, hosts: Sequence[str], public_origin: str = "") -> str | None:
-    """Return why a request is refused, in a sentence; None if this page, or a person with its address, made it.
+    """Return the sentence that refuses a request; None if this page, or a person with its address, made it.
 
-    A name that resolves to this machine is not enough (`hosts` are the ones we go by), and a page of another
-    origin gets nothing: browsers say so in `Origin` and `Sec-Fetch-Site`, which pages cannot forge. A reverse proxy may
-    replace `Host`, so a request of the page at `public_origin` is ours whatever its host.
+    The name must be one of `hosts`: any name may resolve to this machine. A page of another origin gets nothing:
+    browsers name it in `Origin` and `Sec-Fetch-Site`, which pages cannot forge. A reverse proxy may replace `Host`, so
+    requests of the page at `public_origin` are accepted with any host.
     """
     host = headers.get("Host", "").lower()
     if host not in hosts:
-        return UNKNOWN_NAME.format(name=host[:_MAX_NAMED])
+        return (
+            f"The web chat does not accept requests for “{host[:100]}”. If a reverse proxy serves it under this name, "
+            "set local.public_url to the address that your browser shows, and restart the gateway."
+        )
     origin = headers.get("Origin")
     if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}", public_origin):
-        return OTHER_PAGE.format(origin=origin[:_MAX_NAMED])
+        return OTHER_PAGE.format(origin=origin[:100])
     site = headers.get("Sec-Fetch-Site")
-    if site not in (None, "same-origin", "none") and not _is_visit(headers, method):
+    # A link on another page may open ours as a page of its own; the other page sees nothing of it.
+    mode, target = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
+    is_visit = method == "GET" and mode == "navigate" and target == "document"
+    if site not in (None, "same-origin", "none") and not is_visit:
         return OTHER_PAGE.format(origin="another address")
     if method in ("GET", "HEAD") or origin is not None or site == "same-origin":
         return None
-    return NO_ORIGIN
+    return "The web chat accepts this request only from its own page. Open the page and try again."
 
 
 def host_names(host: str, port: int) -> tuple[str, ...]:
-    """`Host` headers that mean us: loopback under its names, and the address bound to."""
+    """Return the valid `Host` headers: the names of loopback, and the address that the server listens on."""
     names = [host, "localhost", "127.0.0.1", "[::1]"]
     own = [f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names]
     bare = [name for name in own if port == 80]
@@ -163,12 +146,6 @@ def address(host: str, port: int) -> URL:
     """Address of the page for a browser on this machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return URL.build(scheme="http", host=shown.strip("[]"), port=port, path="/")
-
-
-def _is_visit(headers: Mapping[str, str], method: str) -> bool:
-    """Recognise a link on another page that opens ours as a page of its own; the other page sees nothing of it."""
-    mode, target = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
-    return method == "GET" and mode == "navigate" and target == "document"
 
 
 def _digest(secret: str) -> str:

@@ -16,7 +16,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.http_server import http_server
-from platforms.local.access import BrowserAccessControl, address, host_names
+from platforms.local.access import BrowserAccessControl, address
 from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_recent
 from platforms.local.entries import Entry, EntryKind, ref_of_file
 from platforms.local.history import chat_key, load_progress
@@ -27,20 +27,12 @@ from platforms.local.uploads import UploadStore
 
 log = structlog.get_logger()
 
-_MAX_INLINE_CHARACTERS = 500
-"""Longest text whose HTML is made on the event loop, in characters: the worst of that length takes ten milliseconds."""
-
-MAX_FILE_BYTES = 1 << 30
-"""Largest file that a page is given, in bytes: its browser holds it in memory."""
-
 _SHUTDOWN_SECONDS = 1.0
 """Seconds for requests under way, and for saving recent entries; streams end at once by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
-    """Settings of the web chat."""
-
     state_dir: Path
     """State directory: uploaded files wait in `spool/local` below it."""
     host: str = "127.0.0.1"
@@ -60,8 +52,7 @@ class LocalSettings:
 class LocalAdapter:
     """Serves the page; implements `platforms.base.PlatformAdapter`.
 
-    `files` has what the agent gives to a chat. `on_ready` is called with the address (and its token, which works once)
-    whenever the page has come up.
+    `on_ready` is called with the address, and a token that works once, whenever the page has come up.
     """
 
     name = "local"
@@ -82,7 +73,7 @@ class LocalAdapter:
             shared_preview_interval_seconds=0.1,
             has_buttons=True,
             typing_seconds=6.0,
-            max_file_bytes=MAX_FILE_BYTES,
+            max_file_bytes=1 << 30,  # its browser holds a file in memory
         )
         self._settings = settings
         self._store = store
@@ -110,7 +101,7 @@ class LocalAdapter:
     def health(self) -> AdapterHealth:
         if self._port is None:
             return AdapterHealth(state=AdapterState.STARTING, last_progress_at=None)
-        # There is no far end to wait for: whoever can ask this can be served.
+        # No remote server can fail.
         return AdapterHealth(state=AdapterState.RUNNING, last_progress_at=self._clock.now())
 
     async def run(self, intake: Intake) -> None:
@@ -130,27 +121,21 @@ class LocalAdapter:
             uploads=self._uploads,
             files=self._files,
             max_characters=self._settings.max_characters,
+            host=self._settings.host,
+            public=self._public,
         )
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._save_recent)
             self._port = await self._listen(stack, routes)
             stack.callback(self._chats.close)
-            await self._serve(routes, self._port)
-
-    async def _serve(self, routes: RouteHandler, port: int) -> None:
-        routes.hosts = host_names(self._settings.host, port)
-        if self._public is not None:
-            routes.hosts += (self._public.raw_authority, self._public.raw_host or "")  # proxies may leave out the port
-            routes.public_origin = str(self._public)
-        routes.cookie_name = f"hermes_local_{port}"
-        log.info("local.served", host=self._settings.host, port=port)
-        url = self.mint_url()
-        if self._on_ready is not None and url is not None:
-            self._on_ready(url)
-        try:
-            await asyncio.Event().wait()  # until cancelled
-        finally:
-            self._port = None
+            log.info("local.served", host=self._settings.host, port=self._port)
+            url = self.mint_url()
+            if self._on_ready is not None and url is not None:
+                self._on_ready(url)
+            try:
+                await asyncio.Event().wait()  # until cancelled
+            finally:
+                self._port = None
 
     async def _listen(self, stack: AsyncExitStack, routes: RouteHandler) -> int:
         """Open the port, or the next free one; returns it."""
@@ -164,9 +149,8 @@ class LocalAdapter:
                 if error.errno == errno.EADDRINUSE and port < last:
                     continue
                 reason = (error.strerror or str(error)).rpartition(": ")[2]  # asyncio puts the address in front again
-                raise PlatformUnavailable(
-                    f"port {port} on {settings.host} cannot be opened ({reason}); set local.port"
-                ) from error
+                problem = f"port {port} on {settings.host} cannot be opened ({reason}); set local.port"
+                raise PlatformUnavailable(problem) from error
             if port != settings.port:
                 log.warning("local.port_taken", port=settings.port, instead=port, hint="local.port chooses another")
             return opened
@@ -216,9 +200,10 @@ class LocalAdapter:
         (await self._show_progress(self._live_chat(chat))).show_typing()
 
     async def _render_ahead(self, chat: LiveChat, *entries: Entry) -> None:
-        """Make the HTML of more than a little text beside the loop: it can take a second, at each step of a preview."""
+        """Make the HTML of longer texts in a thread: it can take a second, at each step of a preview."""
         texts = [entry.text for entry in entries if not entry.is_plain]
-        if chat.stream.is_watched and sum(map(len, texts)) > _MAX_INLINE_CHARACTERS:
+        # The worst text of 500 characters takes ten milliseconds.
+        if chat.stream.watchers and sum(map(len, texts)) > 500:
             await asyncio.to_thread(lambda: [to_html(text) for text in texts])
 
     def _live_chat(self, key: ChatKey) -> LiveChat:
@@ -228,11 +213,11 @@ class LocalAdapter:
         return self._chats[key.chat_ref]
 
     async def _show_progress(self, chat: LiveChat) -> LiveChat:
-        """Show the tool calls of the running turn, and what waits no longer for its end; returns the chat.
+        """Show the tool calls of the running turn, and which messages wait no longer; returns the chat.
 
-        Trouble with the store hides them until a reload, no more.
+        If nothing can be read, they are hidden until a reload.
         """
-        if chat.stream.is_watched or chat.has_waiting:
+        if chat.stream.watchers or chat.has_waiting:
             try:
                 lines, waiting = await self._store.read(load_progress, chat_key(chat.name))
             except StateError as error:

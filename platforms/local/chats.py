@@ -1,12 +1,14 @@
-"""Chats of the page in memory: answers being written, and recent entries that no transcript has.
+"""Chats of the page in memory: answers being written, recent entries that no transcript has, and streams of changes.
 
-Commands, the replies to them and errors are no rows of a transcript. A chat service keeps such messages for its bots;
-this page has nobody else to do so: a reload shows them again. They are stored when the adapter stops, so a daemon that
-was killed has those of its last orderly stop.
+Commands, the replies to them and errors are no rows of a transcript, but a reload shows them again. They are stored
+when the adapter stops, so a daemon that was killed has those of its last orderly stop.
 """
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import asyncio
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -17,15 +19,10 @@ from hermes_state.values import Millis
 from platforms.local.entries import Entry, EntryKind, taken_up
 from platforms.local.history import chat_key, load_known_refs
 from platforms.local.pages import PageWriter
-from platforms.local.stream import ChatStream
+from platforms.text import with_newlines
 
-MAX_RECENT_ENTRIES = 50
-"""Entries remembered per chat; what matters longer is in the transcript."""
-
-_NOTE = "local.remembered"
-
-_WRITING = "writing"
-_PREVIEW = "preview"
+MAX_EVENTS = 200
+"""Events kept per chat: a page that missed more loads everything again."""
 
 
 class LiveChat:
@@ -55,11 +52,9 @@ class LiveChat:
         return any(entry.is_waiting for entry in self._recent.values())
 
     def restore(self, entries: Sequence[Entry]) -> None:
-        """Take over the recent entries of an earlier process."""
         self._recent.update((entry.ref, entry) for entry in entries if entry.ref not in self._recent)
 
     def find(self, ref: str) -> Entry | None:
-        """The entry with this `ref`, as far as it is remembered."""
         if self._preview is not None and self._preview.ref == ref:
             return self._preview
         return self._recent.get(ref)
@@ -69,43 +64,42 @@ class LiveChat:
         is_over = entry.kind is not EntryKind.PERSON
         if self._preview is not None and self._preview.ref == entry.ref:
             self._preview = None
-            self.stream.forget(_PREVIEW)
+            self.stream.forget("preview")
         self._recent[entry.ref] = entry
-        if len(self._recent) > MAX_RECENT_ENTRIES:
+        if len(self._recent) > 50:
             self._recent.popitem(last=False)
         if is_over:
-            self.stream.forget(_WRITING)
+            self.stream.forget("writing")
         self._publish([entry], is_writing=False if is_over else None)
 
     def show_preview(self, entry: Entry) -> None:
-        """Show the answer being written, as far as it is. One turn runs in a chat: a new preview replaces any other."""
+        """Show the unfinished answer. One turn runs in a chat, so a new preview replaces any other."""
         self._preview = entry
         self._recent.pop(entry.ref, None)
-        self._publish([entry], is_writing=True, slot=_PREVIEW)
+        self._publish([entry], is_writing=True, slot="preview")
 
     def show_typing(self) -> None:
         """Show for a few seconds that an answer is being written."""
-        self._publish([], is_writing=True, slot=_WRITING)
+        self._publish([], is_writing=True, slot="writing")
 
     def changed_tools(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those of the latest tool calls that are new or have a result now."""
+        """Latest tool calls that are new or have a result now."""
         return [entry for entry in entries if self._tools.get(entry.ref) != entry]
 
     def show_tools(self, entries: Sequence[Entry]) -> None:
-        """Show what has changed of the latest tool calls."""
         changed = self.changed_tools(entries)
         self._tools = {entry.ref: entry for entry in entries}
         if changed:
             preview = self._preview
             if preview and any(entry.text and entry.text.strip() == preview.text.strip() for entry in changed):
-                # It turned out to be text beside a tool call, which is an entry of its own now.
+                # It was the text before a tool call, which is an entry of its own now.
                 self._preview = None
-                self.stream.forget(_PREVIEW)
+                self.stream.forget("preview")
                 self.stream.publish(lambda: self._pages.fragment("removal", preview.ref))
             self._publish(changed)
 
     def show_waiting(self, waiting: frozenset[str], now: Millis) -> None:
-        """Show that of what was sent only `waiting` still waits; the rest has its place from `now` on."""
+        """Show that only the messages `waiting` still wait; the others have their place from `now` on."""
         for entry in self.recent:
             if entry.is_waiting and entry.ref not in waiting:
                 self.add(replace(entry, is_waiting=False, not_before=taken_up(now)))
@@ -115,7 +109,7 @@ class LiveChat:
 
 
 class ChatRegistry(dict[str, LiveChat]):
-    """Chats that were looked at or written to since the start, by name; each is made when it is first asked for."""
+    """Chats by name, each made at its first use."""
 
     def __init__(self, pages: PageWriter) -> None:
         super().__init__()
@@ -126,7 +120,7 @@ class ChatRegistry(dict[str, LiveChat]):
         return chat
 
     def open(self, recent: Mapping[str, Sequence[Entry]]) -> None:
-        """Let pages connect, which are given everything anew; `recent` are the entries of an earlier process."""
+        """Let pages connect, which load everything again; `recent` are the entries of an earlier process."""
         for name, entries in recent.items():
             self[name].restore(entries)
         for chat in self.values():
@@ -140,19 +134,106 @@ class ChatRegistry(dict[str, LiveChat]):
 
 @locks("notes")
 def save_recent(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:
-    """Store those recent entries of each chat that no transcript has, instead of what was stored before."""
+    """Store the recent entries of each chat that no transcript has, in place of the stored ones."""
     kept: dict[str, list[Entry]] = {}
     for name, recent in entries.items():
         known = load_known_refs(db, chat_key(name), [entry.ref for entry in recent])
         if fresh := [entry for entry in recent if entry.ref not in known]:
             kept[name] = fresh
-    save_note(db, _NOTE, msgspec.json.encode(kept).decode())
+    save_note(db, "local.remembered", msgspec.json.encode(kept).decode())
 
 
 def load_recent(db: Connection) -> Mapping[str, Sequence[Entry]]:
-    """Stored recent entries by chat; nothing where another version wrote what this one cannot read."""
-    note = load_note(db, _NOTE)
+    """Load recent entries by chat; none if another version wrote them in a form that this one cannot read."""
+    note = load_note(db, "local.remembered")
     try:
         return msgspec.json.decode(note, type=dict[str, list[Entry]]) if note is not None else {}
     except msgspec.MsgspecError:
         return {}
+
+
+class ChatStream:
+    """Numbered events of one chat. Belongs to the event loop; nothing here waits except `changed`.
+
+    A page that comes back names its last event and gets the later ones. A page that was away for too long, or saw
+    another process, loads the whole chat again. Nothing is queued per page: a slow one gets the newest state of a slot.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = secrets.token_hex(4)
+        self._position = 0  # number of the newest event
+        self._floor = 0  # everything after this number is still here
+        self._events: deque[tuple[int, str]] = deque()
+        self._latest: dict[str, tuple[int, str]] = {}
+        self.watchers = 0  # pages that are open on the chat
+        self._changed = asyncio.Event()
+        self.is_closed = False
+
+    @property
+    def newest_id(self) -> str:
+        """Id of the newest event, as pages know it."""
+        return f"{self._epoch}-{self._position}"
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count one more page that is open on the chat within this block."""
+        self.watchers += 1
+        try:
+            yield
+        finally:
+            self.watchers -= 1
+
+    def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
+        """Publish an event to every open page. `render` makes the fragment and is called only if a page is open.
+
+        Of events with the same `slot` only the newest matters.
+        """
+        self._position += 1
+        if not self.watchers:
+            self._events.clear()
+            self._latest.clear()
+            self._floor = self._position
+        elif slot is not None:
+            self._latest[slot] = (self._position, render())
+        else:
+            self._events.append((self._position, render()))
+            if len(self._events) > MAX_EVENTS:
+                self._floor = self._events.popleft()[0]
+        self._wake()
+
+    def forget(self, slot: str) -> None:
+        self._latest.pop(slot, None)
+
+    def after(self, event_id: str) -> list[str] | None:
+        """Return the fragments after an event; None if they are gone, or another process made the event."""
+        epoch, _, number = event_id.partition("-")
+        is_number = number.isascii() and number.isdecimal() and len(number) < 19
+        if epoch != self._epoch or not is_number or not self._floor <= int(number) <= self._position:
+            return None
+        found = [event for event in (*self._events, *self._latest.values()) if event[0] > int(number)]
+        return [fragment for _, fragment in sorted(found)]
+
+    async def changed(self, event_id: str) -> None:
+        """Wait until this is not the newest event any more, or for the end."""
+        while event_id == self.newest_id and not self.is_closed:
+            await self._changed.wait()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def encode(fragment: str, event_id: str) -> bytes:
+    """Encode a server-sent event, a long one in a thread: 50,000 line ends take some milliseconds."""
+    if len(fragment) > 50_000:
+        return await asyncio.to_thread(_encode, fragment, event_id)
+    return _encode(fragment, event_id)
+
+
+def _encode(fragment: str, event_id: str) -> bytes:
+    lines = with_newlines(fragment).replace("\n", "\ndata: ")
+    return f"id: {event_id}\ndata: {lines}\n\n".encode()

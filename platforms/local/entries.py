@@ -7,8 +7,6 @@ from enum import StrEnum
 from hermes_state.values import Button, Millis, SentFile, ToolCall
 
 BEGINNING = Millis(0)
-_WAITING_MS = 10**14
-"""Milliseconds by which what waits is placed behind everything that has a time."""
 
 
 class EntryKind(StrEnum):
@@ -17,7 +15,7 @@ class EntryKind(StrEnum):
     PREVIEW = "preview"
     """An answer that is still being written."""
     ASIDE = "aside"
-    """Text of the model beside its tool calls."""
+    """Text of the model before its tool calls."""
     TOOL = "tool"
     NOTICE = "notice"
     """Words of the gateway: the reply to a command, a notice, an error."""
@@ -27,7 +25,7 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Entry of the chat. `ref` names it on every page: what arrives twice is shown once."""
+    """Entry of the chat. `ref` names it on every page: an entry that arrives twice is shown once."""
 
     ref: str
     kind: EntryKind
@@ -47,14 +45,14 @@ class Entry:
     is_undone: bool = False
     was_interrupted: bool = False
     is_waiting: bool = False
-    """It was sent during an answer, and stands below whatever belongs to that."""
+    """It was sent during an answer, and stands below all entries of that."""
     not_before: Millis = BEGINNING
-    """Time before which it does not stand, where that is later than it was sent: it was taken up later."""
+    """Earliest place, for a message that a turn took up later than it was sent."""
 
     @property
     def order(self) -> int:
-        """Place on the page, by which entries are sorted; those of one place keep the order that they are given in."""
-        return max(self.at, self.not_before) + (_WAITING_MS if self.is_waiting else 0)
+        """Place on the page, by which entries are sorted: waiting ones after all that have a time."""
+        return max(self.at, self.not_before) + (10**14 if self.is_waiting else 0)
 
 
 def ref_of_file(file: SentFile) -> str:
@@ -63,16 +61,15 @@ def ref_of_file(file: SentFile) -> str:
 
 
 def taken_up(at: Millis) -> Millis:
-    """Time before which nothing that was taken up `at` stands: behind what was shown just then."""
+    """Place of a message that a turn took up `at` that time: after the entries shown just then."""
     return Millis(at + 1)
 
 
 def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:
     """Merge stored and remembered entries into one timeline.
 
-    `known_refs` are those of the remembered entries that the store has, on this page or an earlier one. Remembered
-    entries older than `since` belong to an earlier page. An answer keeps the notices that were shown below it and are
-    no part of the transcript.
+    The store has the remembered entries `known_refs`, on this page or an earlier one. Remembered entries older than
+    `since` belong to an earlier page. An answer keeps the notices that were shown below it.
     """
     fresh = [entry for entry in recent if entry.ref not in known_refs and entry.at >= since]
     shown = {entry.ref: entry.text for entry in recent if entry.kind is EntryKind.ANSWER}

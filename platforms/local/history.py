@@ -1,7 +1,6 @@
-"""History of the page's chats: rows of the store as entries, newest page first.
+"""History of the page's chats: rows of the store as entries, newest page first. Nothing here writes.
 
-Nothing here writes. A page shows a chat through all its conversations, newest last, and what was said rather
-than what the model sees: undone messages stay, marked.
+A page shows all conversations of a chat, newest last, and not the model's view: undone messages stay, marked.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +19,6 @@ from platforms.local.entries import BEGINNING, Entry, EntryKind, merge, ref_of_f
 TOOL_CHARACTERS = 4_000
 """Most characters of a tool call's arguments, and of its result, that a page shows; `history_open` has all of it."""
 
-PROGRESS_ROWS = 60
-"""Newest rows of a chat among which a running turn's tool calls are looked for."""
-
 
 def chat_key(name: str) -> ChatKey:
     """Key of the chat `local:<name>`."""
@@ -32,17 +28,17 @@ def chat_key(name: str) -> ChatKey:
 def load_history(
     db: Connection, key: ChatKey, limit: int, before: int | None, recent: Sequence[Entry]
 ) -> tuple[list[Entry], int | None]:
-    """Load the newest `limit` rows of a chat, or of what lies before the row `before`, merged with `recent` entries.
+    """Load the newest `limit` rows of a chat, or of those before the row `before`, merged with `recent` entries.
 
-    Returns the entries, oldest first, and the row id that the page before this one ends at, None at the beginning of
-    the chat. An answer whose delivery is still owed is left out: it arrives as a message in a moment.
+    Returns the entries, oldest first, and the row id at which the page before this one ends, None at the beginning of
+    the chat. Leaves out an answer that is not delivered yet: it arrives as a message in a moment.
     """
     chat = find_chat(db, key)
     if chat is None:
         return merge((), frozenset(), recent, BEGINNING), None
     rows = chats.load_history(db, chat.id, limit, before)
     is_all = len(rows) < limit
-    if not is_all:  # results whose call is on the page before show nothing here, but tell there what became of it
+    if not is_all:  # results whose call is on the page before belong there
         rows = rows[next((at for at, row in enumerate(rows) if row.tool_call_id is None), 0) :]
     remembered = {entry.ref for entry in recent}  # with their captions
     files = [
@@ -53,7 +49,7 @@ def load_history(
     waiting = [] if before is not None else _waiting(db, chat.id)
     known_refs = chats.known_refs(db, chat.id, [entry.ref for entry in recent]) | {entry.ref for entry in waiting}
     since = BEGINNING if is_all else min(row.created_at for row in rows)
-    if before is not None:  # what is newer stands on the page behind this one
+    if before is not None:  # newer entries stand on the next page
         until = scalar_or_none(db, int, "SELECT created_at FROM messages WHERE id = ?", (before,)) or 0
         recent = [entry for entry in recent if entry.at < until]
     entries = merge([*_with_dividers(rows), *files, *waiting], known_refs, recent, since)
@@ -61,13 +57,13 @@ def load_history(
 
 
 def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:
-    """Load those of these platform ids that are rows of the chat's transcript."""
+    """Load which of these platform ids are rows of the chat's transcript."""
     chat = find_chat(db, key)
     return frozenset() if chat is None else chats.known_refs(db, chat.id, refs)
 
 
 def load_file_of(db: Connection, key: ChatKey, attachment_id: int) -> SentFile | None:
-    """Load a file of a chat; None where it has no such file."""
+    """Load a file of a chat; None if it has no such file."""
     chat = find_chat(db, key)
     return None if chat is None else load_file(db, chat.id, attachment_id)
 
@@ -77,14 +73,15 @@ def load_progress(db: Connection, key: ChatKey) -> tuple[list[Entry], frozenset[
     chat = find_chat(db, key)
     if chat is None:
         return [], frozenset()
-    rows = chats.load_history(db, chat.id, PROGRESS_ROWS)
-    lines = [entry for row in rows for entry in _entries(row, _results(rows))]
+    rows = chats.load_history(db, chat.id, 60)
+    results = _results(rows)
+    lines = [entry for row in rows for entry in _entries(row, results)]
     waiting = frozenset(entry.ref for entry in _waiting(db, chat.id) if entry.is_waiting)
     return [entry for entry in lines if entry.kind in (EntryKind.TOOL, EntryKind.ASIDE)], waiting
 
 
 def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
-    """Load what was accepted and no turn has claimed yet; a message waits while another turn is open."""
+    """Load accepted messages that no turn has claimed; they wait while another turn is open."""
     has_turn = find_open_turn(db, chat_id) is not None
     return [
         Entry(
@@ -121,7 +118,9 @@ def _entries(
     if row.role == MessageRole.TOOL or (row.is_owed and row.role == MessageRole.ASSISTANT):
         return
     body = row.body or MessageBody()
-    kind = _kind(row, has_calls=bool(body.calls))
+    kind = EntryKind.PERSON if row.origin == Origin.HUMAN else EntryKind.NOTICE
+    if row.origin == Origin.ASSISTANT:
+        kind = EntryKind.ASIDE if body.calls else EntryKind.ANSWER
     if row.text or not body.calls:
         yield Entry(
             ref=row.ref or str(row.id),
@@ -145,14 +144,6 @@ def _entries(
             result=None if result is None else _shortened(result.text or ""),
             is_undone=row.is_undone,
         )
-
-
-def _kind(row: HistoryRow, *, has_calls: bool) -> EntryKind:
-    if row.origin == Origin.HUMAN:
-        return EntryKind.PERSON
-    if row.origin == Origin.ASSISTANT:
-        return EntryKind.ASIDE if has_calls else EntryKind.ANSWER
-    return EntryKind.NOTICE
 
 
 def _shortened(text: str) -> str:

@@ -1,7 +1,7 @@
 """Rendering: Markdown as HTML that is safe to show, and as parts that fit.
 
-HTML in the source is text. Links lead to http, https and mailto only, and open elsewhere without a handle on this
-page; images become links, because the page loads nothing from other hosts.
+HTML in the source is text. Links lead to http, https and mailto only, and open without access to this page; images
+become links, because the page loads nothing from other hosts.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,6 @@ from functools import lru_cache
 from itertools import zip_longest
 from urllib.parse import urlsplit
 
-from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup, escape
@@ -18,19 +17,15 @@ from platforms.markdown import BLOCKS, BREAK, parser
 from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines
 
-_SAFE_SCHEMES = frozenset({"http", "https", "mailto"})
-_OPENING_UNITS = 60
-"""Longest line that opens a code block anew, in UTF-16 units."""
 
-
-@lru_cache(maxsize=128)  # what was made beside the event loop is there when the page's template asks for it
+@lru_cache(maxsize=128)  # HTML made in a thread is there when the page's template asks for it
 def to_html(text: str) -> Markup:
     """Render `text` as HTML without a single tag or attribute of its author's."""
     return Markup(_MARKDOWN.render(text))  # the renderer escapes everything; `html` is off
 
 
 def split_parts(text: str, max_units: int) -> list[str]:
-    """Split `text` into pieces of at most `max_units` UTF-16 units, at line ends where possible.
+    """Split `text` into pieces of at most `max_units` UTF-16 units, at line ends if possible.
 
     A code block that is cut is closed at the end of its piece and opened again in the next. `max_units` is 200 or more.
     """
@@ -41,7 +36,7 @@ def split_parts(text: str, max_units: int) -> list[str]:
     position = 0
     for token in BLOCKS.parse(text):
         opening = token.markup + token.info
-        if token.type == "fence" and token.level == 0 and token.map and utf16_units(opening) <= _OPENING_UNITS:
+        if token.type == "fence" and token.level == 0 and token.map and utf16_units(opening) <= 60:
             start, end = token.map
             writer.add_prose(lines[position:start])
             writer.add_code(opening, token.content.removesuffix("\n").split("\n"), token.markup)
@@ -52,7 +47,7 @@ def split_parts(text: str, max_units: int) -> list[str]:
 
 def _is_safe_link(url: str) -> bool:
     try:
-        return urlsplit(url).scheme.lower() in _SAFE_SCHEMES
+        return urlsplit(url).scheme.lower() in ("http", "https", "mailto")
     except ValueError:
         return False
 
@@ -80,8 +75,8 @@ def _code(token: Token) -> str:
 
 
 def _heading(token: Token) -> str:
-    """Headings of an answer stand below the page's own."""
-    return f"h{min(6, int(token.tag[1]) + 2)}"
+    level = min(6, int(token.tag[1]) + 2)  # below the page's own headings
+    return f"<h{level}>" if token.nesting > 0 else f"</h{level}>\n"
 
 
 def _table(token: Token) -> str:
@@ -89,36 +84,26 @@ def _table(token: Token) -> str:
     lines = []
     for number, row in enumerate(token.meta["rows"]):
         tag, scope = ("td", "") if number else ("th", ' scope="col"')
-        cells = zip_longest(row, classes[: len(row)], fillvalue="")
-        shown = (f"<{tag}{scope}{style}>{_cell(cell)}</{tag}>" for cell, style in cells)
+        texts = (cell if cell.isalnum() else _MARKDOWN.renderInline(cell) for cell in row)
+        cells = zip_longest(texts, classes[: len(row)], fillvalue="")
+        shown = (f"<{tag}{scope}{style}>{text}</{tag}>" for text, style in cells)
         lines.append(f"<tr>{''.join(shown)}</tr>\n")
     return f'<div class="table"><table>\n{"".join(lines)}</table></div>\n'
-
-
-def _cell(source: str) -> str:
-    return source if not source or source.isalnum() else str(_MARKDOWN.renderInline(source))
 
 
 _RULES: Mapping[str, Callable[[Token], str]] = {
     "link_open": _link,
     "image": _image,
-    "heading_open": lambda token: f"<{_heading(token)}>",
-    "heading_close": lambda token: f"</{_heading(token)}>\n",
+    "heading_open": _heading,
+    "heading_close": _heading,
     "table": _table,
     "text": lambda token: "<br>\n".join(map(escape, BREAK.split(token.content))),
     "fence": _code,
     "code_block": _code,
 }
-"""The few tokens that this page shows otherwise than the library does."""
-
-
-def _build() -> MarkdownIt:
-    markdown = parser()
-    markdown.options.update(breaks=True, xhtmlOut=False)
-    markdown.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library's documented way to restrict links
-    for name, rule in _RULES.items():
-        markdown.add_render_rule(name, lambda _, tokens, at, *rest, rule=rule: rule(tokens[at]))
-    return markdown
-
-
-_MARKDOWN = _build()
+"""Tokens that this page shows otherwise than the library does."""
+_MARKDOWN = parser()
+_MARKDOWN.options.update(breaks=True, xhtmlOut=False)
+_MARKDOWN.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library's documented way to restrict links
+for _name, _rule in _RULES.items():
+    _MARKDOWN.add_render_rule(_name, lambda _, tokens, at, *rest, rule=_rule: rule(tokens[at]))

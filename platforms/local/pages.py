@@ -1,5 +1,7 @@
-"""Pages and their fragments as HTML."""
+"""Pages and their fragments as HTML, and the names of chats in addresses."""
 
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +10,10 @@ import jinja2
 from markupsafe import Markup
 
 from platforms.base import MenuCommand
-from platforms.local import names
 from platforms.local.entries import Entry
 from platforms.local.markdown import to_html
+
+MAX_NAME_CHARACTERS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,7 @@ class ChatView:
 
     name: str
     chats: Mapping[str, str | None]
-    """Titles of the chats beside it, by name."""
+    """Titles of the listed chats, by name."""
     entries: Sequence[Entry]
     earlier_than: int | None
     position: str
@@ -38,7 +41,7 @@ class PageWriter:
             undefined=jinja2.StrictUndefined,
         )
         environment.filters["markdown"] = to_html
-        environment.filters["shown"] = names.shown
+        environment.filters["shown"] = _shown_name
         environment.globals["menu"] = tuple(menu)
         environment.globals["can_stop"] = any(item.name == "stop" for item in menu)
         environment.globals["max_file_bytes"] = max_file_bytes
@@ -54,6 +57,41 @@ class PageWriter:
         return self._environment.get_template("plain.html").render(title=title, line=line, script=script)
 
     def fragment(self, macro: str, *values: object) -> str:
-        """Render a macro of `fragments.html`, which says what each of them shows."""
+        """Render a macro of `fragments.html`."""
         made: Markup = getattr(self._fragments, macro)(*values)
         return made.strip()
+
+
+def named_after(text: str) -> str:
+    """Make a name of the text that a person typed: letters, marks and digits of any script, `-` and `_`.
+
+    Returns an empty text if none of it can stand in a name.
+
+    >>> named_after("Über café"), named_after("旅行 2026!"), named_after("../"), named_after("हिन्दी")
+    ('über-café', '旅行-2026', '', 'हिन्दी')
+    """
+    kept = "".join(character if _is_kept(character) else " " for character in _folded(text))
+    return "-".join(kept.split()).strip("-_")[:MAX_NAME_CHARACTERS].strip("-_")
+
+
+def is_name(text: str) -> bool:
+    """Tell whether a chat can have this name."""
+    is_whole = 0 < len(text) <= MAX_NAME_CHARACTERS and text[0] not in "-_" and text == _folded(text)
+    return is_whole and all(map(_is_kept, text))
+
+
+def _shown_name(name: str, title: str | None) -> str:
+    """Name of a chat for people; a chat without a given name has the title of its conversation.
+
+    >>> _shown_name("plans", "A week in Rome"), _shown_name("chat-0123abcd", "A week in Rome")
+    ('plans', 'A week in Rome')
+    """
+    return (title or "New chat") if re.fullmatch(r"chat-[0-9a-f]{8}", name) else name
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).lower())
+
+
+def _is_kept(character: str) -> bool:
+    return character in "-_" or unicodedata.category(character)[0] in "LMN"

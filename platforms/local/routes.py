@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,16 +13,16 @@ from urllib.parse import quote
 
 import structlog
 from aiohttp import web
+from yarl import URL
 
+from hermes_state.admin.browsers import LIFETIME_MS
 from hermes_state.chats import load_recent_chats
 from hermes_state.errors import StateError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, Clock, InboundMessage, InputKind, Sender, SentFile
 from platforms.base import Intake
-from platforms.local import names
 from platforms.local.access import (
-    COOKIE_SECONDS,
     HEADERS,
     KEY_HEADER,
     TOKEN_HEADER,
@@ -29,11 +31,10 @@ from platforms.local.access import (
     host_names,
     refusal,
 )
-from platforms.local.chats import ChatRegistry, LiveChat
+from platforms.local.chats import ChatRegistry, LiveChat, encode
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import chat_key, load_file_of, load_history, load_progress
-from platforms.local.pages import ChatView, PageWriter
-from platforms.local.stream import encode
+from platforms.local.pages import ChatView, PageWriter, is_name, named_after
 from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form
 
 log = structlog.get_logger()
@@ -43,21 +44,12 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PAGE_ROWS = 120
 """Rows of the transcript that a page shows at first, and adds at a time."""
 
-MAX_LISTED_CHATS = 50
-"""Most chats beside a page, the newest ones."""
-
-MAX_TOLD = 20
-"""Most different refusals of other origins that the log names."""
-
 PING_SECONDS = 15.0
 """Seconds after which a silent stream says that it is alive, and learns whether the page still is."""
 
-OWNER = Sender(platform="local", id="owner", name="Owner")
-
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
-_ERROR_SENTENCES = {404: "There is no such page here.", 413: "That is more than fits into one message."}
-_NOT_READ = "The gateway cannot use its database right now: try again in a moment."
-_NOT_STORED = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
+_STATIC = {path.name: path.read_bytes() for path in Path(__file__).parent.glob("static/*") if path.suffix in _TYPES}
+"""Files of the page itself by name: no path from outside reaches the disk."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -74,23 +66,15 @@ class RouteHandler:
     files: AttachmentFolder
     """Files that are kept."""
     max_characters: int
-    hosts: tuple[str, ...] = field(default=(), init=False)
-    """`Host` headers that mean us; known once the port is bound."""
-    public_origin: str = field(default="", init=False)
-    """Origin of the page behind a reverse proxy; empty without one."""
+    host: str
+    """Name of this machine, or the address to listen on, as the settings have it."""
+    public: URL | None
+    """Address of the page at a reverse proxy."""
     _told: set[str] = field(default_factory=set, init=False)
-    """Refusals that the log has, up to `MAX_TOLD`: strangers must not fill it."""
-    cookie_name: str = field(default="hermes_local", init=False)
-    """Cookie of this port: browsers share cookies between the ports of a host."""
-    _static: dict[str, bytes] = field(init=False)
-    """Files of the page itself by name: no path from outside reaches the disk."""
-
-    def __post_init__(self) -> None:
-        files = (Path(__file__).parent / "static").iterdir()
-        self._static = {path.name: path.read_bytes() for path in files if path.suffix in _TYPES}
+    """Refusals that the log has, 20 at most: strangers must not fill it."""
 
     def application(self) -> web.Application:
-        """Application of aiohttp with every route, guarded."""
+        """Make the aiohttp application with every route, guarded."""
         app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(_add_headers)
         app.add_routes(
@@ -101,7 +85,7 @@ class RouteHandler:
                 web.get("/chat/{name}", self._page),
                 web.get("/chat/{name}/earlier", self._for_owner(self._earlier)),
                 web.get("/chat/{name}/stream", self._for_owner(self._stream)),
-                web.get("/chat/{name}/files/{number}", self._for_owner(self._file)),
+                web.get("/chat/{name}/files/{number:[0-9]{1,18}}", self._for_owner(self._file)),
                 web.post("/chat/{name}/messages", self._for_owner(self._post)),
                 web.get("/static/{file}", self._static_file),
             ]
@@ -111,9 +95,13 @@ class RouteHandler:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse other origins, and make sentences of errors."""
-        hosts = (*self.hosts, *_reached_at(request))
-        if (reason := refusal(request.headers, request.method, hosts, self.public_origin)) is not None:
-            if reason not in self._told and len(self._told) < MAX_TOLD:
+        address, port = _received_at(request)
+        # A person who types the number of the address that received the request was not led by another name.
+        hosts = [*host_names(self.host, port), *host_names(address, port)]
+        if self.public is not None:
+            hosts += self.public.raw_authority, self.public.raw_host or ""  # proxies may leave out the port
+        if (reason := refusal(request.headers, request.method, hosts, str(self.public or ""))) is not None:
+            if reason not in self._told and len(self._told) < 20:
                 self._told.add(reason)
                 log.warning("local.request_refused", reason=reason)
             return self._complain(request, 403, reason)
@@ -122,16 +110,18 @@ class RouteHandler:
         except FormError as refused:
             return self._complain(request, refused.status, refused.sentence)
         except StateError:
-            return self._complain(request, 503, _NOT_STORED if request.method == "POST" else _NOT_READ)
+            trouble = "The gateway cannot use its database right now: try again in a moment."
+            if request.method == "POST":
+                trouble = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
+            return self._complain(request, 503, trouble)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
-            return self._complain(
-                request, error.status, _ERROR_SENTENCES.get(error.status, "That did not make sense here.")
-            )
+            sentences = {404: "There is no such page here.", 413: "That is more than fits into one message."}
+            return self._complain(request, error.status, sentences.get(error.status, "That did not make sense here."))
 
     def _for_owner(self, handler: Handler) -> Handler:
-        """Let only signed-in browsers at a handler: pages are empty until they get their content from it."""
+        """Restrict a handler to signed-in browsers."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             return await handler(request) if await self._is_signed_in(request) else _html("", status=401)
@@ -139,7 +129,7 @@ class RouteHandler:
         return guarded
 
     async def _is_signed_in(self, request: web.Request) -> bool:
-        cookie, key = request.cookies.get(self.cookie_name, ""), request.headers.get(KEY_HEADER, "")
+        cookie, key = request.cookies.get(_cookie_name(request), ""), request.headers.get(KEY_HEADER, "")
         return await self.access.admits(Credentials(cookie, key))
 
     def _complain(self, request: web.Request, status: int, sentence: str) -> web.Response:
@@ -148,48 +138,49 @@ class RouteHandler:
         return _html(self.pages.plain("That did not work", sentence), status=status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
-        """Show the page that exchanges a token; without one, on to the chat. A look at it uses nothing up."""
+        """Show the page that exchanges a token, which stays valid for that; redirect to the chat without a token."""
         if "token" not in request.query:
             raise web.HTTPSeeOther("/chat/main")
         return _html(self.pages.plain("Signing in", "One moment …", "enter.js"))
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
-        """Exchange a token for the cookie and the key that the page keeps; whoever is signed in needs neither."""
+        """Exchange a token for the cookie and the key that the page keeps, unless the browser is signed in."""
         if await self._is_signed_in(request):
             return web.Response(status=204)
         made = await self.access.exchange(request.headers.get(TOKEN_HEADER, ""), request.headers.get("User-Agent", ""))
         if made is None:
             raise web.HTTPUnauthorized
+        origin = str(self.public or "")
         response = web.Response(text=made.key, headers={"Cache-Control": "no-store"})
         response.set_cookie(
-            self.cookie_name,
+            _cookie_name(request),
             made.cookie,
-            max_age=COOKIE_SECONDS,
+            max_age=LIFETIME_MS // 1000,
             path="/",
             httponly=True,
             samesite="Strict",
-            secure=self.public_origin.startswith("https:") and request.headers.get("Origin") == self.public_origin,
+            secure=origin.startswith("https:") and request.headers.get("Origin") == origin,
         )
         return response
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
         """Open the chat whose name was typed into the form, or a new one without a name."""
-        name = names.named_after(request.query.get("name", "")) or names.unnamed()
+        name = named_after(request.query.get("name", "")) or f"chat-{secrets.token_hex(4)}"
         raise web.HTTPSeeOther(f"/chat/{quote(name)}")
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        """Show the page without content, which is the same for everybody; the stream brings the rest."""
+        """Show the page without content, which needs no sign-in; the stream brings the content."""
         return _html(self.pages.chat(_chat_name(request)))
 
     async def _earlier(self, request: web.Request) -> web.StreamResponse:
         before = request.query.get("before", "")
-        if not (before.isascii() and before.isdecimal() and len(before) < 19):
+        if not re.fullmatch("[0-9]{1,18}", before):
             raise web.HTTPNotFound
         view = await self._view(_chat_name(request), int(before))
         return _html(await asyncio.to_thread(self.pages.fragment, "log", view))
 
     async def _view(self, name: str, before: int | None = None) -> ChatView:
-        """Load the chat as it is now; the stream continues where this look began, so that nothing falls between."""
+        """Load the chat as it is now; the stream continues from the time before this."""
         chat = self.chats[name]
         position = chat.stream.newest_id
         chats = await self._listed(name) if before is None else {}
@@ -198,9 +189,9 @@ class RouteHandler:
         return ChatView(name=name, chats=chats, entries=entries, earlier_than=earlier_than, position=position)
 
     async def _listed(self, name: str) -> Mapping[str, str | None]:
-        """Load names and titles of the chats beside the page of chat `name`."""
+        """Load names and titles of the listed chats for the page of chat `name`."""
         key = chat_key(name)
-        known = dict(await self.store.read(load_recent_chats, key.platform, key.account, MAX_LISTED_CHATS))
+        known = dict(await self.store.read(load_recent_chats, key.platform, key.account, 50))
         return {wanted: None for wanted in (name, "main") if wanted not in known} | known
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
@@ -223,7 +214,7 @@ class RouteHandler:
             event_ref=f"local:{name}:{submitted.client_id}",
             chat=chat_key(name),
             chat_kind=ChatKind.LOCAL,
-            sender=OWNER,
+            sender=Sender(platform="local", id="owner", name="Owner"),
             text=submitted.text,
             message_ref=ref,
             sent_at=now,
@@ -240,7 +231,7 @@ class RouteHandler:
         if known := chat.find(ref):
             return known
         waiting: frozenset[str] = frozenset()
-        with suppress(StateError):  # it is stored, and that is what the answer is about
+        with suppress(StateError):  # the message is stored, as the answer says
             _, waiting = await self.store.read(load_progress, message.chat)
         entry = Entry(
             ref=ref,
@@ -255,10 +246,8 @@ class RouteHandler:
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         """Hand out a file that the agent gave to the chat."""
-        key, number = chat_key(_chat_name(request)), request.match_info["number"]
-        if not (number.isascii() and number.isdecimal() and len(number) < 19):
-            raise web.HTTPNotFound
-        file = await self.store.read(load_file_of, key, int(number))
+        key, number = chat_key(_chat_name(request)), int(request.match_info["number"])
+        file = await self.store.read(load_file_of, key, number)
         path = None if file is None else await asyncio.to_thread(self._find, file)
         if file is None or path is None:
             raise web.HTTPNotFound
@@ -275,12 +264,12 @@ class RouteHandler:
             raise FormError(503, "The file cannot be read right now. Try again in a moment.") from error
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """Stream what happens in a chat until the page goes away."""
+        """Stream the changes of a chat until the page goes away."""
         name = _chat_name(request)
         chat = self.chats[name]
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
-        # The page goes away, or nothing can be read for it: it catches up when it returns.
+        # A page that goes away, or for which nothing can be read, catches up when it returns.
         with chat.stream.watched(), suppress(ConnectionError, StateError):
             await response.prepare(request)
             await self._send_events(chat, request, response)
@@ -308,16 +297,13 @@ class RouteHandler:
             except TimeoutError:
                 before, listed = listed, await self._listed(chat.name)
                 is_new = before != listed  # a conversation has got its title, or a chat was opened elsewhere
-                page = (
-                    await encode(self.pages.fragment("chat_list", chat.name, listed), seen) if is_new else b": ping\n\n"
-                )
-                await response.write(page)
+                chats = self.pages.fragment("chat_list", chat.name, listed)
+                await response.write(await encode(chats, seen) if is_new else b": ping\n\n")
 
     async def _static_file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["file"]
-        if name not in self._static:
+        if (content := _STATIC.get(name)) is None:
             raise web.HTTPNotFound
-        content = self._static[name]
         etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
         headers = {"ETag": etag, "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == etag:
@@ -327,15 +313,21 @@ class RouteHandler:
 
 def _chat_name(request: web.Request) -> str:
     name = request.match_info["name"]
-    if not names.is_name(name):
+    if not is_name(name):
         raise web.HTTPNotFound
     return name
 
 
-def _reached_at(request: web.Request) -> tuple[str, ...]:
-    """Host names of the address that a request came in at: whoever names it by number was not led by a foreign name."""
+def _received_at(request: web.Request) -> tuple[str, int]:
+    """Address and port that received a request. Raises `ConnectionResetError` if the browser is gone."""
     socket = None if request.transport is None else request.transport.get_extra_info("sockname")
-    return () if socket is None else host_names(socket[0], socket[1])
+    if socket is None:
+        raise ConnectionResetError("the browser is gone")
+    return socket[0], socket[1]
+
+
+def _cookie_name(request: web.Request) -> str:
+    return f"hermes_local_{_received_at(request)[1]}"  # browsers share cookies between the ports of a host
 
 
 def _html(text: str, *, status: int = 200) -> web.Response:

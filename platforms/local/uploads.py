@@ -15,30 +15,19 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from hermes_state.errors import FileSizeExceeded, MessageRejected
 from hermes_state.values import AttachmentKind, IncomingAttachment
-from platforms.files import CHUNK_BYTES, copy_file, save_stream
+from platforms.files import CHUNK_BYTES, copy_file, kind_of, save_stream
 
 MAX_FILES = 10
 """Most files in one message."""
 
-MAX_AGE_SECONDS = 7 * 24 * 3600
-"""Longest time that a file waits for its turn; a daemon that was away over a long weekend still finds it."""
-
 _SWEEP_SECONDS = 3600.0
 _FIELD_BYTES = 4 * 1024 * 1024
-_FIELDS = ("client_id", "text", "command")
 _NOT_A_MESSAGE = "That was not a message."
 _REF = re.compile(r"[0-9a-f]{32}")
-_KINDS = {
-    "image": AttachmentKind.IMAGE,
-    "audio": AttachmentKind.AUDIO,
-    "video": AttachmentKind.VIDEO,
-    "text": AttachmentKind.DOCUMENT,
-    "application": AttachmentKind.DOCUMENT,
-}
 
 
 class FormError(Exception):
-    """The form cannot be taken, or answered now; `sentence` says why to the person, `status` to the browser."""
+    """The form cannot be accepted; `sentence` tells the person why, `status` the browser."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -66,13 +55,13 @@ class UploadStore:
         self._swept_at = 0.0
 
     def open(self) -> None:
-        """Make the folder, for its owner only, and drop what nobody came for."""
+        """Make the folder, for its owner only, and remove old files."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sweep()
 
     def _sweep(self) -> None:
         self._swept_at = time.monotonic()
-        oldest = time.time() - MAX_AGE_SECONDS
+        oldest = time.time() - 7 * 24 * 3600  # a daemon that was away over a long weekend still finds its files
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _REF.fullmatch(path.name) and path.stat().st_mtime < oldest:
@@ -89,9 +78,17 @@ class UploadStore:
             size = await save_stream(_chunks(part), path, self.max_file_bytes)
         except FileSizeExceeded as error:
             raise FormError(413, f"A file may have at most {readable_size(self.max_file_bytes)}.") from error
-        name = _clean_name(part.filename or "")
-        mime = _mime(part, name)
-        kind = _KINDS.get((mime or "").partition("/")[0], AttachmentKind.OTHER)
+        # The last part of its name, without characters that could confuse a terminal or a page.
+        kept = "".join(
+            character for character in re.split(r"[/\\]", part.filename or "")[-1] if character.isprintable()
+        )
+        name = kept.strip()[:120] or "file"
+        stated = part.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        mime: str | None = stated
+        if not re.fullmatch(r"[\w.+-]+/[\w.+-]+", stated) or stated == "application/octet-stream":
+            mime = mimetypes.guess_type(name)[0] or ("application/octet-stream" if stated else None)
+        is_document = (mime or "").startswith(("text/", "application/"))
+        kind = kind_of(mime, AttachmentKind.DOCUMENT if is_document else AttachmentKind.OTHER)
         return IncomingAttachment(kind=kind, file_ref=ref, name=name, mime=mime, size_bytes=size)
 
     def drop(self, files: Sequence[IncomingAttachment]) -> None:
@@ -100,7 +97,6 @@ class UploadStore:
             (self._folder / file.file_ref).unlink(missing_ok=True)
 
     def copy(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
-        """Copy a file to `target`; see `copy_file`."""
         if not _REF.fullmatch(attachment.file_ref):
             raise MessageRejected(f"no such file: {attachment.name}")
         return copy_file(self._folder / attachment.file_ref, target, max_bytes)
@@ -120,7 +116,7 @@ async def read_form(request: web.Request, uploads: UploadStore, *, max_character
         if request.content_type == "multipart/form-data":
             try:
                 await _read_parts(request, total, uploads, fields, files)
-            except (ValueError, RuntimeError, HttpProcessingError) as error:  # what aiohttp makes of broken parts
+            except (ValueError, RuntimeError, HttpProcessingError) as error:  # errors of aiohttp for broken parts
                 raise FormError(400, _NOT_A_MESSAGE) from error
         else:
             form = await request.post()
@@ -136,7 +132,8 @@ async def _read_parts(
 ) -> None:
     reader = await request.multipart()
     while (part := await reader.next()) is not None:
-        if not isinstance(part, BodyPartReader) or part.name not in (*_FIELDS, "files") or part.name in fields:
+        expected = {"client_id", "text", "command", "files"} - fields.keys()
+        if not isinstance(part, BodyPartReader) or part.name not in expected:
             raise FormError(400, _NOT_A_MESSAGE)
         if request.content.total_bytes > total:
             raise FormError(413, f"A message may have at most {readable_size(uploads.max_file_bytes)} of files.")
@@ -179,19 +176,5 @@ def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_cha
 
 
 def readable_size(size: int) -> str:
-    """A size for people: `20 MB`."""
+    """Write a size for people, such as `20 MB`."""
     return f"{size / 1_000_000:.3g} MB" if size >= 1_000_000 else f"{max(1, size // 1000)} KB"
-
-
-def _clean_name(name: str) -> str:
-    """The last part of a file's name, without what a terminal or a page could stumble over."""
-    last = re.split(r"[/\\]", name)[-1]
-    kept = "".join(character for character in last if character.isprintable()).strip()
-    return kept[:120] or "file"
-
-
-def _mime(part: BodyPartReader, name: str) -> str | None:
-    stated = part.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if re.fullmatch(r"[\w.+-]+/[\w.+-]+", stated) and stated != "application/octet-stream":
-        return stated
-    return mimetypes.guess_type(name)[0] or ("application/octet-stream" if stated else None)

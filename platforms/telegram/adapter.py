@@ -1,34 +1,40 @@
 """One Telegram bot as a platform adapter."""
 
 import asyncio
-import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import structlog
 import telegram
-from telegram import CallbackQuery
-from telegram.error import InvalidToken, TelegramError
+from telegram import BotCommand, BotCommandScope, BotCommandScopeChat, CallbackQuery
+from telegram.constants import BotCommandLimit, FileSizeLimit
+from telegram.error import BadRequest, InvalidToken, TelegramError
 
+from hermes_state import errors
 from hermes_state.aio import cancel_all, track
-from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
+from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
+from platforms.buttons import ButtonCommandStore
+from platforms.files import CHUNK_BYTES, copy_file, save_stream
 from platforms.telegram import rendering
-from platforms.telegram.errors import translated
-from platforms.telegram.files import fetch
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, UpdateReader
-from platforms.telegram.menu import keep_menus
-from platforms.telegram.outbound import TelegramSender, button_commands
+from platforms.telegram.outbound import TelegramSender, is_refused, translated
 from platforms.telegram.polling import Poller
-from platforms.telegram.settings import TelegramSettings
+from platforms.telegram.settings import BASE_URL, TelegramSettings
 from platforms.telegram.transport import BotApiRequest
 from platforms.telegram.updates import UpdateHandler
 from platforms.telegram.webhook import keep_webhook, webhook_server
+
+RETRY_SECONDS = 3_600.0
+"""Seconds after which a menu that could not be set for an admin is tried again."""
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +43,7 @@ logging.getLogger("telegram").setLevel(logging.WARNING)
 
 
 class TelegramAdapter:
-    """Receives by long polling, or by webhook where one is set; sends while it runs."""
+    """Receives by long polling, or by a webhook if one is set; sends while it runs."""
 
     capabilities = Capabilities(
         max_part_units=MESSAGE_UNITS,
@@ -46,24 +52,19 @@ class TelegramAdapter:
         has_buttons=True,
         typing_seconds=5.0,
         has_files=True,
-        max_file_bytes=50_000_000,
+        max_file_bytes=int(FileSizeLimit.FILESIZE_UPLOAD),
         preview_seconds=30.0,  # then the apps take a draft away
     )
 
     def __init__(
-        self,
-        settings: TelegramSettings,
-        *,
-        store: Store,
-        menu: Sequence[MenuCommand] = (),
-        clock: Clock,
+        self, settings: TelegramSettings, *, store: Store, menu: Sequence[MenuCommand] = (), clock: Clock
     ) -> None:
         self._settings = settings
         self._menu = menu
         self._clock = clock
         self._store = store
         self.name = PLATFORM
-        self._buttons = button_commands(store)
+        self._buttons = ButtonCommandStore(store=store, platform=PLATFORM, hash_mark="h:", max_bytes=64)
         self._health = HealthState(clock, settings.stall_seconds)
         self._client: _BotClient | None = None
         self._sender: TelegramSender | None = None
@@ -79,22 +80,16 @@ class TelegramAdapter:
         try:
             async with _BotClient(self._settings) as client:
                 self._client = client
-                reader = await client.sign_in()
+                async with _at_start():
+                    await client.sdk.initialize()
+                reader = UpdateReader(bot_id=client.sdk.id, username=client.sdk.username)
                 self._sender = TelegramSender(client.sdk, self._buttons)
                 log.info("telegram.signed_in", bot=reader.username)
-                client.spawn(keep_menus(client.sdk, self._menu, intake, self._store), "telegram.menu")
-                updates = UpdateHandler(
-                    intake=intake,
-                    reader=reader,
-                    sdk=client.sdk,
-                    buttons=self._buttons,
-                    clock=self._clock,
-                    answer_press=client.answer_press,
-                )
+                client.spawn(_keep_menus(client.sdk, self._menu, intake, self._store), "telegram.menu")
                 try:
-                    await self._receive(client, updates)
+                    await self._receive(client, reader, intake)
                 finally:
-                    self._sender = None  # before the connections end: what is under way there would be ambiguous
+                    self._sender = None  # before the connections end: a send under way would be ambiguous
         except TokenRejected as error:
             self._health.change(AdapterState.FAILED, str(error))
             raise
@@ -120,22 +115,26 @@ class TelegramAdapter:
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         if self._client is None:
             raise PlatformUnavailable("the Telegram adapter is not running")
-        return await fetch(self._client.sdk, self._client.request, attachment, target, max_bytes)
+        return await _fetch(self._client.sdk, self._client.request, attachment, target, max_bytes)
 
-    async def _receive(self, client: "_BotClient", updates: UpdateHandler) -> None:
+    async def _receive(self, client: "_BotClient", reader: UpdateReader, intake: Intake) -> None:
+        updates = UpdateHandler(
+            intake=intake,
+            reader=reader,
+            sdk=client.sdk,
+            buttons=self._buttons,
+            clock=self._clock,
+            answer_press=client.answer_press,
+        )
         webhook = self._settings.webhook
         if webhook is not None:
             async with webhook_server(webhook, updates, self._health):
                 await keep_webhook(client.sdk, self._settings, webhook, self._health)
             return
-        await client.forget_webhook()
-        poller = Poller(
-            base_url=client.sdk.base_url,
-            request=client.polling,
-            updates=updates,
-            health=self._health,
-            settings=self._settings,
-        )
+        async with _at_start():  # with the webhook of an earlier configuration, getUpdates is refused for ever
+            await client.sdk.delete_webhook(drop_pending_updates=False)
+        url, polling = client.sdk.base_url, client.polling
+        poller = Poller(base_url=url, request=polling, updates=updates, health=self._health, settings=self._settings)
         await poller.run()
 
     def _running_sender(self) -> TelegramSender:
@@ -144,20 +143,16 @@ class TelegramAdapter:
         return self._sender
 
 
-class _BotClient:
-    """Client of one run: the SDK's bot, its two pools, and the tasks on the side."""
+class _BotClient(AbstractAsyncContextManager["_BotClient"]):
+    """Client of one run: the SDK's bot, its two pools, and the tasks next to the poll."""
 
     def __init__(self, settings: TelegramSettings) -> None:
         root = settings.base_url.rstrip("/")
-        self.request = BotApiRequest(
-            connections=settings.connections,
-            connect_seconds=settings.connect_seconds,
-            request_seconds=settings.request_seconds,
+        pool = partial(
+            BotApiRequest, connect_seconds=settings.connect_seconds, request_seconds=settings.request_seconds
         )
-        # A pool of its own: a burst of sends must not keep the poll from getting a connection.
-        self.polling = BotApiRequest(
-            connections=1, connect_seconds=settings.connect_seconds, request_seconds=settings.request_seconds
-        )
+        # The poll has its own pool: a burst of sends must not keep it from getting a connection.
+        self.request, self.polling = pool(connections=settings.connections), pool(connections=1)
         self.sdk = telegram.Bot(
             settings.token,
             base_url=f"{root}/bot",
@@ -167,39 +162,27 @@ class _BotClient:
         )
         self._side_tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> "_BotClient":
-        await self.request.initialize()
-        await self.polling.initialize()
-        return self
-
     async def __aexit__(self, *_: object) -> None:
         await cancel_all(self._side_tasks)
-        await self.polling.shutdown()
-        await self.request.shutdown()
+        await self.sdk.shutdown()
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Run `work` beside the poll; it handles its own errors and ends with the client at the latest."""
+        """Run `work` next to the poll; it handles its own errors and ends with the client at the latest."""
         track(self._side_tasks, asyncio.create_task(work, name=name))
 
     def answer_press(self, query: CallbackQuery, text: str | None) -> None:
         """Stop a button's spinner, with a text for the person or without; does not wait for it."""
-        self.spawn(_answered(query, text), "telegram.answer_press")
 
-    async def sign_in(self) -> UpdateReader:
-        """Ask Telegram who we are. Raises `TokenRejected` or `PlatformUnavailable`."""
-        async with _at_start():
-            await self.sdk.initialize()
-        return UpdateReader(bot_id=self.sdk.id, username=self.sdk.username)
+        async def answer() -> None:
+            with suppress(TelegramError):  # the spinner on one phone ends by itself
+                await query.answer(text)
 
-    async def forget_webhook(self) -> None:
-        """Take off a webhook that an earlier configuration set: with one, getUpdates is refused for ever."""
-        async with _at_start():
-            await self.sdk.delete_webhook(drop_pending_updates=False)
+        self.spawn(answer(), "telegram.answer_press")
 
 
 @asynccontextmanager
 async def _at_start() -> AsyncIterator[None]:
-    """Translate errors of the first requests: nothing was sent to anybody yet, so whatever broke may be tried again."""
+    """Translate errors of the first requests, which may all be tried again: nothing was sent to anyone yet."""
     try:
         yield
     except InvalidToken:
@@ -209,7 +192,91 @@ async def _at_start() -> AsyncIterator[None]:
         raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error
 
 
-async def _answered(query: CallbackQuery, text: str | None) -> None:
-    # Nobody waits for it but a spinner on one phone, which gives up by itself.
-    with contextlib.suppress(TelegramError):
-        await query.answer(text)
+# Command menus: the list next to the input field, and the longer one for each admin
+
+
+async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: Intake, store: Store) -> None:
+    """Keep the menus up to date until cancelled: every admin has one with all commands in the direct chat."""
+    if not items:
+        return  # nothing to offer; a menu that the operator made by hand stays
+    await _publish_menu(sdk, [item for item in items if not item.is_admin_only])
+    key, admins, shown = f"{PLATFORM}.menu.{sdk.id}", None, frozenset[str]()
+    while True:
+        # An admin who has never written to the bot can have no menu yet.
+        is_done = admins is None or shown == admins
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if is_done else RETRY_SECONDS):
+                admins = await intake.next_admins(PLATFORM, admins)
+        try:
+            before, admins = (await store.read(load_note, key) or "").split(), admins or frozenset()
+            now = [one for one in admins if await _publish_menu(sdk, items, BotCommandScopeChat(int(one)))]
+            for one in {*before} - admins:
+                with suppress(TelegramError):  # a menu that stays permits nothing
+                    await sdk.delete_my_commands(BotCommandScopeChat(int(one)))
+            await store.write(save_note, key, " ".join(sorted(now)))
+            shown = frozenset(now)
+        except errors.StoreUnavailable as error:
+            log.warning("telegram.menu_failed", error=type(error).__name__)
+
+
+async def _publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: BotCommandScope | None = None) -> bool:
+    """Set a menu if Telegram shows another one; False, and logged, if that fails."""
+    wanted = commands(items)
+    try:
+        if await sdk.get_my_commands(scope) == tuple(wanted):
+            return True
+        await sdk.set_my_commands(wanted, scope)
+    except TelegramError as error:
+        log.warning("telegram.menu_failed", error=type(error).__name__)
+        return False
+    log.info("telegram.menu_published", commands=len(wanted))
+    return True
+
+
+def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
+    """Return the menu for Telegram, without names that it refuses. The argument leads the description."""
+    return [
+        BotCommand(
+            item.name, " ".join(filter(None, (item.argument, item.description)))[: BotCommandLimit.MAX_DESCRIPTION]
+        )
+        for item in items
+        if re.fullmatch(r"[a-z0-9_]{1,32}", item.name)
+    ]
+
+
+# Files that people sent
+
+
+async def _fetch(
+    sdk: telegram.Bot, request: BotApiRequest, attachment: IncomingAttachment, target: Path, max_bytes: int
+) -> int:
+    """Write the file to `target` piece by piece, nothing on failure. See `PlatformAdapter.download`."""
+    if (attachment.size_bytes or 0) > max_bytes:
+        raise errors.FileSizeExceeded(max_bytes)
+    try:
+        address = (await sdk.get_file(attachment.file_ref)).file_path
+        if not address:
+            raise MessageRejected("Telegram gives no address for the file")
+        path = local_path(address, sdk.base_url)
+        if path is not None:
+            return await asyncio.to_thread(copy_file, path, target, max_bytes)
+        async with request.stream(address) as response:
+            if response.status >= 500:
+                raise PlatformUnavailable(f"the file server answered {response.status}")
+            if response.status != 200:
+                raise MessageRejected(f"the file server answered {response.status}")
+            return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
+    except BadRequest as error:
+        if is_refused(error, ("file is too big",)):
+            raise errors.FileSizeExceeded(min(FileSizeLimit.FILESIZE_DOWNLOAD, max_bytes)) from error
+        raise MessageRejected(error.message) from error
+    except TelegramError as error:  # fetching again does no harm, so every error may be tried again
+        raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error
+
+
+def local_path(address: str, base_url: str) -> Path | None:
+    """Path of a file according to a local Bot API server (one that runs with `--local`).
+
+    None for an address to fetch it from. Telegram's own servers have no say about files of this machine.
+    """
+    return Path(address) if address.startswith("/") and not base_url.startswith(BASE_URL) else None

@@ -1,76 +1,56 @@
-"""Inbound updates of Telegram as values. Pure: what an update means, never what is done about it."""
+"""Inbound updates of Telegram as values, without side effects."""
 
+import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final  # Any: JSON as the Bot API sent it
 
 import msgspec
 import telegram
-from telegram import (
-    Audio,
-    CallbackQuery,
-    Chat,
-    ChatMember,
-    ChatMemberRestricted,
-    MaybeInaccessibleMessage,
-    Message,
-    MessageEntity,
-    Update,
-    User,
-    Voice,
-)
+from telegram import Chat, ChatMember, ExternalReplyInfo, Message, MessageEntity, Update, User
+from telegram.constants import MessageType
 
-from hermes_state.values import (
-    AttachmentKind,
-    ChatKey,
-    ChatKind,
-    EditEvent,
-    InboundMessage,
-    IncomingAttachment,
-    InputKind,
-    Millis,
-    Quote,
-    Sender,
-)
+from hermes_state import values
+from hermes_state.values import AttachmentKind, ChatKey, ChatKind, InboundMessage, IncomingAttachment, Millis, Sender
 from platforms.files import UNREADABLE_QUOTE
-from platforms.telegram.words import describe, unknown_content
-from platforms.text import utf16_units
+from platforms.text import text_in, utf16_units
 
 PLATFORM: Final = "telegram"
 
 MESSAGE_UNITS = 4096
-"""Longest text that Telegram takes in one message, in UTF-16 code units; apps cut longer pastes there."""
-EXPECTS_MORE_UNITS = MESSAGE_UNITS - 200
-"""Length from which on a message is probably the first piece of a cut paste, in UTF-16 code units."""
-QUOTE_CHARACTERS, OWN_QUOTE_CHARACTERS = 8_000, 500
+"""Longest text of one message, in UTF-16 code units; apps cut longer pastes there."""
 PASSED_ON: Final = re.compile("forward_|via_|guest_|is_automatic_forward|sender_business_bot")
 """Beginnings of the names of fields of a message whose text its sender did not write, in any version of the Bot API."""
-
-MAX_DATE = 1 << 32
-"""End of the dates that are read without the SDK, in seconds."""
-
-GENERAL_TOPIC = 1
-"""Topic that a forum starts with; messages in it behave as those of a group without topics."""
-
-_UNREAD: Final = ("game", "story", "paid_media", "giveaway", "giveaway_winners", "invoice", "passport_data")
-
 ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query", "my_chat_member")
 """Kinds of updates asked for; named, because an earlier setting of the same bot would otherwise stay in force."""
+_KNOWN: Final = frozenset(inspect.signature(Message).parameters) | {"from"}
+_ABOUT: Final = {"effect_id", "sender_boost_count", "sender_business_bot", "reply_to_story", "suggested_post_info"}
+_CONTENT: Final = {kind.value for kind in MessageType} - _ABOUT - {"business_connection_id"}
+_FILES: Final = (  # an animation carries a document of the same file
+    ("animation", AttachmentKind.VIDEO, "animation.mp4"),
+    ("document", AttachmentKind.DOCUMENT, "document"),
+    ("sticker", AttachmentKind.OTHER, "sticker"),
+    ("voice", AttachmentKind.VOICE, "voice.ogg"),
+    ("audio", AttachmentKind.AUDIO, "audio"),
+    ("video", AttachmentKind.VIDEO, "video.mp4"),
+    ("video_note", AttachmentKind.VIDEO, "video-note.mp4"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReader:
     """Reader of one bot's updates. The `event_ref` of a message is the same in every redelivery.
 
-    It is not made of the update's number: Telegram starts those anew at random after a quiet week, and a number that
-    was used before would make a new message look like an old one.
+    It is not made of the update's number: after a quiet week Telegram goes on at a random number, and a number used
+    before would make a new message look like an old one.
     """
 
     bot_id: int
     username: str
     """Name of the bot without the @."""
 
-    def read(self, update: Update) -> InboundMessage | EditEvent | None:
+    def read(self, update: Update) -> InboundMessage | values.EditEvent | None:
         """Read a message or an edit; None if it means nothing to us. A press needs its command: see `press`."""
         if update.message is not None:
             return self._message(update.message)
@@ -92,7 +72,7 @@ class UpdateReader:
                     "date": int(date),
                     "text": str(text),
                 } as message
-            } if len(raw) == 2 and len(message) == 5 and name and text and 0 <= date < MAX_DATE:
+            } if len(raw) == 2 and len(message) == 5 and name and text and 0 <= date < 1 << 32:
                 name = f"{name} {user['last_name']}" if user.get("last_name") else name
                 return InboundMessage(
                     event_ref=f"{self.bot_id}:m:{chat_id}:{message_id}",
@@ -109,7 +89,7 @@ class UpdateReader:
         return None
 
     def press(
-        self, query: CallbackQuery, message: MaybeInaccessibleMessage, command: str, now: Millis
+        self, query: telegram.CallbackQuery, message: telegram.MaybeInaccessibleMessage, command: str, now: Millis
     ) -> InboundMessage:
         """Read a pressed button as the command it stands for. Telegram gives a press no time: it happened `now`."""
         return InboundMessage(
@@ -122,7 +102,7 @@ class UpdateReader:
             message_ref=str(message.message_id),
             sent_at=now,
             is_addressed=True,
-            via=InputKind.BUTTON,
+            via=values.InputKind.BUTTON,
         )
 
     def _message(self, message: Message) -> InboundMessage | None:
@@ -152,14 +132,14 @@ class UpdateReader:
             words_by=_words_by(message),
         )
 
-    def _edit(self, update: Update, message: Message) -> EditEvent | None:
+    def _edit(self, update: Update, message: Message) -> values.EditEvent | None:
         """Read an edit; None when no text is left or it is not ours to read."""
         sender = _sender(message)
         raw = message.text or message.caption or ""
         if sender is None or not raw or (addressed := self._addressed_text(message, raw)) is None:
             return None
         sent_at = _millis(message)
-        return EditEvent(
+        return values.EditEvent(
             # With the update's number, because a message may be edited twice within a second.
             event_ref=f"{self.bot_id}:e:{message.chat.id}:{message.message_id}:{sent_at}:{update.update_id}",
             chat=self._chat(message),
@@ -170,7 +150,7 @@ class UpdateReader:
             words_by=_words_by(message),
         )
 
-    def _chat(self, message: MaybeInaccessibleMessage) -> ChatKey:
+    def _chat(self, message: telegram.MaybeInaccessibleMessage) -> ChatKey:
         chat_ref, thread_ref = str(message.chat.id), _thread_ref(message)
         return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=chat_ref, thread_ref=thread_ref)
 
@@ -204,10 +184,10 @@ class UpdateReader:
         units = text.encode("utf-16-le")[entity.offset * 2 : (entity.offset + entity.length) * 2]
         return units.decode("utf-16-le").lower() == f"@{self.username}".lower()
 
-    def _quote(self, message: Message) -> tuple[Quote | None, list[IncomingAttachment]]:
+    def _quote(self, message: Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
         """Message that a person chose to answer, with its files.
 
-        Every message of a topic formally answers the service message that created the topic: nobody chose that.
+        Every message of a topic formally answers the service message that created the topic: no person chose that.
         """
         quoted = message.external_reply or message.reply_to_message
         if quoted is None or getattr(quoted, "forum_topic_created", None) is not None:
@@ -216,15 +196,16 @@ class UpdateReader:
         place = quoted.chat.title if quoted.chat and not is_here else ""
         is_ours = getattr(getattr(quoted, "from_user", None), "id", None) == self.bot_id
         # A person may select the part they mean; that says more than the whole.
-        text = message.quote.text if message.quote is not None else _words(quoted)
+        words = getattr(quoted, "text", None) or getattr(quoted, "caption", None) or describe(quoted) or ""
+        text = message.quote.text if message.quote is not None else words
         chosen = message.reply_to_checklist_task_id or message.reply_to_poll_option_id
         for one in quoted.checklist.tasks if quoted.checklist else quoted.poll.options if quoted.poll else ():
             is_chosen = chosen and getattr(one, "id", getattr(one, "persistent_id", None)) == chosen
             text += f"\nAnswered: {one.text}" if is_chosen else ""
-        quote = Quote(
+        quote = values.Quote(
             message_ref=str(quoted.message_id) if is_here else "",
             author=" in ".join(dict.fromkeys(filter(None, (_name_of(quoted), place)))),
-            text=text[: OWN_QUOTE_CHARACTERS if is_ours else QUOTE_CHARACTERS],
+            text=text[: 500 if is_ours else 8_000],
             is_from_bot=is_ours,
             is_selection=message.quote is not None,
         )
@@ -244,26 +225,26 @@ def read_migration(update: Update) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ReachChange:
-    """Somebody blocked or removed the bot, or let it write again."""
+    """A person blocked or removed the bot, or let it write again."""
 
     chat_ref: str
     is_reachable: bool
 
 
 def read_reach(update: Update) -> ReachChange | None:
-    """Return a change of where the bot can write; None for every other update."""
+    """Return a change of the chats that the bot can write to; None for every other update."""
     if (changed := update.my_chat_member) is None:
         return None
     member = changed.new_chat_member
     is_reachable = member.status not in (ChatMember.LEFT, ChatMember.BANNED)
-    if isinstance(member, ChatMemberRestricted):
+    if isinstance(member, telegram.ChatMemberRestricted):
         is_reachable = member.is_member and member.can_send_messages
     return ReachChange(str(changed.chat.id), is_reachable)
 
 
 @dataclass(frozen=True, slots=True)
 class _AddressedText:
-    """Text as it was meant: without our name where that only says who is spoken to."""
+    """Text without the name of the bot at its beginning."""
 
     text: str
     is_named: bool = False
@@ -271,16 +252,16 @@ class _AddressedText:
     """The text begins with a command for any bot that knows it."""
 
 
-def _thread_ref(message: MaybeInaccessibleMessage) -> str:
+def _thread_ref(message: telegram.MaybeInaccessibleMessage) -> str:
     """Topic that a message was written in, empty for none.
 
     A reply in a plain group carries a thread id too, that of the replied-to message; only topics are places.
     """
     thread = message.message_thread_id if isinstance(message, Message) and message.is_topic_message else None
-    return "" if thread in (None, GENERAL_TOPIC) else str(thread)
+    return "" if thread in (None, 1) else str(thread)  # 1: the general topic is like a group without topics
 
 
-def _chat_kind(message: MaybeInaccessibleMessage) -> ChatKind:
+def _chat_kind(message: telegram.MaybeInaccessibleMessage) -> ChatKind:
     if message.chat.type == Chat.PRIVATE:
         return ChatKind.DIRECT
     if message.chat.type == Chat.CHANNEL:
@@ -301,20 +282,16 @@ def _person(user: User) -> Sender:
 
 
 def _words_by(message: Message) -> str | None:
-    """Author of words that the sender has passed on; None where nobody else is named."""
+    """Author of words that the sender has passed on; None if no other person is named."""
     source = message.forward_origin or message.via_bot or message.sender_business_bot
     return None if source is None else _name_of(source)
 
 
 def _name_of(source: telegram.TelegramObject) -> str:
-    """Name of a user or a chat, or of the one that an origin, a message or what is known of one comes from."""
+    """Name of a user or a chat, or of the source of an origin, a message or its known parts."""
     for field in ("origin", "sender_user", "sender_chat", "from_user", "chat"):
         source = getattr(source, field, None) or source
     return next(filter(None, (getattr(source, name, "") for name in ("full_name", "title", "sender_user_name"))), "")
-
-
-def _words(quoted: Message | telegram.ExternalReplyInfo) -> str:
-    return getattr(quoted, "text", None) or getattr(quoted, "caption", None) or describe(quoted) or ""
 
 
 def _marked(text: str, start: int, marks: list[MessageEntity]) -> str:
@@ -336,36 +313,31 @@ def _millis(message: Message) -> Millis:
 
 
 def _is_near_limit(text: str) -> bool:
+    """Recognise the probable first piece of a paste that the app has cut."""
+    units = MESSAGE_UNITS - 200
     # Half as many characters cannot reach the limit even if each took two units: most messages end here.
-    return len(text) * 2 >= EXPECTS_MORE_UNITS and utf16_units(text) >= EXPECTS_MORE_UNITS
+    return len(text) * 2 >= units and utf16_units(text) >= units
 
 
-def _attachments(message: Message | telegram.ExternalReplyInfo) -> tuple[IncomingAttachment, ...]:
+def _attachments(message: Message | ExternalReplyInfo) -> tuple[IncomingAttachment, ...]:
     """File of a message. One at most: an album is several messages."""
     live_photo = getattr(message, "live_photo", None)
     if photo := message.photo or (live_photo and live_photo.photo):
         name = f"photo-{message.message_id or ''}.jpg"
         return (_attachment(AttachmentKind.IMAGE, photo[-1], name, mime="image/jpeg"),)  # the largest
-    if message.animation is not None:  # carries a document of the same file beside it
-        return (_attachment(AttachmentKind.VIDEO, message.animation, "animation.mp4"),)
-    if message.document is not None:
-        is_image = (message.document.mime_type or "").startswith("image/")
-        kind = AttachmentKind.IMAGE if is_image else AttachmentKind.DOCUMENT
-        return (_attachment(kind, message.document, "document"),)
-    if message.sticker is not None:
-        return (_attachment(AttachmentKind.OTHER, message.sticker, f"sticker {message.sticker.emoji or ''}".strip()),)
-    for kind, file, name in (
-        (AttachmentKind.VOICE, message.voice, "voice.ogg"),
-        (AttachmentKind.AUDIO, message.audio, "audio"),
-        (AttachmentKind.VIDEO, message.video, "video.mp4"),
-        (AttachmentKind.VIDEO, message.video_note, "video-note.mp4"),
-    ):
-        if file is not None:
-            return (_attachment(kind, file, name),)
+    for field, kind, name in _FILES:
+        if (file := getattr(message, field)) is None:
+            continue
+        if field == "sticker":
+            name = f"sticker {file.emoji or ''}".strip()
+        elif field == "document" and (file.mime_type or "").startswith("image/"):
+            kind = AttachmentKind.IMAGE
+        return (_attachment(kind, file, name),)
     if not isinstance(message, Message):
         return ()
     # A game and the like: the person is told that we cannot read it.
-    unread = [name for name in _UNREAD if getattr(message, name)]
+    kinds = ("game", "story", "paid_media", "giveaway", "giveaway_winners", "invoice", "passport_data")
+    unread = [name for name in kinds if getattr(message, name)]
     if names := unread or ([] if message.text else unknown_content(message.to_dict())):
         return (IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=names[0].replace("_", " ").strip()),)
     return ()
@@ -374,7 +346,7 @@ def _attachments(message: Message | telegram.ExternalReplyInfo) -> tuple[Incomin
 def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None = None) -> IncomingAttachment:
     """Attachment of one of the SDK's file objects, which share field names but no type."""
     # The raw form of a recording's length in seconds: the attribute's type is about to change.
-    seconds = file.to_dict().get("duration") if isinstance(file, Voice | Audio) else None
+    seconds = file.to_dict().get("duration") if isinstance(file, telegram.Voice | telegram.Audio) else None
     return IncomingAttachment(
         kind=kind,
         file_ref=str(getattr(file, "file_id", "")),
@@ -383,3 +355,49 @@ def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None 
         size_bytes=getattr(file, "file_size", None),
         seconds=float(seconds) if isinstance(seconds, int | float) else None,
     )
+
+
+# Words for messages without text
+
+
+def describe(message: Message | ExternalReplyInfo) -> str | None:
+    """Return a location, venue, contact, poll, checklist or dice in words; None for every other message."""
+    if location := message.venue.location if message.venue is not None else message.location:
+        venue = f"{message.venue.title}, {message.venue.address}: " if message.venue is not None else ""
+        kind = "Venue" if venue else "Live location" if "live_period" in location.to_dict() else "Location"
+        return f"{kind}: {venue}latitude {location.latitude}, longitude {location.longitude}"
+    if (contact := message.contact) is not None:
+        name = " ".join(filter(None, (contact.first_name, contact.last_name)))
+        return "\n".join(filter(None, (f"Contact: {name}, phone {contact.phone_number}", contact.vcard)))
+    if (poll := message.poll) is not None:
+        options = (f"- {option.text} ({option.voter_count} votes)" for option in poll.options)
+        return "\n".join((f"{poll.type.capitalize()} poll: {poll.question}", *options))
+    if (checklist := message.checklist) is not None:
+        tasks = (f"- {one.text}{' (done)' * bool(one.completed_by_user)}" for one in checklist.tasks)
+        return "\n".join((f"Checklist: {checklist.title}", *tasks))
+    return None if message.dice is None else f"Dice: {message.dice.emoji} shows {message.dice.value}"
+
+
+def unknown_content(message: Mapping[str, Any]) -> list[str]:
+    """Return the names of fields with content, in a message of a kind that the SDK does not know."""
+    if any(message.get(kind) for kind in _CONTENT):
+        return []
+    # Ends of the names of service messages, and of fields about a message or with another one.
+    unsaid = r"(ed|left|set|done|paid|gift|members|user|chat|bot|reply|quote|origin|_message_)_?$"
+    said = (name for name, part in message.items() if part and isinstance(part, dict | list | str))
+    return [name for name in said if name not in _KNOWN and not re.search(unsaid, name)]
+
+
+def with_words(message: Any, bot: str) -> Any:
+    """Return a message, and the one it answers, with the words of unknown content as its text.
+
+    The text begins with the name of the field: no command is read from it. A mention of `bot` in it counts.
+    """
+    if isinstance(answered := message.get("reply_to_message"), dict):
+        message = {**message, "reply_to_message": with_words(answered, bot)}
+    said = {name: words for name in unknown_content(message) if (words := text_in(message[name]))}
+    if not said or "caption" in message:
+        return message
+    text = "\n".join(f"{name.replace('_', ' ').strip().capitalize()}:\n{words}" for name, words in said.items())
+    mention = {"type": "mention", "offset": utf16_units(text.partition(bot)[0]), "length": len(bot)}
+    return {**message, "text": text, "entities": [mention] if bot in text else []}

@@ -1,64 +1,52 @@
-"""Outbound messages: parts, previews and typing signals as calls of the Bot API."""
+"""Outbound messages: parts, previews and typing signals as calls of the Bot API, and its errors as ours."""
 
 import asyncio
-import base64
-import hashlib
 from collections.abc import Awaitable
 from typing import Any
 
 import structlog
+import telegram
 from msgspec.structs import replace
-from telegram import (
-    Bot,
-    InlineKeyboardButton,
-    InlineKeyboardMarkup,
-    InputFile,
-    LinkPreviewOptions,
-    Message,
-    ReplyParameters,
-)
-from telegram.constants import ChatAction
-from telegram.error import BadRequest, InvalidToken, TelegramError
+from telegram import InlineKeyboardMarkup, LinkPreviewOptions, Message, ReplyParameters
+from telegram.constants import ChatAction, FileSizeLimit
+from telegram.error import BadRequest, ChatMigrated, Conflict, Forbidden, InvalidToken, TelegramError
 
+from hermes_state import errors
 from hermes_state.errors import MessageRejected, PlatformError, SendAmbiguous
-from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
-from platforms.telegram.errors import NOT_EDITABLE, NOT_MODIFIED, TOPIC_GONE, is_refused, translated
 from platforms.telegram.rendering import marked_as_repeat, render
+from platforms.telegram.transport import FloodControl, NotSentError
 from platforms.text import UNREADABLE, unfinished
 
 log = structlog.get_logger(__name__)
 
-LABEL_CHARACTERS = 64
-"""Longest label of a button, in characters: the apps cut longer ones anyway."""
-
-MAX_BUTTON_BYTES = 64
-"""Most that Telegram takes as a button's `callback_data`."""
-
-PHOTO_MIMES = ("image/jpeg", "image/png", "image/webp")
-MAX_PHOTO_BYTES = 10_000_000
-"""Largest picture that Telegram shows as a photo, in bytes; as a document it takes larger ones."""
+# The Bot API tells refusals apart only by their text. These are compared in lower case.
+_NOBODY_THERE = (
+    "chat not found",
+    "user not found",
+    "peer_id_invalid",
+    "not enough rights",
+    "need administrator rights",
+    "have no rights to send",
+    "chat_write_forbidden",
+    "chat_restricted",
+    "topic_closed",
+    "group chat was deactivated",
+    "user is deactivated",
+)
+_TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
+_NOT_MODIFIED = ("message is not modified",)
+_NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
 
 _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten sources is not about the first of them
-
-
-def button_commands(store: Store) -> ButtonCommandStore:
-    """The commands behind the buttons of one bot."""
-    return ButtonCommandStore(
-        store=store,
-        note_prefix="telegram.button.",
-        hash_mark="h:",
-        fits=lambda data: len(data.encode()) <= MAX_BUTTON_BYTES,
-        digest=lambda command: base64.urlsafe_b64encode(hashlib.sha256(command).digest()[:24]).decode(),
-    )
 
 
 class TelegramSender:
     """Sender of one running bot. Every method raises what `PlatformAdapter.send` lists."""
 
-    def __init__(self, bot: Bot, buttons: ButtonCommandStore) -> None:
+    def __init__(self, bot: telegram.Bot, buttons: ButtonCommandStore) -> None:
         self._bot = bot
         self._buttons = buttons
         self._has_drafts = True
@@ -66,7 +54,7 @@ class TelegramSender:
         """Turns whose placeholder was sent without our learning its id: a few, until the connection ends."""
 
     async def send(self, request: SendRequest) -> str:
-        """Deliver one part: into the placeholder where there is one, else as a message of its own."""
+        """Deliver one part: into the placeholder if there is one, else as another message."""
         keyboard = await self._keyboard(request.part.buttons)
         part = request.part
         if request.is_plain:
@@ -75,7 +63,7 @@ class TelegramSender:
             if await self._edit(request.chat, request.replaces, part, keyboard):
                 return request.replaces
             log.info("telegram.placeholder_gone")
-        if request.is_repeat:  # also where there was a placeholder: the first attempt may have found it gone, too
+        if request.is_repeat:  # also with a placeholder: the first attempt may have found it gone, too
             part = marked_as_repeat(part)
         return await self._send(request.chat, part, keyboard, request.reply_to, request.file)
 
@@ -92,45 +80,41 @@ class TelegramSender:
         return await self._placeholder(preview, part)
 
     async def show_typing(self, chat: ChatKey) -> None:
-        """Show for five seconds that something is being written."""
         await _answered(
             self._bot.send_chat_action(chat.chat_ref, ChatAction.TYPING, message_thread_id=_thread_id(chat))
         )
 
     async def _placeholder(self, preview: Preview, part: OutboundPart) -> str | None:
-        """Make the turn's placeholder, unless one may stand there already: nobody could take a second copy away."""
+        """Make the turn's placeholder, unless there may be one already: a second copy could never be removed."""
         if preview.number in self._lost_placeholders:
             return None
         self._lost_placeholders.add(preview.number)  # until the opposite is known: this can be cancelled, too
         try:
             ref = await self._send(preview.chat, part, None, preview.reply_to)
-        except SendAmbiguous:
-            raise
-        except PlatformError:
-            self._lost_placeholders.discard(preview.number)
+        except PlatformError as error:
+            if not isinstance(error, SendAmbiguous):
+                self._lost_placeholders.discard(preview.number)
             raise
         self._lost_placeholders.discard(preview.number)
         return ref
 
     async def _draft(self, preview: Preview, part: OutboundPart) -> bool:
-        """Show a draft; False where the Bot API server has none, or none for this chat."""
+        """Show a draft; False if the Bot API server has none, or none for this chat."""
+        drafting = self._bot.send_message_draft(
+            int(preview.chat.chat_ref),
+            preview.number,
+            part.text,
+            message_thread_id=_thread_id(preview.chat),
+            api_kwargs=_stored_entities(part),
+        )
         try:
-            await self._bot.send_message_draft(
-                int(preview.chat.chat_ref),
-                preview.number,
-                part.text,
-                message_thread_id=_thread_id(preview.chat),
-                api_kwargs=_stored_entities(part),
-            )
-        except InvalidToken:  # also what the SDK makes of "no such method": an older Bot API server
-            self._has_drafts = False
+            await _answered(drafting)
+        except PlatformError as error:
+            if isinstance(error.__cause__, InvalidToken):  # also the SDK's "no such method" of an older Bot API server
+                self._has_drafts = False
+            elif not isinstance(error.__cause__, BadRequest):
+                raise
             return False
-        except BadRequest as error:
-            return is_refused(error, NOT_MODIFIED)
-        except TelegramError as error:
-            raise translated(error) from error
-        except UNREADABLE:  # accepted, with an answer that the SDK cannot parse
-            return True
         return True
 
     async def _send(
@@ -145,7 +129,7 @@ class TelegramSender:
         about = {"reply_parameters": reply, "reply_markup": keyboard}
         made = await self._post(chat, part, file, {**about, "message_thread_id": _thread_id(chat)})
         if made is None:
-            # The same people read the group's general topic; an answer that nobody gets helps nobody.
+            # The same people read the group's general topic.
             log.info("telegram.topic_gone")
             made = await self._post(chat, part, file, about)
         if not made:
@@ -159,23 +143,24 @@ class TelegramSender:
         file: OutboundFile | None,
         about: dict[str, Any],  # Any: arguments that all methods that send take
     ) -> str | None:
-        """Send a message, with a file as what it is best shown as; None where the topic is gone."""
+        """Send a message, with an image as a photo and another file as a document; None if the topic is gone."""
         bot, chat_id = self._bot, chat.chat_ref
         if file is None:
             entities = _stored_entities(part)
             sending = bot.send_message(
                 chat_id, part.text, link_preview_options=_NO_LINK_PREVIEW, api_kwargs=entities, **about
             )
-            return await _answered(sending, unless=TOPIC_GONE)
-        upload = InputFile(await file.read(), file.name)
+            return await _answered(sending, unless=_TOPIC_GONE)
+        upload = telegram.InputFile(await file.read(), file.name)
         upload.mimetype = file.mime
         about = {**about, "caption": part.text or None}
-        if file.mime in PHOTO_MIMES and file.size_bytes <= MAX_PHOTO_BYTES:
+        is_photo = file.mime in ("image/jpeg", "image/png", "image/webp")
+        if is_photo and file.size_bytes <= FileSizeLimit.PHOTOSIZE_UPLOAD:
             try:
-                return await _answered(bot.send_photo(chat_id, upload, **about), unless=TOPIC_GONE)
+                return await _answered(bot.send_photo(chat_id, upload, **about), unless=_TOPIC_GONE)
             except MessageRejected as error:  # too long a strip, or no image after all
                 log.info("telegram.sent_as_document", reason=str(error))
-        return await _answered(bot.send_document(chat_id, upload, **about), unless=TOPIC_GONE)
+        return await _answered(bot.send_document(chat_id, upload, **about), unless=_TOPIC_GONE)
 
     async def _edit(
         self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: InlineKeyboardMarkup | None = None
@@ -189,13 +174,11 @@ class TelegramSender:
             reply_markup=keyboard,
             api_kwargs=_stored_entities(part),
         )
-        return await _answered(editing, unless=NOT_EDITABLE) is not None
+        return await _answered(editing, unless=_NOT_EDITABLE) is not None
 
     async def _keyboard(self, buttons: tuple[Button, ...]) -> InlineKeyboardMarkup | None:
         row = [
-            InlineKeyboardButton(
-                button.label[:LABEL_CHARACTERS], callback_data=await self._buttons.data_for(button.command)
-            )
+            telegram.InlineKeyboardButton(button.label[:64], callback_data=await self._buttons.data_for(button.command))
             for button in buttons
         ]
         # Two to a row: on a phone a third would cut the labels.
@@ -205,13 +188,12 @@ class TelegramSender:
 async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] = ()) -> str | None:
     """Await a call of the Bot API and return the id of its message, or an empty text if the answer names none.
 
-    Returns None if the Bot API refuses the call with one of `unless`. A message that already is as it should be is not
-    an error.
+    Returns None if the Bot API refuses the call with one of `unless`. An edit that changes nothing is no error.
     """
     try:
         made = await call
     except TelegramError as error:
-        if is_refused(error, NOT_MODIFIED):
+        if is_refused(error, _NOT_MODIFIED):
             return ""
         if is_refused(error, unless):
             return None
@@ -228,3 +210,32 @@ def _thread_id(chat: ChatKey) -> int | None:
 def _stored_entities(part: OutboundPart) -> dict[str, str] | None:
     """Entities as the JSON that is stored: the SDK passes a text of `api_kwargs` on as it is."""
     return {"entities": part.markup} if part.markup else None
+
+
+def translated(error: TelegramError) -> errors.PlatformError:
+    """Translate the SDK's exception into one of ours, which tells the catcher what to do next.
+
+    A 4xx says that nothing happened; a break after sending, a 5xx or an unreadable answer leaves it open.
+    """
+    match error:
+        case NotSentError() | Conflict():
+            return errors.PlatformUnavailable(error.message)
+        case FloodControl(retry_after=retry_after):
+            return errors.RateLimited(retry_after)
+        case ChatMigrated(new_chat_id=new_chat_id):
+            return errors.ChatMoved(str(new_chat_id))
+        case InvalidToken():
+            # The poller gets the same answer and ends the adapter.
+            return errors.PlatformUnavailable("Telegram does not accept the token")
+        case BadRequest() if not is_refused(error, _NOBODY_THERE):
+            return errors.MessageRejected(error.message)
+        case BadRequest() | Forbidden():
+            return errors.ChatUnreachable(error.message)
+        case _:
+            return errors.SendAmbiguous(error.message)
+
+
+def is_refused(error: TelegramError, texts: tuple[str, ...]) -> bool:
+    """Tell whether the Bot API refused a request with one of `texts`."""
+    message = error.message.lower()
+    return isinstance(error, BadRequest) and any(text in message for text in texts)

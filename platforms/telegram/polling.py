@@ -1,8 +1,7 @@
-"""Long polling: one getUpdates at a time, for ever; what is stored moves the offset.
+"""Long polling: one getUpdates at a time; the offset moves over stored updates.
 
-The SDK has a poller of its own. We fetch ourselves because of what it does in trouble: it cannot be stopped
-while it waits after an error (up to 30 s), it ends in silence when the token is revoked, it keeps a dead
-connection, and one update that it cannot read blocks all others.
+The SDK's own poller ignores a stop while it waits after an error, ends in silence when the token is revoked, keeps a
+dead connection, and stops for ever at an update that it cannot read.
 """
 
 import asyncio
@@ -14,6 +13,7 @@ from urllib.parse import urlencode
 
 import orjson
 import structlog
+from telegram.constants import PollingLimit
 from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 
 from hermes_state.aio import cancel_all
@@ -27,19 +27,8 @@ from platforms.telegram.updates import NotStoredError, UpdateEvent, UpdateHandle
 
 log = structlog.get_logger(__name__)
 
-_ALLOWED_UPDATES = orjson.dumps(ALLOWED_UPDATES).decode()
-
-BATCH = 100
-"""Most updates per answer; the Bot API's maximum."""
-
-CONFLICT_MEMORY_SECONDS = 120
-"""Seconds for which health speaks of another poller after a 409: two of them take turns, each works in between."""
-
-MAX_UNSTORED_SECONDS = 3.0
-"""Longest pause while the database takes nothing, in seconds: people who write meanwhile are told so soon."""
 LISTEN_SECONDS = 0.5
-"""Seconds that an update may take to be stored before the poller listens for a `/stop` behind it."""
-
+"""Seconds that storing an update may take before the poller looks for a `/stop` after it."""
 _CONFLICT = "another process polls with the same bot token (409); stop it, or give one of them a token of its own"
 
 
@@ -92,11 +81,11 @@ class Poller:
             self._failures = 0
 
     async def _put(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first updates; while the database keeps them waiting, listen for a `/stop` among what follows."""
+        """Store the first updates; while the database keeps them waiting, listen for a `/stop` among later ones."""
         putting = asyncio.create_task(self.updates.store(updates), name="telegram-put")
         try:
             while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:
-                with suppress(TelegramError, TimeoutError):  # the poll that comes next finds out what is wrong
+                with suppress(TelegramError, TimeoutError):  # the next poll meets the same error
                     async with asyncio.timeout(self.settings.poll_grace_seconds):
                         heard = await self._fetch(0)
                         for waiting in () if putting.done() else heard:  # else they may be stored already
@@ -106,9 +95,10 @@ class Poller:
         return putting.result()
 
     async def _fetch(self, wait: float) -> Sequence[UpdateEvent]:
-        query = {"timeout": f"{wait:g}", "limit": str(BATCH), "allowed_updates": _ALLOWED_UPDATES}
+        kinds = orjson.dumps(ALLOWED_UPDATES).decode()
+        query = {"timeout": f"{wait:g}", "limit": int(PollingLimit.MAX_LIMIT), "allowed_updates": kinds}
         if self._offset is not None:
-            query["offset"] = str(self._offset)
+            query["offset"] = self._offset
         updates = await self.request.post(
             # Not the limit, only above it: the step's own timeout also bounds connecting and answers that trickle.
             f"{self.base_url}/getUpdates?{urlencode(query)}",
@@ -120,7 +110,7 @@ class Poller:
         return [self.updates.read(one) for one in known]
 
     async def _recover(self, error: TelegramError | TimeoutError) -> None:
-        """Recover from an error: tell it, renew the connection where that helps, and back off."""
+        """Recover from an error: report it, renew the connection if that helps, and back off."""
         self._failures += 1
         self._is_probe = True
         delay = self.settings.backoff.after(self._failures)
@@ -132,12 +122,13 @@ class Poller:
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
             self.health.change(AdapterState.BACKING_OFF, detail)
         if isinstance(error, Conflict):
-            self._conflict_until = time.monotonic() + CONFLICT_MEMORY_SECONDS
+            # Two pollers take turns, and each works in between: health speaks of the other one for two minutes.
+            self._conflict_until = time.monotonic() + 120
             delay = max(delay, self.settings.conflict_seconds)
         elif isinstance(error, FloodControl):
             delay = error.retry_after
         elif isinstance(error, NotStoredError):
-            delay = min(delay, MAX_UNSTORED_SECONDS)
+            delay = min(delay, 3.0)  # people who write meanwhile are told soon that their messages wait
         elif isinstance(error, TimeoutError | AmbiguousRequestError):
             await self.request.renew()  # giving up closed the connection; this also forgets the address it led to
             if self._failures == 1:
@@ -146,7 +137,7 @@ class Poller:
 
 
 def _explained(error: TelegramError) -> str:
-    """Explain an error to the operator. Texts of Telegram are quoted only where they cannot hold a secret."""
+    """Explain an error to the operator. Texts of Telegram are quoted only if they cannot hold a secret."""
     if isinstance(error, Conflict) and "webhook" in error.message.lower():
         return "a webhook was set for this bot (409); only one way of receiving works at a time"
     if isinstance(error, Conflict):

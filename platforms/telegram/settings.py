@@ -6,16 +6,12 @@ from hermes_state.aio import Backoff
 
 BASE_URL = "https://api.telegram.org"
 
-RETRY_BACKOFF = Backoff(1.0, 30.0)
-"""Pauses after network loss: people wait at most 30 seconds for the bot to come back."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
     """Settings for receiving by webhook: Telegram posts to `url`, which a TLS proxy hands on to `host:port`.
 
-    The path of `url` is the path we serve. `secret` comes back in a header of every post: 1-256 characters
-    of `A-Z a-z 0-9 _ -`.
+    `secret`, 1-256 characters of `A-Z a-z 0-9 _ -`, comes back in a header of every post.
     """
 
     url: str
@@ -28,7 +24,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelegramSettings:
-    """Settings of one bot. All times are seconds; the defaults are what the promises about liveness rest on."""
+    """Settings of one bot. All times are seconds; the promises about liveness rest on the defaults."""
 
     token: str = field(repr=False)
     base_url: str = BASE_URL
@@ -46,7 +42,8 @@ class TelegramSettings:
     webhook_check_seconds: float = 30
     """Seconds after which webhook mode asks Telegram about the webhook: its only proof of progress in a quiet hour."""
 
-    backoff: Backoff = RETRY_BACKOFF
+    backoff: Backoff = field(default_factory=Backoff)
+    """Pauses after network loss: people wait at most 30 seconds for the bot to come back."""
     conflict_seconds: float = 5
     """Shortest wait after a 409, in seconds: we cut the other poller off too, a quick retry makes it a fight."""
 

@@ -1,8 +1,7 @@
 """HTTP transport to the Bot API: the SDK's request interface on aiohttp.
 
-Own transport, because a sender must know whether a failed request can have had an effect, a poller must be
-able to throw a dead connection away, and files must be streamed. It also keeps the token, which is part of
-every address, out of the logs that HTTP libraries write.
+It tells senders whether a failed request can have had an effect, lets the poller close a dead connection, streams files
+and keeps the token, which is part of every address, out of logs.
 """
 
 import asyncio
@@ -18,9 +17,6 @@ from telegram.error import NetworkError, TelegramError
 from telegram.request import BaseRequest, RequestData
 
 from platforms.text import UNREADABLE, parsed_json
-
-RETRY_AFTER_SECONDS = 5.0
-"""Seconds to wait after a 429 that does not say how long: what Telegram asks for when it asks for little."""
 
 MAX_BODY_BYTES = 16_000_000
 """Longest answer, in bytes; a batch of updates has a tenth of it."""
@@ -67,13 +63,13 @@ class BotApiRequest(BaseRequest):
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._connections),
-                trust_env=bool(getproxies()),  # HTTPS_PROXY and the like; looked up anew for each request, in a thread
+                trust_env=bool(getproxies()),  # HTTPS_PROXY and the like; looked up again for each request, in a thread
                 auto_decompress=True,
                 headers={"User-Agent": self.USER_AGENT},
             )
 
     async def shutdown(self) -> None:
-        """Close every connection; what is in flight breaks."""
+        """Close every connection; requests under way break."""
         session, self._session = self._session, None
         if session is not None:
             try:
@@ -157,7 +153,7 @@ class BotApiRequest(BaseRequest):
         )
         # Only the kind of a failure is told: the texts of aiohttp's errors may hold the address, and so the token.
         try:
-            # The Bot API redirects nobody: another server would be told what was said, and the token.
+            # The Bot API never redirects: another server would receive the message, and the token.
             async with self._session.request(
                 method, url, data=data, timeout=timeout, allow_redirects=False
             ) as response:
@@ -189,4 +185,5 @@ def _retry_after(body: bytearray, header: str | None) -> float:
     try:
         return float(orjson.loads(body)["parameters"]["retry_after"])
     except (ValueError, KeyError, TypeError):
-        return float(header) if header is not None and header.isdigit() else RETRY_AFTER_SECONDS
+        # Five seconds is a short pause as Telegram asks for it.
+        return float(header) if header is not None and header.isdigit() else 5.0

@@ -16,30 +16,15 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.values import Clock, EditEvent, InboundMessage
 from platforms.base import Intake, ReceivedEvent
 from platforms.buttons import ButtonCommandStore
-from platforms.telegram.inbound import (
-    ALLOWED_UPDATES,
-    PASSED_ON,
-    PLATFORM,
-    ReachChange,
-    UpdateReader,
-    read_migration,
-    read_reach,
-)
-from platforms.telegram.words import unknown_content, with_words
+from platforms.telegram import inbound
+from platforms.telegram.inbound import PASSED_ON, PLATFORM, ReachChange, UpdateReader, read_migration, read_reach
 from platforms.text import UNREADABLE, known_parts
 
 log = structlog.get_logger(__name__)
 
-AnswerPress = Callable[[CallbackQuery, str | None], None]
-"""Stops the button's spinner, with a text for the person or without; must not block."""
-
 Content: TypeAlias = InboundMessage | EditEvent | CallbackQuery | tuple[str, str] | ReachChange | Exception | None
 """Content of an update: an event, a pressed button, the old and new id of a group that moved, whether the bot may write
 in a chat, why it cannot be read."""
-
-_UNKNOWN_ORIGIN = {"type": "hidden_user", "date": 0, "sender_user_name": "unknown"}
-MAX_ALBUMS = 64
-"""Albums remembered; the pieces of one arrive within a second or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +52,10 @@ class UpdateHandler:
     sdk: telegram.Bot
     buttons: ButtonCommandStore
     clock: Clock
-    answer_press: AnswerPress
-    _albums: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ALBUMS), init=False)
-    """Albums that are meant for us."""
+    answer_press: Callable[[CallbackQuery, str | None], None]
+    """Stops the button's spinner, with a text for the person or without; must not block."""
+    _albums: deque[str] = field(default_factory=partial(deque, maxlen=64), init=False)
+    """Albums that are meant for us; the pieces of one arrive within a second or two."""
     _ignored: set[str] = field(default_factory=set, init=False)
     """Kinds of updates that came and mean nothing to us."""
 
@@ -94,12 +80,9 @@ class UpdateHandler:
         return UpdateEvent(raw.get("update_id"), content)
 
     async def store(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first update, and with it those behind it that one commit takes; returns how many.
+        """Store the first update and later ones as far as one commit goes; returns after the commit how many.
 
-        Returns after the commit: then they may be acknowledged.
-
-        Raises the SDK's `NetworkError` when nothing could be stored: to whoever fetches updates that means "not
-        acknowledged, ask again", which is what must happen.
+        Raises `NotStoredError` when nothing could be stored: the updates must be fetched again.
         """
         try:
             count = await self._store(updates)
@@ -114,17 +97,17 @@ class UpdateHandler:
         return count
 
     async def overhear(self, update: UpdateEvent) -> None:
-        """Look at an update that has to wait for its turn: see `Intake.overhear`."""
+        """Look at an update that must wait for its turn: see `Intake.overhear`."""
         if isinstance(update.content, InboundMessage):
             await self.intake.overhear(update.content)
 
     def _parsed(self, raw: dict[str, Any]) -> Update:
         """Parse an update without the parts that the SDK cannot read. Raises one of `UNREADABLE` if nothing is left."""
-        for kind in raw.keys() - {"update_id", *ALLOWED_UPDATES, *self._ignored}:
+        for kind in raw.keys() - {"update_id", *inbound.ALLOWED_UPDATES, *self._ignored}:
             self._ignored.add(kind)
             log.info("update.ignored", kind=kind)
         kinds, name, fields = raw.keys() & {"message", "edited_message"}, f"@{self.reader.username}", list[str]()
-        raw = {**raw, **{kind: with_words(raw[kind], name) for kind in kinds}}
+        raw = {**raw, **{kind: inbound.with_words(raw[kind], name) for kind in kinds}}
         try:
             update = Update.de_json(raw, self.sdk)
         except UNREADABLE:
@@ -132,13 +115,13 @@ class UpdateHandler:
             if known.keys() != raw.keys():
                 raise
             update = Update.de_json(known | {kind: _marked(known[kind], raw[kind], name) for kind in kinds}, self.sdk)
-        fields += [name for kind in kinds for name in unknown_content(raw[kind])]
+        fields += [name for kind in kinds for name in inbound.unknown_content(raw[kind])]
         if fields:
             log.warning("update.partly_read", update_id=update.update_id, fields=fields)
         return update
 
     def _with_its_album(self, update: Update, received: InboundMessage) -> InboundMessage:
-        """Address the pieces of an album to whom its caption is meant for, which stands on the first of them."""
+        """Address all pieces of an album like the first one, which has the caption."""
         message = update.message
         if message is None or message.media_group_id is None:
             return received
@@ -171,14 +154,15 @@ class UpdateHandler:
 
 
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
-    """A message with what it has lost under other names; it counts as forwarded without the field that says so."""
+    """Return a message with its lost parts under other names. It counts as forwarded if a lost part says so."""
     if isinstance(answered := known.get("reply_to_message"), dict):
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}
-    instead: dict[str, Any] = {"forward_origin": _UNKNOWN_ORIGIN} if any(map(PASSED_ON.match, lost)) else {}
-    if "from_" in lost:  # who wrote it is known by the number
+    origin = {"type": "hidden_user", "date": 0, "sender_user_name": "unknown"}
+    instead: dict[str, Any] = {"forward_origin": origin} if any(map(PASSED_ON.match, lost)) else {}
+    if "from_" in lost:  # its number tells the author
         instead["from"] = {"is_bot": False, **raw["from"], "first_name": "unknown"}
-    return with_words({**known, **lost, **instead}, bot)
+    return inbound.with_words({**known, **lost, **instead}, bot)
 
 
 def _log_skipped(update: UpdateEvent, error: Exception) -> None:

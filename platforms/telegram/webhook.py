@@ -23,15 +23,6 @@ from platforms.text import UNREADABLE, parsed_json
 
 log = structlog.get_logger(__name__)
 
-SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"
-UPDATE_BYTES = 1_000_000
-"""Largest update taken, in bytes. Text and entities stay far below it."""
-STOP_SECONDS = 2
-"""Seconds in which posts in flight have to be stored when we stop; Telegram repeats what got no answer."""
-
-REFUSED_SECONDS = 60.0
-"""Seconds between two lines in the log about posts without the secret."""
-
 
 @asynccontextmanager
 async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, health: HealthState) -> AsyncIterator[None]:
@@ -39,11 +30,12 @@ async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, healt
 
     Raises `PlatformUnavailable` on entering when the port cannot be had.
     """
-    app = web.Application(client_max_size=UPDATE_BYTES)
+    app = web.Application(client_max_size=1_000_000)  # text and entities stay far below it
     handler = WebhookHandler(webhook.secret.encode(), updates, health)
     app.router.add_post(urlsplit(webhook.url).path or "/", handler.receive)
     async with AsyncExitStack() as stack:
-        server = http_server(app, webhook.host, webhook.port, stop_seconds=STOP_SECONDS)
+        # Telegram repeats a post that is not stored within these two seconds.
+        server = http_server(app, webhook.host, webhook.port, stop_seconds=2)
         try:
             await stack.enter_async_context(server)
         except OSError as error:
@@ -53,7 +45,7 @@ async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, healt
 
 
 class WebhookHandler:
-    """Handler of what is posted to the webhook's address, by whomever."""
+    """Handler of posts to the webhook's address, which anyone may send."""
 
     def __init__(self, secret: bytes, updates: UpdateHandler, health: HealthState) -> None:
         self._secret = secret
@@ -63,10 +55,14 @@ class WebhookHandler:
         self._quiet_until = 0.0
 
     async def receive(self, request: web.Request) -> web.Response:
-        """Take a post: 200 only after the commit; everything else makes Telegram try again."""
-        given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
+        """Store a posted update; answers 200 only after the commit. Telegram repeats a post with any other answer."""
+        given = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._secret):
-            self._note_refusal()
+            self._refused += 1
+            # A line a minute: anyone who finds the address could fill the log.
+            if time.monotonic() >= self._quiet_until:
+                log.warning("webhook.refused", count=self._refused)
+                self._refused, self._quiet_until = 0, time.monotonic() + 60.0
             return web.Response(status=403)
         try:
             raw = parsed_json(await request.read())
@@ -83,13 +79,6 @@ class WebhookHandler:
         self._health.progressed()
         return web.Response()
 
-    def _note_refusal(self) -> None:
-        """Log one line a minute, whoever posts however much: anybody who finds the address could fill the log."""
-        self._refused += 1
-        if time.monotonic() >= self._quiet_until:
-            log.warning("webhook.refused", count=self._refused)
-            self._refused, self._quiet_until = 0, time.monotonic() + REFUSED_SECONDS
-
 
 async def keep_webhook(
     sdk: telegram.Bot, settings: TelegramSettings, webhook: WebhookSettings, health: HealthState
@@ -102,7 +91,13 @@ async def keep_webhook(
             async with asyncio.timeout(settings.request_seconds):
                 # Once at every start, though the address may be the same: the secret cannot be compared.
                 if not is_set or (await sdk.get_webhook_info()).url != webhook.url:
-                    await _set_webhook(sdk, webhook)
+                    await sdk.set_webhook(
+                        url=webhook.url,
+                        secret_token=webhook.secret,
+                        max_connections=webhook.max_connections,
+                        allowed_updates=list(ALLOWED_UPDATES),
+                        drop_pending_updates=False,
+                    )
             is_set = True
             failures = 0
             health.progressed()
@@ -117,13 +112,3 @@ async def keep_webhook(
             health.change(AdapterState.BACKING_OFF, problem)
             pause = settings.backoff.after(failures)
         await asyncio.sleep(pause)
-
-
-async def _set_webhook(sdk: telegram.Bot, webhook: WebhookSettings) -> None:
-    await sdk.set_webhook(
-        url=webhook.url,
-        secret_token=webhook.secret,
-        max_connections=webhook.max_connections,
-        allowed_updates=list(ALLOWED_UPDATES),
-        drop_pending_updates=False,
-    )

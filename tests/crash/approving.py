@@ -8,7 +8,7 @@ was asked in a chat of their own.
 from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.offline_commands import NOT_TAKEN
+from gateway.inbound.offline import NOT_TAKEN
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.daemon import SIGN_DONE
 from tests.crash.invariants import copies, file_problems, opened, undecided_rows

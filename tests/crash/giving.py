@@ -7,7 +7,7 @@ still given once. The file in the workspace is the whole one or none.
 from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.offline_commands import NOT_TAKEN
+from gateway.inbound.offline import NOT_TAKEN
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.invariants import copies, file_problems, opened, undecided_rows
 from tests.crash.world import World

@@ -7,7 +7,7 @@ message is answered once, and the order within a chat is kept.
 from collections import Counter
 from contextlib import closing
 
-from gateway.inbound.offline_commands import NOT_TAKEN
+from gateway.inbound.offline import NOT_TAKEN
 from tests.crash.invariants import copies, file_problems, opened, undecided_rows
 from tests.crash.world import World
 

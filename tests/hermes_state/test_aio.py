@@ -19,6 +19,7 @@ from hermes_state.aio import (
     track,
     wait_until,
 )
+from hermes_state.errors import RateLimited
 
 
 def test_a_backoff_doubles_and_then_stays_at_its_maximum() -> None:
@@ -144,7 +145,8 @@ async def test_a_slot_is_free_again_after_an_error() -> None:
 
 
 async def test_work_is_retried_after_its_failure_alone() -> None:
-    outcomes: list[Exception | int] = [KeyError("one"), KeyError("two"), 7, ValueError("three"), FileNotFoundError()]
+    outcomes: list[Exception | int]
+    outcomes = [KeyError("one"), KeyError("two"), 7, ValueError("three"), FileNotFoundError(), RateLimited(0.003), 8]
 
     async def work() -> int:
         outcome = outcomes.pop(0)
@@ -163,3 +165,6 @@ async def test_work_is_retried_after_its_failure_alone() -> None:
         await retried(work, KeyError, "work.delayed")
     with pytest.raises(FileNotFoundError):
         await retried(work, OSError, "work.delayed", unless=(FileNotFoundError,))
+    with capture_logs() as logs:
+        assert await retried(work, RateLimited, "work.delayed") == 8
+    assert logs[0]["retry_seconds"] == 0.003

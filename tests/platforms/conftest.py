@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.platforms.contract import RecordingIntake
+from tests.platforms.contract import RecordingIntake, running
 from tests.platforms.telegram.harness import TelegramHarness
 
 
@@ -19,3 +19,10 @@ async def telegram(tmp_path: Path) -> AsyncIterator[TelegramHarness]:
     """A Telegram adapter that polls a fake Bot API; not running yet."""
     async with TelegramHarness(tmp_path) as harness:
         yield harness
+
+
+@pytest.fixture
+async def live(telegram: TelegramHarness, intake: RecordingIntake) -> AsyncIterator[TelegramHarness]:
+    """The same harness with its adapter running."""
+    async with running(telegram.adapter, intake):
+        yield telegram

@@ -60,19 +60,18 @@ async def test_a_batch_of_nothing_is_done_at_once(store: Store, tmp_path: Path) 
 
 
 async def test_what_arrived_together_is_stored_in_one_commit_and_in_order(
-    store: Store, tmp_path: Path, commits: list[list[str]]
+    gateway: TestGateway, commits: list[list[str]]
 ) -> None:
-    async with serving(store, tmp_path) as gateway:
-        messages = [gateway.message(f"m{number}", chat=chat(number % 7)) for number in range(40)]
-        commits.clear()
-        assert await deliver(gateway, [ReceivedEvent(message) for message in messages]) == [40]
-        assert commits[0] == ["admit_all"]
-        assert [names for names in commits if "admit_all" in names or "admit" in names] == [["admit_all"]]
-        refs = await gateway.rows("SELECT event_ref FROM inbox ORDER BY id")
-        assert [ref for (ref,) in refs] == [message.event_ref for message in messages]
-        for number in range(7):
-            await gateway.quiet(chat(number))
-        assert await gateway.inbox_states() == ["done"] * 40
+    messages = [gateway.message(f"m{number}", chat=chat(number % 7)) for number in range(40)]
+    commits.clear()
+    assert await deliver(gateway, [ReceivedEvent(message) for message in messages]) == [40]
+    assert commits[0] == ["admit_all"]
+    assert [names for names in commits if "admit_all" in names or "admit" in names] == [["admit_all"]]
+    refs = await gateway.rows("SELECT event_ref FROM inbox ORDER BY id")
+    assert [ref for (ref,) in refs] == [message.event_ref for message in messages]
+    for number in range(7):
+        await gateway.quiet(chat(number))
+    assert await gateway.inbox_states() == ["done"] * 40
 
 
 async def test_what_arrived_together_starts_no_more_turns_than_may_run(store: Store, tmp_path: Path) -> None:
@@ -97,31 +96,27 @@ def open_conversations(db: Connection, messages: Sequence[InboundMessage]) -> No
 
 
 async def test_cursors_of_messages_that_are_not_for_us_move_in_the_same_commit(
-    store: Store, tmp_path: Path, commits: list[list[str]]
+    gateway: TestGateway, commits: list[list[str]]
 ) -> None:
-    async with serving(store, tmp_path) as gateway:
-        commits.clear()
-        received = []
-        for number in range(10):
-            moved = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref=f"c{number % 2}", seen_ref=str(number))
-            overheard = gateway.message("talk", chat=GROUP, is_addressed=False) if number % 3 else None
-            received.append(
-                ReceivedEvent(gateway.message("you there?", chat=GROUP) if number == 5 else overheard, moved)
-            )
-        assert await deliver(gateway, received) == [10]
-        assert commits[0] == ["admit_all"]
-        assert not any("advance_cursor" in names for names in commits)
-        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c0": "8", "c1": "9"}
-        await gateway.quiet(GROUP)
-        assert len(await gateway.inbox_states()) == 1
+    commits.clear()
+    received = []
+    for number in range(10):
+        moved = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref=f"c{number % 2}", seen_ref=str(number))
+        overheard = gateway.message("talk", chat=GROUP, is_addressed=False) if number % 3 else None
+        received.append(ReceivedEvent(gateway.message("you there?", chat=GROUP) if number == 5 else overheard, moved))
+    assert await deliver(gateway, received) == [10]
+    assert commits[0] == ["admit_all"]
+    assert not any("advance_cursor" in names for names in commits)
+    assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c0": "8", "c1": "9"}
+    await gateway.quiet(GROUP)
+    assert len(await gateway.inbox_states()) == 1
 
 
-async def test_what_needs_no_row_costs_no_commit(store: Store, tmp_path: Path, commits: list[list[str]]) -> None:
-    async with serving(store, tmp_path) as gateway:
-        commits.clear()
-        overheard = [gateway.message("talk", chat=GROUP, is_addressed=False) for _ in range(10)]
-        assert await deliver(gateway, [ReceivedEvent(message) for message in overheard]) == [10]
-        assert commits == []
+async def test_what_needs_no_row_costs_no_commit(gateway: TestGateway, commits: list[list[str]]) -> None:
+    commits.clear()
+    overheard = [gateway.message("talk", chat=GROUP, is_addressed=False) for _ in range(10)]
+    assert await deliver(gateway, [ReceivedEvent(message) for message in overheard]) == [10]
+    assert commits == []
 
 
 async def test_a_command_among_messages_keeps_its_place(store: Store, tmp_path: Path) -> None:
@@ -166,23 +161,22 @@ async def test_a_full_database_in_the_middle_stores_what_is_before_it_and_nothin
         assert [ref for (ref,) in refs] == [str(one.event.event_ref) for one in received if one.event is not None]
 
 
-async def test_one_that_cannot_be_stored_is_told_apart_from_those_around_it(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        messages = [gateway.message(f"m{number}", chat=chat(number)) for number in range(9)]
-        poison = replace(messages[4], message_ref="\ud800")
-        received = [ReceivedEvent(message) for message in (*messages[:4], poison, *messages[5:])]
-        done = 0
+async def test_one_that_cannot_be_stored_is_told_apart_from_those_around_it(gateway: TestGateway) -> None:
+    messages = [gateway.message(f"m{number}", chat=chat(number)) for number in range(9)]
+    poison = replace(messages[4], message_ref="\ud800")
+    received = [ReceivedEvent(message) for message in (*messages[:4], poison, *messages[5:])]
+    done = 0
 
-        async def take_all() -> None:
-            nonlocal done
-            while done < len(received):
-                done += await gateway.intake.accept_batch(received[done:])
+    async def take_all() -> None:
+        nonlocal done
+        while done < len(received):
+            done += await gateway.intake.accept_batch(received[done:])
 
-        with pytest.raises(UnicodeEncodeError):
-            await take_all()
-        assert done == 4
-        assert len(await gateway.inbox_states()) == 4
-        assert await deliver(gateway, received[done + 1 :]) == [4]
+    with pytest.raises(UnicodeEncodeError):
+        await take_all()
+    assert done == 4
+    assert len(await gateway.inbox_states()) == 4
+    assert await deliver(gateway, received[done + 1 :]) == [4]
 
 
 async def test_a_message_behind_one_of_its_own_chat_may_interrupt_the_turn_that_one_begins(
@@ -239,9 +233,8 @@ async def test_batches_store_what_one_after_the_other_would(store: Store, tmp_pa
         await again.close()
 
 
-async def test_what_arrives_together_in_an_idle_chat_is_one_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        assert await gateway.ask("before") == "echo: before"
-        now = gateway.clock.now()
-        await deliver(gateway, [ReceivedEvent(gateway.message(f"m{number}", at=now)) for number in range(3)])
-        assert await gateway.replies(2) == ["echo: before", "echo: m0 | m1 | m2"]
+async def test_what_arrives_together_in_an_idle_chat_is_one_turn(gateway: TestGateway) -> None:
+    assert await gateway.ask("before") == "echo: before"
+    now = gateway.clock.now()
+    await deliver(gateway, [ReceivedEvent(gateway.message(f"m{number}", at=now)) for number in range(3)])
+    assert await gateway.replies(2) == ["echo: before", "echo: m0 | m1 | m2"]

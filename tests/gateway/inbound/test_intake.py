@@ -18,6 +18,7 @@ from tests.gateway.helpers import (
     EVE,
     GROUP,
     PLATFORM,
+    TestGateway,
     asked,
     eventually,
     hanging,
@@ -38,29 +39,27 @@ def cursor(seen: int) -> Cursor:
 
 @pytest.mark.parametrize("at", [253_402_300_799_000, 10**30, -1, -62_135_596_800_000], ids=str)
 async def test_a_time_that_cannot_be_is_replaced_before_it_breaks_every_later_turn(
-    store: Store, tmp_path: Path, at: int
+    gateway: TestGateway, at: int
 ) -> None:
-    async with serving(store, tmp_path) as gateway:
-        began = gateway.clock.now()
-        for text in ("first", "second"):
-            assert await gateway.ask(text, at=at)
-        [(earliest, latest)] = await gateway.rows("SELECT min(sent_at), max(sent_at) FROM inbox")
-        assert began <= earliest <= latest <= gateway.clock.now()
+    began = gateway.clock.now()
+    for text in ("first", "second"):
+        assert await gateway.ask(text, at=at)
+    [(earliest, latest)] = await gateway.rows("SELECT min(sent_at), max(sent_at) FROM inbox")
+    assert began <= earliest <= latest <= gateway.clock.now()
 
 
 # ---- who is let in
 
 
-async def test_a_stranger_gets_a_code_once_and_leaves_no_message_behind(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        said = await gateway.ask("secret words", chat=EVE_CHAT, sender=EVE)
-        assert "pairing code" in said
-        await gateway.say("let me in", chat=EVE_CHAT, sender=EVE)
-        await gateway.say("/help", chat=EVE_CHAT, sender=EVE)
-        await settled()
-        assert gateway.adapter.texts(EVE_CHAT) == [said, STILL_WAITING], "and is reminded, not answered each time"
-        assert await gateway.rows("SELECT count(*) FROM inbox") == [(0,)]
-        assert gateway.model.requests == []
+async def test_a_stranger_gets_a_code_once_and_leaves_no_message_behind(gateway: TestGateway) -> None:
+    said = await gateway.ask("secret words", chat=EVE_CHAT, sender=EVE)
+    assert "pairing code" in said
+    await gateway.say("let me in", chat=EVE_CHAT, sender=EVE)
+    await gateway.say("/help", chat=EVE_CHAT, sender=EVE)
+    await settled()
+    assert gateway.adapter.texts(EVE_CHAT) == [said, STILL_WAITING], "and is reminded, not answered each time"
+    assert await gateway.rows("SELECT count(*) FROM inbox") == [(0,)]
+    assert gateway.model.requests == []
 
 
 async def test_without_pairing_a_stranger_is_told_once_a_day(store: Store, tmp_path: Path) -> None:
@@ -71,34 +70,31 @@ async def test_without_pairing_a_stranger_is_told_once_a_day(store: Store, tmp_p
         assert gateway.adapter.texts(EVE_CHAT) == [NO_ACCESS]
 
 
-async def test_a_stranger_in_a_group_is_ignored_and_makes_no_chat(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.say("@bot hi", chat=GROUP, sender=EVE, cursor=cursor(1))
-        await gateway.say("overheard", chat=GROUP, is_addressed=False, cursor=cursor(2))
-        assert await gateway.rows("SELECT (SELECT count(*) FROM chats), (SELECT count(*) FROM inbox)") == [(0, 0)]
-        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": "2"}
+async def test_a_stranger_in_a_group_is_ignored_and_makes_no_chat(gateway: TestGateway) -> None:
+    await gateway.say("@bot hi", chat=GROUP, sender=EVE, cursor=cursor(1))
+    await gateway.say("overheard", chat=GROUP, is_addressed=False, cursor=cursor(2))
+    assert await gateway.rows("SELECT (SELECT count(*) FROM chats), (SELECT count(*) FROM inbox)") == [(0, 0)]
+    assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": "2"}
 
 
-async def test_a_bare_command_in_a_group_is_answered_only_if_it_is_one_of_ours(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for number, text in enumerate(("/roll 6", "/etc/hosts is a file", "/rolls")):
-            bare = replace(gateway.message(text, chat=GROUP), is_bare_command=True)
-            await gateway.intake.accept(bare, cursor(number + 1))
-        assert await gateway.inbox_states() == []
-        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": "3"}
-        await gateway.intake.accept(replace(gateway.message("/reset", chat=GROUP), is_bare_command=True))
-        await gateway.say("/roll 6", chat=GROUP)
-        await gateway.say("/roll 6")
-        assert [text for text in await gateway.replies(2, GROUP) if "do not know /roll" in text]
-        assert "do not know /roll" in (await gateway.replies(1))[0]
+async def test_a_bare_command_in_a_group_is_answered_only_if_it_is_one_of_ours(gateway: TestGateway) -> None:
+    for number, text in enumerate(("/roll 6", "/etc/hosts is a file", "/rolls")):
+        bare = replace(gateway.message(text, chat=GROUP), is_bare_command=True)
+        await gateway.intake.accept(bare, cursor(number + 1))
+    assert await gateway.inbox_states() == []
+    assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": "3"}
+    await gateway.intake.accept(replace(gateway.message("/reset", chat=GROUP), is_bare_command=True))
+    await gateway.say("/roll 6", chat=GROUP)
+    await gateway.say("/roll 6")
+    assert [text for text in await gateway.replies(2, GROUP) if "do not know /roll" in text]
+    assert "do not know /roll" in (await gateway.replies(1))[0]
 
 
-async def test_a_strangers_slash_command_is_answered_each_time(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for number in range(2):
-            await gateway.say("/help", chat=GROUP, sender=EVE, ticket=f"t{number}")
-        assert await gateway.replies(2, GROUP) == [NO_ACCESS] * 2
-        assert [request.ticket for request in gateway.adapter.requests] == ["t0", "t1"]
+async def test_a_strangers_slash_command_is_answered_each_time(gateway: TestGateway) -> None:
+    for number in range(2):
+        await gateway.say("/help", chat=GROUP, sender=EVE, ticket=f"t{number}")
+    assert await gateway.replies(2, GROUP) == [NO_ACCESS] * 2
+    assert [request.ticket for request in gateway.adapter.requests] == ["t0", "t1"]
 
 
 async def test_bots_are_ignored(store: Store, tmp_path: Path) -> None:
@@ -112,30 +108,28 @@ async def test_bots_are_ignored(store: Store, tmp_path: Path) -> None:
 # ---- stored first, once
 
 
-async def test_the_event_is_acknowledged_after_the_commit(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        async with one_batch(store):
-            accepting = asyncio.create_task(gateway.say("hi"))
-            await settled(0.02)
-            assert not accepting.done()
-        await accepting
-        assert len(await gateway.inbox_states()) == 1
+async def test_the_event_is_acknowledged_after_the_commit(gateway: TestGateway, store: Store) -> None:
+    async with one_batch(store):
+        accepting = asyncio.create_task(gateway.say("hi"))
+        await settled(0.02)
+        assert not accepting.done()
+    await accepting
+    assert len(await gateway.inbox_states()) == 1
 
 
 async def test_a_database_that_is_full_refuses_the_event_and_takes_it_when_it_comes_again(
-    store: Store, tmp_path: Path
+    gateway: TestGateway, store: Store
 ) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("warm up")
-        big = gateway.message("x" * 50_000)
-        await store.write(set_max_pages, 0)
-        with pytest.raises(StoreUnavailable):
-            await gateway.intake.accept(big, cursor(5))
-        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {}
-        await store.write(set_max_pages, None)
+    await gateway.ask("warm up")
+    big = gateway.message("x" * 50_000)
+    await store.write(set_max_pages, 0)
+    with pytest.raises(StoreUnavailable):
         await gateway.intake.accept(big, cursor(5))
-        await gateway.quiet()
-        assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
+    assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {}
+    await store.write(set_max_pages, None)
+    await gateway.intake.accept(big, cursor(5))
+    await gateway.quiet()
+    assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
 
 
 async def test_a_locked_database_delays_and_loses_nothing(store: Store, tmp_path: Path) -> None:
@@ -145,36 +139,34 @@ async def test_a_locked_database_delays_and_loses_nothing(store: Store, tmp_path
         assert sorted(await gateway.replies(3)) == [f"echo: m{number}" for number in range(3)]
 
 
-async def test_replaying_any_event_starts_nothing(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        message = await gateway.say("one")
-        await gateway.replies(1)
-        edit = await gateway.edit(message, "won")
-        requests = len(gateway.model.requests)
-        inbox = await gateway.rows("SELECT * FROM inbox")
-        for event in (message, edit, message):
-            await gateway.intake.accept(event, cursor(3))
-        await settled()
-        assert len(gateway.model.requests) == requests
-        assert await gateway.rows("SELECT * FROM inbox") == inbox
+async def test_replaying_any_event_starts_nothing(gateway: TestGateway) -> None:
+    message = await gateway.say("one")
+    await gateway.replies(1)
+    edit = await gateway.edit(message, "won")
+    requests = len(gateway.model.requests)
+    inbox = await gateway.rows("SELECT * FROM inbox")
+    for event in (message, edit, message):
+        await gateway.intake.accept(event, cursor(3))
+    await settled()
+    assert len(gateway.model.requests) == requests
+    assert await gateway.rows("SELECT * FROM inbox") == inbox
 
 
 async def test_an_event_whose_bringer_was_cancelled_after_the_commit_is_answered_when_it_comes_again(
-    store: Store, tmp_path: Path
+    gateway: TestGateway, store: Store
 ) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for line in ("hello", "/whoami"):
-            message = gateway.message(line)
-            async with one_batch(store):
-                accepting = asyncio.create_task(gateway.intake.accept(message))
-                await settled(0.02)
-                accepting.cancel()
-            await asyncio.wait({accepting})
-            before = len(gateway.adapter.texts())
-            await gateway.intake.accept(message)
-            await gateway.replies(before + 1)
-        assert gateway.adapter.texts()[0] == "echo: hello"
-        assert "telegram:1" in gateway.adapter.texts()[1]
+    for line in ("hello", "/whoami"):
+        message = gateway.message(line)
+        async with one_batch(store):
+            accepting = asyncio.create_task(gateway.intake.accept(message))
+            await settled(0.02)
+            accepting.cancel()
+        await asyncio.wait({accepting})
+        before = len(gateway.adapter.texts())
+        await gateway.intake.accept(message)
+        await gateway.replies(before + 1)
+    assert gateway.adapter.texts()[0] == "echo: hello"
+    assert "telegram:1" in gateway.adapter.texts()[1]
 
 
 async def test_a_flood_of_one_sender_is_refused_once_and_others_are_heard(store: Store, tmp_path: Path) -> None:
@@ -199,13 +191,12 @@ async def test_a_flood_of_one_sender_is_refused_once_and_others_are_heard(store:
 # ---- groups
 
 
-async def test_in_a_shared_group_the_model_hears_who_spoke(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("from ann", chat=GROUP)
-        await gateway.ask("from bob", chat=GROUP, sender=BOB)
-        rows = [(row.sender_name, row.text) for row in gateway.model.requests[-1].transcript if row.sender_name]
-        assert rows == [("Ann", "from ann"), ("Bob", "from bob")]
-        assert gateway.model.requests[-1].style.is_shared
+async def test_in_a_shared_group_the_model_hears_who_spoke(gateway: TestGateway) -> None:
+    await gateway.ask("from ann", chat=GROUP)
+    await gateway.ask("from bob", chat=GROUP, sender=BOB)
+    rows = [(row.sender_name, row.text) for row in gateway.model.requests[-1].transcript if row.sender_name]
+    assert rows == [("Ann", "from ann"), ("Bob", "from bob")]
+    assert gateway.model.requests[-1].style.is_shared
 
 
 async def test_per_user_keeps_people_of_a_group_apart(store: Store, tmp_path: Path) -> None:
@@ -222,57 +213,52 @@ async def test_per_user_keeps_people_of_a_group_apart(store: Store, tmp_path: Pa
         await gateway.quiet(GROUP)
 
 
-async def test_topics_of_a_group_are_chats_of_their_own(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        topic = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=GROUP.chat_ref, thread_ref="7")
-        hang = await hanging(gateway, chat=GROUP)
-        assert await gateway.ask("in the topic", chat=topic) == "echo: in the topic"
-        hang.release()
-        await gateway.quiet(GROUP)
+async def test_topics_of_a_group_are_chats_of_their_own(gateway: TestGateway) -> None:
+    topic = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=GROUP.chat_ref, thread_ref="7")
+    hang = await hanging(gateway, chat=GROUP)
+    assert await gateway.ask("in the topic", chat=topic) == "echo: in the topic"
+    hang.release()
+    await gateway.quiet(GROUP)
 
 
-async def test_a_stop_overheard_before_its_turn_began_ends_it_when_its_time_comes(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        stop = gateway.message("/stop")
-        await gateway.intake.overhear(stop)  # it waits behind the question that it is about
-        await hanging(gateway, "a long question")
-        await gateway.intake.accept(stop)
-        await gateway.quiet()
-        assert await gateway.turns_of() == [("stopped", "a long question")]
+async def test_a_stop_overheard_before_its_turn_began_ends_it_when_its_time_comes(gateway: TestGateway) -> None:
+    stop = gateway.message("/stop")
+    await gateway.intake.overhear(stop)  # it waits behind the question that it is about
+    await hanging(gateway, "a long question")
+    await gateway.intake.accept(stop)
+    await gateway.quiet()
+    assert await gateway.turns_of() == [("stopped", "a long question")]
 
 
 # ---- edits, deletions, moves
 
 
-async def test_an_edit_before_the_turn_is_what_the_model_reads(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = await hanging(gateway)
-        message = await gateway.say("wrnog")
-        await gateway.edit(message, "right")
-        hang.release()
-        assert await gateway.replies(2) == ["finally", "echo: right"]
+async def test_an_edit_before_the_turn_is_what_the_model_reads(gateway: TestGateway) -> None:
+    hang = await hanging(gateway)
+    message = await gateway.say("wrnog")
+    await gateway.edit(message, "right")
+    hang.release()
+    assert await gateway.replies(2) == ["finally", "echo: right"]
 
 
-async def test_an_edit_after_the_turn_goes_along_with_the_next_one(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        message = await gateway.say("at 5")
-        await gateway.replies(1)
-        await gateway.edit(message, "at 6")
-        await settled()
-        assert len(gateway.model.requests) == 1
-        await gateway.ask("when?")
-        texts = [row.text for row in gateway.model.requests[-1].transcript]
-        assert texts == ["at 5", "echo: at 5", EDIT_PREFIX + "at 6", "when?"]
+async def test_an_edit_after_the_turn_goes_along_with_the_next_one(gateway: TestGateway) -> None:
+    message = await gateway.say("at 5")
+    await gateway.replies(1)
+    await gateway.edit(message, "at 6")
+    await settled()
+    assert len(gateway.model.requests) == 1
+    await gateway.ask("when?")
+    texts = [row.text for row in gateway.model.requests[-1].transcript]
+    assert texts == ["at 5", "echo: at 5", EDIT_PREFIX + "at 6", "when?"]
 
 
-async def test_nobody_without_access_or_authorship_edits(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = await hanging(gateway, chat=GROUP)
-        message = await gateway.say("mine", chat=GROUP)
-        for other in (BOB, EVE):
-            await gateway.edit(message, "not yours", sender=other)
-        hang.release()
-        assert (await gateway.replies(2, GROUP))[1] == "echo: mine"
+async def test_nobody_without_access_or_authorship_edits(gateway: TestGateway) -> None:
+    hang = await hanging(gateway, chat=GROUP)
+    message = await gateway.say("mine", chat=GROUP)
+    for other in (BOB, EVE):
+        await gateway.edit(message, "not yours", sender=other)
+    hang.release()
+    assert (await gateway.replies(2, GROUP))[1] == "echo: mine"
 
 
 async def test_per_user_edits_reach_their_own_conversation(store: Store, tmp_path: Path) -> None:
@@ -295,23 +281,21 @@ async def test_a_deleted_message_that_waits_is_not_answered(store: Store, tmp_pa
         assert await gateway.inbox_states() == ["done", "withdrawn", "done"]
 
 
-async def test_a_group_that_got_a_new_id_keeps_its_conversation(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("one", chat=GROUP)
-        moved = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="-200")
-        await gateway.intake.move_chat(PLATFORM, PLATFORM, GROUP.chat_ref, moved.chat_ref)
-        assert await gateway.ask("two", chat=moved) == "echo: two"
-        assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "two"]
+async def test_a_group_that_got_a_new_id_keeps_its_conversation(gateway: TestGateway) -> None:
+    await gateway.ask("one", chat=GROUP)
+    moved = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="-200")
+    await gateway.intake.move_chat(PLATFORM, PLATFORM, GROUP.chat_ref, moved.chat_ref)
+    assert await gateway.ask("two", chat=moved) == "echo: two"
+    assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "two"]
 
 
-async def test_what_waits_in_a_group_that_moves_is_answered_under_the_new_id(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        moved = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="-200")
-        await gateway.ask("there", chat=moved)
-        hang = await hanging(gateway, "here", chat=GROUP)
-        await gateway.say("waiting", chat=GROUP)
-        await gateway.intake.move_chat(PLATFORM, PLATFORM, GROUP.chat_ref, moved.chat_ref)
-        await eventually(lambda: len(gateway.adapter.texts(moved)) == 2, "an answer under the new id")
-        assert asked(gateway.model.requests[-1]) == ["waiting"]
-        hang.release()
-        await gateway.quiet(GROUP)
+async def test_what_waits_in_a_group_that_moves_is_answered_under_the_new_id(gateway: TestGateway) -> None:
+    moved = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="-200")
+    await gateway.ask("there", chat=moved)
+    hang = await hanging(gateway, "here", chat=GROUP)
+    await gateway.say("waiting", chat=GROUP)
+    await gateway.intake.move_chat(PLATFORM, PLATFORM, GROUP.chat_ref, moved.chat_ref)
+    await eventually(lambda: len(gateway.adapter.texts(moved)) == 2, "an answer under the new id")
+    assert asked(gateway.model.requests[-1]) == ["waiting"]
+    hang.release()
+    await gateway.quiet(GROUP)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.inbound.offline_commands import NOT_TAKEN, STOPPED
+from gateway.inbound.offline import NOT_TAKEN, STOPPED
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
 from tests.databases import place_of
-from tests.gateway.helpers import EVE, GROUP, calls, eventually, hanging, serving, settled
+from tests.gateway.helpers import EVE, GROUP, TestGateway, calls, eventually, hanging, serving, settled
 from tests.gateway.turns.test_lanes import tool
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
 
@@ -18,62 +18,60 @@ LOCK_SECONDS = 60.0
 
 
 async def test_status_answers_from_memory_while_the_database_is_locked_and_not_once_more_after_it(
-    store: Store, tmp_path: Path
+    gateway: TestGateway, store: Store
 ) -> None:
-    async with serving(store, tmp_path) as gateway:
-        hang = await hanging(gateway)
-        with locked_by_another_process(place_of(store), LOCK_SECONDS):
-            saying = asyncio.create_task(gateway.say("/status"))
-            await eventually(gateway.adapter.texts, "an answer")
-            assert not saying.done()
-        await saying
-        [said] = gateway.adapter.texts()
-        assert "Database: it takes nothing" in said
-        assert "Working on an answer" in said
-        assert "telegram: connected" in said
-        assert await gateway.inbox_states() == ["claimed", "done"]
-        hang.release()
-        assert await gateway.replies(2) == [said, "finally"]
+    hang = await hanging(gateway)
+    with locked_by_another_process(place_of(store), LOCK_SECONDS):
+        saying = asyncio.create_task(gateway.say("/status"))
+        await eventually(gateway.adapter.texts, "an answer")
+        assert not saying.done()
+    await saying
+    [said] = gateway.adapter.texts()
+    assert "Database: it takes nothing" in said
+    assert "Working on an answer" in said
+    assert "telegram: connected" in said
+    assert await gateway.inbox_states() == ["claimed", "done"]
+    hang.release()
+    assert await gateway.replies(2) == [said, "finally"]
 
 
 async def test_a_status_whose_answer_from_memory_was_lost_is_answered_when_it_is_stored(
-    store: Store, tmp_path: Path
+    gateway: TestGateway, store: Store
 ) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.adapter.troubles.append(PlatformUnavailable("no network"))
-        with locked_by_another_process(place_of(store), 1.5):
-            await gateway.say("/status")
-        [said] = await gateway.replies(1)
-        assert "Conversation: none yet" in said
+    gateway.adapter.troubles.append(PlatformUnavailable("no network"))
+    with locked_by_another_process(place_of(store), 1.5):
+        await gateway.say("/status")
+    [said] = await gateway.replies(1)
+    assert "Conversation: none yet" in said
 
 
-async def test_a_status_that_a_full_disk_refuses_again_and_again_is_answered_once(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("warm up")
-        status = gateway.message("/status" + " " * 50_000)
-        await store.write(set_max_pages, 0)
-        for _ in range(3):
-            with pytest.raises(StoreUnavailable):
-                await gateway.intake.accept(status)
-        await store.write(set_max_pages, None)
-        await gateway.intake.accept(status)
-        await gateway.quiet()
-        await settled()
-        assert ["Database: it takes nothing" in text for text in gateway.adapter.texts()] == [False, True]
+async def test_a_status_that_a_full_disk_refuses_again_and_again_is_answered_once(
+    gateway: TestGateway, store: Store
+) -> None:
+    await gateway.ask("warm up")
+    status = gateway.message("/status" + " " * 50_000)
+    await store.write(set_max_pages, 0)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            await gateway.intake.accept(status)
+    await store.write(set_max_pages, None)
+    await gateway.intake.accept(status)
+    await gateway.quiet()
+    await settled()
+    assert ["Database: it takes nothing" in text for text in gateway.adapter.texts()] == [False, True]
 
 
 async def test_a_stop_says_at_once_that_it_acted_and_is_confirmed_when_it_is_stored(
-    store: Store, tmp_path: Path
+    gateway: TestGateway, store: Store
 ) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await hanging(gateway)
-        with locked_by_another_process(place_of(store), LOCK_SECONDS):
-            saying = asyncio.create_task(gateway.say("/stop"))
-            await eventually(lambda: gateway.adapter.texts() == [STOPPED], "an answer")
-            assert gateway.model.running == 0
-        await saying
-        assert await gateway.replies(2) == [STOPPED, "Stopped."]
-        assert await gateway.turns_of() == [("stopped", "q")]
+    await hanging(gateway)
+    with locked_by_another_process(place_of(store), LOCK_SECONDS):
+        saying = asyncio.create_task(gateway.say("/stop"))
+        await eventually(lambda: gateway.adapter.texts() == [STOPPED], "an answer")
+        assert gateway.model.running == 0
+    await saying
+    assert await gateway.replies(2) == [STOPPED, "Stopped."]
+    assert await gateway.turns_of() == [("stopped", "q")]
 
 
 async def test_a_steer_is_not_promised_and_joins_once_it_is_stored(store: Store, tmp_path: Path) -> None:
@@ -92,25 +90,23 @@ async def test_a_steer_is_not_promised_and_joins_once_it_is_stored(store: Store,
 
 @pytest.mark.parametrize("line", ["/help", "/new", "/queue later"])
 async def test_every_other_command_is_told_that_it_was_not_taken_yet_and_runs_later(
-    store: Store, tmp_path: Path, line: str
+    gateway: TestGateway, store: Store, line: str
 ) -> None:
-    async with serving(store, tmp_path) as gateway:
-        with locked_by_another_process(place_of(store), LOCK_SECONDS):
-            saying = asyncio.create_task(gateway.say(line))
-            await eventually(lambda: gateway.adapter.texts() == [NOT_TAKEN], "an answer")
-        await saying
-        assert len(await gateway.replies(2)) == 2
+    with locked_by_another_process(place_of(store), LOCK_SECONDS):
+        saying = asyncio.create_task(gateway.say(line))
+        await eventually(lambda: gateway.adapter.texts() == [NOT_TAKEN], "an answer")
+    await saying
+    assert len(await gateway.replies(2)) == 2
 
 
-async def test_what_is_overheard_is_answered_once_and_only_to_whom_may_ask(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        status = gateway.message("/status")
-        for event in (status, status, gateway.message("hello"), gateway.message("/status", sender=EVE)):
-            await gateway.intake.overhear(event)
-        await gateway.intake.overhear(gateway.message("/status", chat=GROUP, is_addressed=False))
-        await eventually(gateway.adapter.texts, "an answer")
-        await gateway.intake.accept(status)
-        await settled()
-        assert len(gateway.adapter.requests) == 1
-        assert await gateway.inbox_states() == ["done"]
-        assert sum(gateway.access.counts.values()) == 1, "what is overheard is judged when it comes to be stored"
+async def test_what_is_overheard_is_answered_once_and_only_to_whom_may_ask(gateway: TestGateway) -> None:
+    status = gateway.message("/status")
+    for event in (status, status, gateway.message("hello"), gateway.message("/status", sender=EVE)):
+        await gateway.intake.overhear(event)
+    await gateway.intake.overhear(gateway.message("/status", chat=GROUP, is_addressed=False))
+    await eventually(gateway.adapter.texts, "an answer")
+    await gateway.intake.accept(status)
+    await settled()
+    assert len(gateway.adapter.requests) == 1
+    assert await gateway.inbox_states() == ["done"]
+    assert sum(gateway.access.counts.values()) == 1, "what is overheard is judged when it comes to be stored"

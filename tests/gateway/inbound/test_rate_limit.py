@@ -1,14 +1,13 @@
 """Nobody drowns the gateway in commands, and nobody is kept from stopping an answer."""
 
 from dataclasses import replace
-from pathlib import Path
 
-from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, TOO_FAST, RateLimiter
+from gateway.inbound.intake import COMMANDS_PER_MINUTE, TOO_FAST, RateLimiter
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Cursor, InboundMessage, Millis
-from tests.gateway.helpers import BOB, GROUP, PLATFORM, Hang, eventually, serving
+from tests.gateway.helpers import BOB, GROUP, PLATFORM, Hang, TestGateway, eventually
 from tests.gateway.inbound.test_admission import message
 from tests.hermes_state.rows import START, start
 
@@ -51,50 +50,44 @@ def test_an_event_that_comes_again_is_neither_counted_nor_refused() -> None:
     assert all(pace.full_since(one, COMMANDS_PER_MINUTE) is None for one in flood * 3)
 
 
-async def test_a_flood_of_commands_is_refused_with_one_sentence_and_others_are_heard(
-    store: Store, tmp_path: Path
-) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for number in range(COMMANDS_PER_MINUTE + 20):
-            cursor = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref="c", seen_ref=str(number + 1))
-            await gateway.say("/whoami", cursor, chat=GROUP)
-        await gateway.say("/whoami", chat=GROUP, sender=BOB)
-        await gateway.quiet(GROUP)
-        texts = gateway.adapter.texts(GROUP)
-        assert 1 <= texts.count(TOO_FAST) <= 2, "a minute may end meanwhile"
-        assert len(texts) - texts.count(TOO_FAST) == COMMANDS_PER_MINUTE + 1
-        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": str(COMMANDS_PER_MINUTE + 20)}
+async def test_a_flood_of_commands_is_refused_with_one_sentence_and_others_are_heard(gateway: TestGateway) -> None:
+    for number in range(COMMANDS_PER_MINUTE + 20):
+        cursor = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref="c", seen_ref=str(number + 1))
+        await gateway.say("/whoami", cursor, chat=GROUP)
+    await gateway.say("/whoami", chat=GROUP, sender=BOB)
+    await gateway.quiet(GROUP)
+    texts = gateway.adapter.texts(GROUP)
+    assert 1 <= texts.count(TOO_FAST) <= 2, "a minute may end meanwhile"
+    assert len(texts) - texts.count(TOO_FAST) == COMMANDS_PER_MINUTE + 1
+    assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": str(COMMANDS_PER_MINUTE + 20)}
 
 
-async def test_a_running_turn_can_always_be_stopped(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for _ in range(COMMANDS_PER_MINUTE + 1):
-            await gateway.say("/help")
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
-        await gateway.say("/stop")
-        await eventually(lambda: gateway.model.running == 0, "the turn is stopped")
-        await gateway.quiet()
-        assert "Stopped." in gateway.adapter.texts()
+async def test_a_running_turn_can_always_be_stopped(gateway: TestGateway) -> None:
+    for _ in range(COMMANDS_PER_MINUTE + 1):
+        await gateway.say("/help")
+    hang = Hang()
+    gateway.model.script.append(hang)
+    await gateway.say("q")
+    await hang.begun.wait()
+    await gateway.say("/stop")
+    await eventually(lambda: gateway.model.running == 0, "the turn is stopped")
+    await gateway.quiet()
+    assert "Stopped." in gateway.adapter.texts()
 
 
-async def test_a_turn_that_nobody_works_on_here_can_always_be_stopped(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for _ in range(COMMANDS_PER_MINUTE + 1):
-            await gateway.say("/help")
-        await gateway.quiet()
-        await store.write(open_turn)
-        await gateway.say("/stop")
-        await gateway.quiet()
-        assert "Stopped." in gateway.adapter.texts()
+async def test_a_turn_that_nobody_works_on_here_can_always_be_stopped(gateway: TestGateway, store: Store) -> None:
+    for _ in range(COMMANDS_PER_MINUTE + 1):
+        await gateway.say("/help")
+    await gateway.quiet()
+    await store.write(open_turn)
+    await gateway.say("/stop")
+    await gateway.quiet()
+    assert "Stopped." in gateway.adapter.texts()
 
 
-async def test_every_slash_command_that_is_refused_is_answered_in_its_own_place(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        for number in range(COMMANDS_PER_MINUTE + 3):
-            await gateway.say("/help", ticket=f"t{number}")
-        await gateway.quiet()
-        refused = [request.ticket for request in gateway.adapter.requests if request.part.text == TOO_FAST]
-        assert refused == [f"t{COMMANDS_PER_MINUTE + index}" for index in range(3)]
+async def test_every_slash_command_that_is_refused_is_answered_in_its_own_place(gateway: TestGateway) -> None:
+    for number in range(COMMANDS_PER_MINUTE + 3):
+        await gateway.say("/help", ticket=f"t{number}")
+    await gateway.quiet()
+    refused = [request.ticket for request in gateway.adapter.requests if request.part.text == TOO_FAST]
+    assert refused == [f"t{COMMANDS_PER_MINUTE + index}" for index in range(3)]

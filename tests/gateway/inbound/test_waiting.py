@@ -3,16 +3,15 @@
 import asyncio
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from gateway.inbound.waiting import GOES_ON, WAITS
+from gateway.inbound.offline import GOES_ON, WAITS
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, ChatKind, InboundMessage
 from tests.databases import place_of
-from tests.gateway.helpers import EVE, GROUP, TestGateway, answer, eventually, serving, settled
+from tests.gateway.helpers import EVE, GROUP, TestGateway, answer, eventually, settled
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
 
 OTHER = ChatKey(platform="telegram", account="telegram", chat_ref="2")
@@ -28,82 +27,76 @@ async def unstored(gateway: TestGateway, text: str = "hello") -> InboundMessage:
     return message
 
 
-async def test_a_locked_database_is_told_once_and_once_more_when_it_goes_on(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.intake.waiting.seconds = 0.2
-        with locked_by_another_process(place_of(store), 1.5):
-            saying = [asyncio.create_task(gateway.say(text)) for text in ("one", "two")]
-            await eventually(lambda: gateway.adapter.texts() == [WAITS], "a notice")
-            await asyncio.gather(*saying)
-        await gateway.quiet()
-        notices, answers = gateway.adapter.texts()[:2], gateway.adapter.texts()[2:]
-        assert notices == [WAITS, GOES_ON]
-        assert sorted(re.findall("one|two", " ".join(answers))) == ["one", "two"]  # of one turn, or two
+async def test_a_locked_database_is_told_once_and_once_more_when_it_goes_on(gateway: TestGateway, store: Store) -> None:
+    gateway.intake.waiting.seconds = 0.2
+    with locked_by_another_process(place_of(store), 1.5):
+        saying = [asyncio.create_task(gateway.say(text)) for text in ("one", "two")]
+        await eventually(lambda: gateway.adapter.texts() == [WAITS], "a notice")
+        await asyncio.gather(*saying)
+    await gateway.quiet()
+    notices, answers = gateway.adapter.texts()[:2], gateway.adapter.texts()[2:]
+    assert notices == [WAITS, GOES_ON]
+    assert sorted(re.findall("one|two", " ".join(answers))) == ["one", "two"]  # of one turn, or two
 
 
-async def test_a_full_disk_is_told_once_however_often_the_message_comes(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("warm up")
-        gateway.intake.waiting.seconds = 0.1
-        gateway.model.script.append(answer("here I am"))
-        message = await unstored(gateway)
-        await eventually(lambda: gateway.adapter.texts()[1:] == [WAITS], "a notice")
-        with pytest.raises(StoreUnavailable):
-            await gateway.intake.accept(message)
-        await settled(0.3)
-        await store.write(set_max_pages, None)
+async def test_a_full_disk_is_told_once_however_often_the_message_comes(gateway: TestGateway, store: Store) -> None:
+    await gateway.ask("warm up")
+    gateway.intake.waiting.seconds = 0.1
+    gateway.model.script.append(answer("here I am"))
+    message = await unstored(gateway)
+    await eventually(lambda: gateway.adapter.texts()[1:] == [WAITS], "a notice")
+    with pytest.raises(StoreUnavailable):
         await gateway.intake.accept(message)
-        assert (await gateway.replies(4))[1:] == [WAITS, GOES_ON, "here I am"]
+    await settled(0.3)
+    await store.write(set_max_pages, None)
+    await gateway.intake.accept(message)
+    assert (await gateway.replies(4))[1:] == [WAITS, GOES_ON, "here I am"]
 
 
-async def test_a_chat_whose_message_waits_behind_another_ones_hears_it_too(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.intake.waiting.seconds = 0.1
-        behind = gateway.message("behind", chat=OTHER)
-        for event in (
-            behind,
-            behind,
-            gateway.message("hello", sender=EVE, chat=replace(OTHER, chat_ref="3")),
-            gateway.message("among others", chat=GROUP, is_addressed=False),
-        ):
-            await gateway.intake.overhear(event)
-        await eventually(lambda: gateway.adapter.texts(OTHER) == [WAITS], "a notice")
-        await settled(0.2)
-        assert len(gateway.adapter.requests) == 1, "nobody else was told"
-        await gateway.intake.accept(behind)
-        assert await gateway.replies(3, OTHER) == [WAITS, GOES_ON, "echo: behind"]
+async def test_a_chat_whose_message_waits_behind_another_ones_hears_it_too(gateway: TestGateway) -> None:
+    gateway.intake.waiting.seconds = 0.1
+    behind = gateway.message("behind", chat=OTHER)
+    for event in (
+        behind,
+        behind,
+        gateway.message("hello", sender=EVE, chat=replace(OTHER, chat_ref="3")),
+        gateway.message("among others", chat=GROUP, is_addressed=False),
+    ):
+        await gateway.intake.overhear(event)
+    await eventually(lambda: gateway.adapter.texts(OTHER) == [WAITS], "a notice")
+    await settled(0.2)
+    assert len(gateway.adapter.requests) == 1, "nobody else was told"
+    await gateway.intake.accept(behind)
+    assert await gateway.replies(3, OTHER) == [WAITS, GOES_ON, "echo: behind"]
 
 
-async def test_a_short_wait_is_not_mentioned(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        gateway.intake.waiting.seconds = 1.0
-        with locked_by_another_process(place_of(store), 0.3):
-            assert await gateway.ask("hello") == "echo: hello"
-        await settled(1.2)
-        assert len(gateway.adapter.requests) == 1
+async def test_a_short_wait_is_not_mentioned(gateway: TestGateway, store: Store) -> None:
+    gateway.intake.waiting.seconds = 1.0
+    with locked_by_another_process(place_of(store), 0.3):
+        assert await gateway.ask("hello") == "echo: hello"
+    await settled(1.2)
+    assert len(gateway.adapter.requests) == 1
 
 
-async def test_who_was_not_told_that_it_waits_is_not_told_that_it_goes_on(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("warm up")
-        gateway.intake.waiting.seconds = 0.1
-        gateway.model.script.append(answer("here I am"))
-        gateway.adapter.troubles.append(PlatformUnavailable("no network"))
-        message = await unstored(gateway)
-        await eventually(lambda: len(gateway.adapter.requests) == 2, "a notice is tried")
-        await store.write(set_max_pages, None)
+async def test_who_was_not_told_that_it_waits_is_not_told_that_it_goes_on(gateway: TestGateway, store: Store) -> None:
+    await gateway.ask("warm up")
+    gateway.intake.waiting.seconds = 0.1
+    gateway.model.script.append(answer("here I am"))
+    gateway.adapter.troubles.append(PlatformUnavailable("no network"))
+    message = await unstored(gateway)
+    await eventually(lambda: len(gateway.adapter.requests) == 2, "a notice is tried")
+    await store.write(set_max_pages, None)
+    await gateway.intake.accept(message)
+    assert (await gateway.replies(2))[1:] == ["here I am"]
+
+
+async def test_the_web_page_gives_the_text_back_so_nothing_waits(gateway: TestGateway, store: Store) -> None:
+    await gateway.ask("warm up")
+    gateway.intake.waiting.seconds = 0.1
+    await store.write(set_max_pages, 0)
+    message = replace(gateway.message("hello" + " " * 100_000), chat_kind=ChatKind.LOCAL)
+    with pytest.raises(StoreUnavailable):
         await gateway.intake.accept(message)
-        assert (await gateway.replies(2))[1:] == ["here I am"]
-
-
-async def test_the_web_page_gives_the_text_back_so_nothing_waits(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        await gateway.ask("warm up")
-        gateway.intake.waiting.seconds = 0.1
-        await store.write(set_max_pages, 0)
-        message = replace(gateway.message("hello" + " " * 100_000), chat_kind=ChatKind.LOCAL)
-        with pytest.raises(StoreUnavailable):
-            await gateway.intake.accept(message)
-        await settled(0.3)
-        assert len(gateway.adapter.requests) == 1
-        await store.write(set_max_pages, None)
+    await settled(0.3)
+    assert len(gateway.adapter.requests) == 1
+    await store.write(set_max_pages, None)

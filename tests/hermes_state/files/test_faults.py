@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hermes_state.errors import ConfigError, HermesError, StoreUnavailable
+from hermes_state.files import open_files
 from hermes_state.files.bucket import AttachmentBucket
-from hermes_state.files.opening import open_files
 from tests.fakes.object_store import KEY_ID, SECRET, FakeObjectStore, object_store
 from tests.hermes_state.files.faults import FAULTS, Fault
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state.errors import ConfigError, HermesError, StoreUnavailable
-from hermes_state.files.opening import missing_client, open_files
+from hermes_state.files import missing_client, open_files
 from tests.fakes.object_store import BUCKET, KEY_ID, SECRET, FakeObjectStore, object_store
 
 

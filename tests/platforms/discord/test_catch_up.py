@@ -1,8 +1,6 @@
 """What is written while nobody listens is read once, in order, and never passed over."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import discord
 import pytest
@@ -28,17 +26,6 @@ class LaterClock:
         return Millis(SystemClock().now() + self._ahead)
 
 
-@pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
-    async with DiscordHarness(tmp_path) as harness:
-        yield harness
-
-
-@pytest.fixture
-def intake() -> RecordingIntake:
-    return RecordingIntake()
-
-
 def texts(intake: RecordingIntake) -> list[str]:
     return [message.text for message in intake.messages]
 
@@ -52,22 +39,28 @@ async def seen_once(harness: DiscordHarness, intake: RecordingIntake) -> None:
     intake.events.clear()
 
 
-async def test_each_channel_is_caught_up_in_order_and_once(harness: DiscordHarness, intake: RecordingIntake) -> None:
+@pytest.fixture
+async def known(harness: DiscordHarness, intake: RecordingIntake) -> DiscordHarness:
+    """The same harness after a session in which its channels became known."""
     await seen_once(harness, intake)
+    return harness
+
+
+async def test_each_channel_is_caught_up_in_order_and_once(known: DiscordHarness, intake: RecordingIntake) -> None:
     for number in range(6):
-        await harness.write(f"direct {number}")
-        await harness.write_in_group(f"group {number}", is_mention=number % 2 == 0)
-    async with running(harness.adapter, intake):
+        await known.write(f"direct {number}")
+        await known.write_in_group(f"group {number}", is_mention=number % 2 == 0)
+    async with running(known.adapter, intake):
         await intake.wait_for(12)
-        await harness.write("live")
+        await known.write("live")
         await intake.wait_for(13)
     assert [text for text in texts(intake) if text.startswith("direct")] == [f"direct {n}" for n in range(6)]
     group = [message for message in intake.messages if message.chat_kind is ChatKind.GROUP]
     assert [message.text for message in group] == [f"group {number}" for number in range(6)]
     assert [message.is_addressed for message in group] == [True, False] * 3
     assert texts(intake)[-1] == "live"
-    async with running(harness.adapter, intake):
-        await harness.write("later")
+    async with running(known.adapter, intake):
+        await known.write("later")
         await intake.wait_for(14)
     assert len(texts(intake)) == 14
 
@@ -84,17 +77,16 @@ async def test_history_and_gateway_name_a_message_alike(harness: DiscordHarness,
     assert missed == live
 
 
-async def test_a_resumed_session_replays_by_itself(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    await seen_once(harness, intake)
-    async with running(harness.adapter, intake):
-        await harness.write("caught up here")
-        await harness.write_in_group("and there", is_mention=True)
+async def test_a_resumed_session_replays_by_itself(known: DiscordHarness, intake: RecordingIntake) -> None:
+    async with running(known.adapter, intake):
+        await known.write("caught up here")
+        await known.write_in_group("and there", is_mention=True)
         await intake.wait_for(2)
-        reads = len(await harness.calls("GET /channels/.*/messages"))
-        await harness.post("gateway", {"action": "drop"})
-        await harness.write("during the gap")
+        reads = len(await known.calls("GET /channels/.*/messages"))
+        await known.post("gateway", {"action": "drop"})
+        await known.write("during the gap")
         await intake.wait_for(3)
-        assert len(await harness.calls("GET /channels/.*/messages")) == reads
+        assert len(await known.calls("GET /channels/.*/messages")) == reads
     assert texts(intake)[2:] == ["during the gap"]
 
 
@@ -122,21 +114,20 @@ async def test_a_session_that_cannot_resume_is_caught_up(
 
 
 async def test_live_messages_wait_for_the_missed_ones_of_their_channel_only(
-    harness: DiscordHarness, intake: RecordingIntake
+    known: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    await seen_once(harness, intake)
-    await harness.write("missed")
-    await harness.fault(match=f"GET /channels/{harness.direct_chat.chat_ref}", kind="delay", seconds=2)
-    async with running(harness.adapter, intake):
-        first = await harness.write("live")
-        await harness.delete(first)
-        await harness.write_in_group("elsewhere", is_mention=True)
+    await known.write("missed")
+    await known.fault(match=f"GET /channels/{known.direct_chat.chat_ref}", kind="delay", seconds=2)
+    async with running(known.adapter, intake):
+        first = await known.write("live")
+        await known.delete(first)
+        await known.write_in_group("elsewhere", is_mention=True)
         await intake.wait_for(1)
         assert texts(intake) == ["elsewhere"]
         await intake.wait_for(2)
         await eventually(lambda: len(intake.of(DeletionEvent)) == 1, "the deletion follows")
     assert "missed" in texts(intake)
-    kinds = [type(event).__name__ for event in intake.events if event.chat == harness.direct_chat]
+    kinds = [type(event).__name__ for event in intake.events if event.chat == known.direct_chat]
     assert kinds[-1] == "DeletionEvent"
 
 
@@ -175,66 +166,60 @@ async def test_the_cursor_moves_over_what_is_no_event_for_us(harness: DiscordHar
 
 
 async def test_a_channel_that_is_gone_does_not_hold_up_the_others(
-    harness: DiscordHarness, intake: RecordingIntake
+    known: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    await seen_once(harness, intake)
     intake.cursors["300000000000000099"] = "1"
-    await harness.write("still read")
-    await harness.fault(match=f"GET /channels/{GENERAL}/messages", kind="status", status=403, code=50001)
-    await harness.write_in_group("unreadable", is_mention=True)
-    async with running(harness.adapter, intake):
+    await known.write("still read")
+    await known.fault(match=f"GET /channels/{GENERAL}/messages", kind="status", status=403, code=50001)
+    await known.write_in_group("unreadable", is_mention=True)
+    async with running(known.adapter, intake):
         await intake.wait_for(1)
     assert texts(intake) == ["still read"]
 
 
 async def test_a_channel_of_a_new_kind_does_not_hold_up_the_others(
-    harness: DiscordHarness, intake: RecordingIntake
+    known: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    await seen_once(harness, intake)
-    unknown = await harness.post("channel", {"type": 99, "name": "from the future"})
+    unknown = await known.post("channel", {"type": 99, "name": "from the future"})
     intake.cursors[unknown["id"]] = "1"
-    await harness.write("still read")
-    async with running(harness.adapter, intake):
+    await known.write("still read")
+    async with running(known.adapter, intake):
         await intake.wait_for(1)
-        await harness.write("and live")
+        await known.write("and live")
         await intake.wait_for(2)
     assert texts(intake) == ["still read", "and live"]
 
 
 async def test_a_history_that_discord_refuses_for_good_does_not_freeze_its_channel(
-    harness: DiscordHarness, intake: RecordingIntake
+    known: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    await seen_once(harness, intake)
-    channel = harness.direct_chat.chat_ref
-    await harness.fault(match=f"GET /channels/{channel}/messages", kind="status", status=400, code=50035, times=100)
-    async with running(harness.adapter, intake):
-        await harness.write("live")
+    channel = known.direct_chat.chat_ref
+    await known.fault(match=f"GET /channels/{channel}/messages", kind="status", status=400, code=50035, times=100)
+    async with running(known.adapter, intake):
+        await known.write("live")
         await intake.wait_for(1)
     assert texts(intake) == ["live"]
 
 
-async def test_a_history_that_fails_is_read_again(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    await seen_once(harness, intake)
-    await harness.write("missed")
-    await harness.fault(match="GET /channels/.*/messages", kind="status", status=503, times=2)
-    async with running(harness.adapter, intake):
+async def test_a_history_that_fails_is_read_again(known: DiscordHarness, intake: RecordingIntake) -> None:
+    await known.write("missed")
+    await known.fault(match="GET /channels/.*/messages", kind="status", status=503, times=2)
+    async with running(known.adapter, intake):
         await intake.wait_for(1)
     assert texts(intake) == ["missed"]
 
 
-async def test_a_first_message_in_an_unknown_channel_is_found(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    await seen_once(harness, intake)
-    await harness.message("while away", channel="bots", user_id=ALICE, mention=True)
-    async with running(harness.adapter, intake):
+async def test_a_first_message_in_an_unknown_channel_is_found(known: DiscordHarness, intake: RecordingIntake) -> None:
+    await known.message("while away", channel="bots", user_id=ALICE, mention=True)
+    async with running(known.adapter, intake):
         await intake.wait_for(1)
     assert texts(intake) == ["while away"]
 
 
-async def test_a_stranger_who_wrote_twice_is_heard_twice(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    await seen_once(harness, intake)
-    await harness.message("anybody here?", dm_user_id=BOB)
-    async with running(harness.adapter, intake):
-        await harness.message("hello?", dm_user_id=BOB)
+async def test_a_stranger_who_wrote_twice_is_heard_twice(known: DiscordHarness, intake: RecordingIntake) -> None:
+    await known.message("anybody here?", dm_user_id=BOB)
+    async with running(known.adapter, intake):
+        await known.message("hello?", dm_user_id=BOB)
         await intake.wait_for(2)
     assert texts(intake) == ["anybody here?", "hello?"]
 
@@ -248,144 +233,134 @@ async def test_a_fresh_database_reads_no_old_talk(harness: DiscordHarness, intak
 
 
 async def test_only_the_newest_two_hundred_are_read_and_the_rest_is_announced(
-    harness: DiscordHarness, intake: RecordingIntake
+    known: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    await seen_once(harness, intake)
-    await harness.message("message {n}", repeat=230)
-    async with running(harness.adapter, intake):
+    await known.message("message {n}", repeat=230)
+    async with running(known.adapter, intake):
         await intake.wait_for(200)
-        await harness.write("live")
+        await known.write("live")
         await intake.wait_for(201)
-        said = await harness.visible(harness.direct_chat)
+        said = await known.visible(known.direct_chat)
     assert texts(intake) == [*(f"message {number}" for number in range(30, 230)), "live"]
     [sentence] = said
     assert "last 200 messages" in sentence
-    async with running(harness.adapter, intake):
-        await harness.write("again")
+    async with running(known.adapter, intake):
+        await known.write("again")
         await intake.wait_for(202)
-    assert await harness.visible(harness.direct_chat) == [sentence], "what was announced is not announced again"
+    assert await known.visible(known.direct_chat) == [sentence], "what was announced is not announced again"
 
 
 async def test_what_is_older_than_a_day_is_announced_not_answered(
-    harness: DiscordHarness, intake: RecordingIntake
+    known: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    await seen_once(harness, intake)
-    await harness.write("yesterday's question")
-    late = harness.another_adapter(clock=LaterClock(25))
+    await known.write("yesterday's question")
+    late = known.another_adapter(clock=LaterClock(25))
     async with running(late, intake):
-        await harness.post("message", {"content": "still there?", "dm_user_id": ALICE})
+        await known.post("message", {"content": "still there?", "dm_user_id": ALICE})
         await intake.wait_for(1)
-        [sentence] = await harness.visible(harness.direct_chat)
+        [sentence] = await known.visible(known.direct_chat)
     assert texts(intake) == ["still there?"]
     assert "last 24 hours" in sentence
 
 
-async def test_other_peoples_old_talk_is_not_worth_a_sentence(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    await seen_once(harness, intake)
-    await harness.write_in_group("to somebody else", is_mention=False)
-    newest = await harness.write_in_group("and an answer", is_mention=False)
-    async with running(harness.another_adapter(clock=LaterClock(25)), intake):
+async def test_other_peoples_old_talk_is_not_worth_a_sentence(known: DiscordHarness, intake: RecordingIntake) -> None:
+    await known.write_in_group("to somebody else", is_mention=False)
+    newest = await known.write_in_group("and an answer", is_mention=False)
+    async with running(known.another_adapter(clock=LaterClock(25)), intake):
         await eventually(lambda: intake.cursors[GENERAL] == newest, "the old talk counts as seen")
-    assert await harness.visible(harness.group_chat()) == []
+    assert await known.visible(known.group_chat()) == []
     assert intake.events == []
 
 
-async def test_bounds_are_settings(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    await seen_once(harness, intake)
-    await harness.message("message {n}", repeat=8)
-    async with running(harness.another_adapter(catch_up_messages=3), intake):
+async def test_bounds_are_settings(known: DiscordHarness, intake: RecordingIntake) -> None:
+    await known.message("message {n}", repeat=8)
+    async with running(known.another_adapter(catch_up_messages=3), intake):
         await intake.wait_for(3)
     assert texts(intake) == ["message 5", "message 6", "message 7"]
 
 
 @pytest.mark.parametrize("bound", [{"catch_up_messages": 0}, {"catch_up_hours": 0}])
 async def test_a_bound_of_zero_switches_catching_up_off(
-    harness: DiscordHarness, intake: RecordingIntake, bound: dict[str, int]
+    known: DiscordHarness, intake: RecordingIntake, bound: dict[str, int]
 ) -> None:
-    await seen_once(harness, intake)
-    await harness.write("missed")
-    async with running(harness.another_adapter(**bound), intake):
-        await harness.write("live")
+    await known.write("missed")
+    async with running(known.another_adapter(**bound), intake):
+        await known.write("live")
         await intake.wait_for(1)
     assert texts(intake) == ["live"]
-    assert await harness.visible(harness.direct_chat) == []
+    assert await known.visible(known.direct_chat) == []
 
 
-async def test_commands_do_not_wait_for_history(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    await seen_once(harness, intake)
-    await harness.write("missed")
-    await harness.fault(match=f"GET /channels/{harness.direct_chat.chat_ref}", kind="delay", seconds=2)
+async def test_commands_do_not_wait_for_history(known: DiscordHarness, intake: RecordingIntake) -> None:
+    await known.write("missed")
+    await known.fault(match=f"GET /channels/{known.direct_chat.chat_ref}", kind="delay", seconds=2)
     stop = MenuCommand(name="stop", description="Stop", argument=None)
-    async with running(harness.another_adapter(menu=[stop]), intake):
-        await harness.post("interaction", {"name": "stop", "dm_user_id": ALICE, "force": True})
+    async with running(known.another_adapter(menu=[stop]), intake):
+        await known.post("interaction", {"name": "stop", "dm_user_id": ALICE, "force": True})
         await intake.wait_for(2)
     assert texts(intake) == ["/stop", "missed"]
 
 
 async def test_a_history_that_stays_away_holds_no_more_than_the_queue_may(
-    harness: DiscordHarness, intake: RecordingIntake
+    known: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    await seen_once(harness, intake)
-    channel = harness.direct_chat.chat_ref
-    await harness.fault(match=f"GET /channels/{channel}/messages", kind="status", status=503, times=1000)
-    narrow = harness.another_adapter(queue_size=5, stale_seconds=1)
+    channel = known.direct_chat.chat_ref
+    await known.fault(match=f"GET /channels/{channel}/messages", kind="status", status=503, times=1000)
+    narrow = known.another_adapter(queue_size=5, stale_seconds=1)
     task = asyncio.create_task(narrow.run(intake))
     await eventually(lambda: narrow.health().is_ready, "ready")
     for number in range(12):
-        await harness.write(f"message {number}")
+        await known.write(f"message {number}")
     await eventually(task.done, "the connection is given up")
     with pytest.raises(PlatformUnavailable):
         await task
-    await harness.control.delete("/_ctl/faults")
-    async with running(harness.adapter, intake):
+    await known.control.delete("/_ctl/faults")
+    async with running(known.adapter, intake):
         await intake.wait_for(12)
     assert texts(intake) == [f"message {number}" for number in range(12)]
 
 
 async def test_an_overflow_ends_the_connection_and_leaves_no_hole(
-    harness: DiscordHarness, intake: RecordingIntake
+    known: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    await seen_once(harness, intake)
-    narrow = harness.another_adapter(queue_size=5, stale_seconds=1)
+    narrow = known.another_adapter(queue_size=5, stale_seconds=1)
     task = asyncio.create_task(narrow.run(intake))
     await eventually(lambda: narrow.health().is_ready, "ready")
     intake.gate.clear()
-    await harness.message("message {n}", repeat=12)
+    await known.message("message {n}", repeat=12)
     await eventually(task.done, "the connection is given up")
     with pytest.raises(PlatformUnavailable):
         await task
     intake.gate.set()
-    async with running(harness.adapter, intake):
+    async with running(known.adapter, intake):
         await intake.wait_for(12)
     assert texts(intake) == [f"message {number}" for number in range(12)]
 
 
 async def test_what_cannot_be_read_is_put_aside_and_hides_nothing_around_it(
-    harness: DiscordHarness, intake: RecordingIntake
+    known: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    await seen_once(harness, intake)
-    refs = [await harness.write(text) for text in ("before", "no time", "half of \ud83d", "after")]
-    harness.discord.messages[harness.direct_chat.chat_ref][refs[1]]["edited_timestamp"] = "99999-13-01T00:00:00+00:00"
+    refs = [await known.write(text) for text in ("before", "no time", "half of \ud83d", "after")]
+    known.discord.messages[known.direct_chat.chat_ref][refs[1]]["edited_timestamp"] = "99999-13-01T00:00:00+00:00"
     with capture_logs() as logs:
-        async with running(harness.adapter, intake):
+        async with running(known.adapter, intake):
             await intake.wait_for(3)
-            await harness.write("live")
+            await known.write("live")
             await intake.wait_for(4)
-        async with running(harness.adapter, intake):
-            await harness.write("later")
+        async with running(known.adapter, intake):
+            await known.write("later")
             await intake.wait_for(5)
     assert texts(intake) == ["before", "half of \ufffd", "after", "live", "later"]
     assert {line["update_id"] for line in logs if line["event"] == "update.skipped"} == {refs[1]}
 
 
 async def test_of_the_history_only_what_the_sdk_cannot_read_is_left_out(
-    harness: DiscordHarness, intake: RecordingIntake
+    known: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    await seen_once(harness, intake)
-    refs = [await harness.write(text) for text in ("before", "beside it", "after")]
+    refs = [await known.write(text) for text in ("before", "beside it", "after")]
     unknown = {"components": [{"type": 1, "components": [{"type": 2, "label": "no style"}]}], "poll": {"expiry": None}}
-    harness.discord.messages[harness.direct_chat.chat_ref][refs[1]] |= unknown
-    async with running(harness.adapter, intake):
+    known.discord.messages[known.direct_chat.chat_ref][refs[1]] |= unknown
+    async with running(known.adapter, intake):
         await intake.wait_for(3)
     assert texts(intake) == ["before", "beside it", "after"]
 

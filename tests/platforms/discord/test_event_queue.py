@@ -81,6 +81,14 @@ class Weather:
         self.events.put(ConnectedEvent())
 
 
+@pytest.fixture
+def events(intake: RecordingIntake) -> EventQueue:
+    """A queue whose session has begun."""
+    queue = EventQueue(intake, SETTINGS, clock=StepClock())
+    queue.put(ConnectedEvent())
+    return queue
+
+
 def _event(channel_ref: str, message_id: int) -> InboundMessage:
     return InboundMessage(
         event_ref=f"9:{message_id}",
@@ -129,27 +137,19 @@ def test_every_channel_is_stored_whole_and_in_order(seed: int) -> None:
         assert stored == [row.event.event_ref for row in rows if row.event is not None]
 
 
-async def test_the_cursor_never_moves_back() -> None:
-    intake = RecordingIntake()
-    events = EventQueue(intake, SETTINGS, clock=StepClock())
+async def test_the_cursor_never_moves_back(intake: RecordingIntake, events: EventQueue) -> None:
     later, earlier = snowflake_at(Millis(START + 1)), snowflake_at(START)
-    events.put(ConnectedEvent())
     events.put(MessageEvent("1", later, _event("1", later)))
     events.put(MessageEvent("1", earlier, _event("1", earlier)))
-    worker = asyncio.create_task(events.run(Weather(random.Random(1)).fetch))
-    await intake.wait_for(2)
-    worker.cancel()
-    await asyncio.gather(worker, return_exceptions=True)
+    async with _working(events):
+        await intake.wait_for(2)
     assert [message.message_ref for message in intake.messages] == [str(later), str(earlier)]
     assert intake.cursors["1"] == str(later)
 
 
-async def test_the_cursor_passes_a_message_only_once_it_is_stored() -> None:
-    intake = RecordingIntake()
-    events = EventQueue(intake, SETTINGS, clock=StepClock())
+async def test_the_cursor_passes_a_message_only_once_it_is_stored(intake: RecordingIntake, events: EventQueue) -> None:
     message = _arrived("1", 1)
     intake.gate.clear()
-    events.put(ConnectedEvent())
     events.put(message)
     worker = asyncio.create_task(events.run(Weather(random.Random(1)).fetch))
     await eventually(lambda: intake.offered, "the message is being stored")
@@ -161,15 +161,14 @@ async def test_the_cursor_passes_a_message_only_once_it_is_stored() -> None:
 
 
 @pytest.mark.parametrize("batch_length", [1, 4, 100])
-async def test_a_burst_is_handed_over_together_and_in_order(batch_length: int) -> None:
-    intake = RecordingIntake()
+async def test_a_burst_is_handed_over_together_and_in_order(
+    intake: RecordingIntake, events: EventQueue, batch_length: int
+) -> None:
     intake.batch_length = batch_length
-    events = EventQueue(intake, SETTINGS, clock=StepClock())
     burst = [_arrived(CHANNELS[number % 3], number) for number in range(20)]
-    events.put(ConnectedEvent())
     for message in burst:
         events.put(message)
-    async with _working(events, Weather(random.Random(1)).fetch):
+    async with _working(events):
         await intake.wait_for(20)
     assert intake.batches == list(range(20, 0, -batch_length))
     assert intake.messages == [message.event for message in burst]
@@ -189,15 +188,14 @@ async def test_what_was_missed_is_handed_over_together() -> None:
     assert intake.batches == [50]
 
 
-async def test_the_cursor_stops_before_what_is_not_stored_and_what_is_behind_it_waits() -> None:
-    intake = RecordingIntake()
+async def test_the_cursor_stops_before_what_is_not_stored_and_what_is_behind_it_waits(
+    intake: RecordingIntake, events: EventQueue
+) -> None:
     intake.batch_length, intake.capacity = 4, 8
-    events = EventQueue(intake, SETTINGS, clock=StepClock())
     burst = [_arrived("1", number) for number in range(11)]
-    events.put(ConnectedEvent())
     for message in burst:
         events.put(message)
-    async with _working(events, Weather(random.Random(1)).fetch):
+    async with _working(events):
         await eventually(lambda: len(intake.overheard) == 2, "what waits behind it is heard")
         assert intake.cursors == {"1": str(burst[7].message_id)}
         intake.capacity = 11
@@ -231,8 +229,8 @@ async def test_a_channel_that_is_new_to_us_is_caught_up_whatever_this_machine_s_
 
 
 @contextlib.asynccontextmanager
-async def _working(events: EventQueue, fetch: FetchHistory) -> AsyncIterator[None]:
-    worker = asyncio.create_task(events.run(fetch))
+async def _working(events: EventQueue, fetch: FetchHistory | None = None) -> AsyncIterator[None]:
+    worker = asyncio.create_task(events.run(fetch or Weather(random.Random(1)).fetch))
     try:
         yield
     finally:
@@ -241,16 +239,15 @@ async def _working(events: EventQueue, fetch: FetchHistory) -> AsyncIterator[Non
         assert worker.cancelled(), "nothing else happened on the way out"
 
 
-async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> None:
-    intake = RecordingIntake()
-    events = EventQueue(intake, SETTINGS, clock=StepClock())
+async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard(
+    intake: RecordingIntake, events: EventQueue
+) -> None:
     stuck, queued, later = (_arrived(channel, number) for number, channel in enumerate(CHANNELS))
     pressed = replace(_event("1", 9), event_ref="9:interaction:1", text="/stop")
     intake.gate.clear()
-    events.put(ConnectedEvent())
     events.put(stuck)
     events.put(queued)  # before anybody could know that the database is stuck
-    async with _working(events, Weather(random.Random(1)).fetch):
+    async with _working(events):
         await eventually(lambda: queued.event in intake.overheard, "what was queued is heard")
         events.put(later)
         events.put(pressed)
@@ -263,7 +260,7 @@ async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> No
 
 
 async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the_database_takes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    intake: RecordingIntake, events: EventQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_queue, "LISTEN_SECONDS", 0.05)
 
@@ -271,12 +268,9 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
         await asyncio.Event().wait()
         return ()
 
-    intake = RecordingIntake()
     intake.cursors["1"] = "1"
-    events = EventQueue(intake, SETTINGS, clock=StepClock())
     live = _arrived("1", 1)
     pressed = replace(_event("2", 9), event_ref="9:interaction:1", text="/status")
-    events.put(ConnectedEvent())
     events.put(live)
     events.put(pressed)
     async with _working(events, fetch_for_ever):
@@ -289,21 +283,20 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
     assert intake.messages == [pressed]
 
 
-async def test_what_waits_behind_a_refused_event_is_heard_at_once() -> None:
-    intake = RecordingIntake()
+async def test_what_waits_behind_a_refused_event_is_heard_at_once(intake: RecordingIntake, events: EventQueue) -> None:
     intake.refusals = 4
-    events = EventQueue(intake, SETTINGS, clock=StepClock())
     refused, behind = _arrived("1", 1), _arrived("1", 2)
-    events.put(ConnectedEvent())
     events.put(refused)
     events.put(behind)
-    async with _working(events, Weather(random.Random(1)).fetch):
+    async with _working(events):
         await intake.wait_for(2)
     assert intake.overheard == [behind.event]
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_others(is_cut: bool) -> None:
+async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_others(
+    intake: RecordingIntake, events: EventQueue, is_cut: bool
+) -> None:
     class Gated:
         def __init__(self) -> None:
             self.asked: list[str] = []
@@ -314,11 +307,9 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
             await self.places.acquire()
             return ()
 
-    intake, history = RecordingIntake(), Gated()
+    history = Gated()
     channels = [str(number) for number in range(100)]
     intake.cursors = dict.fromkeys(channels, "1")
-    events = EventQueue(intake, SETTINGS, clock=StepClock())
-    events.put(ConnectedEvent())
     async with _working(events, history.fetch):
         await eventually(lambda: len(history.asked) == PARALLEL_FETCHES, "the first channels are looked into")
         events.put(_arrived("77", 1))
@@ -338,12 +329,11 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
     assert sorted(history.asked) == sorted(channels)
 
 
-async def test_what_is_stored_at_once_is_not_heard_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_stored_at_once_is_not_heard_a_second_time(
+    intake: RecordingIntake, events: EventQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(event_queue, "LISTEN_SECONDS", 0.05)
-    intake = RecordingIntake()
-    events = EventQueue(intake, SETTINGS, clock=StepClock())
-    events.put(ConnectedEvent())
-    async with _working(events, Weather(random.Random(1)).fetch):
+    async with _working(events):
         events.put(_arrived("1", 1))
         await intake.wait_for(1)
         intake.gate.clear()

@@ -1,6 +1,5 @@
 """What people do on Discord, as values: who is spoken to, in which chat, with what text."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +8,10 @@ import pytest
 from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.values import AttachmentKind, ChatKind, EditEvent, InboundMessage, IncomingAttachment
 from platforms.discord.inbound import FileRef
-from tests.platforms.contract import RecordingIntake, request, running
+from tests.platforms.contract import RecordingIntake, request
 from tests.platforms.discord.harness import ALICE, BOB, BOT, GENERAL, DiscordHarness, chat
 
 OTHER_BOT = "900000000000000077"
-
-
-@pytest.fixture
-def intake() -> RecordingIntake:
-    return RecordingIntake()
-
-
-@pytest.fixture
-async def live(tmp_path: Path, intake: RecordingIntake) -> AsyncIterator[DiscordHarness]:
-    async with DiscordHarness(tmp_path) as harness, running(harness.adapter, intake):
-        yield harness
 
 
 async def heard(live: DiscordHarness, intake: RecordingIntake, content: str, **data: Any) -> InboundMessage:

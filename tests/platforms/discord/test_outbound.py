@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,19 +22,6 @@ from tests.platforms.discord.harness import GENERAL, DiscordHarness, chat
 
 LATE = Millis(180_000)
 """Older than what Discord surely still knows of a nonce."""
-
-
-@pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
-    async with DiscordHarness(tmp_path) as harness:
-        yield harness
-
-
-@pytest.fixture
-async def live(harness: DiscordHarness) -> AsyncIterator[DiscordHarness]:
-    """A harness whose adapter runs."""
-    async with running(harness.adapter, RecordingIntake()):
-        yield harness
 
 
 def request(

@@ -2,8 +2,6 @@
 
 import random
 import re
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -182,11 +180,6 @@ def test_any_text_keeps_its_words_and_closes_its_fences(text: str) -> None:
 
 
 class TestAgainstTheFake:
-    @pytest.fixture
-    async def harness(self, tmp_path: Path) -> AsyncIterator[DiscordHarness]:
-        async with DiscordHarness(tmp_path) as harness:
-            yield harness
-
     @pytest.mark.fuzz
     async def test_random_answers_arrive_whole(self, harness: DiscordHarness) -> None:
         seed = random.randrange(2**32)

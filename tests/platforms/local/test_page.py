@@ -24,7 +24,7 @@ from hermes_state.files.bucket import open_bucket
 from hermes_state.sessions import set_title, start_session
 from hermes_state.values import AttachmentKind, Button, ChatKind, IncomingAttachment, InputKind, Millis, OutboundPart
 from platforms.base import Preview, SendRequest
-from platforms.local import names, uploads
+from platforms.local import pages, uploads
 from platforms.local.history import chat_key
 from platforms.local.uploads import MAX_FILES
 from tests.fakes.object_store import object_store
@@ -352,10 +352,9 @@ async def heading(local: LocalHarness, name: str) -> str:
 
 @given(typed=st.text(max_size=60))
 def test_whatever_is_typed_makes_a_name_that_a_chat_can_have(typed: str) -> None:
-    name = names.named_after(typed)
-    assert not name or names.is_name(name)
-    assert names.named_after(name) == name
-    assert names.is_name(names.unnamed())
+    name = pages.named_after(typed)
+    assert not name or pages.is_name(name)
+    assert pages.named_after(name) == name
 
 
 # ---- what is shown -------------------------------------------------------------------------------------------

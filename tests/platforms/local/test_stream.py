@@ -29,9 +29,9 @@ from hermes_state.values import (
 )
 from platforms.base import Preview, SendRequest
 from platforms.local import routes
+from platforms.local.chats import MAX_EVENTS, ChatStream, encode
 from platforms.local.markdown import to_html
 from platforms.local.routes import PAGE_ROWS
-from platforms.local.stream import MAX_EVENTS, ChatStream, encode
 from tests.platforms.contract import RecordingIntake, request, running
 from tests.platforms.local.harness import LocalHarness, Screen, SetClock
 

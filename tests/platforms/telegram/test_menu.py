@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from platforms.base import MenuCommand
-from platforms.telegram import menu
-from platforms.telegram.menu import commands
+from platforms.telegram import adapter
+from platforms.telegram.adapter import commands
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.telegram.harness import TelegramHarness
 
@@ -84,7 +84,7 @@ async def test_every_admin_has_a_menu_with_what_is_for_admins(tmp_path: Path, in
 async def test_an_admin_who_has_no_chat_with_the_bot_yet_is_tried_again(
     tmp_path: Path, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(menu, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(adapter, "RETRY_SECONDS", 0.1)
     intake.admins = frozenset({"42"})
     async with TelegramHarness(tmp_path, menu=(*MENU, ADMIN_ITEM)) as telegram:
         where = {"scope": {"type": "chat", "chat_id": 42}}

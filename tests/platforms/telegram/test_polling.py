@@ -38,19 +38,16 @@ async def test_pending_updates_are_not_dropped_at_the_first_start(
     assert [message.text for message in intake.messages] == [f"message {number}" for number in range(6)]
 
 
-async def test_an_update_is_acknowledged_only_after_its_commit(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
-    async with running(telegram.adapter, intake):
-        intake.gate.clear()
-        await telegram.write("slow to store")
-        await eventually(lambda: bool(intake.offered), "the update was offered")
-        [pending] = [bot["pending"] for bot in (await telegram.get("state"))["bots"]]
-        assert len(pending) == 1, "Telegram still holds what is not stored"
-        intake.gate.set()
-        await intake.wait_for(1)
-        await telegram.write("another")
-        await intake.wait_for(2)
+async def test_an_update_is_acknowledged_only_after_its_commit(live: TelegramHarness, intake: RecordingIntake) -> None:
+    intake.gate.clear()
+    await live.write("slow to store")
+    await eventually(lambda: bool(intake.offered), "the update was offered")
+    [pending] = [bot["pending"] for bot in (await live.get("state"))["bots"]]
+    assert len(pending) == 1, "Telegram still holds what is not stored"
+    intake.gate.set()
+    await intake.wait_for(1)
+    await live.write("another")
+    await intake.wait_for(2)
     assert len(intake.offered) == 2, "what was acknowledged does not come again"
 
 
@@ -70,28 +67,24 @@ async def test_what_was_not_stored_before_the_end_comes_again_after_it(
     assert intake.offered[0] == intake.messages[0].event_ref, "the same update keeps its key across a restart"
 
 
-async def test_a_database_in_trouble_delays_and_loses_nothing(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
-    async with running(telegram.adapter, intake):
-        intake.refusals = 4
-        with capture_logs() as logs:
-            for number in range(5):
-                await telegram.write(f"message {number}")
-            await intake.wait_for(5)
-            await eventually(lambda: telegram.adapter.health().is_ready, "healthy again")
+async def test_a_database_in_trouble_delays_and_loses_nothing(live: TelegramHarness, intake: RecordingIntake) -> None:
+    intake.refusals = 4
+    with capture_logs() as logs:
+        for number in range(5):
+            await live.write(f"message {number}")
+        await intake.wait_for(5)
+        await eventually(lambda: live.adapter.health().is_ready, "healthy again")
     assert any("could not be stored" in line["detail"] for line in logs if line["event"] == "telegram.poll_failed")
     assert [message.text for message in intake.messages] == [f"message {number}" for number in range(5)]
 
 
 async def test_an_update_that_cannot_be_read_does_not_block_those_behind_it(
-    telegram: TelegramHarness, intake: RecordingIntake
+    live: TelegramHarness, intake: RecordingIntake
 ) -> None:
-    async with running(telegram.adapter, intake):
-        with capture_logs() as logs:
-            await telegram.post("update", {"update": {"message": {"message_id": "?", "chat": {}}}})
-            await telegram.write("after the strange one")
-            await intake.wait_for(1)
+    with capture_logs() as logs:
+        await live.post("update", {"update": {"message": {"message_id": "?", "chat": {}}}})
+        await live.write("after the strange one")
+        await intake.wait_for(1)
     assert [message.text for message in intake.messages] == ["after the strange one"]
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.skipped"]
 
@@ -103,13 +96,12 @@ def written(text: str, **more: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("date", [10**18, -(10**18), 10**400, 1e300], ids=range(4))
 async def test_an_update_of_no_possible_time_is_put_aside_and_logged_once(
-    telegram: TelegramHarness, intake: RecordingIntake, date: float
+    live: TelegramHarness, intake: RecordingIntake, date: float
 ) -> None:
-    async with running(telegram.adapter, intake):
-        with capture_logs() as logs:
-            await telegram.post("update", {"update": {"message": written("poison", date=date)}})
-            await telegram.write("after the strange one")
-            await intake.wait_for(1)
+    with capture_logs() as logs:
+        await live.post("update", {"update": {"message": written("poison", date=date)}})
+        await live.write("after the strange one")
+        await intake.wait_for(1)
     assert [message.text for message in intake.messages] == ["after the strange one"]
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.skipped"]
 
@@ -138,7 +130,7 @@ GIVEN = {**EARLIER, "unique_gift": GIFT}
     ],
 )  # fmt: skip
 async def test_of_an_update_only_what_the_sdk_cannot_read_is_left_out(
-    telegram: TelegramHarness,
+    live: TelegramHarness,
     intake: RecordingIntake,
     fields: dict[str, object],
     text: str,
@@ -147,11 +139,10 @@ async def test_of_an_update_only_what_the_sdk_cannot_read_is_left_out(
     logged: list[str] | None,
 ) -> None:
     raw = {key: value for key, value in {**written("hello"), **fields}.items() if value is not None}
-    async with running(telegram.adapter, intake):
-        with capture_logs() as logs:
-            await telegram.post("update", {"update": {"message": raw}})
-            await telegram.write("after it")
-            [received, _] = await intake.wait_for(2)
+    with capture_logs() as logs:
+        await live.post("update", {"update": {"message": raw}})
+        await live.write("after it")
+        [received, _] = await intake.wait_for(2)
     assert (received.text, received.sender.ref, received.words_by is not None) == (
         text,
         f"telegram:{PERSON}",
@@ -173,12 +164,11 @@ async def test_of_an_update_only_what_the_sdk_cannot_read_is_left_out(
     ],
 )
 async def test_service_messages_of_unknown_form_stay_silent(
-    telegram: TelegramHarness, intake: RecordingIntake, fields: dict[str, object]
+    live: TelegramHarness, intake: RecordingIntake, fields: dict[str, object]
 ) -> None:
-    async with running(telegram.adapter, intake):
-        await telegram.post("update", {"update": {"message": {**EARLIER, **fields}}})
-        await telegram.write("after it")
-        await intake.wait_for(1)
+    await live.post("update", {"update": {"message": {**EARLIER, **fields}}})
+    await live.write("after it")
+    await intake.wait_for(1)
     assert [message.text for message in intake.messages] == ["after it"]
 
 
@@ -194,23 +184,19 @@ async def test_half_of_a_character_in_one_update_hides_none_of_its_batch(
 
 
 async def test_an_album_is_meant_for_whom_its_caption_is_meant_for(
-    telegram: TelegramHarness, intake: RecordingIntake
+    live: TelegramHarness, intake: RecordingIntake
 ) -> None:
     captions = ("@lab_gateway_bot our trip", "", "")
-    async with running(telegram.adapter, intake):
-        for album, caption in ((album, caption) for album in ("ours", "theirs") for caption in captions):
-            spoken = caption if album == "ours" else caption.removeprefix("@lab_gateway_bot ")
-            await telegram.message(chat_id=GROUP, user_id=PERSON, media="photo", caption=spoken, media_group_id=album)
-        heard = await intake.wait_for(6)
+    for album, caption in ((album, caption) for album in ("ours", "theirs") for caption in captions):
+        spoken = caption if album == "ours" else caption.removeprefix("@lab_gateway_bot ")
+        await live.message(chat_id=GROUP, user_id=PERSON, media="photo", caption=spoken, media_group_id=album)
+    heard = await intake.wait_for(6)
     assert [message.is_addressed for message in heard] == [True] * 3 + [False] * 3
 
 
-async def test_updates_of_other_kinds_are_not_even_asked_for(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
-    async with running(telegram.adapter, intake):
-        await eventually(lambda: telegram.adapter.health().is_ready, "one poll")
-        [bot] = (await telegram.get("state"))["bots"]
+async def test_updates_of_other_kinds_are_not_even_asked_for(live: TelegramHarness) -> None:
+    await eventually(lambda: live.adapter.health().is_ready, "one poll")
+    [bot] = (await live.get("state"))["bots"]
     assert bot["allowed_updates"] == ["callback_query", "edited_message", "message", "my_chat_member"]
 
 
@@ -226,11 +212,10 @@ async def test_there_is_never_more_than_one_poll_in_flight(telegram: TelegramHar
         assert later["started"] >= earlier["t"]
 
 
-async def test_running_twice_at_once_is_refused(telegram: TelegramHarness, intake: RecordingIntake) -> None:
-    async with running(telegram.adapter, intake):
-        with pytest.raises(RuntimeError):
-            await telegram.adapter.run(intake)
-        assert telegram.adapter.health().is_ready
+async def test_running_twice_at_once_is_refused(live: TelegramHarness, intake: RecordingIntake) -> None:
+    with pytest.raises(RuntimeError):
+        await live.adapter.run(intake)
+    assert live.adapter.health().is_ready
 
 
 async def test_a_black_holed_poll_is_noticed_and_its_connection_replaced(
@@ -275,12 +260,11 @@ def test_the_default_patience_keeps_the_promises() -> None:
 
 
 @pytest.mark.parametrize("kind", ["reset", "garbage", "500", "502"])
-async def test_network_trouble_is_waited_out(telegram: TelegramHarness, intake: RecordingIntake, kind: str) -> None:
-    async with running(telegram.adapter, intake):
-        await telegram.fault(match="getUpdates", kind=kind, times=3)
-        await telegram.write("through the storm")
-        await intake.wait_for(1)
-        await eventually(lambda: telegram.adapter.health().is_ready, "ready again")
+async def test_network_trouble_is_waited_out(live: TelegramHarness, intake: RecordingIntake, kind: str) -> None:
+    await live.fault(match="getUpdates", kind=kind, times=3)
+    await live.write("through the storm")
+    await intake.wait_for(1)
+    await eventually(lambda: live.adapter.health().is_ready, "ready again")
     assert len(intake.offered) == 1
 
 
@@ -314,30 +298,28 @@ async def test_a_lost_network_is_waited_out(telegram: TelegramHarness, intake: R
     assert await telegram.visible(telegram.direct_chat) == ["hello!"]
 
 
-async def test_flood_control_of_polling_is_obeyed(telegram: TelegramHarness, intake: RecordingIntake) -> None:
-    async with running(telegram.adapter, intake):
-        await telegram.fault(match="getUpdates", kind="429", retry_after=1, times=1)
-        await eventually(lambda: "429" in telegram.adapter.health().detail, "the penalty shows")
-        before = await polls(telegram)
-        await asyncio.sleep(0.7)
-        assert await polls(telegram) == before, "nothing is asked during the penalty"
-        await eventually(lambda: telegram.adapter.health().is_ready, "ready after it")
+async def test_flood_control_of_polling_is_obeyed(live: TelegramHarness) -> None:
+    await live.fault(match="getUpdates", kind="429", retry_after=1, times=1)
+    await eventually(lambda: "429" in live.adapter.health().detail, "the penalty shows")
+    before = await polls(live)
+    await asyncio.sleep(0.7)
+    assert await polls(live) == before, "nothing is asked during the penalty"
+    await eventually(lambda: live.adapter.health().is_ready, "ready after it")
 
 
 async def test_another_poller_is_never_fatal_and_health_names_it(
-    telegram: TelegramHarness, intake: RecordingIntake
+    live: TelegramHarness, intake: RecordingIntake
 ) -> None:
-    async with running(telegram.adapter, intake):
-        await telegram.fault(match="getUpdates", kind="409", times=3)
-        await eventually(lambda: telegram.adapter.health().state is AdapterState.BACKING_OFF, "the conflict shows")
-        assert "another process polls with the same bot token" in telegram.adapter.health().detail
-        before = await polls(telegram)
-        await asyncio.sleep(0.15)
-        assert await polls(telegram) == before, "a conflict is not fought over"
-        await telegram.write("after the conflict")
-        await intake.wait_for(1)
-        assert telegram.adapter.health().is_ready
-        assert "409" in telegram.adapter.health().detail, "a rival that takes turns stays named for a while"
+    await live.fault(match="getUpdates", kind="409", times=3)
+    await eventually(lambda: live.adapter.health().state is AdapterState.BACKING_OFF, "the conflict shows")
+    assert "another process polls with the same bot token" in live.adapter.health().detail
+    before = await polls(live)
+    await asyncio.sleep(0.15)
+    assert await polls(live) == before, "a conflict is not fought over"
+    await live.write("after the conflict")
+    await intake.wait_for(1)
+    assert live.adapter.health().is_ready
+    assert "409" in live.adapter.health().detail, "a rival that takes turns stays named for a while"
 
 
 async def test_a_webhook_of_an_earlier_configuration_is_taken_off(
@@ -402,21 +384,17 @@ async def test_shutdown_is_quick_during_a_backoff(telegram: TelegramHarness, int
     assert asyncio.get_running_loop().time() - started < 2
 
 
-async def test_a_migrated_group_is_moved(telegram: TelegramHarness, intake: RecordingIntake) -> None:
-    async with running(telegram.adapter, intake):
-        await telegram.message(chat_id=GROUP, user_id=PERSON, migrate_to_chat_id=-100777)
-        await eventually(lambda: bool(intake.moves), "the move")
+async def test_a_migrated_group_is_moved(live: TelegramHarness, intake: RecordingIntake) -> None:
+    await live.message(chat_id=GROUP, user_id=PERSON, migrate_to_chat_id=-100777)
+    await eventually(lambda: bool(intake.moves), "the move")
     assert intake.moves == [(str(GROUP), "-100777")]
     assert intake.messages == []
 
 
-async def test_a_move_that_could_not_be_stored_is_told_again(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
-    async with running(telegram.adapter, intake):
-        intake.refusals = 2
-        await telegram.message(chat_id=GROUP, user_id=PERSON, migrate_to_chat_id=-100777)
-        await eventually(lambda: bool(intake.moves), "the move")
+async def test_a_move_that_could_not_be_stored_is_told_again(live: TelegramHarness, intake: RecordingIntake) -> None:
+    intake.refusals = 2
+    await live.message(chat_id=GROUP, user_id=PERSON, migrate_to_chat_id=-100777)
+    await eventually(lambda: bool(intake.moves), "the move")
 
 
 async def test_the_token_is_in_no_log(

@@ -19,7 +19,7 @@ from hermes_state.errors import (
 )
 from hermes_state.values import AttachmentKind, Button, ChatKey, IncomingAttachment
 from platforms.base import AdapterState, Preview, SendRequest
-from platforms.telegram.files import local_path
+from platforms.telegram.adapter import local_path
 from tests.fakes.wire import Wire
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.telegram.harness import GROUP, PERSON, TelegramHarness
@@ -51,110 +51,89 @@ def rendered(telegram: TelegramHarness) -> Callable[..., SendRequest]:
 
 class TestMarkup:
     async def test_entities_travel_as_they_were_stored(
-        self, telegram: TelegramHarness, intake: RecordingIntake, rendered: Callable[..., SendRequest]
+        self, live: TelegramHarness, rendered: Callable[..., SendRequest]
     ) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.adapter.send(rendered("👋 **bold** and `code`"))
-        [message] = (await telegram.get(f"chat/{PERSON}"))["messages"]
+        await live.adapter.send(rendered("👋 **bold** and `code`"))
+        [message] = (await live.get(f"chat/{PERSON}"))["messages"]
         assert message["entities"] == [
             {"type": "bold", "offset": 3, "length": 4},
             {"type": "code", "offset": 12, "length": 4},
         ]
 
     async def test_the_plain_form_goes_without_entities(
-        self, telegram: TelegramHarness, intake: RecordingIntake, rendered: Callable[..., SendRequest]
+        self, live: TelegramHarness, rendered: Callable[..., SendRequest]
     ) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.adapter.send(replace(rendered("**bold**"), is_plain=True))
-        [message] = (await telegram.get(f"chat/{PERSON}"))["messages"]
+        await live.adapter.send(replace(rendered("**bold**"), is_plain=True))
+        [message] = (await live.get(f"chat/{PERSON}"))["messages"]
         assert message["text"] == "bold"
         assert "entities" not in message
 
     @pytest.mark.fuzz
-    async def test_random_answers_reach_the_chat_without_a_refusal(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
+    async def test_random_answers_reach_the_chat_without_a_refusal(self, live: TelegramHarness) -> None:
         texts = []
-        async with running(telegram.adapter, intake):
-            for seed in range(ANSWERS):
-                for part in telegram.adapter.render(AnswerMaker(seed).answer()):
-                    texts.append(part.text.strip())
-                    await telegram.adapter.send(SendRequest(chat=telegram.direct_chat, part=part, key="k"))
-        assert [text.strip() for text in await telegram.visible(telegram.direct_chat)] == texts
+        for seed in range(ANSWERS):
+            for part in live.adapter.render(AnswerMaker(seed).answer()):
+                texts.append(part.text.strip())
+                await live.adapter.send(SendRequest(chat=live.direct_chat, part=part, key="k"))
+        assert [text.strip() for text in await live.visible(live.direct_chat)] == texts
 
 
 class TestPlaceholders:
-    async def test_a_placeholder_that_was_deleted_is_replaced_by_a_new_message(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        async with running(telegram.adapter, intake):
-            ref = await telegram.adapter.send(request(telegram.direct_chat, "draft"))
-            await telegram.control.post(
-                "/bot123456:LABTOKEN/deleteMessage", json={"chat_id": PERSON, "message_id": ref}
-            )
-            sent = await telegram.adapter.send(request(telegram.direct_chat, "final", replaces=ref))
+    async def test_a_placeholder_that_was_deleted_is_replaced_by_a_new_message(self, live: TelegramHarness) -> None:
+        ref = await live.adapter.send(request(live.direct_chat, "draft"))
+        await live.control.post("/bot123456:LABTOKEN/deleteMessage", json={"chat_id": PERSON, "message_id": ref})
+        sent = await live.adapter.send(request(live.direct_chat, "final", replaces=ref))
         assert sent != ref
-        assert await telegram.visible(telegram.direct_chat) == ["final"]
+        assert await live.visible(live.direct_chat) == ["final"]
 
-    async def test_an_edit_whose_answer_was_lost_can_be_repeated_without_a_trace(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        async with running(telegram.adapter, intake):
-            ref = await telegram.adapter.send(request(telegram.direct_chat, "draft"))
-            await telegram.fault(match="editMessageText", kind="reset_after")
-            final = request(telegram.direct_chat, "final", replaces=ref)
-            with pytest.raises(SendAmbiguous):
-                await telegram.adapter.send(final)
-            assert await telegram.adapter.send(replace(final, is_repeat=True)) == ref
-        assert await telegram.visible(telegram.direct_chat) == ["final"]
+    async def test_an_edit_whose_answer_was_lost_can_be_repeated_without_a_trace(self, live: TelegramHarness) -> None:
+        ref = await live.adapter.send(request(live.direct_chat, "draft"))
+        await live.fault(match="editMessageText", kind="reset_after")
+        final = request(live.direct_chat, "final", replaces=ref)
+        with pytest.raises(SendAmbiguous):
+            await live.adapter.send(final)
+        assert await live.adapter.send(replace(final, is_repeat=True)) == ref
+        assert await live.visible(live.direct_chat) == ["final"]
 
     async def test_a_repeat_without_placeholder_says_that_it_may_be_one(
-        self, telegram: TelegramHarness, intake: RecordingIntake, rendered: Callable[..., SendRequest]
+        self, live: TelegramHarness, rendered: Callable[..., SendRequest]
     ) -> None:
-        async with running(telegram.adapter, intake):
-            answer = rendered("the **answer**")
-            await telegram.fault(match="sendMessage", kind="reset_after")
-            with pytest.raises(SendAmbiguous):
-                await telegram.adapter.send(answer)
-            await telegram.adapter.send(replace(answer, is_repeat=True))
-        first, second = (await telegram.get(f"chat/{PERSON}"))["messages"]
+        answer = rendered("the **answer**")
+        await live.fault(match="sendMessage", kind="reset_after")
+        with pytest.raises(SendAmbiguous):
+            await live.adapter.send(answer)
+        await live.adapter.send(replace(answer, is_repeat=True))
+        first, second = (await live.get(f"chat/{PERSON}"))["messages"]
         assert first["text"] == "the answer"
         assert second["text"] == "(possibly a repeat) the answer"
         [bold] = second["entities"]
         assert second["text"][bold["offset"] : bold["offset"] + bold["length"]] == "answer"
 
     async def test_a_repeat_after_its_placeholder_was_deleted_says_that_it_may_be_one(
-        self, telegram: TelegramHarness, intake: RecordingIntake
+        self, live: TelegramHarness
     ) -> None:
-        async with running(telegram.adapter, intake):
-            answer = request(telegram.direct_chat, "final", replaces="4711")
-            await telegram.fault(match="sendMessage", kind="reset_after")
-            with pytest.raises(SendAmbiguous):
-                await telegram.adapter.send(answer)
-            await telegram.adapter.send(replace(answer, is_repeat=True))
-        assert await telegram.visible(telegram.direct_chat) == ["final", "(possibly a repeat) final"]
+        answer = request(live.direct_chat, "final", replaces="4711")
+        await live.fault(match="sendMessage", kind="reset_after")
+        with pytest.raises(SendAmbiguous):
+            await live.adapter.send(answer)
+        await live.adapter.send(replace(answer, is_repeat=True))
+        assert await live.visible(live.direct_chat) == ["final", "(possibly a repeat) final"]
 
 
 class TestPreviews:
-    async def test_direct_chats_stream_as_drafts_of_the_turn(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        async with running(telegram.adapter, intake):
-            for text in ("one", "one **two**"):
-                assert await telegram.adapter.show(preview(telegram.direct_chat, text)) is None
-        drafts = await telegram.sent("sendMessageDraft")
+    async def test_direct_chats_stream_as_drafts_of_the_turn(self, live: TelegramHarness) -> None:
+        for text in ("one", "one **two**"):
+            assert await live.adapter.show(preview(live.direct_chat, text)) is None
+        drafts = await live.sent("sendMessageDraft")
         assert [(row["draft_id"], row["draft_text"]) for row in drafts] == [(9, "one"), (9, "one two")]
-        assert await telegram.visible(telegram.direct_chat) == []
+        assert await live.visible(live.direct_chat) == []
 
-    async def test_groups_stream_by_edits_of_one_placeholder(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        group = telegram.group_chat()
-        async with running(telegram.adapter, intake):
-            ref = await telegram.adapter.show(preview(group, "one"))
-            assert await telegram.adapter.show(preview(group, "one two", ref)) == ref
-            assert await telegram.adapter.show(preview(group, "one two", ref)) == ref, "an unchanged text is no error"
-        assert await telegram.visible(group) == ["one two …"]
+    async def test_groups_stream_by_edits_of_one_placeholder(self, live: TelegramHarness) -> None:
+        group = live.group_chat()
+        ref = await live.adapter.show(preview(group, "one"))
+        assert await live.adapter.show(preview(group, "one two", ref)) == ref
+        assert await live.adapter.show(preview(group, "one two", ref)) == ref, "an unchanged text is no error"
+        assert await live.visible(group) == ["one two …"]
 
     async def test_a_server_without_drafts_gets_placeholders(
         self, telegram: TelegramHarness, intake: RecordingIntake
@@ -179,50 +158,38 @@ class TestPreviews:
             assert await telegram.adapter.show(preview(telegram.direct_chat, "next turn")) is None
         assert await telegram.visible(telegram.direct_chat) == ["one two …"]
 
-    async def test_a_placeholder_that_may_be_there_already_is_not_made_again(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        group = telegram.group_chat()
-        async with running(telegram.adapter, intake):
-            await telegram.fault(match="sendMessage", kind="reset_after")
-            with pytest.raises(SendAmbiguous):
-                await telegram.adapter.show(preview(group, "one"))
-            assert await telegram.adapter.show(preview(group, "one two")) is None
-            assert await telegram.visible(group) == ["one …"], "a copy for every lost answer would fill the group"
-            next_turn = replace(preview(group, "another"), number=10)
-            assert await telegram.adapter.show(next_turn) is not None
+    async def test_a_placeholder_that_may_be_there_already_is_not_made_again(self, live: TelegramHarness) -> None:
+        group = live.group_chat()
+        await live.fault(match="sendMessage", kind="reset_after")
+        with pytest.raises(SendAmbiguous):
+            await live.adapter.show(preview(group, "one"))
+        assert await live.adapter.show(preview(group, "one two")) is None
+        assert await live.visible(group) == ["one …"], "a copy for every lost answer would fill the group"
+        next_turn = replace(preview(group, "another"), number=10)
+        assert await live.adapter.show(next_turn) is not None
 
-    async def test_a_placeholder_given_up_while_it_was_sent_is_not_made_again(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        group = telegram.group_chat()
-        async with running(telegram.adapter, intake):
-            await telegram.fault(match="sendMessage", kind="delay", seconds=3)
-            showing = asyncio.create_task(telegram.adapter.show(preview(group, "one")))
-            async with asyncio.timeout(20):
-                while not (await telegram.get("faults"))["fired"]:  # noqa: ASYNC110 - a fault has no event
-                    await asyncio.sleep(0.01)  # until it is being sent
-            showing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await showing
-            assert await telegram.adapter.show(preview(group, "one two")) is None
+    async def test_a_placeholder_given_up_while_it_was_sent_is_not_made_again(self, live: TelegramHarness) -> None:
+        group = live.group_chat()
+        await live.fault(match="sendMessage", kind="delay", seconds=3)
+        showing = asyncio.create_task(live.adapter.show(preview(group, "one")))
+        async with asyncio.timeout(20):
+            while not (await live.get("faults"))["fired"]:  # noqa: ASYNC110 - a fault has no event
+                await asyncio.sleep(0.01)  # until it is being sent
+        showing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await showing
+        assert await live.adapter.show(preview(group, "one two")) is None
 
-    async def test_a_placeholder_that_was_refused_may_be_tried_again(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.fault(match="sendMessage", kind="status", status=409)
-            with pytest.raises(PlatformUnavailable):
-                await telegram.adapter.show(preview(telegram.group_chat(), "one"))
-            assert await telegram.adapter.show(preview(telegram.group_chat(), "one")) is not None
+    async def test_a_placeholder_that_was_refused_may_be_tried_again(self, live: TelegramHarness) -> None:
+        await live.fault(match="sendMessage", kind="status", status=409)
+        with pytest.raises(PlatformUnavailable):
+            await live.adapter.show(preview(live.group_chat(), "one"))
+        assert await live.adapter.show(preview(live.group_chat(), "one")) is not None
 
-    async def test_a_long_preview_shows_its_newest_part(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
+    async def test_a_long_preview_shows_its_newest_part(self, live: TelegramHarness) -> None:
         lines = [f"line {number}" for number in range(1000)]
-        async with running(telegram.adapter, intake):
-            await telegram.adapter.show(preview(telegram.direct_chat, "\n".join(lines)))
-        [draft] = await telegram.sent("sendMessageDraft")
+        await live.adapter.show(preview(live.direct_chat, "\n".join(lines)))
+        [draft] = await live.sent("sendMessageDraft")
         assert draft["draft_text"].endswith("line 999")
         assert "line 1\n" not in draft["draft_text"]
 
@@ -268,12 +235,9 @@ class TestReplies:
         message = (await telegram.get(f"chat/{GROUP}"))["messages"][-1]
         assert (message["text"], message["reply_to_message"]["message_id"]) == ("because", asked)
 
-    async def test_a_reply_to_a_deleted_message_is_sent_all_the_same(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.adapter.send(replace(request(telegram.direct_chat, "because"), reply_to="999"))
-        assert await telegram.visible(telegram.direct_chat) == ["because"]
+    async def test_a_reply_to_a_deleted_message_is_sent_all_the_same(self, live: TelegramHarness) -> None:
+        await live.adapter.send(replace(request(live.direct_chat, "because"), reply_to="999"))
+        assert await live.visible(live.direct_chat) == ["because"]
 
 
 class TestButtons:
@@ -292,40 +256,35 @@ class TestButtons:
         assert [message.text for message in intake.messages] == [command, "/stop"]
 
     async def test_a_press_in_a_group_is_by_whoever_pressed(
-        self, telegram: TelegramHarness, intake: RecordingIntake
+        self, live: TelegramHarness, intake: RecordingIntake
     ) -> None:
         buttons = (Button(label="Yes", command="/approve 7"),)
-        async with running(telegram.adapter, intake):
-            ref = await telegram.adapter.send(request(telegram.group_chat(), "May I?", buttons=buttons))
-            await telegram.post("callback", {"chat_id": GROUP, "user_id": 77, "message_id": int(ref), "button": "Yes"})
-            [press] = await intake.wait_for(1)
-        assert (press.sender.ref, press.chat, press.message_ref) == ("telegram:77", telegram.group_chat(), ref)
+        ref = await live.adapter.send(request(live.group_chat(), "May I?", buttons=buttons))
+        await live.post("callback", {"chat_id": GROUP, "user_id": 77, "message_id": int(ref), "button": "Yes"})
+        [press] = await intake.wait_for(1)
+        assert (press.sender.ref, press.chat, press.message_ref) == ("telegram:77", live.group_chat(), ref)
 
-    async def test_a_press_that_means_nothing_is_told_so(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
+    async def test_a_press_that_means_nothing_is_told_so(self, live: TelegramHarness, intake: RecordingIntake) -> None:
         buttons = (Button(label="Yes", command="/approve 7"),)
-        async with running(telegram.adapter, intake):
-            ref = await telegram.adapter.send(request(telegram.direct_chat, "May I?", buttons=buttons))
-            for data in ("from another program", "h:unknown"):
-                press = {"chat_id": PERSON, "user_id": PERSON, "message_id": int(ref), "data": data}
-                await telegram.post("callback", press)
-            rows = await eventually_answered(telegram, 2)
+        ref = await live.adapter.send(request(live.direct_chat, "May I?", buttons=buttons))
+        for data in ("from another program", "h:unknown"):
+            press = {"chat_id": PERSON, "user_id": PERSON, "message_id": int(ref), "data": data}
+            await live.post("callback", press)
+        rows = await eventually_answered(live, 2)
         assert {row["params"]["text"] for row in rows} == {"This button no longer works."}
         assert intake.messages == []
 
     async def test_a_press_that_could_not_be_stored_is_not_answered_yet(
-        self, telegram: TelegramHarness, intake: RecordingIntake
+        self, live: TelegramHarness, intake: RecordingIntake
     ) -> None:
         buttons = (Button(label="Yes", command="/approve 7"),)
-        async with running(telegram.adapter, intake):
-            await telegram.adapter.send(request(telegram.direct_chat, "May I?", buttons=buttons))
-            intake.gate.clear()
-            await telegram.press("Yes")
-            await eventually(lambda: bool(intake.offered), "the press was offered")
-            assert await telegram.sent("answerCallbackQuery") == []
-            intake.gate.set()
-            await eventually_answered(telegram, 1)
+        await live.adapter.send(request(live.direct_chat, "May I?", buttons=buttons))
+        intake.gate.clear()
+        await live.press("Yes")
+        await eventually(lambda: bool(intake.offered), "the press was offered")
+        assert await live.sent("answerCallbackQuery") == []
+        intake.gate.set()
+        await eventually_answered(live, 1)
 
 
 async def eventually_answered(telegram: TelegramHarness, count: int) -> list[dict[str, Any]]:
@@ -336,37 +295,30 @@ async def eventually_answered(telegram: TelegramHarness, count: int) -> list[dic
 
 class TestRefusals:
     @pytest.mark.parametrize("reason", ["blocked", "kicked", "deactivated", "restricted"])
-    async def test_nobody_there(self, telegram: TelegramHarness, intake: RecordingIntake, reason: str) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.post("chat", {"chat_id": PERSON, "blocked": reason})
-            with pytest.raises(ChatUnreachable):
-                await telegram.adapter.send(request(telegram.direct_chat, "hello"))
+    async def test_nobody_there(self, live: TelegramHarness, reason: str) -> None:
+        await live.post("chat", {"chat_id": PERSON, "blocked": reason})
+        with pytest.raises(ChatUnreachable):
+            await live.adapter.send(request(live.direct_chat, "hello"))
 
-    async def test_a_chat_that_never_was(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
-        async with running(telegram.adapter, intake):
-            with pytest.raises(ChatUnreachable):
-                await telegram.adapter.send(request(replace(telegram.direct_chat, chat_ref="4711"), "hello"))
+    async def test_a_chat_that_never_was(self, live: TelegramHarness) -> None:
+        with pytest.raises(ChatUnreachable):
+            await live.adapter.send(request(replace(live.direct_chat, chat_ref="4711"), "hello"))
 
-    async def test_a_migrated_group_names_its_new_id(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.post("chat", {"chat_id": GROUP, "migrated_to": -100777})
-            with pytest.raises(ChatMoved) as caught:
-                await telegram.adapter.send(request(telegram.group_chat(), "hello"))
+    async def test_a_migrated_group_names_its_new_id(self, live: TelegramHarness) -> None:
+        await live.post("chat", {"chat_id": GROUP, "migrated_to": -100777})
+        with pytest.raises(ChatMoved) as caught:
+            await live.adapter.send(request(live.group_chat(), "hello"))
         assert caught.value.new_chat_ref == "-100777"
 
-    async def test_a_text_too_long_is_rejected(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
-        async with running(telegram.adapter, intake):
-            with pytest.raises(MessageRejected):
-                await telegram.adapter.send(request(telegram.direct_chat, "x" * 5000))
+    async def test_a_text_too_long_is_rejected(self, live: TelegramHarness) -> None:
+        with pytest.raises(MessageRejected):
+            await live.adapter.send(request(live.direct_chat, "x" * 5000))
 
     @pytest.mark.parametrize("kind", ["reset", "500", "garbage"])
-    async def test_whatever_may_have_arrived_is_ambiguous(
-        self, telegram: TelegramHarness, intake: RecordingIntake, kind: str
-    ) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.fault(match="sendMessage", kind=kind)
-            with pytest.raises(SendAmbiguous):
-                await telegram.adapter.send(request(telegram.direct_chat, "hello"))
+    async def test_whatever_may_have_arrived_is_ambiguous(self, live: TelegramHarness, kind: str) -> None:
+        await live.fault(match="sendMessage", kind=kind)
+        with pytest.raises(SendAmbiguous):
+            await live.adapter.send(request(live.direct_chat, "hello"))
 
     @pytest.mark.parametrize(
         "fields",
@@ -378,36 +330,31 @@ class TestRefusals:
         ids=["reply", "entities", "chat"],
     )
     async def test_what_was_sent_is_sent_though_its_answer_holds_unknown_shapes(
-        self, telegram: TelegramHarness, intake: RecordingIntake, fields: dict[str, object]
+        self, live: TelegramHarness, fields: dict[str, object]
     ) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.fault(match="sendMessage|editMessageText", kind="altered", times=2, fields=fields)
-            ref = await telegram.adapter.send(request(telegram.direct_chat, "hello"))
-            edit = replace(request(telegram.direct_chat, "changed"), replaces=ref)
-            assert await telegram.adapter.send(edit) == ref
-        assert await telegram.visible(telegram.direct_chat) == ["changed"]
-        assert len((await telegram.get("faults"))["fired"]) == 2
+        await live.fault(match="sendMessage|editMessageText", kind="altered", times=2, fields=fields)
+        ref = await live.adapter.send(request(live.direct_chat, "hello"))
+        edit = replace(request(live.direct_chat, "changed"), replaces=ref)
+        assert await live.adapter.send(edit) == ref
+        assert await live.visible(live.direct_chat) == ["changed"]
+        assert len((await live.get("faults"))["fired"]) == 2
 
     @pytest.mark.parametrize("lost", ["message_id", "date"])
     async def test_an_answer_that_lacks_the_message_is_ambiguous_after_a_send_and_enough_after_an_edit(
-        self, telegram: TelegramHarness, intake: RecordingIntake, lost: str
+        self, live: TelegramHarness, lost: str
     ) -> None:
-        async with running(telegram.adapter, intake):
-            ref = await telegram.adapter.send(request(telegram.direct_chat, "hello"))
-            await telegram.fault(match="sendMessage|editMessageText", kind="altered", times=2, fields={lost: None})
-            edit = replace(request(telegram.direct_chat, "changed"), replaces=ref)
-            assert await telegram.adapter.send(edit) == ref
-            with pytest.raises(SendAmbiguous, match="names no message"):
-                await telegram.adapter.send(request(telegram.direct_chat, "more"))
+        ref = await live.adapter.send(request(live.direct_chat, "hello"))
+        await live.fault(match="sendMessage|editMessageText", kind="altered", times=2, fields={lost: None})
+        edit = replace(request(live.direct_chat, "changed"), replaces=ref)
+        assert await live.adapter.send(edit) == ref
+        with pytest.raises(SendAmbiguous, match="names no message"):
+            await live.adapter.send(request(live.direct_chat, "more"))
 
-    async def test_a_draft_is_shown_though_its_answer_has_an_unknown_shape(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.fault(match="sendMessageDraft", kind="altered", fields={"kind": "of a later Bot API"})
-            assert await telegram.adapter.show(preview(telegram.direct_chat, "half an ans")) is None
-        assert len((await telegram.get("faults"))["fired"]) == 1
-        assert await telegram.sent("sendMessage$") == []
+    async def test_a_draft_is_shown_though_its_answer_has_an_unknown_shape(self, live: TelegramHarness) -> None:
+        await live.fault(match="sendMessageDraft", kind="altered", fields={"kind": "of a later Bot API"})
+        assert await live.adapter.show(preview(live.direct_chat, "half an ans")) is None
+        assert len((await live.get("faults"))["fired"]) == 1
+        assert await live.sent("sendMessage$") == []
 
     async def test_silence_after_sending_is_ambiguous(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
         adapter = telegram.another_adapter(request_seconds=1.0)
@@ -443,13 +390,10 @@ class TestRefusals:
                 with pytest.raises(PlatformUnavailable):
                     await adapter.send(request(telegram.direct_chat, "hello"))
 
-    async def test_a_revoked_token_keeps_the_answer_for_later(
-        self, telegram: TelegramHarness, intake: RecordingIntake
-    ) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.fault(match="sendMessage", kind="401")
-            with pytest.raises(PlatformUnavailable):
-                await telegram.adapter.send(request(telegram.direct_chat, "hello"))
+    async def test_a_revoked_token_keeps_the_answer_for_later(self, live: TelegramHarness) -> None:
+        await live.fault(match="sendMessage", kind="401")
+        with pytest.raises(PlatformUnavailable):
+            await live.adapter.send(request(live.direct_chat, "hello"))
 
 
 async def test_a_slow_answer_delays_no_other_chat(telegram: TelegramHarness, intake: RecordingIntake) -> None:
@@ -490,13 +434,12 @@ class TestFiles:
                 await telegram.adapter.download(gone, tmp_path / "file", max_bytes=100)
 
     async def test_a_file_above_what_telegram_hands_out_is_rejected(
-        self, telegram: TelegramHarness, intake: RecordingIntake, tmp_path: Path
+        self, live: TelegramHarness, intake: RecordingIntake, tmp_path: Path
     ) -> None:
-        async with running(telegram.adapter, intake):
-            await telegram.message(media="document", file_name="huge.bin", file_size=30_000_000)
-            [message] = await intake.wait_for(1)
-            with pytest.raises(FileSizeExceeded) as caught:
-                await telegram.adapter.download(message.attachments[0], tmp_path / "file", max_bytes=50_000_000)
+        await live.message(media="document", file_name="huge.bin", file_size=30_000_000)
+        [message] = await intake.wait_for(1)
+        with pytest.raises(FileSizeExceeded) as caught:
+            await live.adapter.download(message.attachments[0], tmp_path / "file", max_bytes=50_000_000)
         assert caught.value.limit_bytes == 20_000_000
 
     async def test_a_local_server_names_a_file_on_this_machine(

@@ -48,15 +48,12 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def test_telegram_is_told_address_secret_and_kinds(
-    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake
-) -> None:
-    async with running(telegram.adapter, intake):
-        [bot] = (await telegram.get("state"))["bots"]
+async def test_telegram_is_told_address_secret_and_kinds(live: TelegramHarness, webhook: WebhookSettings) -> None:
+    [bot] = (await live.get("state"))["bots"]
     assert bot["webhook"]["url"] == webhook.url
     assert bot["webhook"]["secret"] == SECRET
     assert bot["allowed_updates"] == ["callback_query", "edited_message", "message", "my_chat_member"]
-    assert await telegram.calls("getUpdates") == []
+    assert await live.calls("getUpdates") == []
 
 
 @pytest.mark.parametrize("headers", [{}, {HEADER: ""}, {HEADER: "s3cret"}, {HEADER: SECRET + "x"}, {HEADER: "ü"}])
@@ -73,14 +70,13 @@ async def test_a_post_without_the_secret_is_refused(
 
 
 async def test_unknown_kinds_of_updates_are_acknowledged_and_named_once(
-    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    live: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
 ) -> None:
-    async with running(telegram.adapter, intake):
-        with capture_logs() as logs:
-            for number, kind in enumerate(("subscription", "guest_message", "subscription")):
-                raw = {"update_id": number, kind: {"state": "active"}}
-                async with client.post(webhook.url, json=raw, headers={HEADER: SECRET}) as answer:
-                    assert answer.status == 200
+    with capture_logs() as logs:
+        for number, kind in enumerate(("subscription", "guest_message", "subscription")):
+            raw = {"update_id": number, kind: {"state": "active"}}
+            async with client.post(webhook.url, json=raw, headers={HEADER: SECRET}) as answer:
+                assert answer.status == 200
     assert [entry["kind"] for entry in logs if entry["event"] == "update.ignored"] == ["subscription", "guest_message"]
     assert intake.messages == []
 
@@ -96,30 +92,28 @@ async def test_a_message_that_the_sdk_cannot_read_is_taken_for_what_is_known(
 
 
 async def test_posts_without_the_secret_do_not_fill_the_log(
-    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    live: TelegramHarness, webhook: WebhookSettings, client: aiohttp.ClientSession
 ) -> None:
-    async with running(telegram.adapter, intake):
-        with capture_logs() as logs:
-            for _ in range(20):
-                async with client.post(webhook.url, json=UPDATE) as answer:
-                    assert answer.status == 403
+    with capture_logs() as logs:
+        for _ in range(20):
+            async with client.post(webhook.url, json=UPDATE) as answer:
+                assert answer.status == 403
     assert [line["count"] for line in logs if line["event"] == "webhook.refused"] == [1]
 
 
 async def test_200_comes_after_the_commit(
-    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    live: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
 ) -> None:
     async def post() -> int:
         async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
             return answer.status
 
-    async with running(telegram.adapter, intake):
-        intake.gate.clear()
-        posting = asyncio.create_task(post())
-        await eventually(lambda: bool(intake.offered), "the update was offered")
-        assert not posting.done()
-        intake.gate.set()
-        assert await posting == 200
+    intake.gate.clear()
+    posting = asyncio.create_task(post())
+    await eventually(lambda: bool(intake.offered), "the update was offered")
+    assert not posting.done()
+    intake.gate.set()
+    assert await posting == 200
     assert [message.text for message in intake.messages] == ["hello"]
 
 
@@ -134,15 +128,14 @@ async def test_half_of_a_character_is_no_reason_to_be_sent_an_update_again(
 
 
 async def test_what_could_not_be_stored_is_refused_and_comes_again(
-    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    live: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
 ) -> None:
-    async with running(telegram.adapter, intake):
-        intake.refusals = 1
-        async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
-            assert answer.status == 503
-        assert "could not be stored" in telegram.adapter.health().detail
-        async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
-            assert answer.status == 200
+    intake.refusals = 1
+    async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
+        assert answer.status == 503
+    assert "could not be stored" in live.adapter.health().detail
+    async with client.post(webhook.url, json=UPDATE, headers={HEADER: SECRET}) as answer:
+        assert answer.status == 200
     assert [message.text for message in intake.messages] == ["hello"]
     assert len(set(intake.offered)) == 1, "a redelivery carries the same event_ref"
 
@@ -161,29 +154,24 @@ async def test_a_body_that_is_no_update_is_refused(
 
 
 async def test_an_update_that_cannot_be_read_is_taken_and_forgotten(
-    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+    live: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
 ) -> None:
-    async with running(telegram.adapter, intake):
-        strange = {"update_id": 901, "message": {"chat": {}}}
-        async with client.post(webhook.url, json=strange, headers={HEADER: SECRET}) as answer:
-            assert answer.status == 200
+    strange = {"update_id": 901, "message": {"chat": {}}}
+    async with client.post(webhook.url, json=strange, headers={HEADER: SECRET}) as answer:
+        assert answer.status == 200
     assert intake.offered == []
 
 
-async def test_a_webhook_that_somebody_took_off_is_set_again(
-    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake
-) -> None:
-    async with running(telegram.adapter, intake):
-        await telegram.control.post("/bot123456:LABTOKEN/deleteWebhook", json={})
-        assert len(await telegram.calls("setWebhook", count=2, wait=15)) == 2
+async def test_a_webhook_that_somebody_took_off_is_set_again(live: TelegramHarness, webhook: WebhookSettings) -> None:
+    await live.control.post("/bot123456:LABTOKEN/deleteWebhook", json={})
+    assert len(await live.calls("setWebhook", count=2, wait=15)) == 2
 
 
-async def test_an_outage_shows_although_nobody_posts(telegram: TelegramHarness, intake: RecordingIntake) -> None:
-    async with running(telegram.adapter, intake):
-        await telegram.fault(match="getWebhookInfo", kind="reset", times=-1)
-        await eventually(lambda: telegram.adapter.health().state is AdapterState.BACKING_OFF, "the outage shows")
-        await telegram.control.delete("/_ctl/faults")
-        await eventually(lambda: telegram.adapter.health().is_ready, "ready again")
+async def test_an_outage_shows_although_nobody_posts(live: TelegramHarness) -> None:
+    await live.fault(match="getWebhookInfo", kind="reset", times=-1)
+    await eventually(lambda: live.adapter.health().state is AdapterState.BACKING_OFF, "the outage shows")
+    await live.control.delete("/_ctl/faults")
+    await eventually(lambda: live.adapter.health().is_ready, "ready again")
 
 
 async def test_a_taken_port_is_named(

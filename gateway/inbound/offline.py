@@ -1,0 +1,131 @@
+"""Offline answers: commands run from memory, and chats learn that their messages wait, while nothing can be stored.
+
+The database is locked then, or its disk is full. No command runs twice when its event is stored in the end.
+docs/decisions/0008-commands-while-nothing-can-be-stored.md
+"""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import structlog
+
+from gateway.access.permissions import AccessControl
+from gateway.commands.registry import Command
+from gateway.commands.runner import CommandRunner
+from gateway.turns.lanes import LaneRegistry
+from gateway.turns.runner import ActiveTurn
+from hermes_state.admin.pairings import UserRole
+from hermes_state.values import ChatKey, InboundMessage
+
+log = structlog.get_logger()
+
+NOT_TAKEN = (
+    "My database takes nothing right now, so I have not taken this yet. /stop ends a running answer meanwhile, and "
+    "/status says more."
+)
+STOPPED = "I have stopped working on this. My database takes nothing right now; I confirm it as soon as it does."
+WAITS: Final = (
+    "My database takes nothing right now: it is locked, or its disk is full. Your message waits and is not lost; I go "
+    "on with it as soon as I can."
+)
+GOES_ON: Final = "My database takes messages again: I go on with yours."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineResult:
+    stopping: ActiveTurn | None = None
+    answering: asyncio.Task[bool] | None = None
+    """Its result is True if the whole answer was sent."""
+
+    def settle_stop(self) -> None:
+        """Let a lane that was stopped go on."""
+        if self.stopping is not None:
+            self.stopping.settle_stop()
+
+    async def is_answered(self) -> bool:
+        """Tell whether the command is done and only its row is missing."""
+        if self.answering is None:
+            return False
+        await asyncio.wait({self.answering})
+        return not self.answering.cancelled() and self.answering.result()
+
+
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
+class OfflineCommandRunner:
+    """Runs commands without the database: `/stop` and `/status` work, others are told that they were not accepted."""
+
+    access: AccessControl
+    lanes: LaneRegistry
+    commands: CommandRunner
+    _results: dict[str, OfflineResult] = field(default_factory=dict, init=False)
+    """Newest results by the commands' events."""
+
+    def find(self, event_ref: str) -> OfflineResult | None:
+        return self._results.get(event_ref)
+
+    def run(self, message: InboundMessage, key: ChatKey, command: Command) -> OfflineResult:
+        """Run a command as far as that is possible now, once for each event."""
+        if (known := self._results.get(message.event_ref)) is not None:
+            return known
+        log.warning("command.from_memory", command=command.name, chat=key.name)
+        if len(self._results) >= 256:
+            del self._results[next(iter(self._results))]
+        stopping = answering = None
+        if command.unstored is not None:
+            answering = self.commands.send_unstored(message, key, command.unstored)
+        else:
+            if command.name == "stop":
+                is_admin = self.access.role_of(message.sender.ref) is UserRole.ADMIN
+                stopping = self.lanes.stop_from_memory(key, message.sender.ref, is_admin)
+            text = NOT_TAKEN if stopping is None else STOPPED
+            self.commands.send_unstored(message, key, lambda _context, _key: text)
+        result = self._results[message.event_ref] = OfflineResult(stopping=stopping, answering=answering)
+        return result
+
+
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
+class WaitNoticeSender:
+    """Tells each chat once that its messages wait, and again when they are stored.
+
+    The notices go straight to the platform, because nothing can be stored in the outbox either.
+    """
+
+    commands: CommandRunner
+    seconds: float = 5.0
+    """Seconds that a message waits until its chat is told: most locks are gone by then.
+
+    Together with a pause between two fetches of messages, that is less than 10 seconds.
+    """
+    _chats: dict[ChatKey, asyncio.TimerHandle | asyncio.Task[bool]] = field(default_factory=dict, init=False)
+    """Timer until the notice begins, then its task, with the result True if the notice was sent."""
+
+    def note_waiting(self, message: InboundMessage) -> None:
+        """Tell the chat of a message that is not stored in time."""
+        if message.chat not in self._chats and len(self._chats) < 1_000:
+            timer = asyncio.get_running_loop().call_later(self.seconds, self._tell_waiting, message)
+            self._chats[message.chat] = timer
+
+    def note_stored(self, message: InboundMessage) -> None:
+        """Tell the chat that its message is stored, if it was told that it waits."""
+        if (telling := self.forget(message.chat)) is not None:
+            telling.add_done_callback(
+                lambda told: None if told.cancelled() or not told.result() else self._send(message, GOES_ON)
+            )
+
+    def forget(self, key: ChatKey) -> asyncio.Task[bool] | None:
+        """Stop waiting for messages of a chat; returns the notice that was begun."""
+        waiting = self._chats.pop(key, None)
+        if waiting is None or isinstance(waiting, asyncio.Task):
+            return waiting
+        waiting.cancel()
+        return None
+
+    def _tell_waiting(self, message: InboundMessage) -> None:
+        log.warning("inbox.waits", chat=message.chat.name, seconds=self.seconds)
+        self._chats[message.chat] = self._send(message, WAITS)
+
+    def _send(self, message: InboundMessage, text: str) -> asyncio.Task[bool]:
+        # Each notice needs its own reference: platforms take messages with the same one for the same message.
+        named = replace(message, event_ref=f"{message.event_ref}:{text}")
+        return self.commands.send_unstored(named, message.chat, lambda _context, _key: text)

@@ -1,0 +1,23 @@
+"""Fixtures of Discord's tests."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.platforms.contract import RecordingIntake, running
+from tests.platforms.discord.harness import DiscordHarness
+
+
+@pytest.fixture
+async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
+    """A Discord adapter, not running yet, and the fake that it connects to."""
+    async with DiscordHarness(tmp_path) as harness:
+        yield harness
+
+
+@pytest.fixture
+async def live(harness: DiscordHarness, intake: RecordingIntake) -> AsyncIterator[DiscordHarness]:
+    """The same harness with its adapter running."""
+    async with running(harness.adapter, intake):
+        yield harness
