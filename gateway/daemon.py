@@ -269,7 +269,7 @@ class _Daemon:
             deliver=self._delivery.wake,
             servers=self._tools.servers,
             reschedule=self._tools.rescheduled.wake,
-            node=lambda: self._node.health(self._membership.node),
+            peer_line=lambda: self._node.status_line(self._membership.node),
         )
         return CommandRunner(context, self._delivery, self._group)
 
@@ -306,7 +306,7 @@ class _Daemon:
             servers=self._tools.servers,
             delivery=self._delivery,
             heartbeat=self._heartbeat,
-            node=lambda: self._node.health(self._membership.node),
+            peer_row=lambda: self._node.health(self._membership.node),
             clock=self._clock,
             started_at=self._clock.now(),
         )

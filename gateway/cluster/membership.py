@@ -20,12 +20,7 @@ from gateway.schedules.runner import server_zone
 from gateway.version import installed_version
 from hermes_state.aio import wait_until
 from hermes_state.engines.opening import check_place, open_seat
-from hermes_state.engines.postgres.nodes import (
-    end_left_transactions,
-    find_differences,
-    forget_node,
-    save_settings,
-)
+from hermes_state.engines.postgres.nodes import end_left_transactions, find_differences, forget_node, save_settings
 from hermes_state.errors import ConfigError, StateError
 from hermes_state.redaction import redact
 from hermes_state.store.seats import NodeInfo, OnHint, Seat

@@ -7,6 +7,7 @@ times a second, and learns by hints what the others store. A gateway that has it
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -47,24 +48,6 @@ class Duty:
     """What its last owner has left, which comes before everything else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeHealth:
-    """Health of this node, for operators."""
-
-    id: str
-    name: str
-    role: str
-    has_seat: bool
-    """False while others may take over what it has."""
-    seats_lost: int
-    """Since its start."""
-    hints_received: int
-    chats: int
-    """Chats that it works in."""
-    duties: tuple[str, ...]
-    """Accounts that it serves, and the housekeeping."""
-
-
 class Node:
     """Takes the seat, the duties that are free and the chats in which something waits."""
 
@@ -99,20 +82,28 @@ class Node:
         """True while nobody else can have what this node has taken."""
         return self._seat is not None and self._seat.is_certain
 
-    def health(self, info: NodeInfo) -> NodeHealth | None:
-        """Health of the node, which others see so; None where it has its database alone."""
+    def health(self, info: NodeInfo) -> Mapping[str, Any]:
+        """Return the health of this node for `--json`; empty where it has its database alone."""
         if self._seat is None or not self._seat.is_shared:
+            return {}
+        health = {
+            "id": info.id,
+            "name": info.name,
+            "role": info.role,
+            "has_seat": self.is_certain,  # without it others may take over its work
+            "seats_lost": self._seats_lost,
+            "hints_received": self._hints_received,
+            "chats": len(self._lanes.served),
+            "duties": [duty.name for duty in self._taken],
+        }
+        return {"node": health}
+
+    def status_line(self, info: NodeInfo) -> str | None:
+        """Return the line of `/status` about this node; None where it has its database alone."""
+        if not self.health(info):
             return None
-        return NodeHealth(
-            id=info.id,
-            name=info.name,
-            role=info.role,
-            has_seat=self.is_certain,
-            seats_lost=self._seats_lost,
-            hints_received=self._hints_received,
-            chats=len(self._lanes.served),
-            duties=tuple(duty.name for duty in self._taken),
-        )
+        lost = f", {self._seats_lost} lost since its start" if self._seats_lost else ""
+        return f"- Node: `{info.name}`, {'with its seat' if self.is_certain else 'without a seat right now'}{lost}"
 
     async def start(self) -> None:
         """Take the seat, and what is free of the work; it begins with `run`.

@@ -11,8 +11,7 @@ from datetime import tzinfo
 from agent.context.excerpt import Redact
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.fields import secrets_of
-from gateway.operator.lookups import SearchRequest, compression_details, incompleteness, speaker
-from gateway.operator.places import find_place
+from gateway.operator.lookups import SearchRequest, compression_details, find_place, incompleteness, speaker
 from gateway.times import format_time, parse_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LineageSession, LookupResult, short_key

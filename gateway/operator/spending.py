@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from agent.model.caps import SpendingCapSettings, day_of, day_start, midnight
-from gateway.operator.lookups import Row
-from gateway.operator.places import find_place
+from gateway.operator.lookups import Row, find_place
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.chats import load_chat
 from hermes_state.compressions import count_compressions

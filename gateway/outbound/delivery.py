@@ -199,12 +199,7 @@ class Delivery:
             parts = await self._render(adapter, outbox.WrittenReply(markdown=markdown))
             for number, part in enumerate(parts):
                 request = SendRequest(
-                    chat=chat,
-                    part=part,
-                    key=f"u{digest}.{number}",
-                    reply_to=reply_to,
-                    ticket=ticket,
-                    is_notice=True,
+                    chat=chat, part=part, key=f"u{digest}.{number}", reply_to=reply_to, ticket=ticket, is_notice=True
                 )
                 with flood.obeyed():
                     await self._send_or_plain(adapter, request)
