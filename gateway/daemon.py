@@ -132,7 +132,7 @@ class _Daemon:
         self._group = asyncio.TaskGroup()
         announce = partial(_announce, environ)
         self._adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), files, clock, announce))
-        self._adapters.has_other_nodes = not isinstance(store, SqliteStore)
+        self._adapters.is_shared = not isinstance(store, SqliteStore)
         gates = GateRegistry()
         self._delivery = Delivery(
             store=store,
@@ -165,7 +165,7 @@ class _Daemon:
         self._lanes = self._make_lanes(gates)
         make_preview = partial(self._lanes.turns.live_preview, kind=RemotePreview)
         self._previews = RemotePreviews(store=store, adapters=self._adapters, make=make_preview)
-        if self._adapters.has_other_nodes:
+        if self._adapters.is_shared:
             self._delivery.close_remote = self._previews.close
         self._delivery.on_unreachable = self._asked.wake
         self._approvals = ApprovalRunner(
@@ -193,7 +193,7 @@ class _Daemon:
         self._jobs = JobRunner(store=store, runtime=self._runtime, clock=clock, files=files)
         self._membership = Membership(store, clock, lambda: self._runtime.config)
         self._node = self._make_node()
-        if self._adapters.has_other_nodes:
+        if self._adapters.is_shared:
             self._adapters.is_certain = lambda: self._node.is_certain
         self._operator = self._make_operator()
 
@@ -214,7 +214,7 @@ class _Daemon:
                 clock=clock,
                 on_question=self._asked.wake,
                 preview_elsewhere=partial(StoredPreview, store=store, clock=clock)
-                if self._adapters.has_other_nodes
+                if self._adapters.is_shared
                 else None,
             ),
             attachments=AttachmentHandler(

@@ -96,7 +96,7 @@ class LockedChats:
     async def can_fetch(self, chat_id: ChatId) -> bool:
         """Return True if this node serves the account of the chat."""
         chat = await self._lanes.store.read_short(load_chat, chat_id)
-        return self._lanes.turns.adapters.claim_of(chat.key) is not None
+        return self._lanes.turns.adapters.ownership_of(chat.key) is not None
 
     async def _still_open(self, chat_id: ChatId) -> RunningTurn | None:
         """The open turn of a chat that this node has stored or taken up, unless another node has had it meanwhile.

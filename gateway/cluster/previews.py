@@ -150,7 +150,7 @@ class RemotePreviews:
     def _show(self, stored: StoredText) -> None:
         one, turn = self._shown.get(stored.turn_id), stored.moved
         if one is None:
-            if turn is None or turn.chat_id in self._closed or self.adapters.claim_of(turn.chat) is None:
+            if turn is None or turn.chat_id in self._closed or self.adapters.ownership_of(turn.chat) is None:
                 return
             one = self._shown[turn.id] = _Shown(turn=turn, preview=self.make(turn), heard_at=0.0)
             one.preview.begin()

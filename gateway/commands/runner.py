@@ -141,8 +141,8 @@ class CommandRunner:
             return say("You have no access any more.")
         if command is None:
             meant = self._context.registry.closest(parsed.name)
-            hint = f" Did you mean /{meant}?" if meant is not None else ""
-            return say(f"I do not know /{parsed.name}.{hint} /help lists what I know.")
+            question = f" Did you mean /{meant}?" if meant is not None else ""
+            return say(f"I do not know /{parsed.name}.{question} /help lists what I know.")
         place = (self._context.access, row.sender_ref, chat.key, chat.kind)
         if (refusal := command.refusal(parsed.argument, *place)) is not None:
             return say(refusal)

@@ -17,15 +17,10 @@ log = structlog.get_logger()
 
 RENDERED_AT_ONCE = 500
 """Longest reply that is rendered on the event loop, in characters: the worst of that length takes ten milliseconds."""
-
-REST_IN_FILE = "The rest is in this file, which has all of the reply."
 REST_LEFT_OUT = (
     "The rest is too long to be sent as messages, and here I cannot attach a file. It is kept, and I can give it to "
     "you in smaller pieces; whoever runs this bot reads it with `hermes-gateway history`."
 )
-FILE_LEFT_OUT = "{caption}\n(The file “{name}” could not be sent here.)"
-FILE_NAME = "reply.md"
-"""Name of the file with the rest of a long reply."""
 
 
 async def render_reply(
@@ -51,17 +46,21 @@ async def render_reply(
 async def _rendered(adapter: PlatformAdapter, written: WrittenReply, max_parts: int) -> Sequence[OutboundPart]:
     """Render a reply into parts, at most `max_parts` where files can be sent; its buttons hang under the last one."""
     if (file := written.attached) is not None:
-        lost = FILE_LEFT_OUT.format(name=file.name, caption=written.markdown).strip()
+        lost = f"{written.markdown}\n(The file “{file.name}” could not be sent here.)".strip()
         return [OutboundPart(text=written.markdown, plain=lost, attached=file)]
+    text = written.markdown
     try:
-        # A long answer can take seconds: not on the loop, where every other chat would wait for it.
-        text, is_long = written.markdown, len(written.markdown) > RENDERED_AT_ONCE
+        # A long answer can take seconds, in which no other chat may wait.
+        is_long = len(text) > RENDERED_AT_ONCE
         parts = list(await asyncio.to_thread(adapter.render, text) if is_long else adapter.render(text))
     except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows
         log.exception("delivery.rendered_plain")
-        parts = _plain_parts(written.markdown, adapter.capabilities.max_part_units // 2)
+        size = adapter.capabilities.max_part_units // 2
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        parts = [OutboundPart(text=one, plain=one) for one in [piece for piece in pieces if piece.strip()] or ["…"]]
     if len(parts) > max_parts and adapter.capabilities.has_files:
-        parts[max_parts - 1 :] = [OutboundPart(text=REST_IN_FILE, plain=REST_LEFT_OUT, file=written.markdown)]
+        rest_in_file = "The rest is in this file, which has all of the reply."
+        parts[max_parts - 1 :] = [OutboundPart(text=rest_in_file, plain=REST_LEFT_OUT, file=text)]
     if written.buttons and adapter.capabilities.has_buttons:
         parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
     return parts
@@ -78,10 +77,4 @@ def file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:
             attachment_id=kept.attachment_id,
         )
     text = part.file.encode()
-    return OutboundFile(name=FILE_NAME, mime="text/markdown", size_bytes=len(text), content=text) if text else None
-
-
-def _plain_parts(text: str, characters: int) -> list[OutboundPart]:
-    pieces = (text[at : at + characters] for at in range(0, len(text), characters))
-    shown = [piece for piece in pieces if piece.strip()] or ["…"]
-    return [OutboundPart(text=piece, plain=piece) for piece in shown]
+    return OutboundFile(name="reply.md", mime="text/markdown", size_bytes=len(text), content=text) if text else None

@@ -72,7 +72,7 @@ class TurnRunner:
 
     def preview_of(self, turn: RunningTurn) -> TurnPreview:
         """The preview that shows `turn`; its `text` is the partial answer."""
-        if self.preview_elsewhere is not None and self.adapters.claim_of(turn.chat) is None:
+        if self.preview_elsewhere is not None and self.adapters.ownership_of(turn.chat) is None:
             return self.preview_elsewhere(turn)
         return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live_preview(turn, LivePreview)
 
