@@ -16,8 +16,13 @@ import orjson
 from agent.context.excerpt import Redact, said
 from agent.model.base import ToolSchema
 from hermes_state.admin import lineage_queries
-from hermes_state.admin.conversations import FullMessage, StoredConversation, load_conversations
-from hermes_state.admin.lineage_queries import LineageSession, LookupResult
+from hermes_state.admin.lineage_queries import (
+    FullMessage,
+    LineageSession,
+    LookupResult,
+    StoredConversation,
+    load_conversations,
+)
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of

@@ -1,4 +1,4 @@
-"""Overview of a database, for `status` and `doctor`: inside the daemon and on a file at rest alike."""
+"""Overview of a database for `status` and `doctor`, in the daemon and on a file at rest."""
 
 import sqlite3
 from typing import Protocol
@@ -7,11 +7,11 @@ import msgspec
 
 from hermes_state.engines.sqlite import overview as sqlite_overview
 from hermes_state.sessions import IS_SUBAGENT
-from hermes_state.store.sql import Connection, select_one
+from hermes_state.store.sql import Connection, select
 
 
 class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of what is stored."""
+    """Counts of the stored rows."""
 
     schema: int
     database_bytes: int
@@ -38,7 +38,7 @@ _COUNTS = f"""
 
 
 class _EngineOverview(Protocol):
-    """The module of an engine that asks it about itself."""
+    """Module of an engine with its own queries."""
 
     SCHEMA: str
     BYTES: str
@@ -48,21 +48,19 @@ class _EngineOverview(Protocol):
 
 
 def load_overview(db: Connection) -> DatabaseStatus:
-    """Counts of every table, each read once; some tens of milliseconds with a million messages."""
+    """Count the rows of every table. Takes some tens of milliseconds with a million messages."""
     engine = _engine_of(db)
     query = f"SELECT {engine.SCHEMA} AS schema, {engine.BYTES} AS database_bytes, {_COUNTS}"
-    overview = select_one(db, DatabaseStatus, query)
-    assert overview is not None, "an aggregate has always one row"
-    return overview
+    return select(db, DatabaseStatus, query)[0]
 
 
 def find_fault(db: Connection) -> str | None:
-    """Sentence about what is wrong with the database; None: nothing. Seconds per gigabyte of a file."""
+    """Return a sentence about a fault of the database, None without one. Takes seconds per gigabyte of a file."""
     return _engine_of(db).find_fault(db)
 
 
 def describe(db: Connection) -> str:
-    """The database in a few words, for the beginning of a sentence."""
+    """Return the database in a few words, for the beginning of a sentence."""
     return _engine_of(db).describe(db)
 
 

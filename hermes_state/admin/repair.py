@@ -1,4 +1,4 @@
-"""Repair of a damaged database: what can be read goes into a new file, which takes its place; the old one is kept."""
+"""Repair of a damaged database: readable rows go into a new file, which takes its place; the old file is kept."""
 
 import contextlib
 import os
@@ -20,17 +20,14 @@ from hermes_state.search.index import is_current, serving_index
 from hermes_state.store.lock import FileLock
 from hermes_state.store.sql import scalar, scalars
 
-_HEADER_BYTES = 100
-"""SQLite's description of the file at its beginning; the schema starts behind it."""
-
-# Purpose: chats whose row was lost, so that what was said in them is not lost with it.
+# Purpose: chats whose row was lost, so that their messages are not lost with it.
 _MISSING_CHATS = """
 INSERT INTO chats (id, platform, account, chat_ref, kind, title, created_at, updated_at)
 SELECT chat_id, 'local', 'local', 'lost-' || chat_id, 'local', 'lost chat ' || chat_id, :now, :now
 FROM (SELECT chat_id FROM sessions UNION SELECT chat_id FROM messages UNION SELECT chat_id FROM inbox)
 WHERE chat_id NOT IN (SELECT id FROM chats)
 """
-# Purpose: the same for sessions. Depths follow ids, because a session is made after the one that it continues.
+# Purpose: the same for sessions. Depths follow ids, because a session is made after its parent.
 _MISSING_SESSIONS = """
 WITH lost AS (
   SELECT session_id AS id, chat_id, lineage_id, min(created_at) AS began, max(created_at) AS ended, max(seq) AS top,
@@ -46,12 +43,12 @@ SELECT id, printf('l%07d', id), chat_id, lineage_id, depth, iif(depth, 'continua
   iif(id IN (SELECT active_session_id FROM chats), NULL, 'finished'), max(top, 0) + 1, min(bottom, 0) - 1, said, ended
 FROM placed
 """
-# Purpose: of those, what sub-agents began with: it must not pass for a conversation.
+# Purpose: the first sessions of sub-agents among those, which are not conversations.
 _SUBAGENT_SESSIONS = """
 UPDATE sessions SET kind = 'subagent'
 WHERE kind = 'root' AND id IN (SELECT lineage_id FROM turns WHERE parent_turn_id IS NOT NULL)
 """
-# Purpose: accepted messages whose turn was lost: that it did not answer them is all that is known.
+# Purpose: accepted messages whose turn was lost. They were not answered.
 _WITHOUT_TURN = """
 UPDATE inbox SET state = 'dead', payload = '', settled_at = :now WHERE state = 'claimed' AND turn_id IS NULL
 """
@@ -59,7 +56,7 @@ UPDATE inbox SET state = 'dead', payload = '', settled_at = :now WHERE state = '
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
-    """Result of a repair: what was saved, what was set right beyond that, and where the damaged database is."""
+    """Result of a repair: the saved rows, sentences for the operator, and the name of the damaged file."""
 
     tables: list[TableReport]
     notes: list[str]
@@ -67,13 +64,11 @@ class RepairReport:
 
 
 def repair_database(path: Path) -> RepairReport | None:
-    """Replace the damaged database at `path` by one with everything that can be read; None if it is sound.
+    """Replace the damaged database at `path` by one with all readable rows; None if it is sound.
 
-    Takes the database's lock meanwhile, and three times its room on the disk. Nothing is changed before the new one has
-    passed every check.
-
-    Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` as `SqliteStore.open` does, and `StoreUnavailable`
-    if nothing can be read, the disk is full, or there is no database.
+    Holds the database's lock meanwhile, and needs three times its size on the disk. Nothing is changed before the new
+    database has passed every check. Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` as
+    `SqliteStore.open` does, and `StoreUnavailable` if nothing can be read, the disk is full, or there is no database.
     """
     if not path.exists():
         refuse_loss(path)
@@ -117,12 +112,6 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
             raise StoreUnavailable(f"nothing of {path} can be read, and nothing was changed. {' '.join(notes)}")
         notes += _set_right(db)
     kept = path.with_name(f"{path.stem}-damaged-{folder.name[-15:]}.db")
-    _exchange(path, new, kept)
-    return RepairReport(tables=tables, notes=notes, kept=str(kept))
-
-
-def _exchange(path: Path, new: Path, kept: Path) -> None:
-    """Put `new` in the place of the database at `path`, which goes on with its log as `kept`."""
     flush(new)
     log, index = side_files(path)
     if log.exists():
@@ -131,10 +120,11 @@ def _exchange(path: Path, new: Path, kept: Path) -> None:
     path.rename(kept)
     new.rename(path)
     path.chmod(0o600)
+    return RepairReport(tables=tables, notes=notes, kept=str(kept))
 
 
 def _version_of(path: Path) -> int | None:
-    """The schema version of a copy; None where the head of the file cannot be read, or is not that of our databases."""
+    """Return the schema version of a copy; None if its header cannot be read, or is not that of our databases."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as db:
             version = scalar(db, int, "PRAGMA user_version")
@@ -157,7 +147,7 @@ def _is_sound(path: Path) -> bool:
 
 
 def _check(db: sqlite3.Connection) -> None:
-    """Raise `StoreUnavailable`, or SQLite's own error, unless all of the database is as it should be."""
+    """Raise `StoreUnavailable`, or SQLite's own error, unless the database is sound."""
     found = scalars(db, str, "PRAGMA integrity_check(3)")
     if found != ["ok"]:
         raise StoreUnavailable(f"the database is damaged: {'; '.join(found)}")
@@ -168,7 +158,7 @@ def _check(db: sqlite3.Connection) -> None:
 
 
 def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:
-    """An empty database of the same schema: the next start migrates it as it would have migrated the old one."""
+    """Make an empty database of the same schema, which the next start migrates like the old one."""
     register_functions(db)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute("PRAGMA journal_mode = MEMORY")
@@ -178,13 +168,13 @@ def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> Non
 
 
 def _replace_header(damaged: Path, donor: Path) -> None:
-    """Give the copy the head of a new database: ours differ only in counters, which SQLite then takes from the file."""
+    """Give the copy the header of a new database: ours differ only in counters, which SQLite recovers."""
     with donor.open("rb") as file:
-        header = bytearray(file.read(_HEADER_BYTES))
+        header = bytearray(file.read(100))  # SQLite's description of the file; the schema follows it
     page_bytes = int.from_bytes(header[16:18], "big")
-    header[18:20] = b"\2\2"  # the log, if there is one, belongs to it
+    header[18:20] = b"\2\2"  # a write-ahead log, if there is one, belongs to the file
     header[28:32] = (damaged.stat().st_size // page_bytes).to_bytes(4, "big")
-    header[32:40] = bytes(8)  # no free pages: what they held is not looked at either way
+    header[32:40] = bytes(8)  # no free pages: nothing reads them either way
     with damaged.open("r+b") as file:
         file.write(header)
 
@@ -194,7 +184,7 @@ def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
     query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT LIKE 'sqlite_%'"
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as old:
         with contextlib.suppress(sqlite3.DatabaseError):
-            old.execute("PRAGMA writable_schema = ON")  # read what can be read of a damaged schema
+            old.execute("PRAGMA writable_schema = ON")  # read the rest of a damaged schema
             old.execute("PRAGMA cell_size_check = ON")
         db.execute("BEGIN")
         reports = [SalvageJob(name, old, db).run() for name in sorted(scalars(db, str, query))]
@@ -211,12 +201,12 @@ def _recover(tool: str, damaged: Path, into: Path) -> None:
     with subprocess.Popen(
         [tool, *quiet, str(damaged), ".recover --ignore-freelist"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as found:
-        # What it cannot do, it leaves out; some systems' tool cannot do this at all.
+        # It leaves unreadable rows out; the tool of some systems cannot do this at all.
         subprocess.run([tool, *quiet, str(into)], stdin=found.stdout, capture_output=True, check=False)
 
 
 def _set_right(db: sqlite3.Connection) -> list[str]:
-    """Make what was saved whole again: rows that others need, references that lead nowhere; then check everything."""
+    """Add rows that saved rows need, mend references that lead nowhere, then check everything."""
     now, notes = {"now": int(time.time() * 1000)}, []
     db.execute("BEGIN")
     for what, query in (
@@ -227,8 +217,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
             notes.append(f"{count:,} {what}.")
     if scalar(db, int, "SELECT count(*) FROM pragma_table_info('turns') WHERE name = 'parent_turn_id'"):
         db.execute(_SUBAGENT_SESSIONS)
-    removed = _mend_references(db)
-    if removed:
+    if removed := _mend_references(db):
         notes.append(f"{removed:,} rows belonged to lost ones and were left out.")
     if count := db.execute(_WITHOUT_TURN, now).rowcount:
         notes.append(f"{count:,} messages were being answered: whoever wrote them has to send them again.")
@@ -239,7 +228,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
 
 
 def _mend_references(db: sqlite3.Connection) -> int:
-    """Do to rows whose referent is lost what their schema says of a deleted one; returns how many were removed."""
+    """Treat lost rows as deleted ones for the rows that refer to them; returns the number of removed rows."""
     removed = 0
     while broken := db.execute("PRAGMA foreign_key_check").fetchall():
         for table, number in sorted({(row[0], row[3]) for row in broken}):

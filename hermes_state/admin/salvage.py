@@ -1,7 +1,7 @@
-"""Salvage of tables: the rows of a damaged database that can still be read, into a new one of the same schema.
+"""Salvage of tables: copies the readable rows of a damaged database into a new one of the same schema.
 
 A page that cannot be read takes the rows on it and below it. They are stepped over: ranges of keys are halved until
-what is left of them was read or is a single key.
+the rest of them was read or is a single key.
 """
 
 import contextlib
@@ -11,28 +11,21 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_FAILURES = 20_000
-"""Ranges of one table that may fail before the rest is given up: some seconds of work."""
-
-_RANGES = 256
-"""Ranges in which the keys of a table are looked up at first."""
-
-_KEYS_A_PAGE = 1_000
-"""More row ids than a page of any table stands for; bounds the search where nothing else says how many there were."""
-
 _JSON = frozenset({"body", "payload", "settings", "context_state", "calibration", "image_facts"})
-"""Columns of JSON. A row whose JSON is not valid was hit; kept, it would break whoever reads it."""
+"""Columns of JSON. A row with invalid JSON was hit, and would break its readers."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TableReport:
-    """Rows of a table that were saved, and rows that there were, by an index that can still be read; None: by none."""
+    """Outcome of the salvage of a table."""
 
     name: str
     rows: int
+    """Number of saved rows."""
     expected: int | None
+    """Number of rows according to a readable index; None without one."""
     lost: str
-    """Keys under which nothing could be read, as far as they are numbers; `all` without the table's description."""
+    """Lost keys, as far as they are numbers; `all` without the table's description."""
 
 
 class SalvageJob:
@@ -49,7 +42,7 @@ class SalvageJob:
         self._lost: list[tuple[int, int]] = []
 
     def run(self) -> TableReport:
-        """Copy every row that can be read and that `new` does not have. Raises `OSError` if `new` takes no more."""
+        """Copy every readable row that `new` does not have. Raises `OSError` if `new` is full."""
         expected, lost = None, "all"
         with contextlib.suppress(sqlite3.DatabaseError):  # the description of the table may be lost
             self._old.execute(f"SELECT {', '.join(self._columns)} FROM {self._name} LIMIT 0")
@@ -64,7 +57,7 @@ class SalvageJob:
         return TableReport(name=self._name, rows=rows, expected=expected, lost=lost)
 
     def _size(self) -> tuple[int | None, int]:
-        """Number of rows, if an index still tells it, and the greatest number that a key may begin with."""
+        """Return the number of rows, if an index still has it, and the greatest number at the beginning of a key."""
         greatest = f"max(+{self._key[0]})" if self._is_numbered else "0"
         indexes = "SELECT name FROM pragma_index_list(?) WHERE NOT partial AND origin <> 'pk'"
         for (name,) in [("",), *self._new.execute(indexes, (self._name,)).fetchall()]:
@@ -75,21 +68,22 @@ class SalvageJob:
         with contextlib.suppress(sqlite3.DatabaseError, TypeError):  # no table, no row
             query = "SELECT seq FROM sqlite_sequence WHERE name = ?"
             return None, self._old.execute(query, (self._name,)).fetchone()[0]
-        return None, self._old.execute("PRAGMA page_count").fetchone()[0] * _KEYS_A_PAGE
+        # No page of any table has more than 1,000 row ids.
+        return None, self._old.execute("PRAGMA page_count").fetchone()[0] * 1_000
 
     def _copy_ranges(self, greatest: int) -> None:
-        """Copy ranges of keys, the widest first: what has to be given up at the end is the smallest part.
+        """Copy ranges of keys, the widest first: the part that has to be given up at the end is the smallest.
 
-        Each is looked up by itself, so that a page that leads astray does so only up to the end of its range.
+        Each is a query of its own, so that a page that leads astray does so only up to the end of its range.
         """
-        first, step = self._key[0], greatest // _RANGES + 1
+        first, step = self._key[0], greatest // 256 + 1
         ranges = [(-step, low, min(low + step - 1, greatest)) for low in range(1, greatest + 1, step)]
         while ranges:
             _, low, high = heapq.heappop(ranges)
             where, values = (f"{first} BETWEEN ? AND ?", (low, high)) if low < high else (f"{first} = ?", (low,))
             if (reached := self._copy(where, values)) is None:
                 continue
-            if low >= high or self._failures >= MAX_FAILURES:
+            if low >= high or self._failures >= 20_000:  # after that, some seconds of work, the rest is given up
                 self._copy(where, values, is_backward=True)
                 self._lost.append((low, high))
             else:
@@ -99,9 +93,9 @@ class SalvageJob:
                 heapq.heappush(ranges, (middle + 1 - high, middle + 1, high))
 
     def _copy(self, where: str, values: Sequence[int], *, is_backward: bool = False) -> int | None:
-        """Copy rows in the order of their keys; None when all were read, else the number after which damage was met.
+        """Copy rows in the order of their keys; None if all were read, else the last number before the damage.
 
-        One by one: the driver takes a step ahead, and damage would cost the row before it, too.
+        One by one: the driver reads a row ahead, and damage would cost the row before it, too.
         """
         beyond, order = ("<", "DESC") if is_backward else (">", "")
         query = f"SELECT {', '.join(self._columns)} FROM {self._name} NOT INDEXED WHERE {where}"
@@ -118,8 +112,8 @@ class SalvageJob:
                 seen.add(tuple(last))
                 self._insert(row, last[0])
                 if len(last) == len(values) == 1:
-                    break  # a row id has one row: looking beyond it may meet damage that is not its own
-                if len(values) == 2:  # a bound of its own would be begun from anew each time
+                    break  # a row id has one row: a look beyond it may meet other damage
+                if len(values) == 2:  # an unchanged bound would begin at the same row each time
                     values = (values[0], last[0]) if is_backward else (last[0], values[1])
                 row = self._old.execute(f"{query} {after} {tail}", [*values, *last]).fetchone()
         except sqlite3.DatabaseError:
@@ -128,7 +122,7 @@ class SalvageJob:
         return None
 
     def _insert(self, row: tuple[object, ...], key: int) -> None:
-        """Insert a row, unless its key is there already; one whose values cannot be ours counts as lost."""
+        """Insert a row, unless its key is there already; a row with impossible values is lost."""
         values = zip(self._columns, row, strict=True)
         try:
             for value in (value for name, value in values if name in _JSON and value):
@@ -142,7 +136,7 @@ class SalvageJob:
 
 
 def _shown(ranges: list[tuple[int, int]]) -> str:
-    """The ranges in order, neighbours joined."""
+    """Return the ranges in order, neighbours joined."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:
