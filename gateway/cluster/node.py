@@ -1,7 +1,7 @@
-"""The node: this gateway's part of the work, taken with its seat at the database and given up when that ends.
+"""The node: this gateway's share of the work, taken with its seat at the database and given up when that ends.
 
-A chat is worked on by one node, an account is served by one, and one keeps house. A node takes what is free, a few
-times a second, and learns by hints what the others store. A gateway that has its database alone has all of it.
+One node works in a chat, one serves an account, and one does the housekeeping. A node takes free work a few times a
+second, and hints tell it what the others store. A gateway that has its database alone does everything.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import structlog
 
 from gateway.cluster.lanes import LockedChats, end_stopped, load_of
 from gateway.turns.lanes import LaneRegistry, RunCommand
-from gateway.turns.ownership import AllChats, Ownership
+from gateway.turns.ownership import AllChats
 from hermes_state.aio import Backoff, cancel_all, retried, run_until
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
@@ -22,16 +22,8 @@ from hermes_state.values import ChatId, TurnId
 log = structlog.get_logger()
 
 SWEEP_SECONDS = 0.5
-"""Time between two looks at what nobody has taken: no hint is needed for it."""
-
-HEAD_START_SECONDS = 0.005
-SPREAD_SECONDS = 0.05
-"""Seconds for which a node leaves a new message to the one that has stored it and, as it gets busier, to idler ones."""
-
+"""Seconds between two sweeps for free work, which need no hint."""
 DUTY_BACKOFF = Backoff(max_seconds=60.0)
-
-CHANGES = (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED)
-"""Kinds of hints about what nodes have read and remember."""
 
 OnHintOf = Callable[[int], None]
 
@@ -45,11 +37,11 @@ class Duty:
     run: Callable[[], Awaitable[None]]
     """The work itself, until cancelled."""
     take_up: Callable[[], Awaitable[None]] | None = None
-    """What its last owner has left, which comes before everything else."""
+    """Finishes the work that the last owner has left, before everything else."""
 
 
 class Node:
-    """Takes the seat, the duties that are free and the chats in which something waits."""
+    """Takes the seat, free duties, and chats with work."""
 
     def __init__(
         self,
@@ -61,7 +53,7 @@ class Node:
         on_hint: Mapping[HintKind, OnHintOf],
         abandon: Callable[[], Awaitable[None]],
     ) -> None:
-        """`on_hint`: what is done about hints beside those for lanes. `abandon` ends what duties have begun."""
+        """`on_hint` has the reactions to hints that are not for lanes. `abandon` ends the work of duties."""
         self._open_seat = open_seat
         self._duties = duties
         self._lanes = lanes
@@ -79,7 +71,7 @@ class Node:
 
     @property
     def is_certain(self) -> bool:
-        """True while nobody else can have what this node has taken."""
+        """True while no other node can have the work of this one."""
         return self._seat is not None and self._seat.is_certain
 
     def health(self, info: NodeInfo) -> Mapping[str, Any]:
@@ -106,45 +98,43 @@ class Node:
         return f"- Node: `{info.name}`, {'with its seat' if self.is_certain else 'without a seat right now'}{lost}"
 
     async def start(self) -> None:
-        """Take the seat, and what is free of the work; it begins with `run`.
+        """Take the seat, and free work, which begins with `run`.
 
-        Raises what opening a seat raises, and `SeatLost`.
+        Raises the errors of opening a seat, and `SeatLost`.
         """
         self._seat = seat = await self._open_seat(self._take_hint)
-        for kind in CHANGES if seat.is_shared else ():  # hints of them were missed
-            self._take_hint(Hint(kind, 0))
+        if seat.is_shared:  # hints about cached values were missed
+            for kind in (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED):
+                self._take_hint(Hint(kind, 0))
         try:
             if not await run_until(seat.lost, self._take_first(seat)):
                 raise SeatLost("the seat was lost while the node took up its work")
-        except StateError:  # nobody else can have what it holds
+        except StateError:  # no other node can have its locks
             seat.lost.set()
             await self._give_up(seat)
             raise
 
     async def run(self) -> None:
-        """Do this node's part of the work until cancelled."""
+        """Do this node's share of the work until cancelled."""
         assert self._seat is not None, "`start` comes first"
         while True:
             seat = self._seat
             self._tasks = [self._begin(duty) for duty in self._taken]
             try:
-                await self._follow(seat)
+                if seat.is_shared:  # a sweep may hang in the database
+                    await run_until(seat.lost, self._sweep(seat))
+                else:
+                    await seat.lost.wait()
             finally:
                 await self._give_up(seat)
             log.warning("seat.lost", turns=len(self._lanes.own))
-            await self._start_again()
+            await retried(self._start_again, StateError, "seat.missing", backoff=Backoff(0.2, 2.0))
+            log.info("seat.taken")
 
     async def close(self) -> None:
         """Give everything back."""
         if self._seat is not None:
             await self._seat.close()
-
-    async def _follow(self, seat: Seat) -> None:
-        """Take what becomes free until the seat ends, whatever the database is doing."""
-        if seat.is_shared:
-            await run_until(seat.lost, self._sweep(seat))
-        else:
-            await seat.lost.wait()
 
     async def _sweep(self, seat: Seat) -> None:
         while True:
@@ -159,15 +149,11 @@ class Node:
     async def _take_first(self, seat: Seat) -> None:
         for duty in await self._lock_free(seat):
             await self._take_up(duty, seat)
-        await self._lanes.start(self._run_command, self._ownership_with(seat))
-
-    def _ownership_with(self, seat: Seat) -> Ownership:
-        if seat.is_shared:
-            return LockedChats(self._lanes, seat)
-        return AllChats(store=self._lanes.store, open=self._lanes.open)
+        alone = AllChats(store=self._lanes.store, open=self._lanes.open)
+        await self._lanes.start(self._run_command, LockedChats(self._lanes, seat) if seat.is_shared else alone)
 
     async def _lock_free(self, seat: Seat) -> list[Duty]:
-        """Take the locks of duties that nobody has."""
+        """Take the locks of free duties."""
         wanted = [duty for duty in self._duties if duty not in self._taken]
         taken = await seat.take([duty.lock for duty in wanted]) if wanted else set()
         return [duty for duty in wanted if duty.lock in taken]
@@ -180,10 +166,10 @@ class Node:
         self._taken.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:
-        """Begin a duty that became free; where that fails, another node may have it, or this one at its next look."""
+        """Begin a free duty; if that fails, another node may take it, or this one at its next sweep."""
         try:
             await self._take_up(duty, seat)
-        except Exception as error:  # the other duties, and the chats, must not notice
+        except Exception as error:  # the other duties, and the chats, go on
             log.warning("duty.delayed", duty=duty.name, exc_info=not isinstance(error, StateError), error=str(error))
             await seat.let_go(duty.lock)
         else:
@@ -193,18 +179,18 @@ class Node:
         return asyncio.ensure_future(self._run_duty(duty))
 
     async def _run_duty(self, duty: Duty) -> None:
-        """Do a duty, again and again where it crashes: while this node has its lock nobody else does it."""
+        """Do a duty, again after each crash, because no other node does it while this one has its lock."""
         for pause in DUTY_BACKOFF:
             try:
                 await duty.run()
-            except Exception:  # the others must not notice; each duty has boundaries of its own inside
+            except Exception:  # the others go on; each duty has boundaries of its own inside
                 log.exception("duty.crashed", duty=duty.name, retry_seconds=pause)
             else:
                 return
-            await asyncio.sleep(pause)  # nothing tells whether what it has met is over
+            await asyncio.sleep(pause)  # there is no event for the end of a crash's cause
 
     async def _give_up(self, seat: Seat) -> None:
-        """End all work without a write: what was this node's may be another's by now."""
+        """End all work without a write: another node may have it by now."""
         if not seat.lost.is_set():
             await cancel_all(self._tasks)
             return
@@ -214,12 +200,8 @@ class Node:
         await seat.close()
 
     async def _start_again(self) -> None:
-        async def start() -> None:
-            await self._lanes.let_go(*self._lanes.own.values())
-            await self.start()
-
-        await retried(start, StateError, "seat.missing", backoff=Backoff(0.2, 2.0))
-        log.info("seat.taken")
+        await self._lanes.let_go(*self._lanes.own.values())
+        await self.start()
 
     def _take_hint(self, hint: Hint) -> None:
         self._hints_received += 1
@@ -227,5 +209,6 @@ class Node:
             act(hint.id)
 
     def _note_work(self, chat_id: int) -> None:
-        pause = HEAD_START_SECONDS + SPREAD_SECONDS * load_of(self._lanes)
+        # Leave a new message to the node that has stored it and, as this one gets busier, to idler ones.
+        pause = 0.005 + 0.05 * load_of(self._lanes)
         asyncio.get_running_loop().call_later(pause, self._lanes.wake, ChatId(chat_id))

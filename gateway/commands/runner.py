@@ -91,9 +91,16 @@ class CommandRunner:
     async def _run(self, row: InboxRow) -> RunningTurn | None:
         chat = await self._context.store.read(load_chat, row.chat_id)
         with bound_contextvars(platform=chat.key.platform, chat=chat.key.name, inbox_id=row.id):
-            effect = await self._decide(row, chat)
+            effect = say(CRASH_SENTENCE)
             try:
-                outcome = await self._carry_out(row, chat, effect)
+                try:
+                    effect = await self._decide(row, chat)
+                    outcome = await self._store(row, chat, effect.apply)
+                except StoreUnavailable:  # before the handler: the caller tries again
+                    raise
+                except Exception:  # the command boundary: the person gets a sentence, and the chat goes on
+                    log.exception("command.crashed", command=_name_of(row))
+                    outcome = await self._store(row, chat, say(CRASH_SENTENCE).apply)
                 self._delivery.wake(row.chat_id)
             finally:
                 # A command that is told to end does not wait for a database that is away.
@@ -111,13 +118,8 @@ class CommandRunner:
             log.info("command.done", command=_name_of(row))
         return outcome if isinstance(outcome, RunningTurn) else None
 
-    async def _carry_out(self, row: InboxRow, chat: Chat, effect: CommandResult) -> CommandReply | RunningTurn | None:
-        store, now = self._context.store, self._context.clock.now()
-        try:
-            return await store.write_with_retry(_carry_out, row, chat, effect.apply, now)
-        except Exception:  # the command boundary: a command that cannot be carried out must not block its chat
-            log.exception("command.crashed", command=_name_of(row))
-        return await store.write_with_retry(_carry_out, row, chat, say(CRASH_SENTENCE).apply, now)
+    async def _store(self, row: InboxRow, chat: Chat, apply: Apply) -> CommandReply | RunningTurn | None:
+        return await self._context.store.write_with_retry(_carry_out, row, chat, apply, self._context.clock.now())
 
     async def _run_stored(self, inbox_id: InboxId) -> None:
         """Carry out a stored command outside the queue, where it could wait for the very turn it is about."""
@@ -153,9 +155,6 @@ class CommandRunner:
             return say(str(error))
         except StoreUnavailable:
             return say("The database does not answer right now; please try again in a moment.")
-        except Exception:  # the command boundary: the person gets a sentence, the log the details
-            log.exception("command.crashed", command=command.name)
-            return say(CRASH_SENTENCE)
 
 
 @locks(inbox="row.id", chat="row.chat_id", calls="apply")
