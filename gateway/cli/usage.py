@@ -11,8 +11,16 @@ from gateway.config import load_config, process_environment
 from gateway.config.settings import Config
 from gateway.models.pricing import cap_limits
 from gateway.operator import spending
-from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
-from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, InsightsReport, UsageReport
+from gateway.operator.spending import (
+    DEFAULT_DAYS,
+    MAX_DAYS,
+    InsightsReport,
+    UsageReport,
+    insights_block,
+    insights_notes,
+    today_lines,
+    usage_lines,
+)
 from hermes_state.admin.lineage_queries import short_key
 from hermes_state.errors import ConfigError
 from hermes_state.store.sql import Connection

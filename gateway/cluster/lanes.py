@@ -13,12 +13,8 @@ from hermes_state.chats import load_chat
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Seat, chat_lock
 from hermes_state.turns import RunningTurn, find_unended
-from hermes_state.values import ChatId, TurnId
+from hermes_state.values import ChatId
 
-MAX_ASKED = 500
-"""Largest number of locks in one request."""
-BUSY_LOAD = 0.1
-"""Load at which a node begins to leave new messages to other nodes; see `load_of`."""
 MIN_TURN_SECONDS = 0.1
 """Seconds after which another node may have finished a turn that was stored here."""
 
@@ -26,13 +22,6 @@ MIN_TURN_SECONDS = 0.1
 def load_of(lanes: LaneRegistry) -> float:
     """Return the running turns as a share of `sessions.max_turns`."""
     return len(lanes.active) / lanes.runtime.config.sessions.max_turns
-
-
-def end_stopped(lanes: LaneRegistry, turn_id: TurnId) -> None:
-    """Stop a running turn after another node has stored its stop."""
-    for active in lanes.active.values():
-        if active.turn.id == turn_id and active.stop_reason is None:
-            active.begin_stop("stopped at another node").settle_stop()
 
 
 class ChatQueue:
@@ -111,7 +100,8 @@ class LockedChats:
 
     @property
     def _is_busy(self) -> bool:
-        return load_of(self._lanes) >= BUSY_LOAD
+        """True if this node leaves new messages to other nodes."""
+        return load_of(self._lanes) >= 0.1
 
     async def sweep(self) -> None:
         """Queue the chats that have work and no lane here, the one that has waited longest first."""
@@ -172,7 +162,7 @@ class LockedChats:
         lanes, queue, seat = self._lanes, self._queue, self._seat
         with suppress(StateError):  # a sweep finds what is left
             while queue and (room := lanes.room) > 0 and lanes.works_by(self):
-                asked = queue.first(MAX_ASKED)
+                asked = queue.first(500)
                 taken = await seat.take([chat_lock(chat_id) for chat_id in asked], room)
                 if not lanes.works_by(self):
                     for lock in taken:

@@ -54,15 +54,11 @@ def agreed_settings(config: Config) -> str:
 
 
 def _shown(value: Any) -> str:
-    match value:
-        case SecretStr():
-            return f"the one with digest {hashlib.sha256(value.get_secret_value().encode()).hexdigest()[:8]}"
-        case float():
-            return f"{value:g}"
-        case None:
-            return "not set"
-        case _:
-            return redact(str(value))
+    if isinstance(value, SecretStr):
+        return f"the one with digest {hashlib.sha256(value.get_secret_value().encode()).hexdigest()[:8]}"
+    if value is None:
+        return "not set"
+    return f"{value:g}" if isinstance(value, float) else redact(str(value))
 
 
 def node_info(config: Config, node_id: str = "") -> NodeInfo:

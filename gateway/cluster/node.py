@@ -11,13 +11,13 @@ from typing import Any
 
 import structlog
 
-from gateway.cluster.lanes import LockedChats, end_stopped, load_of
+from gateway.cluster.lanes import LockedChats, load_of
 from gateway.turns.lanes import LaneRegistry, RunCommand
 from gateway.turns.ownership import AllChats
 from hermes_state.aio import Backoff, cancel_all, retried, run_until
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
-from hermes_state.values import ChatId, TurnId
+from hermes_state.values import ChatId
 
 log = structlog.get_logger()
 
@@ -35,7 +35,6 @@ class Duty:
     name: str
     lock: SeatLock
     run: Callable[[], Awaitable[None]]
-    """The work itself, until cancelled."""
     take_up: Callable[[], Awaitable[None]] | None = None
     """Finishes the work that the last owner has left, before everything else."""
 
@@ -61,7 +60,7 @@ class Node:
         self._abandon = abandon
         self._on_hint = {
             HintKind.WORK: self._note_work,
-            HintKind.STOPPED: lambda turn_id: end_stopped(lanes, TurnId(turn_id)),
+            HintKind.STOPPED: self._end_stopped,
             **on_hint,
         }
         self._taken: list[Duty] = []
@@ -207,6 +206,12 @@ class Node:
         self._hints_received += 1
         if (act := self._on_hint.get(hint.kind)) is not None:
             act(hint.id)
+
+    def _end_stopped(self, turn_id: int) -> None:
+        """Stop a running turn after another node has stored its stop."""
+        for active in self._lanes.active.values():
+            if active.turn.id == turn_id and active.stop_reason is None:
+                active.begin_stop("stopped at another node").settle_stop()
 
     def _note_work(self, chat_id: int) -> None:
         # Leave a new message to the node that has stored it and, as this one gets busier, to idler ones.

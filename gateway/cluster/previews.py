@@ -94,7 +94,6 @@ class RemotePreviews:
     store: Store
     adapters: AdapterRegistry
     make: Callable[[RunningTurn], RemotePreview]
-    """Makes the preview of a turn whose chat this node serves."""
     _hinted: set[TurnId] = field(default_factory=set, init=False)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _shown: dict[TurnId, _Shown] = field(default_factory=dict, init=False)

@@ -126,9 +126,7 @@ class OpenedSession:
     session: LineageSession
     rows: Transcript
     message_id: MessageId | None
-    """Requested message."""
     buttons: list[Button]
-    """Links to earlier and later rows, and to the neighbours in the chain."""
 
 
 async def session(request: CommandRequest) -> CommandResult:

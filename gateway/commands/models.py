@@ -15,7 +15,6 @@ from hermes_state.values import Button, ReasoningEffort
 
 EFFORTS: Final[tuple[ReasoningEffort, ...]] = get_args(ReasoningEffort)
 LEVELS = (*EFFORTS, CONFIGURED)
-"""Arguments of `/think`."""
 
 
 async def model(request: CommandRequest) -> CommandResult:

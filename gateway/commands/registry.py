@@ -16,13 +16,13 @@ from gateway.models.selection import Runtime
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import outbox, sessions
 from hermes_state.admin.pairings import UserRole
+from hermes_state.aio import cancel_all
 from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
 from hermes_state.outbox import Reply
 from hermes_state.sessions import Session
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.text import closest
 from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     Button,
@@ -63,7 +63,6 @@ class CommandReply:
     other_chat: ChatId | None = None
     """Another chat for which the command's transaction stores a reply."""
     on_commit: Callable[[], object] | None = None
-    """Step after the transaction that has stored the reply."""
     is_urgent: bool = False
     """Goes out before earlier replies that are not sent yet."""
 
@@ -98,9 +97,7 @@ class TaskRegistry:
             await asyncio.wait({task})
         finally:
             del self._running[command_id]
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            await cancel_all([task])
         return None if task.cancelled() else task.result()
 
     def stop(self, command_id: InboxId) -> None:
@@ -121,10 +118,8 @@ class CommandContext:
     health: Callable[[], Mapping[str, AdapterHealth]]
     registry: "CommandRegistry"
     deliver: Callable[[ChatId], None]
-    """Wakes the delivery of a chat that has unsent replies."""
     servers: ServerRegistry
     reschedule: Callable[[], None] = lambda: None
-    """Makes the timer of schedules look again."""
     peer_line: Callable[[], str | None] = lambda: None
     """Line of `/status` about this process among others that share its database; None where there are no others."""
     tasks: TaskRegistry = field(default_factory=TaskRegistry)
@@ -139,7 +134,6 @@ class CommandRequest:
     chat: Chat
     role: UserRole
     argument: str
-    """Trimmed text after the name; may be empty."""
 
     @property
     def is_in_charge(self) -> bool:
@@ -211,7 +205,6 @@ class Command:
     actions: tuple[CommandAction, ...] = ()
     """Sub-commands. One of them is the command without an argument, because a menu may show these alone."""
     suggest: Callable[[Runtime], Sequence[str]] = lambda _runtime: ()
-    """Values for the option that has suggestions."""
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
     moderated: str | None = None
@@ -283,16 +276,12 @@ class CommandRegistry:
 
     def __init__(self, commands: Iterable[Command]) -> None:
         self.commands = tuple(commands)
-        self._by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
+        self.by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
 
     def resolve(self, text: str, words_by: str | None) -> tuple[ParsedCommand | None, Command | None]:
         """Return the command line in a message and its command; None twice for other messages, and others' words."""
         parsed = parse(text) if words_by is None else None
-        return parsed, self._by_name.get(parsed.name) if parsed is not None else None
-
-    def closest(self, name: str) -> str | None:
-        """Return the known name most like a misspelt one."""
-        return closest(name, self._by_name)
+        return parsed, self.by_name.get(parsed.name) if parsed is not None else None
 
     def menu(self) -> list[MenuCommand]:
         return [

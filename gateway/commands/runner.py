@@ -27,6 +27,7 @@ from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, nested
+from hermes_state.text import closest
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
 
@@ -142,7 +143,7 @@ class CommandRunner:
         if role is None:
             return say("You have no access any more.")
         if command is None:
-            meant = self._context.registry.closest(parsed.name)
+            meant = closest(parsed.name, self._context.registry.by_name)
             question = f" Did you mean /{meant}?" if meant is not None else ""
             return say(f"I do not know /{parsed.name}.{question} /help lists what I know.")
         place = (self._context.access, row.sender_ref, chat.key, chat.kind)

@@ -10,8 +10,16 @@ from gateway.commands.registry import CommandContext, CommandRequest, CommandRes
 from gateway.models.capacity import window_from
 from gateway.models.pricing import cap_limits
 from gateway.models.selection import name_of, route_of
-from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
-from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, load_insights, load_usage
+from gateway.operator.spending import (
+    DEFAULT_DAYS,
+    MAX_DAYS,
+    insights_block,
+    insights_notes,
+    load_insights,
+    load_usage,
+    today_lines,
+    usage_lines,
+)
 from hermes_state import inbox
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.admin.pairings import UserRole

@@ -25,8 +25,6 @@ from hermes_state.values import Millis, ToolEffect
 Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApproval], Millis], str]
 """Stores the answer to questions and returns the reply."""
 
-MAX_NAMES = 20
-"""Most resources and most prompts of an MCP server that are named."""
 _NUMBER = re.compile(r"a?(\d{1,18})", re.IGNORECASE)
 _POLICIES = {
     Policy.ASK: "asks a person first",
@@ -186,8 +184,8 @@ def _server_lines(status: ServerStatus, now: Millis, zone: tzinfo | None) -> Ite
         yield f"  - tools: {', '.join(f'`{name}` {_EFFECTS[effect]}' for name, effect in status.tools.items())}"
     for what, names in (("resource", status.catalog.resources), ("prompt", status.catalog.prompts)):
         if names:
-            more = ", …" if len(names) > MAX_NAMES else ""
-            yield f"  - {counted(len(names), what)}: {', '.join(map(inline, names[:MAX_NAMES]))}{more}"
+            more = ", …" if len(names) > 20 else ""
+            yield f"  - {counted(len(names), what)}: {', '.join(map(inline, names[:20]))}{more}"
     yield from (f"  - {inline(fault)}" for fault in status.catalog.faults)
     if status.error is not None and status.state is ServerState.CONNECTED:
         yield f"  - last error: {inline(status.error)}"

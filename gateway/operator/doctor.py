@@ -102,8 +102,6 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     yield from state
     for check in (_access, _models, _settings, _installed, _costs, _files, _attachments):
         yield from check(loaded)
-    if "cluster" not in done:
-        yield from _cluster(loaded)
     yield from _context(loaded, is_done="context" in done)
     yield from _tokens(loaded, is_online=is_online)
     if "terminal" not in done:
@@ -176,31 +174,23 @@ def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckR
                 yield check_database(db)
                 if isinstance(state, LoadedConfig):
                     yield from check_admins(db, state.config)
+                    yield from check_cluster(db, state.config)
                 if url is None:
                     yield check_index(state.database, load_progress(db))
-            elif url is not None or state.database.exists():
-                why = "" if url is not None else ": a start failed before it had made the tables"
-                yield skipped("database", f"The database is still empty{why}. The next start makes the tables.")
+            elif url is not None:
+                yield skipped("database", "The database is still empty. The next start makes the tables.")
+                if isinstance(state, LoadedConfig):
+                    try:
+                        refuse_early(state, url, is_fresh=False)
+                    except HermesError as error:
+                        yield warning("cluster", f"{error}.")
+            elif state.database.exists():
+                why = "a start failed before it had made the tables"
+                yield skipped("database", f"The database is still empty: {why}. The next start makes the tables.")
             else:
                 yield skipped("database", "There is no database yet; the first start makes it.")
     except HermesError as error:
         yield failed("database", str(error))
-
-
-def _cluster(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Check a database on PostgreSQL; while it is empty, check the start itself."""
-    url, is_empty = loaded.config.store.url, False
-    if url is None:
-        return
-    with suppress(HermesError), open_resting(loaded.database, url) as db:  # told by another finding
-        is_empty = db is None
-        if db is not None:
-            yield from check_cluster(db, loaded.config)
-    if is_empty:
-        try:
-            refuse_early(loaded, url, is_fresh=False)
-        except HermesError as error:
-            yield warning("cluster", f"{error}.")
 
 
 def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:

@@ -76,11 +76,11 @@ class OperatorHandler:
         """Return the handlers by the names of their requests."""
         return {
             "status": self.status,
-            "pair.list": self.list_pairings,
+            "pair.list": lambda _: self.store.read(load_pairing_rows, self.clock.now()),
             "pair.approve": self.approve,
             "pair.revoke": self.revoke,
             "local.url": self.mint_local_url,
-            "local.browsers": self.list_browsers,
+            "local.browsers": lambda _: self.store.read(browser_rows, self.clock.now()),
             "local.revoke": self.revoke_browsers,
             "cluster.status": self.look_at_cluster,
             "doctor": self.examine,
@@ -111,7 +111,6 @@ class OperatorHandler:
         }
 
     def _routes(self) -> list[Mapping[str, Any]]:
-        """Return the models in use, with their open circuit breakers."""
         found: list[Mapping[str, Any]] = []
         for client in self.runtime.models.in_use():
             row: dict[str, Any] = {"model": client.name, "route": client.route}
@@ -121,18 +120,12 @@ class OperatorHandler:
         return found
 
     def _platforms(self) -> Mapping[str, Mapping[str, Any]]:
-        return {
-            name: {
-                "state": health.state.value,
-                "detail": health.detail,
-                "last_progress": format_time(at) if (at := health.last_progress_at) is not None else None,
-            }
-            for name, health in self.adapters.health().items()
-        }
-
-    async def list_pairings(self, _args: Mapping[str, Any]) -> list[dict[str, str]]:
-        """Return the people who wait for access or have it by code."""
-        return await self.store.read(load_pairing_rows, self.clock.now())
+        rows = {}
+        for name, health in self.adapters.health().items():
+            at = health.last_progress_at
+            progress = format_time(at) if at is not None else None
+            rows[name] = {"state": health.state.value, "detail": health.detail, "last_progress": progress}
+        return rows
 
     async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Approve the pairing `code`, with `role` (by default user)."""
@@ -161,17 +154,15 @@ class OperatorHandler:
             for one in self.runtime.models.in_use()
             if (circuit := one.breaker.open) is not None
         ]
-        model, context = self.runtime.models.configured, self.runtime.agent.context
-        engine = context.engine.name if context.engine.name != BUILT_IN else None
-        window_check = check_context(self.runtime.config, await model.load_limits(), model.window_from, engine=engine)
-        terminal = await asyncio.to_thread(lambda: list(check_terminal(self.runtime.config)))
+        model, config, engine = self.runtime.models.configured, self.runtime.config, self.runtime.agent.context.engine
+        plugin = engine.name if engine.name != BUILT_IN else None
         return [
             *await self._examine_database(),
-            window_check,
+            check_context(config, await model.load_limits(), model.window_from, engine=plugin),
             *circuits,
-            *terminal,
+            *await asyncio.to_thread(lambda: list(check_terminal(config))),
             *check_platforms(self.adapters.health()),
-            *check_servers(self.runtime.config, self.servers.statuses()),
+            *check_servers(config, self.servers.statuses()),
             *check_schedules(await self.store.read(schedules.load_stranded)),
         ]
 
@@ -232,10 +223,6 @@ class OperatorHandler:
     async def look_at_cluster(self, _args: Mapping[str, Any]) -> ClusterStatus | None:
         """Return all processes of the database; None where this one has it alone."""
         return None if isinstance(self.store, SqliteStore) else await self.store.read(load_cluster)
-
-    async def list_browsers(self, _args: Mapping[str, Any]) -> list[Mapping[str, str]]:
-        """Return the browsers that are signed in to the web chat, the newest first."""
-        return await self.store.read(browser_rows, self.clock.now())
 
     async def revoke_browsers(self, args: Mapping[str, Any]) -> Mapping[str, int]:
         """Sign out the browser `id`, or all without one."""

@@ -8,7 +8,8 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, TypeAlias
+from operator import attrgetter
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import orjson
@@ -47,7 +48,6 @@ from hermes_state.values import (
 )
 
 Row: TypeAlias = dict[str, Any]
-"""One JSON object of an answer."""
 
 LOOKUP_SECONDS = 5.0
 """Longest time a look-up may take, in seconds; a query can be made to be slow."""
@@ -178,7 +178,6 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """Recall id, such as `m123`."""
     session: str
-    """Key of its session."""
     lineage: str
     """Key of the conversation's first session."""
     chat: str
@@ -188,7 +187,6 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
     sender: str | None
     tool: str | None
     calls: tuple[str, ...]
-    """Names of the tools that it calls."""
     text: str
     taken_back: bool
 
@@ -312,7 +310,6 @@ LOOKUPS: Mapping[str, type[Lookup]] = {
     "conversations": ConversationsRequest,
     "messages": MessagesRequest,
 }
-"""Requests by the name under which the command line asks."""
 
 
 def _parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
@@ -395,55 +392,25 @@ def speaker(role: MessageRole, sender: str | None, tool: str | None) -> str:
     return f"tool {tool}" if role is MessageRole.TOOL else sender or role.value
 
 
+_JSON_ROWS: Final[Mapping[type, str]] = {
+    LineageSession: (
+        "session=key parent=parent_key depth kind lineage=lineage_key platform=chat.platform chat=chat.name started_at "
+        "ended_at end_reason messages=message_count layer tokens_before tokens_after focus summary_kind model"
+    ),
+    FoundMessage: "session=session_key lineage=lineage_key chat=chat.name role at=created_at text snippet score",
+    Conversation: (
+        "session=tip.key platform=chat.platform chat=chat.name title first_words started_at last_human_at "
+        "ended_at=tip.ended_at end_reason=tip.end_reason sessions=session_count messages=message_count is_active"
+    ),
+}
+"""Names in the JSON of a value, each followed by the attribute if that has another name."""
+
+
 def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation) -> Row:
     """Return the JSON of a value. Sessions and conversations are named by whole keys, messages by recall ids."""
-    match one:
-        case LineageSession():
-            return {
-                "session": one.key,
-                "parent": one.parent_key,
-                "depth": one.depth,
-                "kind": one.kind,
-                "lineage": one.lineage_key,
-                "platform": one.chat.platform,
-                "chat": one.chat.name,
-                "started_at": one.started_at,
-                "ended_at": one.ended_at,
-                "end_reason": one.end_reason,
-                "messages": one.message_count,
-                "layer": one.layer,
-                "tokens_before": one.tokens_before,
-                "tokens_after": one.tokens_after,
-                "focus": one.focus,
-                "summary_kind": one.summary_kind,
-                "model": one.model,
-            }
-        case FoundMessage():
-            return {
-                "message": recall_id(one.message_id),
-                "session": one.session_key,
-                "lineage": one.lineage_key,
-                "chat": one.chat.name,
-                "role": one.role,
-                "at": one.created_at,
-                "text": one.text,
-                "snippet": one.snippet,
-                "score": one.score,
-            }
-        case HistoryMessage():
-            return msgspec.structs.asdict(one)
-        case Conversation():
-            return {
-                "session": one.tip.key,
-                "platform": one.chat.platform,
-                "chat": one.chat.name,
-                "title": one.title,
-                "first_words": one.first_words,
-                "started_at": one.started_at,
-                "last_human_at": one.last_human_at,
-                "ended_at": one.tip.ended_at,
-                "end_reason": one.tip.end_reason,
-                "sessions": one.session_count,
-                "messages": one.message_count,
-                "is_active": one.is_active,
-            }
+    if isinstance(one, HistoryMessage):
+        return msgspec.structs.asdict(one)
+    row: Row = {"message": recall_id(one.message_id)} if isinstance(one, FoundMessage) else {}
+    for name, _, attribute in (field.partition("=") for field in _JSON_ROWS[type(one)].split()):
+        row[name] = attrgetter(attribute or name)(one)
+    return row

@@ -27,7 +27,6 @@ class SupervisedAdapter:
         self.adapter = adapter
         self.name = adapter.name
         self.ownership: AccountClaim | None = None
-        """Ownership of the account, while this process serves it."""
         self._pause_ends: float | None = None
         self._error = ""
         self._is_rejected = False

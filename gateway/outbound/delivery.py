@@ -62,13 +62,9 @@ class Delivery:
     group: asyncio.TaskGroup
     files: AttachmentFolder
     zone: Callable[[], tzinfo] = lambda: UTC
-    """Returns the time zone of the times that people read."""
     close_remote: Callable[[ChatId], Awaitable[Mapping[TurnId, str]]] | None = None
     """Ends the previews of a chat's turns in other processes; returns their placeholders."""
-    max_parts: int = 20
-    """Most messages of a reply. The last message of a longer one carries all of it as a file."""
     on_unreachable: Callable[[], None] = lambda: None
-    """Called after the bot could not write in a chat any more."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
     """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
@@ -219,8 +215,7 @@ class Delivery:
         try:
             while not self._is_closed:
                 event.clear()
-                pause = await self._send_next(chat_id, first)
-                first = None
+                pause, first = await self._send_next(chat_id, first), None
                 if pause is None and not event.is_set():
                     return
                 if pause and not self._is_closed:
@@ -288,21 +283,21 @@ class Delivery:
         return self._due[row.id] - time.monotonic()
 
     async def _render(self, adapter: PlatformAdapter, written: outbox.WrittenReply) -> Sequence[OutboundPart]:
-        return await render_reply(adapter, written, self.max_parts, self.zone())
+        return await render_reply(adapter, written, self.zone())
 
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, is_repeat: bool
     ) -> float | None:
         """Send a row that is `sending` by now, and store the outcome; returns the pause as a `_Send`."""
-        with bound_contextvars(chat=chat.name, outbox_id=row.id):
-            self._left.add(row.id)
-            ended = self._under_way[row.id] = asyncio.Event()
-            try:
+        self._left.add(row.id)
+        ended = self._under_way[row.id] = asyncio.Event()
+        try:
+            with bound_contextvars(chat=chat.name, outbox_id=row.id):
                 is_owed = await self._attempt(chat, row, adapter, ownership, is_repeat)
-            finally:
-                del self._under_way[row.id]
-                ended.set()
-            self._left.discard(row.id)
+        finally:
+            del self._under_way[row.id]
+            ended.set()
+        self._left.discard(row.id)
         return 0.0 if is_owed else None
 
     async def _attempt(

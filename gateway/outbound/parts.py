@@ -17,15 +17,15 @@ log = structlog.get_logger()
 
 RENDERED_AT_ONCE = 500
 """Longest reply that is rendered on the event loop, in characters: the worst of that length takes ten milliseconds."""
+MAX_PARTS = 20
+"""Most messages of a reply. The last message of a longer one carries all of it as a file."""
 REST_LEFT_OUT = (
     "The rest is too long to be sent as messages, and here I cannot attach a file. It is kept, and I can give it to "
     "you in smaller pieces; whoever runs this bot reads it with `hermes-gateway history`."
 )
 
 
-async def render_reply(
-    adapter: PlatformAdapter, written: WrittenReply, max_parts: int, zone: tzinfo
-) -> Sequence[OutboundPart]:
+async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tzinfo) -> Sequence[OutboundPart]:
     """Render a reply into at least one part. The last part holds the footer, with the whole reply or alone.
 
     `zone` is the time zone of the times that people read.
@@ -34,16 +34,18 @@ async def render_reply(
     if edited_at is not None:
         footer = f"{footer} at {datetime.fromtimestamp(edited_at / 1000, zone):%H:%M}."
     whole = msgspec.structs.replace(written, markdown="\n\n".join(filter(None, (written.markdown, footer))))
-    parts = await _rendered(adapter, whole, max_parts)
+    parts = await _rendered(adapter, whole)
     if len(parts) == 1 or not footer:
         return parts
-    last = await _rendered(adapter, msgspec.structs.replace(written, markdown=footer), max_parts)
+    last = await _rendered(adapter, msgspec.structs.replace(written, markdown=footer))
     if edited_at is not None:
         return last  # the others stay as they are
-    return [*await _rendered(adapter, msgspec.structs.replace(written, buttons=()), max_parts - 1), *last]
+    return [*await _rendered(adapter, msgspec.structs.replace(written, buttons=()), MAX_PARTS - 1), *last]
 
 
-async def _rendered(adapter: PlatformAdapter, written: WrittenReply, max_parts: int) -> Sequence[OutboundPart]:
+async def _rendered(
+    adapter: PlatformAdapter, written: WrittenReply, max_parts: int = MAX_PARTS
+) -> Sequence[OutboundPart]:
     """Render a reply into parts, at most `max_parts` where files can be sent; its buttons hang under the last one."""
     if (file := written.attached) is not None:
         lost = f"{written.markdown}\n(The file “{file.name}” could not be sent here.)".strip()

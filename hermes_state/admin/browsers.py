@@ -22,7 +22,6 @@ class SignedInBrowser:
     digest: str
     """SHA-256 of its cookie and its key together."""
     agent: str
-    """Name from its `User-Agent` header."""
     created_at: Millis
 
     @property

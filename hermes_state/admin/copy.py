@@ -18,7 +18,7 @@ from hermes_state.engines.opening import COPY_NOTE
 from hermes_state.engines.sqlite import copying as sqlite_copying
 from hermes_state.errors import DatabaseRejected, StoreBroken
 from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, nested, scalar
 from hermes_state.text import shortened
 
 MAX_NAMED = 10
@@ -76,7 +76,6 @@ class CopiedTable:
     table: str
     rows: int
     checksum: str
-    """Hash of all its values, in the order of their keys."""
     replaced: int
     """Texts in which NUL characters, which PostgreSQL cannot hold, became U+FFFD."""
 
@@ -85,7 +84,6 @@ class _CopyEngine(Protocol):
     """Module of an engine with its part of a copy."""
 
     ROW_ERRORS: tuple[type[Exception], ...]
-    """Errors about a row, not about the database."""
 
     def load_sequences(self, db: Connection, /) -> dict[str, int]: ...
     def set_sequences(self, db: Connection, highest: dict[str, int], /) -> None: ...
@@ -160,7 +158,7 @@ def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row],
         with suppress(_TakenBack), _transaction(target):
             for row in rows:
                 try:
-                    with _savepoint(target):
+                    with nested(target):
                         target.execute(statement, row)
                 except errors as error:
                     name = ", ".join(f"{key} {shortened(str(row[columns.index(key)]))}" for key in TABLES[table])
@@ -168,14 +166,14 @@ def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row],
             raise _TakenBack from None
         if not faults:
             raise
-        more = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
+        faults[MAX_NAMED:] = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
         head = f"the target cannot hold these rows of {table}; nothing is changed in the source:"
-        raise DatabaseRejected("\n".join([head, *faults[:MAX_NAMED], *more])) from None
+        raise DatabaseRejected("\n".join([head, *faults])) from None
 
 
 def _compared(source: Connection, target: Connection, table: str) -> CopiedTable:
     columns = _columns(source, table)
-    read, found = (_read_through(db, table, columns) for db in (source, target))
+    read, found = _read_through(source, table, columns), _read_through(target, table, columns)
     if (found.rows, found.checksum) != (read.rows, read.checksum):
         raise StoreBroken(
             f"the copy differs from its source in {table} ({found.rows} rows of {read.rows}); the source was written "
@@ -241,18 +239,6 @@ def _without_nul(row: _Row) -> tuple[Any, ...]:
 
 class _TakenBack(Exception):
     """Rolls a transaction back."""
-
-
-@contextmanager
-def _savepoint(db: Connection) -> Iterator[None]:
-    """Run a part of a transaction that an error rolls back alone."""
-    db.execute("SAVEPOINT one")
-    try:
-        yield
-        db.execute("RELEASE one")  # PostgreSQL may report a fault of a statement only here
-    except BaseException:
-        db.execute("ROLLBACK TO one")
-        raise
 
 
 @contextmanager

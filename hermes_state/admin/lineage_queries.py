@@ -49,14 +49,12 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: Millis | None
     end_reason: EndReason | None
     message_count: int
-    """Messages of the session itself."""
     layer: str | None
     """Layer of the compression; None for the first session of a chain, and for the session of an undo."""
     tokens_before: int | None
     tokens_after: int | None
     focus: str | None
     summary_kind: str | None
-    """`model` or `deterministic`."""
     model: str | None
     was_undone: bool
     undone_key: str | None
@@ -180,9 +178,7 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     """For a sub-agent, the key of the session that has called it."""
     kind: str
-    """`root`, `branch` or `subagent`."""
     model: str | None
-    """Model of the newest answer."""
     system_prompt: str | None
     started_at: Millis
     tools: str

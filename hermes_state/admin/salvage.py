@@ -21,7 +21,6 @@ class TableReport:
 
     name: str
     rows: int
-    """Number of saved rows."""
     expected: int | None
     """Number of rows according to a readable index; None without one."""
     lost: str
