@@ -6,7 +6,7 @@ second, and hints tell it what the others store. A gateway that has its database
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -39,34 +39,23 @@ class Duty:
     """Finishes the work that the last owner has left, before everything else."""
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Node:
     """Takes the seat, free duties, and chats with work."""
 
-    def __init__(
-        self,
-        *,
-        open_seat: Callable[[OnHint], Awaitable[Seat]],
-        duties: Sequence[Duty],
-        lanes: LaneRegistry,
-        run_command: RunCommand,
-        on_hint: Mapping[HintKind, OnHintOf],
-        abandon: Callable[[], Awaitable[None]],
-    ) -> None:
-        """`on_hint` has the reactions to hints that are not for lanes. `abandon` ends the work of duties."""
-        self._open_seat = open_seat
-        self._duties = duties
-        self._lanes = lanes
-        self._run_command = run_command
-        self._abandon = abandon
-        self._on_hint = {
-            HintKind.WORK: self._note_work,
-            HintKind.STOPPED: self._end_stopped,
-            **on_hint,
-        }
-        self._taken: list[Duty] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        self._seat: Seat | None = None
-        self._seats_lost = self._hints_received = 0
+    open_seat: Callable[[OnHint], Awaitable[Seat]]
+    duties: Sequence[Duty]
+    lanes: LaneRegistry
+    run_command: RunCommand
+    on_hint: Mapping[HintKind, OnHintOf]
+    """Reactions to hints that are not for lanes."""
+    abandon: Callable[[], Awaitable[None]]
+    """Ends the work of duties."""
+    _taken: list[Duty] = field(default_factory=list, init=False)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+    _seat: Seat | None = field(default=None, init=False)
+    _seats_lost: int = field(default=0, init=False)
+    _hints_received: int = field(default=0, init=False)
 
     @property
     def is_certain(self) -> bool:
@@ -84,7 +73,7 @@ class Node:
             "has_seat": self.is_certain,  # without it others may take over its work
             "seats_lost": self._seats_lost,
             "hints_received": self._hints_received,
-            "chats": len(self._lanes.served),
+            "chats": len(self.lanes.served),
             "duties": [duty.name for duty in self._taken],
         }
         return {"node": health}
@@ -101,7 +90,7 @@ class Node:
 
         Raises the errors of opening a seat, and `SeatLost`.
         """
-        self._seat = seat = await self._open_seat(self._take_hint)
+        self._seat = seat = await self.open_seat(self._take_hint)
         if seat.is_shared:  # hints about cached values were missed
             for kind in (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED):
                 self._take_hint(Hint(kind, 0))
@@ -126,7 +115,7 @@ class Node:
                     await seat.lost.wait()
             finally:
                 await self._give_up(seat)
-            log.warning("seat.lost", turns=len(self._lanes.own))
+            log.warning("seat.lost", turns=len(self.lanes.own))
             await retried(self._start_again, StateError, "seat.missing", backoff=Backoff(0.2, 2.0))
             log.info("seat.taken")
 
@@ -141,19 +130,19 @@ class Node:
             try:
                 for duty in await self._lock_free(seat):
                     await self._take_over(duty, seat)
-                await self._lanes.sweep()
+                await self.lanes.sweep()
             except StateError as error:
                 log.warning("node.delayed", error=str(error))
 
     async def _take_first(self, seat: Seat) -> None:
         for duty in await self._lock_free(seat):
             await self._take_up(duty, seat)
-        alone = AllChats(store=self._lanes.store, open=self._lanes.open)
-        await self._lanes.start(self._run_command, LockedChats(self._lanes, seat) if seat.is_shared else alone)
+        alone = AllChats(store=self.lanes.store, open=self.lanes.open)
+        await self.lanes.start(self.run_command, LockedChats(self.lanes, seat) if seat.is_shared else alone)
 
     async def _lock_free(self, seat: Seat) -> list[Duty]:
         """Take the locks of free duties."""
-        wanted = [duty for duty in self._duties if duty not in self._taken]
+        wanted = [duty for duty in self.duties if duty not in self._taken]
         taken = await seat.take([duty.lock for duty in wanted]) if wanted else set()
         return [duty for duty in wanted if duty.lock in taken]
 
@@ -194,26 +183,23 @@ class Node:
             await cancel_all(self._tasks)
             return
         self._seats_lost += 1
-        await asyncio.gather(self._lanes.abandon(), self._abandon(), cancel_all(self._tasks))
+        await asyncio.gather(self.lanes.abandon(), self.abandon(), cancel_all(self._tasks))
         self._taken = []
         await seat.close()
 
     async def _start_again(self) -> None:
-        await self._lanes.let_go(*self._lanes.own.values())
+        await self.lanes.let_go(*self.lanes.own.values())
         await self.start()
 
     def _take_hint(self, hint: Hint) -> None:
         self._hints_received += 1
-        if (act := self._on_hint.get(hint.kind)) is not None:
+        if hint.kind is HintKind.WORK:
+            # Leave a new message to the node that has stored it and, as this one gets busier, to idler ones.
+            pause = 0.005 + 0.05 * load_of(self.lanes)
+            asyncio.get_running_loop().call_later(pause, self.lanes.wake, ChatId(hint.id))
+        elif hint.kind is HintKind.STOPPED:
+            for active in self.lanes.active.values():
+                if active.turn.id == hint.id and active.stop_reason is None:
+                    active.begin_stop("stopped at another node").settle_stop()
+        elif (act := self.on_hint.get(hint.kind)) is not None:
             act(hint.id)
-
-    def _end_stopped(self, turn_id: int) -> None:
-        """Stop a running turn after another node has stored its stop."""
-        for active in self._lanes.active.values():
-            if active.turn.id == turn_id and active.stop_reason is None:
-                active.begin_stop("stopped at another node").settle_stop()
-
-    def _note_work(self, chat_id: int) -> None:
-        # Leave a new message to the node that has stored it and, as this one gets busier, to idler ones.
-        pause = 0.005 + 0.05 * load_of(self._lanes)
-        asyncio.get_running_loop().call_later(pause, self._lanes.wake, ChatId(chat_id))

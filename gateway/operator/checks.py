@@ -5,7 +5,7 @@ Every finding that is not fine says what to do.
 
 import mmap
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -116,12 +116,6 @@ def check_context(config: Config, limits: Limits, source: SizeSource, *, engine:
         return fine("context", text)
     text += " That is half of it or more: use a model with a larger window, or set model.context_length if it has one."
     return warning("context", text)
-
-
-def check_platforms(names: Iterable[str]) -> Iterator[CheckResult]:
-    """Name the platforms of the running daemon, whose settings the environment of `doctor` may lack."""
-    if served := ", ".join(names):
-        yield fine("platforms", f"The running gateway serves {served}.")
 
 
 def check_terminal(config: Config) -> Iterator[CheckResult]:

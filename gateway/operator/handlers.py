@@ -17,22 +17,9 @@ from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.pricing import cap_limits
 from gateway.models.selection import Runtime
+from gateway.operator import checks
 from gateway.operator.browsers import browser_rows, served_elsewhere
-from gateway.operator.checks import (
-    CheckResult,
-    CheckStatus,
-    check_admins,
-    check_cluster,
-    check_context,
-    check_database,
-    check_index,
-    check_platforms,
-    check_schedules,
-    check_servers,
-    check_terminal,
-    failed,
-    warning,
-)
+from gateway.operator.checks import CheckResult, CheckStatus, failed, fine, warning
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up, tool_row
 from gateway.operator.socket import Handler
 from gateway.operator.spending import report
@@ -155,26 +142,27 @@ class OperatorHandler:
             if (circuit := one.breaker.open) is not None
         ]
         model, config, engine = self.runtime.models.configured, self.runtime.config, self.runtime.agent.context.engine
+        served = ", ".join(self.adapters.health())
         plugin = engine.name if engine.name != BUILT_IN else None
         return [
             *await self._examine_database(),
-            check_context(config, await model.load_limits(), model.window_from, engine=plugin),
+            checks.check_context(config, await model.load_limits(), model.window_from, engine=plugin),
             *circuits,
-            *await asyncio.to_thread(lambda: list(check_terminal(config))),
-            *check_platforms(self.adapters.health()),
-            *check_servers(config, self.servers.statuses()),
-            *check_schedules(await self.store.read(schedules.load_stranded)),
+            *await asyncio.to_thread(lambda: list(checks.check_terminal(config))),
+            *([fine("platforms", f"The running gateway serves {served}.")] if served else []),
+            *checks.check_servers(config, self.servers.statuses()),
+            *checks.check_schedules(await self.store.read(schedules.load_stranded)),
         ]
 
     async def _examine_database(self) -> list[CheckResult]:
         if (trouble := self.store.trouble) is not None:
             return [failed("database", trouble)]
         try:
-            checked, config = await self.store.read(check_database), self.runtime.config
-            admins = await self.store.read(check_admins, config)
+            checked, config = await self.store.read(checks.check_database), self.runtime.config
+            admins = await self.store.read(checks.check_admins, config)
             if not isinstance(self.store, SqliteStore):
-                return [checked, *admins, *await self.store.read(check_cluster, config, self.store.id)]
-            index = await asyncio.to_thread(check_index, self.store.path, await self.store.read(load_progress))
+                return [checked, *admins, *await self.store.read(checks.check_cluster, config, self.store.id)]
+            index = await asyncio.to_thread(checks.check_index, self.store.path, await self.store.read(load_progress))
         except StoreUnavailable as error:
             return [failed("database", str(error))]
         if index.verdict is not CheckStatus.FINE:

@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 from operator import attrgetter
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -63,9 +64,6 @@ PAGE_ROWS = 200
 _Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 
 
-# ---- places -----------------------------------------------------------------------------------------------------
-
-
 _NOT_FOUND = "No chat, session or message{scope} has the id “{name}”."
 _REFUSALS = {
     LookupReason.MALFORMED: "That is too long to be an id.",
@@ -96,9 +94,6 @@ def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId
     return place.chat_id
 
 
-# ---- requests ---------------------------------------------------------------------------------------------------
-
-
 class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of requests. The fields are the arguments of the command line."""
 
@@ -113,12 +108,8 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def fitting(rows: Transcript) -> Transcript:
     """Return the first messages that fit into one answer, at least one."""
-    room = MAX_PAGE_CHARS
-    for count, row in enumerate(rows):
-        room -= len(row.text or "")
-        if room < 0 and count:
-            return rows[:count]
-    return rows
+    sizes = accumulate(len(row.text or "") for row in rows)
+    return rows[: max(1, sum(size <= MAX_PAGE_CHARS for size in sizes))]
 
 
 class LineageRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ Reports cross the control socket field by field. Their rows are the `--json` out
 it is unknown, and times in UTC milliseconds. Their text has charts of at most 40 columns, which fit on a phone.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -68,9 +69,6 @@ def money(spent: TotalUsage) -> str:
     if not knows_cost(spent):
         return "unknown"
     return f"{dollars(spent.cost)}+" if spent.unpriced_calls else dollars(spent.cost)
-
-
-# ---- usage ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,9 +214,6 @@ def _amount(tokens: int, spent: TotalUsage) -> str:
     return f"about {tokens:,}" if spent.estimated_calls else f"{tokens:,}"
 
 
-# ---- insights ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsightsReport:
     """Spending of the last days, by day, chat, model and purpose; all but the days are sorted by cost."""
@@ -267,10 +262,9 @@ def insights_row(found: InsightsReport) -> Row:
 
 
 def _added(slices: Iterable[UsageRow], key: Callable[[UsageRow], Any]) -> dict[Any, TotalUsage]:
-    sums: dict[Any, TotalUsage] = {}
+    sums: dict[Any, TotalUsage] = defaultdict(lambda: NO_CALLS)
     for one in slices:
-        name = key(one)
-        sums[name] = sums.get(name, NO_CALLS) + one.spent
+        sums[key(one)] += one.spent
     return sums
 
 

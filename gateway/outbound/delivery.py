@@ -320,9 +320,6 @@ class Delivery:
             if not self.adapters.is_certain() or self.adapters.ownership_of(chat) != ownership:
                 raise PlatformUnavailable("another node may serve the account by now")
             ref = await self._send_or_plain(adapter, request)
-        except RateLimited as error:
-            log.info("delivery.rate_limited", retry_after=error.retry_after)
-            await self._retry(row, is_repeat, error, ownership, error.retry_after)
         except (ChatUnreachable, MessageRejected) as error:
             log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
             given_up = (row, str(error), ownership, self.clock.now())
@@ -330,16 +327,23 @@ class Delivery:
             if await self.store.write_with_retry(outbox.mark_dead, *given_up, is_unreachable=is_unreachable):
                 self.on_unreachable()
                 log.warning("chat.unreachable", hint="schedules of this chat wait until the bot can write there again")
-        except ChatMoved as error:
-            args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self.clock.now())
-            moved = await self.store.write_with_retry(move_chat, *args)
-            await self._retry(row, is_repeat, error, ownership, 0.0)
+        except PlatformError as error:
+            moved: Sequence[ChatId] = ()
+            pause, is_ambiguous = RETRY_BACKOFF.after(row.attempts), is_repeat or isinstance(error, SendAmbiguous)
+            if isinstance(error, RateLimited):
+                pause = error.retry_after
+                log.info("delivery.rate_limited", retry_after=pause)
+            elif isinstance(error, ChatMoved):
+                args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self.clock.now())
+                pause, moved = 0.0, await self.store.write_with_retry(move_chat, *args)
+            else:
+                name = type(error).__name__
+                log.info("delivery.failed", error=name, is_ambiguous=is_ambiguous, attempts=row.attempts)
+            reason, next_at = f"{type(error).__name__}: {error}", Millis(self.clock.now() + int(1000 * pause))
+            self._due[row.id] = time.monotonic() + pause
+            await self.store.write_with_retry(outbox.mark_retry, row, is_ambiguous, reason, ownership, next_at)
             for chat_id in moved:
                 self.wake(chat_id)
-        except PlatformError as error:
-            is_ambiguous = is_repeat or isinstance(error, SendAmbiguous)
-            log.info("delivery.failed", error=type(error).__name__, is_ambiguous=is_ambiguous, attempts=row.attempts)
-            await self._retry(row, is_ambiguous, error, ownership, RETRY_BACKOFF.after(row.attempts))
         else:
             return await self.store.write_with_retry(outbox.mark_sent, row.id, ref, self.clock.now())
         return True
@@ -360,13 +364,6 @@ class Delivery:
         except Exception as error:  # an SDK's bug must not cost the answer: the outcome is unknown
             log.exception("delivery.crashed", chat=request.chat.name)
             raise SendAmbiguous(f"{type(error).__name__}: {error}") from error
-
-    async def _retry(
-        self, row: OutboxRow, is_ambiguous: bool, error: PlatformError, ownership: AccountClaim, pause: float
-    ) -> None:
-        reason, next_at = f"{type(error).__name__}: {error}", Millis(self.clock.now() + int(1000 * pause))
-        self._due[row.id] = time.monotonic() + pause
-        await self.store.write_with_retry(outbox.mark_retry, row, is_ambiguous, reason, ownership, next_at)
 
 
 def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:

@@ -43,10 +43,8 @@ async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tz
     return [*await _rendered(adapter, msgspec.structs.replace(written, buttons=()), MAX_PARTS - 1), *last]
 
 
-async def _rendered(
-    adapter: PlatformAdapter, written: WrittenReply, max_parts: int = MAX_PARTS
-) -> Sequence[OutboundPart]:
-    """Render a reply into parts, at most `max_parts` where files can be sent; its buttons hang under the last one."""
+async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int = MAX_PARTS) -> Sequence[OutboundPart]:
+    """Render a reply into parts, at most `most` where files can be sent; its buttons hang under the last one."""
     if (file := written.attached) is not None:
         lost = f"{written.markdown}\n(The file “{file.name}” could not be sent here.)".strip()
         return [OutboundPart(text=written.markdown, plain=lost, attached=file)]
@@ -60,9 +58,9 @@ async def _rendered(
         size = adapter.capabilities.max_part_units // 2
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         parts = [OutboundPart(text=one, plain=one) for one in [piece for piece in pieces if piece.strip()] or ["…"]]
-    if len(parts) > max_parts and adapter.capabilities.has_files:
+    if len(parts) > most and adapter.capabilities.has_files:
         rest_in_file = "The rest is in this file, which has all of the reply."
-        parts[max_parts - 1 :] = [OutboundPart(text=rest_in_file, plain=REST_LEFT_OUT, file=text)]
+        parts[most - 1 :] = [OutboundPart(text=rest_in_file, plain=REST_LEFT_OUT, file=text)]
     if written.buttons and adapter.capabilities.has_buttons:
         parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
     return parts

@@ -71,9 +71,6 @@ class LookupResult:
     message_seq: int | None = None
 
 
-# ---- ids --------------------------------------------------------------------------------------------------------
-
-
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
     """Return the place with a name such as `telegram:42`, a session's id or its beginning, or an id such as `m123`.
 
@@ -113,9 +110,6 @@ def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Looku
         keys = tuple(session.key for session in found[:MAX_CANDIDATES])
         raise LookupRejected(LookupReason.AMBIGUOUS_SESSION, name, keys)
     return LookupResult(chat_id=found[0].chat_id, session=found[0])
-
-
-# ---- chains -----------------------------------------------------------------------------------------------------
 
 
 # Purpose: sessions with their neighbours in the chain and the compression that made them, newest first.
@@ -165,9 +159,6 @@ def load_around(db: Connection, session_id: SessionId, seq: int | None, before: 
 def short_key(key: str) -> str:
     """Return a session's id for people."""
     return key[:SHORT_KEY_LENGTH]
-
-
-# ---- exports ----------------------------------------------------------------------------------------------------
 
 
 class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
