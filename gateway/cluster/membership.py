@@ -84,7 +84,6 @@ class Membership:
 
     @property
     def node(self) -> NodeInfo:
-        """This node with its current settings."""
         return node_info(self._config(), self._store.id)
 
     async def open_seat(self, on_hint: OnHint) -> Seat:

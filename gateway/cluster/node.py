@@ -107,7 +107,7 @@ class Node:
         assert self._seat is not None, "`start` comes first"
         while True:
             seat = self._seat
-            self._tasks = [self._begin(duty) for duty in self._taken]
+            self._tasks = [asyncio.ensure_future(self._run_duty(duty)) for duty in self._taken]
             try:
                 if seat.is_shared:  # a sweep may hang in the database
                     await run_until(seat.lost, self._sweep(seat))
@@ -120,7 +120,6 @@ class Node:
             log.info("seat.taken")
 
     async def close(self) -> None:
-        """Give everything back."""
         if self._seat is not None:
             await self._seat.close()
 
@@ -141,7 +140,6 @@ class Node:
         await self.lanes.start(self.run_command, LockedChats(self.lanes, seat) if seat.is_shared else alone)
 
     async def _lock_free(self, seat: Seat) -> list[Duty]:
-        """Take the locks of free duties."""
         wanted = [duty for duty in self.duties if duty not in self._taken]
         taken = await seat.take([duty.lock for duty in wanted]) if wanted else set()
         return [duty for duty in wanted if duty.lock in taken]
@@ -161,10 +159,7 @@ class Node:
             log.warning("duty.delayed", duty=duty.name, exc_info=not isinstance(error, StateError), error=str(error))
             await seat.let_go(duty.lock)
         else:
-            self._tasks.append(self._begin(duty))
-
-    def _begin(self, duty: Duty) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self._run_duty(duty))
+            self._tasks.append(asyncio.ensure_future(self._run_duty(duty)))
 
     async def _run_duty(self, duty: Duty) -> None:
         """Do a duty, again after each crash, because no other node does it while this one has its lock."""

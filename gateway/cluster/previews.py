@@ -59,11 +59,15 @@ class RemotePreview(LivePreview):
     """Preview of a turn of another node, which writes at least every `BEAT_SECONDS` while it works on it."""
 
     _typing_overlap_seconds = BEAT_SECONDS + 0.5  # typing is renewed only when there was a write
-    _heard_at = 0.0
+    heard_at = 0.0
+
+    @property
+    def turn(self) -> RunningTurn:
+        return self._turn
 
     def show(self, text: str) -> None:
         super().show(text)
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
 
     def move(self, turn: RunningTurn) -> None:
         """Continue for the node that has taken the turn up; the placeholder is stored for it, too."""
@@ -77,14 +81,7 @@ class RemotePreview(LivePreview):
             await wait_until(self._changed, None)
 
     def _is_typing_due(self) -> bool:
-        return time.monotonic() - self._heard_at <= 1.0 and super()._is_typing_due()
-
-
-@dataclass(slots=True, kw_only=True)
-class _Shown:
-    turn: RunningTurn
-    preview: RemotePreview
-    heard_at: float
+        return time.monotonic() - self.heard_at <= 1.0 and super()._is_typing_due()
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -96,7 +93,7 @@ class RemotePreviews:
     make: Callable[[RunningTurn], RemotePreview]
     _hinted: set[TurnId] = field(default_factory=set, init=False)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _shown: dict[TurnId, _Shown] = field(default_factory=dict, init=False)
+    _shown: dict[TurnId, RemotePreview] = field(default_factory=dict, init=False)
     _closed: set[ChatId] = field(default_factory=set, init=False)
     """Chats whose previews were closed since the current read began."""
 
@@ -116,7 +113,9 @@ class RemotePreviews:
                     await self._read()
                 except StateError as error:  # the next write comes with a hint, too
                     log.debug("preview.failed", error=type(error).__name__)
-                await self._close_silent()
+                silent_since = time.monotonic() - SILENT_SECONDS
+                for one in [one for one in self._shown.values() if one.heard_at < silent_since]:
+                    await self._close(one)
         finally:
             await self.abandon()
 
@@ -134,7 +133,7 @@ class RemotePreviews:
         """Show and store nothing more: other nodes may serve the accounts by now."""
         while self._shown:
             _, one = self._shown.popitem()
-            await one.preview.abandon()
+            await one.abandon()
 
     async def _read(self) -> None:
         turn_ids, self._hinted = sorted(self._hinted), set()
@@ -149,20 +148,13 @@ class RemotePreviews:
         if one is None:
             if turn is None or turn.chat_id in self._closed or self.adapters.ownership_of(turn.chat) is None:
                 return
-            one = self._shown[turn.id] = _Shown(turn=turn, preview=self.make(turn), heard_at=0.0)
-            one.preview.begin()
+            one = self._shown[turn.id] = self.make(turn)
+            one.begin()
         elif turn is not None:
-            one.turn = turn
-            one.preview.move(turn)
-        one.heard_at = time.monotonic()
-        one.preview.show(stored.text)
+            one.move(turn)
+        one.show(stored.text)
 
-    async def _close_silent(self) -> None:
-        silent_since = time.monotonic() - SILENT_SECONDS
-        for one in [one for one in self._shown.values() if one.heard_at < silent_since]:
-            await self._close(one)
-
-    async def _close(self, one: _Shown) -> str | None:
+    async def _close(self, one: RemotePreview) -> str | None:
         self._shown.pop(one.turn.id, None)
-        await one.preview.close()
-        return one.preview.ref
+        await one.close()
+        return one.ref

@@ -16,10 +16,8 @@ from agent.context.job import (
 from agent.context.model_handle import ModelHandle
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
 from gateway.config.context_settings import NoticeConfig
-from gateway.config.fields import secrets_of
 from gateway.outbound.notices import accuracy_sentence
 from hermes_state.errors import CommandError, LineageMoved
-from hermes_state.redaction import Redactor
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.values import ConversationRef, Millis
@@ -48,7 +46,7 @@ async def compress(request: CommandRequest) -> CommandResult:
     config, focus = runtime.config, None
     if here is None:  # one line without secrets, because it is sent, stored and shown
         topic = re.sub(r"\A\s*focus\s*:\s*", "", argument, flags=re.IGNORECASE)
-        focus = Redactor(secrets_of(config))(" ".join(topic.split()))[:500] or None
+        focus = request.redactor(" ".join(topic.split()))[:500] or None
     work = context.prepare_by_hand(
         conversation, model, focus=focus, keep_turns=keep_turns, on_begin=partial(request.acknowledge, STARTED)
     )

@@ -7,11 +7,9 @@ from functools import partial
 from agent.context.carried.rules import drop_notice
 from agent.context.carried.sections import rules_in_view
 from gateway.commands.registry import CommandRequest, CommandResult, say, set_in_session, transaction
-from gateway.config.fields import secrets_of
 from gateway.times import format_time
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
-from hermes_state.redaction import Redactor
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.transcripts import NewMessage, append_to_tip, load_hidden, load_messages, load_view
@@ -37,11 +35,8 @@ async def new(request: CommandRequest) -> CommandResult:
     context = request.context
     before = await request.load_open_session()
 
-    async def tell_context() -> None:
-        if before is not None:
-            await context.runtime.agent.context.ended(before.id, was_reset=True)
-
-    return CommandResult(apply=partial(_new, request.chat.id, title), after=tell_context)
+    after = None if before is None else partial(context.runtime.agent.context.ended, before.id, was_reset=True)
+    return CommandResult(apply=partial(_new, request.chat.id, title), after=after)
 
 
 def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str:
@@ -141,7 +136,7 @@ async def rules(request: CommandRequest) -> CommandResult:
     if session is None:
         return say("This chat has no conversation yet.")
     view = await request.context.store.read(load_view, session.lineage_id)
-    redact = Redactor(secrets_of(request.context.runtime.config))
+    redact = request.redactor
     is_shared = request.chat.kind.is_shared
     found = await asyncio.to_thread(rules_in_view, view.transcript, redact=redact, is_shared=is_shared)
     word, _, name = request.argument.partition(" ")

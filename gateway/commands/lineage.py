@@ -9,13 +9,11 @@ from datetime import tzinfo
 
 from agent.context.excerpt import Redact
 from gateway.commands.registry import CommandRequest, CommandResult, say
-from gateway.config.fields import secrets_of
 from gateway.operator.lookups import SearchRequest, compression_details, find_place, incompleteness, speaker
 from gateway.times import format_time, parse_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LineageSession, LookupResult, short_key
 from hermes_state.errors import CommandError, StoreUnavailable
-from hermes_state.redaction import Redactor
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.values import Button, ChatId, MessageId, MessageRole, SessionKind, Transcript, recall_id
@@ -45,7 +43,6 @@ async def lineage(request: CommandRequest) -> CommandResult:
 
 
 def _place(one: LineageSession) -> str:
-    """Return the place of a session among the others."""
     if one.kind is not SessionKind.SUBAGENT:
         return f"depth {one.depth}"
     return "sub-agent" + (f" of `{short_key(one.parent_key)}`" if one.parent_key is not None else "")
@@ -77,7 +74,7 @@ async def search(request: CommandRequest) -> CommandResult:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
         return say(" ".join(["Nothing matches.", *notes]))
-    redact, lines, buttons = _redactor(request), notes, []
+    redact, lines, buttons = request.redactor, notes, []
     for one in await asyncio.to_thread(lambda: [lookup.redacted(hit, redact) for hit in found]):
         name, who = recall_id(one.message_id), one.sender_name or one.role
         head = f"`{name}` {format_time(one.created_at, request.zone)}, {who} in `{one.chat.name}`"
@@ -121,8 +118,6 @@ def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSession:
-    """Session with some of its rows."""
-
     session: LineageSession
     rows: Transcript
     message_id: MessageId | None
@@ -141,7 +136,7 @@ async def session(request: CommandRequest) -> CommandResult:
         f"Session `{short_key(one.key)}` of `{one.chat.name}`, {place}.\n"
         f"Began {_begun(one, zone)}; {_ended(one, zone)}; {counted(one.message_count, 'message')}.{parent}"
     )
-    lines = await asyncio.to_thread(_row_lines, opened, _redactor(request), zone)
+    lines = await asyncio.to_thread(_row_lines, opened, request.redactor, zone)
     return say("\n\n".join([head, *lines]), *opened.buttons)
 
 
@@ -179,7 +174,3 @@ def _row_lines(opened: OpenedSession, redact: Redact, zone: tzinfo | None) -> li
         head = f"**{who}**, {format_time(row.created_at, zone)}, `{recall_id(row.id)}`{mark}"
         lines.append(f"{head}\n{shortened(text, size)}")
     return lines
-
-
-def _redactor(request: CommandRequest) -> Redactor:
-    return Redactor(secrets_of(request.context.runtime.config))

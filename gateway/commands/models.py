@@ -51,7 +51,6 @@ async def model(request: CommandRequest) -> CommandResult:
 
 
 def names(runtime: Runtime) -> list[str]:
-    """Return the names for `/model`."""
     return [CONFIGURED, *known_routes(runtime.config.model)]
 
 

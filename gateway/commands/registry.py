@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.permissions import AccessControl
+from gateway.config.fields import secrets_of
 from gateway.models.selection import Runtime
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import outbox, sessions
@@ -20,6 +21,7 @@ from hermes_state.aio import cancel_all
 from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
 from hermes_state.outbox import Reply
+from hermes_state.redaction import Redactor
 from hermes_state.sessions import Session
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
@@ -42,8 +44,6 @@ T = TypeVar("T")
 
 
 class CommandKind(StrEnum):
-    """Kind of a command, which says when it runs."""
-
     CONTROL = "control"
     """Runs at once, without the chat's lock; `/stop` and `/status` also while the database cannot be written."""
     READ = "read"
@@ -56,8 +56,6 @@ class CommandKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandReply:
-    """Reply of a command to its chat."""
-
     markdown: str
     buttons: tuple[Button, ...] = ()
     other_chat: ChatId | None = None
@@ -108,8 +106,6 @@ class TaskRegistry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandContext:
-    """Parts of the gateway that command handlers work with."""
-
     store: Store
     runtime: Runtime
     access: AccessControl
@@ -127,8 +123,6 @@ class CommandContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
-    """One use of a command, with its sender, its chat and its argument."""
-
     context: CommandContext
     row: InboxRow
     chat: Chat
@@ -145,6 +139,10 @@ class CommandRequest:
         """Time zone of the times that people read and write, None for the server's."""
         name = self.context.runtime.config.agent.time_zone
         return ZoneInfo(name) if name is not None else None
+
+    @property
+    def redactor(self) -> Redactor:
+        return Redactor(secrets_of(self.context.runtime.config))
 
     @property
     def reachable_chat(self) -> ChatId | None:
@@ -177,7 +175,6 @@ class CommandRequest:
 
 
 def reply_to(row: InboxRow, chat: Chat, reply: CommandReply, dedupe_key: str) -> Reply:
-    """Return the outbox reply to the inbox row of a command."""
     return Reply(
         chat_id=chat.id,
         markdown=reply.markdown,
@@ -194,8 +191,6 @@ Handler: TypeAlias = Callable[[CommandRequest], Awaitable[CommandResult]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command: its name, help and handler."""
-
     name: str
     kind: CommandKind
     handler: Handler

@@ -21,8 +21,7 @@ from gateway.cluster.membership import node_info
 from gateway.config.settings import Config
 from gateway.models.capacity import window_from
 from gateway.models.window import fixed_prompt_tokens
-from hermes_state.admin.overview import describe, load_overview
-from hermes_state.admin.overview import find_fault as find_database_fault
+from hermes_state.admin.overview import engine_of, load_overview
 from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.search.index import find_fault
 from hermes_state.store.sql import Connection
@@ -53,13 +52,13 @@ failed = partial(CheckResult, CheckStatus.FAILED)
 
 
 def check_database(db: Connection) -> CheckResult:
-    """Check the database and report its size."""
-    if (fault := find_database_fault(db)) is not None:
+    engine = engine_of(db)
+    if (fault := engine.find_fault(db)) is not None:
         return failed("database", fault)
     seen = load_overview(db)
     return fine(
         "database",
-        f"{describe(db)}: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
+        f"{engine.describe(db)}: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
         f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered.",
     )
 

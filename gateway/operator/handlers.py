@@ -60,7 +60,6 @@ class OperatorHandler:
     """Health of this process among others that share its database; empty where there are no others."""
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Return the handlers by the names of their requests."""
         return {
             "status": self.status,
             "pair.list": lambda _: self.store.read(load_pairing_rows, self.clock.now()),
@@ -78,7 +77,6 @@ class OperatorHandler:
         }
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state of the daemon: its model, routes, platforms, load and vitals."""
         model = self.loaded().config.model
         return {
             "running_seconds": max(0, self.clock.now() - self.started_at) // 1000,
@@ -183,12 +181,10 @@ class OperatorHandler:
         return await look_up(self.store, name, args, Redactor(self.loaded().secrets()))
 
     async def list_tools(self, _args: Mapping[str, Any]) -> list[Row]:
-        """Return the definitions of the agent's tools."""
         tools, redact = self.runtime.agent.offers.registry.by_name.values(), Redactor(self.loaded().secrets())
         return await asyncio.to_thread(lambda: [tool_row(tool.schema, redact) for tool in tools])
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Row:
-        """Return a report of `gateway.operator.spending`."""
         caps, now = cap_limits(self.runtime.config), self.clock.now()
         return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
 

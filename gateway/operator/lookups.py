@@ -360,7 +360,6 @@ def _value(text: str, redact: Redact) -> object:
 
 
 def tool_row(schema: ToolSchema, redact: Redact) -> dict[str, Any]:
-    """Return the definition of a tool without secrets."""
     found = _value(orjson.dumps(schema).decode(), redact)
     return found if isinstance(found, dict) else {"name": schema.name}
 
@@ -379,7 +378,6 @@ def compression_details(made: LineageSession) -> list[str]:
 
 
 def speaker(role: MessageRole, sender: str | None, tool: str | None) -> str:
-    """Return the name of a message's speaker."""
     return f"tool {tool}" if role is MessageRole.TOOL else sender or role.value
 
 

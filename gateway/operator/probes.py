@@ -80,7 +80,6 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
 
 
 def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
-    """Return the root for the paths of the API, and the headers with the key."""
     key, base = settings.plain_key, (settings.address or "").rstrip("/")
     headers = ({"Authorization": f"Bearer {key}"} if key else {}) | settings.plain_headers
     if settings.protocol == "anthropic":
@@ -129,7 +128,6 @@ def _better_root(settings: RouteConfig, base: str, headers: Mapping[str, str]) -
 
 
 def _smallest_call(settings: RouteConfig) -> tuple[str, object]:
-    """Return the path and the body of a call for a token or a few."""
     messages = [{"role": "user", "content": "Say ok."}]
     if settings.protocol == "responses":
         return "responses", {"model": settings.name, "input": messages, "max_output_tokens": 16}  # the least

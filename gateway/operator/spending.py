@@ -86,8 +86,6 @@ class CapUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """Usage of a conversation, of a chat, or of the whole gateway."""
-
     chat: str | None
     """Name of the chat; None for the whole gateway."""
     session: str | None
@@ -159,7 +157,6 @@ def usage_row(usage: UsageReport) -> Row:
 
 
 def usage_lines(usage: UsageReport) -> list[str]:
-    """Return cost, tokens and calls as the points of a list."""
     spent = usage.spent
     if not spent.calls:
         return ["- No model was asked yet."]
@@ -289,7 +286,6 @@ def insights_block(found: InsightsReport) -> str:
 
 
 def insights_notes(total: TotalUsage) -> list[str]:
-    """Return notes on missing and estimated figures."""
     notes = []
     if not knows_cost(total):
         notes.append("The price of these models is not known (`costs.prices`), so this counts tokens.")

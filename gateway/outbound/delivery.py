@@ -10,16 +10,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime, tzinfo
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.gates import GateRegistry
-from gateway.outbound.parts import RENDERED_AT_ONCE, file_of, render_reply
 from hermes_state import outbox
 from hermes_state.accounts import AccountClaim, take_account
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
@@ -35,18 +35,26 @@ from hermes_state.errors import (
     StateError,
 )
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState, RenderedReply
+from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState, RenderedReply, WrittenReply
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId, TurnId
-from platforms.base import AdapterState, PlatformAdapter, SendRequest
+from platforms.base import AdapterState, OutboundFile, PlatformAdapter, SendRequest
 
 log = structlog.get_logger()
 
 RETRY_BACKOFF = Backoff(0.5, 30.0)
 STORE_PAUSE_SECONDS = 2.0
 LAST_REQUEST_SECONDS = 5.0
+RENDERED_AT_ONCE = 500
+"""Longest reply that is rendered on the event loop, in characters: the worst of that length takes ten milliseconds."""
+MAX_PARTS = 20
+"""Most messages of a reply. The last message of a longer one carries all of it as a file."""
+REST_LEFT_OUT = (
+    "The rest is too long to be sent as messages, and here I cannot attach a file. It is kept, and I can give it to "
+    "you in smaller pieces; whoever runs this bot reads it with `hermes-gateway history`."
+)
 _Send: TypeAlias = Callable[[], Awaitable[float | None]]
 """Sends something. Returns seconds to wait, 0 for none, or None if the chat has no more unsent rows."""
 
@@ -141,7 +149,7 @@ class Delivery:
             is_short = len(markdown) <= RENDERED_AT_ONCE
             if adapter is not None and ownership is not None and is_free and is_ready and is_short:
                 await held.enter_async_context(gate.passing())
-                parts = await self._render(adapter, outbox.WrittenReply(markdown=markdown))
+                parts = await render_reply(adapter, WrittenReply(markdown=markdown), self.zone())
                 rendered = RenderedReply(parts=parts, ownership=ownership)
             row = await store(rendered)
             if row is not None:
@@ -186,7 +194,7 @@ class Delivery:
             return False
         digest = hashlib.sha256(event_ref.encode()).hexdigest()[:16]
         try:
-            parts = await self._render(adapter, outbox.WrittenReply(markdown=markdown))
+            parts = await render_reply(adapter, WrittenReply(markdown=markdown), self.zone())
             for number, part in enumerate(parts):
                 request = SendRequest(
                     chat=chat, part=part, key=f"u{digest}.{number}", reply_to=reply_to, ticket=ticket, is_notice=True
@@ -257,7 +265,7 @@ class Delivery:
             return 0.2  # an attempt now would certainly fail, and count as one that may be repeated
         if (pause := max(self._pause_before(row), self.gates.flood_of(chat).penalty_seconds)) > 0:
             return pause
-        parts = None if row.written is None else await self._render(adapter, row.written)
+        parts = None if row.written is None else await render_reply(adapter, row.written, self.zone())
         begun = await self.store.write(outbox.begin_send, row.id, parts, ownership, self.clock.now())
         self._due.pop(row.id, None)
         if begun is None:  # stopped meanwhile
@@ -281,9 +289,6 @@ class Delivery:
             stored_seconds = (row.next_at - self.clock.now()) / 1000
             self._due[row.id] = time.monotonic() + min(stored_seconds, RETRY_BACKOFF.max_seconds)
         return self._due[row.id] - time.monotonic()
-
-    async def _render(self, adapter: PlatformAdapter, written: outbox.WrittenReply) -> Sequence[OutboundPart]:
-        return await render_reply(adapter, written, self.zone())
 
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, is_repeat: bool
@@ -368,3 +373,58 @@ class Delivery:
 
 def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
     return load_chat(db, chat_id).key, outbox.load_open(db, chat_id, 1)
+
+
+async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tzinfo) -> Sequence[OutboundPart]:
+    """Render a reply into at least one part. The last part holds the footer, with the whole reply or alone.
+
+    `zone` is the time zone of the times that people read.
+    """
+    footer, edited_at = written.footer, written.edited_at
+    if edited_at is not None:
+        footer = f"{footer} at {datetime.fromtimestamp(edited_at / 1000, zone):%H:%M}."
+    whole = msgspec.structs.replace(written, markdown="\n\n".join(filter(None, (written.markdown, footer))))
+    parts = await _rendered(adapter, whole)
+    if len(parts) == 1 or not footer:
+        return parts
+    last = await _rendered(adapter, msgspec.structs.replace(written, markdown=footer))
+    if edited_at is not None:
+        return last  # the others stay as they are
+    return [*await _rendered(adapter, msgspec.structs.replace(written, buttons=()), MAX_PARTS - 1), *last]
+
+
+async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int = MAX_PARTS) -> Sequence[OutboundPart]:
+    """Render a reply into parts, at most `most` where files can be sent; its buttons hang under the last one."""
+    if (file := written.attached) is not None:
+        lost = f"{written.markdown}\n(The file “{file.name}” could not be sent here.)".strip()
+        return [OutboundPart(text=written.markdown, plain=lost, attached=file)]
+    text = written.markdown
+    try:
+        # A long answer can take seconds, in which no other chat may wait.
+        is_long = len(text) > RENDERED_AT_ONCE
+        parts = list(await asyncio.to_thread(adapter.render, text) if is_long else adapter.render(text))
+    except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows
+        log.exception("delivery.rendered_plain")
+        size = adapter.capabilities.max_part_units // 2
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        parts = [OutboundPart(text=one, plain=one) for one in [piece for piece in pieces if piece.strip()] or ["…"]]
+    if len(parts) > most and adapter.capabilities.has_files:
+        rest_in_file = "The rest is in this file, which has all of the reply."
+        parts[most - 1 :] = [OutboundPart(text=rest_in_file, plain=REST_LEFT_OUT, file=text)]
+    if written.buttons and adapter.capabilities.has_buttons:
+        parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
+    return parts
+
+
+def file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:
+    """Return the file of a part, None if it has none."""
+    if (kept := part.attached) is not None:
+        return OutboundFile(
+            name=kept.name,
+            mime=kept.mime,
+            size_bytes=kept.size_bytes,
+            content=partial(files.read, kept.path),
+            attachment_id=kept.attachment_id,
+        )
+    text = part.file.encode()
+    return OutboundFile(name="reply.md", mime="text/markdown", size_bytes=len(text), content=text) if text else None

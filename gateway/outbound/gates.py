@@ -28,7 +28,6 @@ class Gate:
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Hold the gate while sending."""
         self._waiting += 1
         try:
             await self._lock.acquire()
@@ -77,7 +76,6 @@ class GateRegistry:
         self._floods: WeakValueDictionary[tuple[str, str, str], FloodControl] = WeakValueDictionary()
 
     def of(self, chat_id: ChatId) -> Gate:
-        """Return the one gate of a chat."""
         return self._gates.setdefault(chat_id, Gate())
 
     def flood_of(self, chat: ChatKey) -> FloodControl:

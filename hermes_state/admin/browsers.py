@@ -17,8 +17,6 @@ _REMOVE_OLD = "DELETE FROM browsers WHERE created_at < ?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedInBrowser:
-    """Browser that is signed in."""
-
     digest: str
     """SHA-256 of its cookie and its key together."""
     agent: str

@@ -129,7 +129,6 @@ def _begin(source: Connection, target: Connection, name: str) -> None:
 
 
 def _copy_table(source: Connection, target: Connection, table: str, progress: Progress) -> None:
-    """Copy the missing rows."""
     columns, keys = _columns(source, table), TABLES[table]
     done, total = _count(target, table), _count(source, table)
     after: _Row | None = None

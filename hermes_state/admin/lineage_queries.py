@@ -157,7 +157,6 @@ def load_around(db: Connection, session_id: SessionId, seq: int | None, before: 
 
 
 def short_key(key: str) -> str:
-    """Return a session's id for people."""
     return key[:SHORT_KEY_LENGTH]
 
 

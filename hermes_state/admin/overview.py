@@ -11,8 +11,6 @@ from hermes_state.store.sql import Connection, select
 
 
 class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the stored rows."""
-
     schema: int
     database_bytes: int
     """Size of the main file, without the write-ahead log; of the whole database on PostgreSQL."""
@@ -37,34 +35,27 @@ _COUNTS = f"""
 """
 
 
-class _EngineOverview(Protocol):
+class EngineOverview(Protocol):
     """Module of an engine with its own queries."""
 
     SCHEMA: str
     BYTES: str
 
-    def find_fault(self, db: Connection, /) -> str | None: ...
-    def describe(self, db: Connection, /) -> str: ...
+    def find_fault(self, db: Connection, /) -> str | None:
+        """Return a sentence about a fault of the database, None without one. Takes seconds per gigabyte of a file."""
+
+    def describe(self, db: Connection, /) -> str:
+        """Return the database in a few words, for the beginning of a sentence."""
 
 
 def load_overview(db: Connection) -> DatabaseStatus:
     """Count the rows of every table. Takes some tens of milliseconds with a million messages."""
-    engine = _engine_of(db)
+    engine = engine_of(db)
     query = f"SELECT {engine.SCHEMA} AS schema, {engine.BYTES} AS database_bytes, {_COUNTS}"
     return select(db, DatabaseStatus, query)[0]
 
 
-def find_fault(db: Connection) -> str | None:
-    """Return a sentence about a fault of the database, None without one. Takes seconds per gigabyte of a file."""
-    return _engine_of(db).find_fault(db)
-
-
-def describe(db: Connection) -> str:
-    """Return the database in a few words, for the beginning of a sentence."""
-    return _engine_of(db).describe(db)
-
-
-def _engine_of(db: Connection) -> _EngineOverview:
+def engine_of(db: Connection) -> EngineOverview:
     if isinstance(db, sqlite3.Connection):
         return sqlite_overview
     from hermes_state.engines.postgres import overview as postgres_overview  # its driver is an extra

@@ -32,8 +32,6 @@ MIN_CODE_AGE_MS = 300_000
 
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
-    """A person who asked for access."""
-
     user_ref: UserRef
     display_name: str
     state: PairingState
@@ -142,6 +140,5 @@ def load_admin_chats(db: Connection, named: Collection[UserRef], platforms: Coll
 
 
 def load_roles(db: Connection) -> dict[UserRef, UserRole]:
-    """Load the roles of all paired people."""
     rows = db.execute("SELECT user_ref, role FROM pairings WHERE state = 'approved'").fetchall()
     return {UserRef(user_ref): UserRole(role) for user_ref, role in rows}

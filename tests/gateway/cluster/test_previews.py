@@ -66,7 +66,7 @@ async def test_the_whole_waits_for_a_preview_in_flight_and_takes_its_place(store
         await say(store, shown, turn, "the")
         await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
         await say(store, shown, turn, "the whole")
-        await eventually(lambda: shown._shown[turn.id].preview.text == "the whole", "more to show")
+        await eventually(lambda: shown._shown[turn.id].text == "the whole", "more to show")
         await store.write(finish, turn, "the whole answer")
         gateway.delivery.wake(turn.chat_id)
         shown.note(turn.id)  # a hint that is late

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from gateway.outbound.adapters import AdapterRegistry
-from gateway.outbound.parts import RENDERED_AT_ONCE
+from gateway.outbound.delivery import RENDERED_AT_ONCE
 from hermes_state import outbox
 from hermes_state.accounts import take_account
 from hermes_state.chats import ensure_chat, load_chat
