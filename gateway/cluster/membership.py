@@ -43,12 +43,10 @@ AGREED = (
 
 
 def agreed_settings(config: Config) -> str:
-    """Return the settings that nodes must agree on as JSON, secrets as digests.
-
-    A missing token is left out: a node without it leaves that bot to others.
-    """
+    """Return the settings that nodes must agree on as JSON, secrets as digests, without tokens that are not set."""
     values = {dotted(key): value for key, value in values_of(config)}
     values["agent.time_zone"] = values["agent.time_zone"] or server_zone()
+    # A node without a token leaves that bot to others.
     compared = [key for key in AGREED if key in values and not (key.endswith("token") and values[key] is None)]
     return msgspec.json.encode({key: _shown(values[key]) for key in compared}).decode()
 

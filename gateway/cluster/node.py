@@ -86,10 +86,7 @@ class Node:
         return f"- Node: `{info.name}`, {'with its seat' if self.is_certain else 'without a seat right now'}{lost}"
 
     async def start(self) -> None:
-        """Take the seat, and free work, which begins with `run`.
-
-        Raises the errors of opening a seat, and `SeatLost`.
-        """
+        """Take the seat and free work, which begins with `run`. Raises errors of opening a seat, and `SeatLost`."""
         self._seat = seat = await self.open_seat(self._take_hint)
         if seat.is_shared:  # hints about cached values were missed
             for kind in (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED):

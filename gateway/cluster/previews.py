@@ -31,10 +31,7 @@ SILENT_SECONDS = 3 * BEAT_SECONDS
 
 
 class StoredPreview(TurnPreview):
-    """Preview on another node, for which the text so far is stored.
-
-    A write that the end cuts off may still be stored, but not after the turn has ended.
-    """
+    """Preview on another node, for which the text is stored. Nothing of it is stored after the turn has ended."""
 
     def __init__(self, turn: RunningTurn, store: Store, clock: Clock) -> None:
         super().__init__(turn)

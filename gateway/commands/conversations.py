@@ -26,7 +26,6 @@ from hermes_state.values import (
     recall_id,
 )
 
-MAX_TITLE_CHARS = 100
 RULES_HINT = "Write `/rules`, or `/rules drop m12` with the id of one."
 
 
@@ -63,8 +62,8 @@ async def title(request: CommandRequest) -> CommandResult:
 
 def _title(argument: str) -> str:
     text = " ".join(argument.split())
-    if len(text) > MAX_TITLE_CHARS:
-        raise CommandError(f"A title has at most {MAX_TITLE_CHARS} characters; this one has {len(text)}.")
+    if len(text) > 100:
+        raise CommandError(f"A title has at most 100 characters; this one has {len(text)}.")
     return text
 
 

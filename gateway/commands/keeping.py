@@ -19,12 +19,10 @@ from hermes_state.tools.todos import clear_todos, load_todos
 from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.values import MessageRole, Millis, Origin
 
-_NOTE = re.compile(r"(me\s+)?(add|remove)\s+(.+)", re.IGNORECASE | re.DOTALL)
 _ASK_NOTE = (
     "Write `/memory`, `/memory add <fact about the work>`, `/memory me add <fact about you>`, or `remove` in place of "
     "`add` with the short name of an entry, such as `/memory remove 3f2a`."
 )
-_CHANGE = re.compile(r"(pause|resume|remove|run)\s+#?(\d{1,15})", re.IGNORECASE)
 _ADD = re.compile(
     r"add\s+(?:(?P<at>\d{4}-\S+(?:\s+\d\d?:\S+)?)|(?P<name>@\S+)|(?P<cron>[\d*?]\S*(?:\s+\S+){4}))(?:\s+(?P<text>.+))?",
     re.IGNORECASE | re.DOTALL,
@@ -42,7 +40,8 @@ async def memory(request: CommandRequest) -> CommandResult:
     try:
         if request.argument.lower() in ("", "list"):
             return say(await asyncio.to_thread(_notes_shown, files.notes, request))
-        if (found := _NOTE.fullmatch(request.argument)) is None:
+        pattern = r"(me\s+)?(add|remove)\s+(.+)"
+        if (found := re.fullmatch(pattern, request.argument, re.IGNORECASE | re.DOTALL)) is None:
             raise CommandError(_ASK_NOTE)
         sender = request.row.sender_ref, request.row.sender_name
         person = sender if has_parts(request.chat.key, request.chat.kind) else None
@@ -97,7 +96,7 @@ def schedule(request: CommandRequest, db: Connection, now: Millis) -> CommandRep
             return CommandReply(markdown=_sentence(listed(schedules.load_schedules(db, request.chat.id))))
         if (found := _ADD.fullmatch(argument)) is not None:
             return CommandReply(markdown=_add(request, db, found, now), on_commit=context.reschedule)
-        if (found := _CHANGE.fullmatch(argument)) is not None:
+        if (found := re.fullmatch(r"(pause|resume|remove|run)\s+#?(\d{1,15})", argument, re.IGNORECASE)) is not None:
             return _change(request, db, found[1].lower(), int(found[2]), now)
     except ToolError as error:
         raise CommandError(_sentence(str(error))) from error

@@ -1,7 +1,4 @@
-"""Commands for admins about stored conversations: /lineage /search /session.
-
-In a chat that others can read they reach that chat alone.
-"""
+"""Commands for admins about stored conversations: /lineage /search /session. A shared chat reaches only itself."""
 
 import asyncio
 from dataclasses import dataclass

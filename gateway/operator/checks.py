@@ -1,7 +1,4 @@
-"""Checks that the running daemon makes for `doctor`, and that `doctor` makes itself while no daemon runs.
-
-Every finding that is not fine says what to do.
-"""
+"""Checks that the running daemon makes for `doctor`, and that `doctor` makes itself while no daemon runs."""
 
 import mmap
 import sqlite3

@@ -35,19 +35,8 @@ from gateway.models.auxiliary import all_routes, route_for
 from gateway.models.call_settings import left_out
 from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
 from gateway.models.window import load_configured_profile, window_of
-from gateway.operator.checks import (
-    CheckResult,
-    check_admins,
-    check_cluster,
-    check_context,
-    check_database,
-    check_index,
-    check_terminal,
-    failed,
-    fine,
-    skipped,
-    warning,
-)
+from gateway.operator import checks
+from gateway.operator.checks import CheckResult, failed, fine, skipped, warning
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.disk import Room
@@ -105,7 +94,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     yield from _context(loaded, is_done="context" in done)
     yield from _tokens(loaded, is_online=is_online)
     if "terminal" not in done:
-        yield from check_terminal(loaded.config)
+        yield from checks.check_terminal(loaded.config)
     yield from _service(environ, loaded)
 
 
@@ -171,12 +160,12 @@ def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckR
     try:
         with open_resting(state.database, url) as db:
             if db is not None:
-                yield check_database(db)
+                yield checks.check_database(db)
                 if isinstance(state, LoadedConfig):
-                    yield from check_admins(db, state.config)
-                    yield from check_cluster(db, state.config)
+                    yield from checks.check_admins(db, state.config)
+                    yield from checks.check_cluster(db, state.config)
                 if url is None:
-                    yield check_index(state.database, load_progress(db))
+                    yield checks.check_index(state.database, load_progress(db))
             elif url is not None:
                 yield skipped("database", "The database is still empty. The next start makes the tables.")
                 if isinstance(state, LoadedConfig):
@@ -221,7 +210,7 @@ def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
     with suppress(HermesError), open_resting(loaded.database, loaded.config.store.url) as db:
         profile = load_configured_profile(db, loaded.config) if db is not None else None
     name = engine.name if engine is not None else None
-    yield check_context(loaded.config, *window_of(loaded.config, profile), engine=name)
+    yield checks.check_context(loaded.config, *window_of(loaded.config, profile), engine=name)
 
 
 def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:

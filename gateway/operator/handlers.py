@@ -77,7 +77,7 @@ class OperatorHandler:
         }
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        model = self.loaded().config.model
+        model, counts = self.loaded().config.model, self.access.counts.items()
         return {
             "running_seconds": max(0, self.clock.now() - self.started_at) // 1000,
             "model": model.name or "offline",
@@ -88,11 +88,7 @@ class OperatorHandler:
             **self.peer_row(),
             "platforms": self._platforms(),
             "mcp": {one.name: {"state": one.state.value, "error": one.error} for one in self.servers.statuses()},
-            "not_stored": {
-                result.value: count
-                for result, count in self.access.counts.items()
-                if result is not AccessResult.ADMITTED
-            },
+            "not_stored": {result.value: count for result, count in counts if result is not AccessResult.ADMITTED},
         }
 
     def _routes(self) -> list[Mapping[str, Any]]:

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -146,18 +145,18 @@ def usage_row(usage: UsageReport) -> Row:
         "today": spent_row(usage.today),
         "caps": [
             {
-                "cap": cap.key,
-                "limit_usd": cap.limit / MICROS,
-                "spent_usd": cap.spent / MICROS,
-                "is_reached": cap.is_reached,
+                "cap": one.key,
+                "limit_usd": one.limit / MICROS,
+                "spent_usd": one.spent / MICROS,
+                "is_reached": one.is_reached,
             }
-            for cap in usage.caps
+            for one in usage.caps
         ],
     }
 
 
 def usage_lines(usage: UsageReport) -> list[str]:
-    spent = usage.spent
+    spent, about = usage.spent, "about " if usage.spent.estimated_calls else ""
     if not spent.calls:
         return ["- No model was asked yet."]
     reasoning = f", {spent.reasoning_tokens:,} of them reasoning" if spent.reasoning_tokens else ""
@@ -170,10 +169,10 @@ def usage_lines(usage: UsageReport) -> list[str]:
     )
     return [
         f"- Cost: {_cost(spent)}",
-        f"- Read: {_amount(spent.prompt_tokens, spent)} tokens: {spent.input_tokens:,} new, "
+        f"- Read: {about}{spent.prompt_tokens:,} tokens: {spent.input_tokens:,} new, "
         f"{spent.cache_read_tokens:,} from the cache ({spent.cache_percent} %), "
         f"{spent.cache_write_tokens:,} written to it",
-        f"- Written: {_amount(spent.output_tokens, spent)} tokens{reasoning}",
+        f"- Written: {about}{spent.output_tokens:,} tokens{reasoning}",
         f"- Calls: {spent.calls:,}{f' ({notes})' if notes else ''}{f'; of these {purposes}' if purposes else ''}",
     ]
 
@@ -205,10 +204,6 @@ def _cost(spent: TotalUsage) -> str:
     if not spent.unpriced_calls:
         return cost
     return f"{cost}, and {counted(spent.unpriced_calls, 'call')} at an unknown price (`costs.prices`)"
-
-
-def _amount(tokens: int, spent: TotalUsage) -> str:
-    return f"about {tokens:,}" if spent.estimated_calls else f"{tokens:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,15 +300,11 @@ def _spans(days: Sequence[tuple[date, TotalUsage]]) -> list[tuple[str, TotalUsag
     """Return the bars of a chart: days up to a month, weeks up to half a year, else months."""
     if len(days) <= 31:
         return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
-    if len(days) <= 182:
-        weeks = groupby(days, lambda entry: entry[0] - timedelta(days=entry[0].weekday()))
-        return [(f"{week:%d %b}", _sum(entries)) for week, entries in weeks]
-    months = groupby(days, lambda entry: entry[0].replace(day=1))
-    return [(f"{month:%b %y}", _sum(entries)) for month, entries in months]
-
-
-def _sum(entries: Iterable[tuple[date, TotalUsage]]) -> TotalUsage:
-    return sum((spent for _, spent in entries), NO_CALLS)
+    by_week = len(days) <= 182
+    spans: dict[str, TotalUsage] = defaultdict(lambda: NO_CALLS)
+    for day, spent in days:
+        spans[f"{day - timedelta(days=day.weekday()):%d %b}" if by_week else f"{day:%b %y}"] += spent
+    return list(spans.items())
 
 
 def _chart(entries: Sequence[tuple[str, TotalUsage]], *, by_cost: bool) -> str:

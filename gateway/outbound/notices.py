@@ -67,10 +67,7 @@ class NoticeWriter:
         outbox.enqueue(db, Reply(chat_id=chat_id, markdown=sentence, dedupe_key=key), now)
 
     async def write_waiting(self, conversation: ConversationRef, view: View) -> None:
-        """Tell a chat that its answer waits for a compression.
-
-        Once for each wait, also when it begins again after a restart or takes several passes.
-        """
+        """Tell a chat that its answer waits for a compression, once also across restarts and several passes."""
         if self.settings().waiting:
             text = "This conversation has grown long: I am compressing it before I go on, which takes a moment."
             reply = _reply(conversation, text, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")

@@ -51,10 +51,10 @@ TABLES: Final = {
     "todos": ("lineage_id", "id"),
     "schedules": ("id",),
 }
-"""Every table with the columns of its key, in an order in which references point to earlier tables."""
+"""Every table with the columns of its key, in an order in which references point to earlier tables.
 
-LEFT_OUT: Final = {"accounts", "previews"}
-"""Tables about the gateways that run right now."""
+Tables about the gateways that run right now are left out: `accounts` and `previews`.
+"""
 
 FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id"}
 """Columns that refer to rows of a later table. They are filled after that."""

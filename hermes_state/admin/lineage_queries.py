@@ -1,7 +1,4 @@
-"""Queries of conversations for admins: chains of sessions, look-ups by the ids that people see, pages for exports.
-
-`within` limits a look-up to one chat.
-"""
+"""Queries of conversations for admins: chains of sessions, look-ups by the ids that people see, pages for exports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,7 +71,7 @@ class LookupResult:
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
     """Return the place with a name such as `telegram:42`, a session's id or its beginning, or an id such as `m123`.
 
-    Raises `LookupRejected` if no place has the name, more than one has, or it is outside `within`.
+    Raises `LookupRejected` if no place has the name, more than one has, or it is outside the chat `within`.
     """
     name = name.strip()
     if len(name) > 200:  # more than any id has; a refusal repeats the name
@@ -130,10 +127,7 @@ WHERE {{scope}} ORDER BY s.id DESC LIMIT :limit
 
 
 def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int) -> list[LineageSession]:
-    """Load the newest `limit` sessions of a conversation, of a chat, or of all chats, oldest first.
-
-    A conversation includes the first sessions of its sub-agents.
-    """
+    """Load the newest `limit` sessions of a place or all chats, oldest first; conversations include sub-agents."""
     if place is None:
         return _load_sessions(db, "1 = :value", 1, limit)
     if place.session is None:
