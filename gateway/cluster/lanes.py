@@ -111,11 +111,7 @@ class LockedChats:
         self._take_soon()
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Queue for a chat.
-
-        A busy node leaves a new message to its hint, which reaches all nodes; the least busy one follows it first. A
-        node without room queues the message.
-        """
+        """Queue for a chat. A busy node with room leaves a new message to its hint, which idler nodes follow first."""
         if started is not None:
             self._stored_at[chat_id] = asked_at
         elif is_new and self._is_busy and self._lanes.room > 0:
@@ -142,10 +138,7 @@ class LockedChats:
         return self._lanes.turns.adapters.ownership_of(chat.key) is not None
 
     async def _still_open(self, chat_id: ChatId) -> RunningTurn | None:
-        """Return the open turn of a chat that this node has stored or taken up, unless another node had it meanwhile.
-
-        This process may have been stopped for a while since.
-        """
+        """Return the open turn of a chat of this node, unless another node had it while this process stood still."""
         own, stored_at = self._lanes.own.get(chat_id), self._stored_at.pop(chat_id, 0.0)
         if own is None or time.monotonic() < stored_at + MIN_TURN_SECONDS:
             return own
