@@ -107,7 +107,7 @@ class RenderedReply:
     """A rendered reply that the owner of its chat's account sends at once."""
 
     parts: Sequence[OutboundPart]
-    claim: AccountClaim
+    ownership: AccountClaim
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +160,7 @@ def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply |
     values = {"written": _encode(written).decode(), "now": now, "next_at": 0 if reply.is_urgent else now}
     sent: dict[str, str | int | None] = {"sent": None, "account": None, "epoch": None}
     if rendered is not None:
-        sent = {"sent": _encode(rendered.parts[0]).decode(), **asdict(rendered.claim)}
+        sent = {"sent": _encode(rendered.parts[0]).decode(), **asdict(rendered.ownership)}
     row = select_one(db, OutboxRow, _INSERT, asdict(reply) | values | sent)
     if row is not None and row.rendered is not None and rendered is not None:
         _insert_parts(db, row.id, rendered.parts)

@@ -25,7 +25,7 @@ MODULES = (
     "gateway.config",
     "gateway.config.old_keys",
     "gateway.times",
-    "gateway.cluster.chat_queue",
+    "gateway.cluster.lanes",
     "hermes_state",
     "hermes_state.admin",
     "hermes_state.aio",

@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 
 from agent.trajectories.format import Trajectory, TurnRole
-from hermes_state.admin.conversations import FullMessage, StoredConversation
+from hermes_state.admin.lineage_queries import FullMessage, StoredConversation
 from hermes_state.text import well_formed
 from hermes_state.values import MessageRole
 

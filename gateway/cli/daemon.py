@@ -10,8 +10,9 @@ from gateway.cli.database import repair
 from gateway.cli.output import Json, echo, print_json, show, table, tree
 from gateway.config import process_environment
 from gateway.config.files import find_state
-from gateway.operator.browsers import browser_rows, served_elsewhere, sign_out
+from gateway.operator.browsers import browser_rows, served_elsewhere
 from gateway.operator.socket import DaemonNotRunningError, ask
+from hermes_state.admin import browsers
 from hermes_state.admin.overview import load_overview
 from hermes_state.engines.opening import open_resting
 from hermes_state.errors import CommandError
@@ -77,7 +78,9 @@ def url(
     """
     if is_revoked:
         args = {"id": browser} if browser else {}
-        count = ask_or_write("local.revoke", args, lambda db, now: sign_out(db, browser or None, now))["signed_out"]
+        count = ask_or_write(
+            "local.revoke", args, lambda db, now: {"signed_out": browsers.remove(db, browser or None, now)}
+        )["signed_out"]
         if browser and not count:
             raise CommandError(f"no browser {browser} is signed in; `hermes-gateway url --list` shows them")
         show({"signed_out": count}, [f"Signed out: {counted(count, 'browser')}."], as_json=as_json)
@@ -128,7 +131,7 @@ def doctor(
     if is_repair:
         repair(as_json=as_json)
         return
-    from gateway.operator.doctor import CheckStatus, run_checks  # imports the agent, which takes a second
+    from gateway.operator.doctor import run_checks  # imports the agent, which takes a second
 
     findings = []
     for finding in run_checks(process_environment(), is_online=is_online):
@@ -137,6 +140,6 @@ def doctor(
             echo(f"{_SIGNS[finding.verdict]}  {finding.check:<12} {finding.text}".replace("\n", "\n" + " " * 17))
     if as_json:
         print_json(findings)
-    failed = {finding.check for finding in findings if finding.verdict is CheckStatus.FAILED}
+    failed = {finding.check for finding in findings if finding.verdict == "failed"}
     if failed:
         raise typer.Exit(78 if "config" in failed else 1)

@@ -21,8 +21,16 @@ from gateway.operator.lookups import (
     look_up_at_rest,
     speaker,
 )
-from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
-from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, InsightsReport, UsageReport
+from gateway.operator.spending import (
+    DEFAULT_DAYS,
+    MAX_DAYS,
+    InsightsReport,
+    UsageReport,
+    insights_block,
+    insights_notes,
+    today_lines,
+    usage_lines,
+)
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import LineageSession, short_key
 from hermes_state.errors import ConfigError

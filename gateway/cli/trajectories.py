@@ -34,7 +34,7 @@ from gateway.models.clients import make_model
 from gateway.models.pricing import cap_limits, price_in
 from gateway.models.routes import capacity_in, route_for
 from gateway.times import parse_time
-from hermes_state.admin.conversations import FullMessage, StoredConversation
+from hermes_state.admin.lineage_queries import FullMessage, StoredConversation
 from hermes_state.disk import flush
 from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from itertools import islice
 
-from gateway.cluster.chat_queue import ChatQueue
 from gateway.turns.lanes import LaneRegistry
 from gateway.turns.ownership import Work
 from hermes_state import inbox
@@ -12,28 +13,69 @@ from hermes_state.chats import load_chat
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Seat, chat_lock
 from hermes_state.turns import RunningTurn, find_unended
-from hermes_state.values import ChatId, TurnId
+from hermes_state.values import ChatId
 
-STOPPED_ELSEWHERE = "stopped at another node"
-
-MAX_ASKED = 500
-"""Largest number of locks in one request."""
-BUSY_LOAD = 0.1
-"""Load from which on a node leaves new messages to other nodes; see `load_of`."""
 MIN_TURN_SECONDS = 0.1
 """Seconds after which another node may have finished a turn that was stored here."""
 
 
 def load_of(lanes: LaneRegistry) -> float:
-    """Running turns as a share of `sessions.max_turns`."""
+    """Return the running turns as a share of `sessions.max_turns`."""
     return len(lanes.active) / lanes.runtime.config.sessions.max_turns
 
 
-def end_stopped(lanes: LaneRegistry, turn_id: TurnId) -> None:
-    """Stop a running turn after another node has stored its stop."""
-    for active in lanes.active.values():
-        if active.turn.id == turn_id and active.stop_reason is None:
-            active.begin_stop(STOPPED_ELSEWHERE).settle_stop()
+class ChatQueue:
+    """Chats that wait for a node, in the order in which this node has learned of them.
+
+    A chat in which another node works keeps its place, and its lock is asked for again after the next sweep.
+
+    >>> queue = ChatQueue()
+    >>> for number in (7, 3, 5): queue.put(ChatId(number))
+    >>> queue.leave([ChatId(7)])
+    >>> queue.first(2)
+    [3, 5]
+    >>> queue.begin_look(), queue.end_look([ChatId(2), ChatId(5), ChatId(7)], served=())
+    (None, None)
+    >>> queue.first(9)
+    [7, 5, 2]
+    """
+
+    def __init__(self) -> None:
+        self._chats: dict[ChatId, bool] = {}
+        """Chats in their order, with True while their locks are to be asked for."""
+        self._put: set[ChatId] = set()
+        """Chats that were put here since the last sweep began, which may have missed them."""
+
+    def __bool__(self) -> bool:
+        """True while the lock of a chat is to be asked for."""
+        return any(self._chats.values())
+
+    def put(self, chat_id: ChatId) -> None:
+        """Queue a chat with work; it keeps its place if it has one."""
+        self._chats[chat_id] = True
+        self._put.add(chat_id)
+
+    def first(self, most: int) -> list[ChatId]:
+        """Return at most `most` chats whose locks are to be asked for."""
+        return list(islice((chat_id for chat_id, is_asked_for in self._chats.items() if is_asked_for), most))
+
+    def remove(self, chat_id: ChatId) -> None:
+        """Remove a chat in which this node works from now on."""
+        self._chats.pop(chat_id, None)
+
+    def leave(self, chat_ids: Iterable[ChatId]) -> None:
+        """Note that other nodes work in these chats."""
+        self._chats |= dict.fromkeys(chat_ids, False)
+
+    def begin_look(self) -> None:
+        """Begin a sweep of the database."""
+        self._put.clear()
+
+    def end_look(self, found: Collection[ChatId], served: Collection[ChatId]) -> None:
+        """End a sweep that has `found` chats with work, the oldest first. This node works in the `served` ones."""
+        waiting = {*found, *self._put}
+        kept = [chat_id for chat_id in self._chats if chat_id in waiting]
+        self._chats = {chat_id: True for chat_id in (*kept, *found) if chat_id not in served}
 
 
 class LockedChats:
@@ -58,7 +100,8 @@ class LockedChats:
 
     @property
     def _is_busy(self) -> bool:
-        return load_of(self._lanes) >= BUSY_LOAD
+        """True if this node leaves new messages to other nodes."""
+        return load_of(self._lanes) >= 0.1
 
     async def sweep(self) -> None:
         """Queue the chats that have work and no lane here, the one that has waited longest first."""
@@ -68,11 +111,7 @@ class LockedChats:
         self._take_soon()
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Queue for a chat.
-
-        A busy node leaves a new message to its hint, which reaches all nodes and is followed by an idler one sooner.
-        One without room has it wait in its place.
-        """
+        """Queue for a chat. A busy node with room leaves a new message to its hint, which idler nodes follow first."""
         if started is not None:
             self._stored_at[chat_id] = asked_at
         elif is_new and self._is_busy and self._lanes.room > 0:
@@ -96,13 +135,10 @@ class LockedChats:
     async def can_fetch(self, chat_id: ChatId) -> bool:
         """Return True if this node serves the account of the chat."""
         chat = await self._lanes.store.read_short(load_chat, chat_id)
-        return self._lanes.turns.previews.adapters.claim_of(chat.key) is not None
+        return self._lanes.turns.previews.adapters.ownership_of(chat.key) is not None
 
     async def _still_open(self, chat_id: ChatId) -> RunningTurn | None:
-        """The open turn of a chat that this node has stored or taken up, unless another node has had it meanwhile.
-
-        This process may have stood still since it was stored.
-        """
+        """Return the open turn of a chat of this node, unless another node had it while this process stood still."""
         own, stored_at = self._lanes.own.get(chat_id), self._stored_at.pop(chat_id, 0.0)
         if own is None or time.monotonic() < stored_at + MIN_TURN_SECONDS:
             return own
@@ -119,7 +155,7 @@ class LockedChats:
         lanes, queue, seat = self._lanes, self._queue, self._seat
         with suppress(StateError):  # a sweep finds what is left
             while queue and (room := lanes.room) > 0 and lanes.works_by(self):
-                asked = queue.first(MAX_ASKED)
+                asked = queue.first(500)
                 taken = await seat.take([chat_lock(chat_id) for chat_id in asked], room)
                 if not lanes.works_by(self):
                     for lock in taken:
@@ -133,5 +169,5 @@ class LockedChats:
                     return
                 others = [chat_id for chat_id in asked if chat_lock(chat_id) not in taken]
                 queue.leave(others)
-                # What was stored here is another node's from now on.
+                # Turns that were stored here belong to other nodes from now on.
                 await lanes.let_go(*(lanes.own[chat_id] for chat_id in others if chat_id in lanes.own))

@@ -1,7 +1,7 @@
 """Membership in a cluster: settings that must be the same on all of its nodes, and clocks that must not differ.
 
-A start is refused where they do not agree. While the gateway runs they are looked at again each minute and after a
-reload, and what differs is a warning: nobody may stop answering because another node was configured.
+A start fails if they differ. While the gateway runs, they are compared each minute and after a reload, and a difference
+is a warning: no node may stop answering because another one was configured.
 """
 
 import asyncio
@@ -20,12 +20,7 @@ from gateway.config.settings import Config
 from gateway.schedules import server_zone
 from hermes_state.aio import wait_until
 from hermes_state.engines.opening import check_place, open_seat
-from hermes_state.engines.postgres.nodes import (
-    end_left_transactions,
-    find_differences,
-    forget_node,
-    save_settings,
-)
+from hermes_state.engines.postgres.nodes import end_left_transactions, find_differences, forget_node, save_settings
 from hermes_state.errors import ConfigError, StateError
 from hermes_state.redaction import redact
 from hermes_state.store.seats import NodeInfo, OnHint, Seat
@@ -33,11 +28,6 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Clock, SystemClock
 
 log = structlog.get_logger()
-
-LOOK_SECONDS = 60.0
-
-LEFT_LOOK_SECONDS = 2.0
-"""Seconds between two looks at what nodes that are gone have left open."""
 
 AGREED = (
     "agent.time_zone",
@@ -53,44 +43,35 @@ AGREED = (
 
 
 def agreed_settings(config: Config) -> str:
-    """Values of the settings that nodes must agree on, as JSON; a secret is a digest, and one that is not set nothing.
-
-    A node without a bot's token leaves that bot to others, which is no difference.
-    """
+    """Return the settings that nodes must agree on as JSON, secrets as digests, without tokens that are not set."""
     values = {dotted(key): value for key, value in values_of(config)}
     values["agent.time_zone"] = values["agent.time_zone"] or server_zone()
-    return msgspec.json.encode({key: _shown(values[key]) for key in AGREED if _is_compared(key, values)}).decode()
-
-
-def _is_compared(key: str, values: dict[str, Any]) -> bool:
-    return key in values and not (key.endswith("token") and values[key] is None)
+    # A node without a token leaves that bot to others.
+    compared = [key for key in AGREED if key in values and not (key.endswith("token") and values[key] is None)]
+    return msgspec.json.encode({key: _shown(values[key]) for key in compared}).decode()
 
 
 def _shown(value: Any) -> str:
-    match value:
-        case SecretStr():
-            return f"the one with digest {hashlib.sha256(value.get_secret_value().encode()).hexdigest()[:8]}"
-        case float():
-            return f"{value:g}"
-        case None:
-            return "not set"
-        case _:
-            return redact(str(value))
+    if isinstance(value, SecretStr):
+        return f"the one with digest {hashlib.sha256(value.get_secret_value().encode()).hexdigest()[:8]}"
+    if value is None:
+        return "not set"
+    return f"{value:g}" if isinstance(value, float) else redact(str(value))
 
 
 def node_info(config: Config, node_id: str = "") -> NodeInfo:
-    """A node of this configuration as others see it."""
+    """Return a node of this configuration for other nodes."""
     cluster, settings = config.cluster, agreed_settings(config)
     return NodeInfo(id=node_id, name=cluster.name, version=installed_version(), role=cluster.role, settings=settings)
 
 
 def refuse_early(loaded: LoadedConfig, url: str, *, is_fresh: bool) -> None:
-    """Raise what keeps this gateway from its place at the database `url`, before it makes anything. Blocks."""
+    """Raise the error that a start at the database `url` would end with, before it makes anything. Blocks."""
     check_place(loaded.database, url, node_info(loaded.config), SystemClock().now(), is_fresh=is_fresh)
 
 
 class Membership:
-    """Membership of this node in its cluster: it takes its seat, and looks whether it agrees with the others."""
+    """Membership of this node in its cluster: takes its seat and compares its settings with other nodes."""
 
     def __init__(self, store: Store, clock: Clock, config: Callable[[], Config]) -> None:
         self.changed = asyncio.Event()
@@ -101,29 +82,31 @@ class Membership:
 
     @property
     def node(self) -> NodeInfo:
-        """This node, with the settings of now."""
         return node_info(self._config(), self._store.id)
 
     async def open_seat(self, on_hint: OnHint) -> Seat:
-        """Take the seat. Raises what `engines.opening.open_seat` does, and `ConfigError` at a start without agreement.
+        """Take the seat. Raises the errors of `engines.opening.open_seat`, and `ConfigError` for different settings.
 
-        A node that comes back has its seat in any case: turns wait for it.
+        Settings are compared at the start only: turns wait for a node that takes its seat again.
         """
         seconds = self._config().cluster.seat_seconds
         seat = await open_seat(self._store, seconds, lambda: self.node, on_hint, self._clock.now())
         if seat.is_shared and not self._is_admitted:
             try:
-                await self._require_agreement()
+                if found := await self._find_differences():
+                    await self._store.write(forget_node, self.node)
+                    raise ConfigError("\n".join(found))
+                self._is_admitted = True
             except BaseException:
                 await seat.close()
                 raise
         return seat
 
     async def run(self) -> None:
-        """Look each minute and after each change until cancelled; what is new is a warning in the log."""
+        """Compare each minute and after each change until cancelled; log a new difference as a warning."""
         while True:
             try:
-                if await wait_until(self.changed, LOOK_SECONDS):
+                if await wait_until(self.changed, 60.0):
                     self.changed.clear()
                     await self._store.write(save_settings, self.node)
                 found = await self._find_differences()
@@ -136,20 +119,14 @@ class Membership:
             self._known = set(found)
 
     async def end_left_transactions(self) -> None:
-        """End what nodes that are gone have left open in the database, until cancelled: others wait for its locks."""
+        """End transactions that lost nodes have left open, until cancelled: others wait for their locks."""
         while True:
             try:
                 if count := await self._store.read(end_left_transactions):
                     log.warning("node.ended_left", transactions=count)
             except StateError as error:
                 log.debug("node.not_looked", error=str(error))
-            await asyncio.sleep(LEFT_LOOK_SECONDS)  # the server tells nobody
-
-    async def _require_agreement(self) -> None:
-        if found := await self._find_differences():
-            await self._store.write(forget_node, self.node)
-            raise ConfigError("\n".join(found))
-        self._is_admitted = True
+            await asyncio.sleep(2.0)  # the server sends no event for it
 
     async def _find_differences(self) -> list[str]:
         return await self._store.read(find_differences, self.node, self._clock.now())

@@ -1,36 +1,29 @@
-"""The node: this gateway's part of the work, taken with its seat at the database and given up when that ends.
+"""The node: this gateway's share of the work, taken with its seat at the database and given up when that ends.
 
-A chat is worked on by one node, an account is served by one, and one keeps house. A node takes what is free, a few
-times a second, and learns by hints what the others store. A gateway that has its database alone has all of it.
+One node works in a chat, one serves an account, and one does the housekeeping. A node takes free work a few times a
+second, and hints tell it what the others store. A gateway that has its database alone does everything.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
-from gateway.cluster.lanes import LockedChats, end_stopped, load_of
+from gateway.cluster.lanes import LockedChats, load_of
 from gateway.turns.lanes import LaneRegistry, RunCommand
-from gateway.turns.ownership import AllChats, Ownership
+from gateway.turns.ownership import AllChats
 from hermes_state.aio import Backoff, cancel_all, retried, run_until
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
-from hermes_state.values import ChatId, TurnId
+from hermes_state.values import ChatId
 
 log = structlog.get_logger()
 
 SWEEP_SECONDS = 0.5
-"""Time between two looks at what nobody has taken: no hint is needed for it."""
-
-HEAD_START_SECONDS = 0.005
-SPREAD_SECONDS = 0.05
-"""Seconds for which a node leaves a new message to the one that has stored it and, as it gets busier, to idler ones."""
-
+"""Seconds between two sweeps for free work, which need no hint."""
 DUTY_BACKOFF = Backoff(max_seconds=60.0)
-
-CHANGES = (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED)
-"""Kinds of hints about what nodes have read and remember."""
 
 OnHintOf = Callable[[int], None]
 
@@ -42,32 +35,13 @@ class Duty:
     name: str
     lock: SeatLock
     run: Callable[[], Awaitable[None]]
-    """The work itself, until cancelled."""
     take_up: Callable[[], Awaitable[None]] | None = None
-    """What its last owner has left, which comes before everything else."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeHealth:
-    """Health of this node, for operators."""
-
-    id: str
-    name: str
-    role: str
-    has_seat: bool
-    """False while others may take over what it has."""
-    seats_lost: int
-    """Since its start."""
-    hints_received: int
-    chats: int
-    """Chats that it works in."""
-    duties: tuple[str, ...]
-    """Accounts that it serves, and the housekeeping."""
+    """Finishes the work that the last owner has left, before everything else."""
 
 
 @dataclass(eq=False, slots=True)
 class NodeState:
-    """Seat and duties that a node has now. It is made first, for parts that ask if the work is still this node's."""
+    """Seat and duties of a node now. It is made first, for parts that ask if the work is still this node's."""
 
     seat: Seat | None = None
     duties: list[Duty] = field(default_factory=list)
@@ -75,93 +49,82 @@ class NodeState:
     hints_received: int = 0
 
     def is_certain(self) -> bool:
-        """Return True while no other node can have what this one has taken."""
+        """Return True while no other node can have the work of this one."""
         return self.seat is not None and self.seat.is_certain
 
-    def health(self, info: NodeInfo, chats: int) -> NodeHealth | None:
-        """Return the health of the node, which others see as `info`; None if it has its database alone."""
+    def health(self, info: NodeInfo, chats: int) -> Mapping[str, Any]:
+        """Return the health of this node for `--json`; empty where it has its database alone."""
+        if self.seat is None or not self.seat.is_shared:
+            return {}
+        health = {
+            "id": info.id,
+            "name": info.name,
+            "role": info.role,
+            "has_seat": self.is_certain(),  # without it others may take over its work
+            "seats_lost": self.seats_lost,
+            "hints_received": self.hints_received,
+            "chats": chats,
+            "duties": [duty.name for duty in self.duties],
+        }
+        return {"node": health}
+
+    def status_line(self, info: NodeInfo) -> str | None:
+        """Return the line of `/status` about this node; None where it has its database alone."""
         if self.seat is None or not self.seat.is_shared:
             return None
-        return NodeHealth(
-            id=info.id,
-            name=info.name,
-            role=info.role,
-            has_seat=self.is_certain(),
-            seats_lost=self.seats_lost,
-            hints_received=self.hints_received,
-            chats=chats,
-            duties=tuple(duty.name for duty in self.duties),
-        )
+        lost = f", {self.seats_lost} lost since its start" if self.seats_lost else ""
+        return f"- Node: `{info.name}`, {'with its seat' if self.is_certain() else 'without a seat right now'}{lost}"
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Node:
-    """Takes the seat, the duties that are free and the chats in which something waits."""
+    """Takes the seat, free duties, and chats with work."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        *,
-        open_seat: Callable[[OnHint], Awaitable[Seat]],
-        duties: Sequence[Duty],
-        lanes: LaneRegistry,
-        run_command: RunCommand,
-        on_hint: Mapping[HintKind, OnHintOf],
-        abandon: Callable[[], Awaitable[None]],
-    ) -> None:
-        """`on_hint`: what is done about hints beside those for lanes. `abandon` ends what duties have begun."""
-        self._open_seat = open_seat
-        self._duties = duties
-        self._lanes = lanes
-        self._run_command = run_command
-        self._abandon = abandon
-        self._on_hint = {
-            HintKind.WORK: self._note_work,
-            HintKind.STOPPED: lambda turn_id: end_stopped(lanes, TurnId(turn_id)),
-            **on_hint,
-        }
-        self._state = state
-        self._tasks: list[asyncio.Task[None]] = []
+    state: NodeState
+    open_seat: Callable[[OnHint], Awaitable[Seat]]
+    duties: Sequence[Duty]
+    lanes: LaneRegistry
+    run_command: RunCommand
+    on_hint: Mapping[HintKind, OnHintOf]
+    """Reactions to hints that are not for lanes."""
+    abandon: Callable[[], Awaitable[None]]
+    """Ends the work of duties."""
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def start(self) -> None:
-        """Take the seat, and what is free of the work; it begins with `run`.
-
-        Raises what opening a seat raises, and `SeatLost`.
-        """
-        self._state.seat = seat = await self._open_seat(self._take_hint)
-        for kind in CHANGES if seat.is_shared else ():  # hints of them were missed
-            self._take_hint(Hint(kind, 0))
+        """Take the seat and free work, which begins with `run`. Raises errors of opening a seat, and `SeatLost`."""
+        self.state.seat = seat = await self.open_seat(self._take_hint)
+        if seat.is_shared:  # hints about cached values were missed
+            for kind in (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED):
+                self._take_hint(Hint(kind, 0))
         try:
             if not await run_until(seat.lost, self._take_first(seat)):
                 raise SeatLost("the seat was lost while the node took up its work")
-        except StateError:  # nobody else can have what it holds
+        except StateError:  # no other node can have its locks
             seat.lost.set()
             await self._give_up(seat)
             raise
 
     async def run(self) -> None:
-        """Do this node's part of the work until cancelled."""
-        assert self._state.seat is not None, "`start` comes first"
+        """Do this node's share of the work until cancelled."""
+        assert self.state.seat is not None, "`start` comes first"
         while True:
-            seat = self._state.seat
-            self._tasks = [self._begin(duty) for duty in self._state.duties]
+            seat = self.state.seat
+            self._tasks = [asyncio.ensure_future(self._run_duty(duty)) for duty in self.state.duties]
             try:
-                await self._follow(seat)
+                if seat.is_shared:  # a sweep may hang in the database
+                    await run_until(seat.lost, self._sweep(seat))
+                else:
+                    await seat.lost.wait()
             finally:
                 await self._give_up(seat)
-            log.warning("seat.lost", turns=len(self._lanes.own))
-            await self._start_again()
+            log.warning("seat.lost", turns=len(self.lanes.own))
+            await retried(self._start_again, StateError, "seat.missing", backoff=Backoff(0.2, 2.0))
+            log.info("seat.taken")
 
     async def close(self) -> None:
-        """Give everything back."""
-        if self._state.seat is not None:
-            await self._state.seat.close()
-
-    async def _follow(self, seat: Seat) -> None:
-        """Take what becomes free until the seat ends, whatever the database is doing."""
-        if seat.is_shared:
-            await run_until(seat.lost, self._sweep(seat))
-        else:
-            await seat.lost.wait()
+        if self.state.seat is not None:
+            await self.state.seat.close()
 
     async def _sweep(self, seat: Seat) -> None:
         while True:
@@ -169,23 +132,18 @@ class Node:
             try:
                 for duty in await self._lock_free(seat):
                     await self._take_over(duty, seat)
-                await self._lanes.sweep()
+                await self.lanes.sweep()
             except StateError as error:
                 log.warning("node.delayed", error=str(error))
 
     async def _take_first(self, seat: Seat) -> None:
         for duty in await self._lock_free(seat):
             await self._take_up(duty, seat)
-        await self._lanes.start(self._run_command, self._ownership_with(seat))
-
-    def _ownership_with(self, seat: Seat) -> Ownership:
-        if seat.is_shared:
-            return LockedChats(self._lanes, seat)
-        return AllChats(store=self._lanes.store, open=self._lanes.open)
+        alone = AllChats(store=self.lanes.store, open=self.lanes.open)
+        await self.lanes.start(self.run_command, LockedChats(self.lanes, seat) if seat.is_shared else alone)
 
     async def _lock_free(self, seat: Seat) -> list[Duty]:
-        """Take the locks of duties that nobody has."""
-        wanted = [duty for duty in self._duties if duty not in self._state.duties]
+        wanted = [duty for duty in self.duties if duty not in self.state.duties]
         taken = await seat.take([duty.lock for duty in wanted]) if wanted else set()
         return [duty for duty in wanted if duty.lock in taken]
 
@@ -194,55 +152,52 @@ class Node:
             await duty.take_up()
         if seat.is_shared:
             log.info("duty.taken", duty=duty.name)
-        self._state.duties.append(duty)
+        self.state.duties.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:
-        """Begin a duty that became free; where that fails, another node may have it, or this one at its next look."""
+        """Begin a free duty; if that fails, another node may take it, or this one at its next sweep."""
         try:
             await self._take_up(duty, seat)
-        except Exception as error:  # the other duties, and the chats, must not notice
+        except Exception as error:  # the other duties, and the chats, go on
             log.warning("duty.delayed", duty=duty.name, exc_info=not isinstance(error, StateError), error=str(error))
             await seat.let_go(duty.lock)
         else:
-            self._tasks.append(self._begin(duty))
-
-    def _begin(self, duty: Duty) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self._run_duty(duty))
+            self._tasks.append(asyncio.ensure_future(self._run_duty(duty)))
 
     async def _run_duty(self, duty: Duty) -> None:
-        """Do a duty, again and again where it crashes: while this node has its lock nobody else does it."""
+        """Do a duty, again after each crash, because no other node does it while this one has its lock."""
         for pause in DUTY_BACKOFF:
             try:
                 await duty.run()
-            except Exception:  # the others must not notice; each duty has boundaries of its own inside
+            except Exception:  # the others go on; each duty has boundaries of its own inside
                 log.exception("duty.crashed", duty=duty.name, retry_seconds=pause)
             else:
                 return
-            await asyncio.sleep(pause)  # nothing tells whether what it has met is over
+            await asyncio.sleep(pause)  # there is no event for the end of a crash's cause
 
     async def _give_up(self, seat: Seat) -> None:
-        """End all work without a write: what was this node's may be another's by now."""
+        """End all work without a write: another node may have it by now."""
         if not seat.lost.is_set():
             await cancel_all(self._tasks)
             return
-        self._state.seats_lost += 1
-        await asyncio.gather(self._lanes.abandon(), self._abandon(), cancel_all(self._tasks))
-        self._state.duties = []
+        self.state.seats_lost += 1
+        await asyncio.gather(self.lanes.abandon(), self.abandon(), cancel_all(self._tasks))
+        self.state.duties = []
         await seat.close()
 
     async def _start_again(self) -> None:
-        async def start() -> None:
-            await self._lanes.let_go(*self._lanes.own.values())
-            await self.start()
-
-        await retried(start, StateError, "seat.missing", backoff=Backoff(0.2, 2.0))
-        log.info("seat.taken")
+        await self.lanes.let_go(*self.lanes.own.values())
+        await self.start()
 
     def _take_hint(self, hint: Hint) -> None:
-        self._state.hints_received += 1
-        if (act := self._on_hint.get(hint.kind)) is not None:
+        self.state.hints_received += 1
+        if hint.kind is HintKind.WORK:
+            # Leave a new message to the node that has stored it and, as this one gets busier, to idler ones.
+            pause = 0.005 + 0.05 * load_of(self.lanes)
+            asyncio.get_running_loop().call_later(pause, self.lanes.wake, ChatId(hint.id))
+        elif hint.kind is HintKind.STOPPED:
+            for active in self.lanes.active.values():
+                if active.turn.id == hint.id and active.stop_reason is None:
+                    active.begin_stop("stopped at another node").settle_stop()
+        elif (act := self.on_hint.get(hint.kind)) is not None:
             act(hint.id)
-
-    def _note_work(self, chat_id: int) -> None:
-        pause = HEAD_START_SECONDS + SPREAD_SECONDS * load_of(self._lanes)
-        asyncio.get_running_loop().call_later(pause, self._lanes.wake, ChatId(chat_id))

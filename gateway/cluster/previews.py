@@ -1,6 +1,6 @@
-"""Previews of turns of one node that another shows, which serves the chat's account.
+"""Previews of one node's turns on another node, which serves the chat's account.
 
-The node of the turn stores the text so far; the owner of the account shows what it reads.
+The node of the turn stores the text so far, and the owner of the account reads and shows it.
 """
 
 import asyncio
@@ -21,20 +21,15 @@ from hermes_state.values import ChatId, Clock, TurnId
 log = structlog.get_logger()
 
 STORE_SECONDS = 1.0
-"""Shortest time between two writes of what another node shows, in seconds."""
+"""Shortest time between two writes of a preview, in seconds."""
 BEAT_SECONDS = 2.0
 """Longest time between them, in seconds. A preview is renewed only after a write: it must not outlive its node."""
 SILENT_SECONDS = 3 * BEAT_SECONDS
-"""Seconds without a word from a turn's node after which its preview ends."""
-HEARD_SECONDS = 1.0
-"""Seconds after a write in which typing may be shown for it."""
+"""Seconds without a write after which a preview ends."""
 
 
 class StoredPreview(TurnPreview):
-    """Preview that another node shows: the text so far is stored for it.
-
-    A write that the end cuts off may still be stored, but not once the turn has ended.
-    """
+    """Preview on another node, for which the text is stored. Nothing of it is stored after the turn has ended."""
 
     def __init__(self, turn: RunningTurn, store: Store, clock: Clock) -> None:
         super().__init__(turn)
@@ -56,59 +51,55 @@ class StoredPreview(TurnPreview):
 
 
 class RemotePreview(LivePreview):
-    """Preview of a turn of another node, which says at least every `BEAT_SECONDS` that it still works on it."""
+    """Preview of a turn of another node, which writes at least every `BEAT_SECONDS` while it works on it."""
 
     _typing_overlap_seconds = BEAT_SECONDS + 0.5  # typing is renewed only when there was a write
-    _heard_at = 0.0
+    heard_at = 0.0
+
+    @property
+    def turn(self) -> RunningTurn:
+        return self._turn
 
     def show(self, text: str) -> None:
         super().show(text)
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
 
     def move(self, turn: RunningTurn) -> None:
-        """Go on for the node that has taken the turn up; the placeholder is stored for it, too."""
+        """Continue for the node that has taken the turn up; the placeholder is stored for it, too."""
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Pause first: what is heard is then shown at once, for it was collected for a second."""
+        """Pause first: a text is then shown at once, because its node has collected it for a second."""
         if was_sent or self.text != self._shown:
             await wait_until(self._closed, pause)
         if self.text == self._shown and not self._closed.is_set():
             await wait_until(self._changed, None)
 
     def _is_typing_due(self) -> bool:
-        return time.monotonic() - self._heard_at <= HEARD_SECONDS and super()._is_typing_due()
-
-
-@dataclass(slots=True, kw_only=True)
-class _Shown:
-    turn: RunningTurn
-    preview: RemotePreview
-    heard_at: float
+        return time.monotonic() - self.heard_at <= 1.0 and super()._is_typing_due()
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class RemotePreviews:
-    """Shows what other nodes store of their turns, from the first hint of a turn until its answer is sent."""
+    """Shows the stored previews of other nodes, from the first hint of a turn until its answer is sent."""
 
     store: Store
     adapters: AdapterRegistry
     make: Callable[[RunningTurn], RemotePreview]
-    """Makes the preview of a turn whose chat this node serves."""
     _hinted: set[TurnId] = field(default_factory=set, init=False)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _shown: dict[TurnId, _Shown] = field(default_factory=dict, init=False)
+    _shown: dict[TurnId, RemotePreview] = field(default_factory=dict, init=False)
     _closed: set[ChatId] = field(default_factory=set, init=False)
-    """Chats whose previews were closed since what is being read was asked for."""
+    """Chats whose previews were closed since the current read began."""
 
     def note(self, turn_id: TurnId) -> None:
-        """Note that something was stored of a turn."""
+        """Note that the preview of a turn was stored."""
         if self.adapters.serves_any:
             self._hinted.add(turn_id)
             self._arrived.set()
 
     async def run(self) -> None:
-        """Show what is stored until cancelled."""
+        """Show stored previews until cancelled."""
         try:
             while True:
                 await wait_until(self._arrived, BEAT_SECONDS if self._shown else None)
@@ -117,14 +108,16 @@ class RemotePreviews:
                     await self._read()
                 except StateError as error:  # the next write comes with a hint, too
                     log.debug("preview.failed", error=type(error).__name__)
-                await self._close_silent()
+                silent_since = time.monotonic() - SILENT_SECONDS
+                for one in [one for one in self._shown.values() if one.heard_at < silent_since]:
+                    await self._close(one)
         finally:
             await self.abandon()
 
     async def close(self, chat_id: ChatId) -> Mapping[TurnId, str]:
-        """Show no more of a chat's turns before their next write; returns the placeholders that there are by now.
+        """Show no more of a chat's turns before their next write; returns their placeholders.
 
-        Whoever sends calls this once it holds the chat's gate: what was read before shows nothing any more.
+        The sender calls this while it holds the chat's gate: an earlier read shows nothing after that.
         """
         self._closed.add(chat_id)
         shown = [one for one in self._shown.values() if one.turn.chat_id == chat_id]
@@ -132,10 +125,10 @@ class RemotePreviews:
         return {turn_id: ref for turn_id, ref in refs.items() if ref is not None}
 
     async def abandon(self) -> None:
-        """Show nothing more, and store nothing: the accounts may be another node's by now."""
+        """Show and store nothing more: other nodes may serve the accounts by now."""
         while self._shown:
             _, one = self._shown.popitem()
-            await one.preview.abandon()
+            await one.abandon()
 
     async def _read(self) -> None:
         turn_ids, self._hinted = sorted(self._hinted), set()
@@ -148,22 +141,15 @@ class RemotePreviews:
     def _show(self, stored: StoredText) -> None:
         one, turn = self._shown.get(stored.turn_id), stored.moved
         if one is None:
-            if turn is None or turn.chat_id in self._closed or self.adapters.claim_of(turn.chat) is None:
+            if turn is None or turn.chat_id in self._closed or self.adapters.ownership_of(turn.chat) is None:
                 return
-            one = self._shown[turn.id] = _Shown(turn=turn, preview=self.make(turn), heard_at=0.0)
-            one.preview.begin()
+            one = self._shown[turn.id] = self.make(turn)
+            one.begin()
         elif turn is not None:
-            one.turn = turn
-            one.preview.move(turn)
-        one.heard_at = time.monotonic()
-        one.preview.show(stored.text)
+            one.move(turn)
+        one.show(stored.text)
 
-    async def _close_silent(self) -> None:
-        silent_since = time.monotonic() - SILENT_SECONDS
-        for one in [one for one in self._shown.values() if one.heard_at < silent_since]:
-            await self._close(one)
-
-    async def _close(self, one: _Shown) -> str | None:
+    async def _close(self, one: RemotePreview) -> str | None:
         self._shown.pop(one.turn.id, None)
-        await one.preview.close()
-        return one.preview.ref
+        await one.close()
+        return one.ref

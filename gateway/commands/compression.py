@@ -1,7 +1,6 @@
 """`/compress`: compression by hand, with a focus, up to a point, as a preview, and its undo."""
 
 import re
-from collections.abc import Callable
 from functools import partial
 
 from agent.context.commit import UndoPreview, log_outcome, settle_undo
@@ -17,28 +16,20 @@ from agent.context.job import (
 from agent.context.model_handle import ModelHandle
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
 from gateway.config.context_settings import NoticeConfig
-from gateway.config.fields import secrets_of
 from gateway.outbound.notices import accuracy_sentence
 from hermes_state.errors import CommandError, LineageMoved
-from hermes_state.redaction import Redactor
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.values import ConversationRef, Millis
 
 STARTED = "Compressing this conversation…"
 STOPPED = "I gave up compressing; nothing was changed."
-MAX_FOCUS_CHARS = 500
-UNDO_PERCENT = 96
-"""Largest prompt, in percent of the input window, after whose compression undo is offered: it has to fit a while."""
-
-_HERE = re.compile(r"here\s+(\d{1,6})", re.IGNORECASE)
-_FOCUS = re.compile(r"\A\s*focus\s*:\s*", re.IGNORECASE)
 
 
 async def compress(request: CommandRequest) -> CommandResult:
     """Compress; `preview`, `undo` and `here N` count only as the whole argument, anything else is the focus."""
     argument = request.argument
-    word, here = argument.lower(), _HERE.fullmatch(argument)
+    word, here = argument.lower(), re.fullmatch(r"here\s+(\d{1,6})", argument, re.IGNORECASE)
     session = await request.load_open_session()
     if session is None:
         return say("This chat has no conversation yet.")
@@ -52,8 +43,10 @@ async def compress(request: CommandRequest) -> CommandResult:
     keep_turns = int(here[1]) if here is not None else None
     if keep_turns == 0:
         raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
-    config = runtime.config
-    focus = None if here is not None else _focus(argument, Redactor(secrets_of(config)))
+    config, focus = runtime.config, None
+    if here is None:  # one line without secrets, because it is sent, stored and shown
+        topic = re.sub(r"\A\s*focus\s*:\s*", "", argument, flags=re.IGNORECASE)
+        focus = request.redactor(" ".join(topic.split()))[:500] or None
     work = context.prepare_by_hand(
         conversation, model, focus=focus, keep_turns=keep_turns, on_begin=partial(request.acknowledge, STARTED)
     )
@@ -61,11 +54,6 @@ async def compress(request: CommandRequest) -> CommandResult:
     if result is None:
         return say(STOPPED)
     return CommandResult(apply=partial(_settle, context, config.notices, result))
-
-
-def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
-    """Topic of the summary: one line without secrets, for it is sent, stored and shown."""
-    return redact(" ".join(_FOCUS.sub("", argument).split()))[:MAX_FOCUS_CHARS] or None
 
 
 def _settle(
@@ -89,7 +77,8 @@ def _details(outcome: Compressed) -> list[str]:
     if prepared.failure is not None:
         written = f"No model could write a summary ({prepared.failure.rstrip('.')}), so it was made by rule"
     focus = f" with the focus “{topic}”" if topic else ""
-    can_undo = outcome.job.tokens_before * 100 <= outcome.job.limits.input_window * UNDO_PERCENT
+    # Undo is offered only if the restored prompt leaves some room in the window.
+    can_undo = outcome.job.tokens_before * 100 <= outcome.job.limits.input_window * 96
     undo = " `/compress undo` takes it back." if can_undo else ""
     stands_for = counted(prepared.summarised, "message")
     if prepared.stands_for > prepared.summarised:
@@ -128,12 +117,9 @@ def _preview_text(preview: CompressionPreview | NotNeeded) -> str:
     if isinstance(preview, NotNeeded):
         return _outcome_text(preview)
     shorter = f"{counted(preview.pruned, 'long tool result')} would be shortened for it. " if preview.pruned else ""
-    return "\n".join(
-        (
-            f"`/compress` would summarise {counted(preview.middle, 'message')} and keep the first {preview.head:,} and "
-            f"the newest {preview.tail:,} as they are.",
-            f"Next prompt (estimate): about {preview.tokens_before:,} → {preview.tokens_after:,} tokens, "
-            f"{preview.summary_tokens:,} of them the summary.",
-            f"{shorter}Nothing was changed.",
-        )
+    return (
+        f"`/compress` would summarise {counted(preview.middle, 'message')} and keep the first {preview.head:,} and "
+        f"the newest {preview.tail:,} as they are.\n"
+        f"Next prompt (estimate): about {preview.tokens_before:,} → {preview.tokens_after:,} tokens, "
+        f"{preview.summary_tokens:,} of them the summary.\n{shorter}Nothing was changed."
     )

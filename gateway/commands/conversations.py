@@ -2,17 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import tzinfo
 from functools import partial
 
-from agent.context.carried.rules import Rule, drop_notice
+from agent.context.carried.rules import drop_notice
 from agent.context.carried.sections import rules_in_view
 from gateway.commands.registry import CommandRequest, CommandResult, say, set_in_session, transaction
-from gateway.config.fields import secrets_of
 from gateway.times import format_time
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
-from hermes_state.redaction import Redactor
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.transcripts import NewMessage, append_to_tip, load_hidden, load_messages, load_view
@@ -20,7 +17,6 @@ from hermes_state.values import (
     Button,
     ChatId,
     LineageId,
-    Message,
     MessageId,
     MessageRole,
     Millis,
@@ -30,13 +26,6 @@ from hermes_state.values import (
     recall_id,
 )
 
-MAX_SESSIONS = 15
-MAX_BUTTONS = 5
-MAX_BUTTON_CHARS = 30
-DEFAULT_HISTORY = 10
-MAX_HISTORY = 50
-MAX_HISTORY_CHARS = 280
-MAX_TITLE_CHARS = 100
 RULES_HINT = "Write `/rules`, or `/rules drop m12` with the id of one."
 
 
@@ -45,11 +34,8 @@ async def new(request: CommandRequest) -> CommandResult:
     context = request.context
     before = await request.load_open_session()
 
-    async def tell_context() -> None:
-        if before is not None:
-            await context.runtime.agent.context.ended(before.id, was_reset=True)
-
-    return CommandResult(apply=partial(_new, request.chat.id, title), after=tell_context)
+    after = None if before is None else partial(context.runtime.agent.context.ended, before.id, was_reset=True)
+    return CommandResult(apply=partial(_new, request.chat.id, title), after=after)
 
 
 def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str:
@@ -76,30 +62,26 @@ async def title(request: CommandRequest) -> CommandResult:
 
 def _title(argument: str) -> str:
     text = " ".join(argument.split())
-    if len(text) > MAX_TITLE_CHARS:
-        raise CommandError(f"A title has at most {MAX_TITLE_CHARS} characters; this one has {len(text)}.")
+    if len(text) > 100:
+        raise CommandError(f"A title has at most 100 characters; this one has {len(text)}.")
     return text
 
 
 async def list_sessions(request: CommandRequest) -> CommandResult:
-    found = await request.context.store.read(sessions.list_conversations, request.chat.id, MAX_SESSIONS)
+    found = await request.context.store.read(sessions.list_conversations, request.chat.id, 15)
     if not found:
         return say("This chat has no conversation yet.")
     lines, buttons = [], []
     for conversation in found:
-        key, name = conversation.tip.short_key, _name(conversation)
+        begun = shortened(conversation.first_words)
+        key, name = conversation.tip.short_key, conversation.title or (f"“{begun}”" if begun else "untitled")
         mark = " (active)" if conversation.is_active else ""
         used = format_time(conversation.last_human_at or conversation.tip.started_at, request.zone)
         lines.append(f"- `{key}` {name}, {counted(conversation.message_count, 'message')}, {used}{mark}")
         if not conversation.is_active:
-            buttons.append(Button(label=shortened(name, MAX_BUTTON_CHARS), command=f"/resume {key}"))
+            buttons.append(Button(label=shortened(name, 30), command=f"/resume {key}"))
     listed = "Conversations of this chat:\n" + "\n".join(lines) + "\n\n`/resume <id>` goes back to one."
-    return say(listed, *buttons[:MAX_BUTTONS])
-
-
-def _name(conversation: sessions.Conversation) -> str:
-    begun = shortened(conversation.first_words)
-    return conversation.title or (f"“{begun}”" if begun else "untitled")
+    return say(listed, *buttons[:5])
 
 
 _RESUME_REFUSALS = {
@@ -125,30 +107,26 @@ def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
 
 
 async def history(request: CommandRequest) -> CommandResult:
-    count = request.number(DEFAULT_HISTORY)
+    count = request.number(10)
     if count is None:
         raise CommandError("Write `/history`, or `/history 30` for the last 30 messages.")
-    count = min(MAX_HISTORY, count)
-    rows, hidden = await request.context.store.read(_load_history, request.chat.id, count)
-    if not rows:
-        return say("Nothing has been said in this conversation yet.")
-    return say("\n\n".join(_history_line(row, row.id in hidden, request.zone) for row in rows))
+    rows, hidden = await request.context.store.read(_load_history, request.chat.id, min(50, count))
+    lines = []
+    for row in rows:
+        who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
+        mark = " (taken back)" if row.id in hidden else ""
+        lines.append(f"**{who}**, {format_time(row.created_at, request.zone)}{mark}\n{shortened(row.text or '', 280)}")
+    return say("\n\n".join(lines) or "Nothing has been said in this conversation yet.")
 
 
 def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcript, set[MessageId]]:
     session = sessions.load_active(db, chat_id)
     if session is None:
         return (), set()
-    # Tool rows stand between what people read: look further back than the number asked for.
+    # Tool rows stand between the messages of people and answers, so that more rows are needed.
     rows = load_messages(db, session.lineage_id, count * 8)
     shown = [row for row in rows if row.origin in (Origin.HUMAN, Origin.ASSISTANT) and row.text]
     return tuple(shown[-count:]), load_hidden(db, session.lineage_id)
-
-
-def _history_line(row: Message, is_hidden: bool, zone: tzinfo | None) -> str:
-    who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
-    mark = " (taken back)" if is_hidden else ""
-    return f"**{who}**, {format_time(row.created_at, zone)}{mark}\n{shortened(row.text or '', MAX_HISTORY_CHARS)}"
 
 
 async def rules(request: CommandRequest) -> CommandResult:
@@ -157,12 +135,16 @@ async def rules(request: CommandRequest) -> CommandResult:
     if session is None:
         return say("This chat has no conversation yet.")
     view = await request.context.store.read(load_view, session.lineage_id)
-    redact = Redactor(secrets_of(request.context.runtime.config))
+    redact = request.redactor
     is_shared = request.chat.kind.is_shared
     found = await asyncio.to_thread(rules_in_view, view.transcript, redact=redact, is_shared=is_shared)
     word, _, name = request.argument.partition(" ")
     if word.lower() == "drop":
-        return _drop_rule(session.lineage_id, found, parse_recall_id(name))
+        rule_id = parse_recall_id(name)
+        texts = [rule.text for rule in found if rule.id == rule_id]
+        if rule_id is None or not texts:
+            raise CommandError(f"No rule in force has that id. {RULES_HINT}")
+        return CommandResult(apply=partial(_drop_rule, session.lineage_id, rule_id, texts))
     if request.argument.lower() not in ("", "list"):
         raise CommandError(RULES_HINT)
     if not found:
@@ -170,14 +152,7 @@ async def rules(request: CommandRequest) -> CommandResult:
     return say("\n".join(("Standing rules, kept word for word past every compression:", *(one.line for one in found))))
 
 
-def _drop_rule(lineage_id: LineageId, found: Sequence[Rule], rule_id: MessageId | None) -> CommandResult:
-    texts = [rule.text for rule in found if rule.id == rule_id]
-    if rule_id is None or not texts:
-        raise CommandError(f"No rule in force has that id. {RULES_HINT}")
-    return CommandResult(apply=partial(_store_drop, lineage_id, rule_id, texts))
-
-
-def _store_drop(lineage_id: LineageId, rule_id: MessageId, texts: Sequence[str], db: Connection, now: Millis) -> str:
+def _drop_rule(lineage_id: LineageId, rule_id: MessageId, texts: Sequence[str], db: Connection, now: Millis) -> str:
     text = drop_notice(rule_id, texts)
     append_to_tip(db, lineage_id, NewMessage(role=MessageRole.USER, origin=Origin.NOTICE, text=text), now)
     return f"{recall_id(rule_id)} holds no longer: {' / '.join(texts)}"

@@ -1,64 +1,45 @@
-"""Commands for admins about the past of chats: /lineage /search /session.
-
-In a chat that others can read they reach that chat alone: what is said elsewhere is not for the people here.
-"""
+"""Commands for admins about stored conversations: /lineage /search /session. A shared chat reaches only itself."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
 from agent.context.excerpt import Redact
 from gateway.commands.registry import CommandRequest, CommandResult, say
-from gateway.config.fields import secrets_of
-from gateway.operator.lookups import SearchRequest, compression_details, incompleteness, speaker
-from gateway.operator.places import find_place
+from gateway.operator.lookups import SearchRequest, compression_details, find_place, incompleteness, speaker
 from gateway.times import format_time, parse_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LineageSession, LookupResult, short_key
 from hermes_state.errors import CommandError, StoreUnavailable
-from hermes_state.redaction import Redactor
-from hermes_state.search.full_text import FoundMessage
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.values import Button, ChatId, MessageId, MessageRole, SessionKind, Transcript, recall_id
 
 MAX_SESSIONS = 12
-MAX_HITS = 5
 MAX_ROWS = 8
 ROWS_BEFORE = 1
-MAX_ROW_CHARS = 280
-MAX_OPENED_CHARS = 1_000
-"""Most characters of the message that was asked for."""
-MAX_REDACTED_CHARS = 20_000
-"""Most characters of a message that are redacted; much less is shown."""
-SEARCH_SECONDS = 2.0
 
 
 async def lineage(request: CommandRequest) -> CommandResult:
-    sessions = await request.context.store.read(
-        _load_sessions, request.chat.id, request.argument, request.reachable_chat
-    )
+    def load(db: Connection) -> list[LineageSession]:
+        chat_id, name = request.chat.id, request.argument
+        place = find_place(db, name, request.reachable_chat) if name else LookupResult(chat_id=chat_id)
+        return lineage_queries.load_lineage_sessions(db, place, MAX_SESSIONS + 1)
+
+    sessions = await request.context.store.read(load)
     if not sessions:
         return say("This chat has no conversation yet.")
-    shown = sessions[-MAX_SESSIONS:]
     head = f"Sessions of `{sessions[-1].chat.name}`, oldest first"
     head += f" (the newest {MAX_SESSIONS}; the command line shows all):" if len(sessions) > MAX_SESSIONS else ":"
     lines = "\n".join(
         f"- `{short_key(one.key)}`, {_place(one)}, {_begun(one, request.zone)}, "
         f"{counted(one.message_count, 'message')}, {_ended(one, request.zone)}"
-        for one in shown
+        for one in sessions[-MAX_SESSIONS:]
     )
     return say(f"{head}\n{lines}\n\n`/session <id>` opens one.")
 
 
-def _load_sessions(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[LineageSession]:
-    place = find_place(db, argument, within) if argument else LookupResult(chat_id=chat_id)
-    return lineage_queries.load_lineage_sessions(db, place, MAX_SESSIONS + 1)
-
-
 def _place(one: LineageSession) -> str:
-    """Place of a session among the others."""
     if one.kind is not SessionKind.SUBAGENT:
         return f"depth {one.depth}"
     return "sub-agent" + (f" of `{short_key(one.parent_key)}`" if one.parent_key is not None else "")
@@ -82,35 +63,33 @@ def _ended(one: LineageSession, zone: tzinfo | None) -> str:
 
 
 async def search(request: CommandRequest) -> CommandResult:
-    lookup = _parse_search(request.argument, request.zone)
-    store = request.context.store
+    lookup, store = _parse_search(request.argument, request.zone), request.context.store
     try:
-        found = await store.read_within(SEARCH_SECONDS, lookup.read, request.reachable_chat)
+        found = await store.read_within(2.0, lookup.read, request.reachable_chat)
         notes = list(filter(None, [await store.read(incompleteness)]))
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
         return say(" ".join(["Nothing matches.", *notes]))
-    redact = _redactor(request)
-    shown = await asyncio.to_thread(lambda: [lookup.redacted(one, redact) for one in found])
-    buttons = [
-        Button(label=f"Open {name}", command=f"/session {name}")
-        for name in (recall_id(one.message_id) for one in found)
-    ]
-    return say("\n\n".join([*notes, *_hit_lines(shown, request.zone)]), *buttons)
+    redact, lines, buttons = request.redactor, notes, []
+    for one in await asyncio.to_thread(lambda: [lookup.redacted(hit, redact) for hit in found]):
+        name, who = recall_id(one.message_id), one.sender_name or one.role
+        head = f"`{name}` {format_time(one.created_at, request.zone)}, {who} in `{one.chat.name}`"
+        lines.append(f"{head}, session `{short_key(one.session_key)}`\n{one.snippet}")
+        buttons.append(Button(label=f"Open {name}", command=f"/session {name}"))
+    return say("\n\n".join(lines), *buttons)
 
 
 _OPTIONS = {"chat": "chat, such as `telegram:42`,", "role": "role (user, assistant or tool)", "since": "date"}
-_DASHES = "\u2013\u2014"
 
 
 def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
-    """Parse options as on the command line, wherever they stand; telephones make one dash of two."""
+    """Parse words and options in any order. Telephones make one dash of two."""
     words: list[str] = []
     options: dict[str, str] = {}
     pieces = iter(argument.split())
     for piece in pieces:
-        name = piece.removeprefix("--") if piece.startswith("--") else piece.lstrip(_DASHES)
+        name = piece.removeprefix("--") if piece.startswith("--") else piece.lstrip("\u2013\u2014")
         if name == piece or name not in ("newest", *_OPTIONS):
             words.append(piece)
         elif name == "newest":
@@ -130,38 +109,32 @@ def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
         role=MessageRole(role) if role is not None else None,
         since=parse_time(options["since"], zone) if "since" in options else None,
         order="newest" if "newest" in options else "best",
-        limit=MAX_HITS,
+        limit=5,
     )
-
-
-def _hit_lines(found: Sequence[FoundMessage], zone: tzinfo | None) -> list[str]:
-    lines = []
-    for one in found:
-        who = one.sender_name or one.role
-        head = f"`{recall_id(one.message_id)}` {format_time(one.created_at, zone)}, {who} in `{one.chat.name}`"
-        lines.append(f"{head}, session `{short_key(one.session_key)}`\n{one.snippet}")
-    return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSession:
-    """Session with the rows of it that are shown."""
-
     session: LineageSession
     rows: Transcript
     message_id: MessageId | None
-    """Message that was asked for."""
     buttons: list[Button]
-    """To what was said before and after, and to the neighbours in the chain."""
 
 
 async def session(request: CommandRequest) -> CommandResult:
-    """Show a session from its beginning, or around a message that was said in it."""
+    """Show a session from its beginning, or around one of its messages."""
     if not request.argument:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
     opened = await request.context.store.read(_open, request.argument, request.reachable_chat)
-    lines = await asyncio.to_thread(_row_lines, opened, _redactor(request), request.zone)
-    return say("\n\n".join([_session_head(opened.session, request.zone), *lines]), *opened.buttons)
+    one, zone = opened.session, request.zone
+    place = _place(one) if one.kind is SessionKind.SUBAGENT else f"depth {one.depth} of its conversation"
+    parent = f"\nParent `{short_key(one.parent_key)}`." if one.parent_key is not None else ""
+    head = (
+        f"Session `{short_key(one.key)}` of `{one.chat.name}`, {place}.\n"
+        f"Began {_begun(one, zone)}; {_ended(one, zone)}; {counted(one.message_count, 'message')}.{parent}"
+    )
+    lines = await asyncio.to_thread(_row_lines, opened, request.redactor, zone)
+    return say("\n\n".join([head, *lines]), *opened.buttons)
 
 
 def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
@@ -187,27 +160,14 @@ def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
     )
 
 
-def _session_head(one: LineageSession, zone: tzinfo | None) -> str:
-    place = _place(one) if one.kind is SessionKind.SUBAGENT else f"depth {one.depth} of its conversation"
-    parent = f"\nParent `{short_key(one.parent_key)}`." if one.parent_key is not None else ""
-    return (
-        f"Session `{short_key(one.key)}` of `{one.chat.name}`, {place}.\n"
-        f"Began {_begun(one, zone)}; {_ended(one, zone)}; {counted(one.message_count, 'message')}.{parent}"
-    )
-
-
 def _row_lines(opened: OpenedSession, redact: Redact, zone: tzinfo | None) -> list[str]:
     lines = []
     for row in opened.rows:
-        text = redact((row.text or "")[:MAX_REDACTED_CHARS])
+        text = redact((row.text or "")[:20_000])  # much less is shown
         if row.body.calls:
             text += f" (called {', '.join(call.name for call in row.body.calls)})"
-        mark, size = (" ←", MAX_OPENED_CHARS) if row.id == opened.message_id else ("", MAX_ROW_CHARS)
+        mark, size = (" ←", 1_000) if row.id == opened.message_id else ("", 280)
         who = speaker(row.role, row.sender_name, row.tool_name)
         head = f"**{who}**, {format_time(row.created_at, zone)}, `{recall_id(row.id)}`{mark}"
         lines.append(f"{head}\n{shortened(text, size)}")
     return lines
-
-
-def _redactor(request: CommandRequest) -> Redactor:
-    return Redactor(secrets_of(request.context.runtime.config))

@@ -1,4 +1,4 @@
-"""`/model` and `/think`: the model of this conversation, how much it thinks, and what else may be chosen."""
+"""`/model` and `/think`: choose the model of this conversation and its reasoning effort."""
 
 from typing import Final, get_args
 
@@ -12,12 +12,8 @@ from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.values import Button, ReasoningEffort
 
-MAX_BUTTONS = 8
-MAX_NAMES = 30
-"""Most names in the list; whoever has more knows them."""
 EFFORTS: Final[tuple[ReasoningEffort, ...]] = get_args(ReasoningEffort)
 LEVELS = (*EFFORTS, CONFIGURED)
-"""Words that `/think` accepts."""
 
 
 async def model(request: CommandRequest) -> CommandResult:
@@ -33,26 +29,43 @@ async def model(request: CommandRequest) -> CommandResult:
         handle = context.runtime.models.of(route)
     except ConfigError as error:
         raise CommandError(f"That model cannot be used here: {error}.") from error
-    sentences = [_chosen(settings, choice, route, await _window(handle))]
-    if session is not None:
-        sentences += await _size(request, session, handle)
+    window, described = await _window(handle), _described(settings, route)
+    sentence = f"The configured model answers from the next message on: {described}, {window}."
+    if choice is not None:
+        name = name_of(settings, choice)
+        called = f"{name}: " if name != route.label else ""
+        sentence = (
+            f"From the next message on this conversation is answered by {called}{described}, "
+            f"{window}{settings_text(route)}; `/model {CONFIGURED}` goes back."
+        )
+    sentences = [sentence]
+    if session is not None:  # a smaller window may compress the conversation
+        status = await context.runtime.agent.context.status(request.conversation(session), handle)
+        if status.prompt >= status.limits.threshold and handle.context.is_enabled:
+            takes = f"This conversation takes about {status.prompt:,} tokens"
+            sentences.append(f"{takes}, so it is compressed before the next answer.")
     if choice is not None and choice not in known_routes(settings):
         sentences.append("The configuration does not name it, so whether it exists shows with the next message.")
     return set_in_session(request, sessions.choose_model, choice, " ".join(sentences))
 
 
 def names(runtime: Runtime) -> list[str]:
-    """Names that `/model` knows."""
     return [CONFIGURED, *known_routes(runtime.config.model)]
 
 
 async def think(request: CommandRequest) -> CommandResult:
-    """Show how much the model thinks; with a word, choose it for this conversation from the next turn on."""
+    """Show the reasoning effort; with a word, choose it for this conversation from the next turn on."""
     settings, session = request.context.runtime.config.model, await request.load_open_session()
     route = route_of(settings, session.chosen_model if session is not None else None) or settings.route
     word = request.argument.lower()
     if not word:
-        return _effort_shown(route, await _chosen_effort(request, session))
+        chosen = await _chosen_effort(request, session)
+        by = " (chosen here)" if chosen else " (as configured)" if route.reasoning_effort else ""
+        shown = chosen or route.reasoning_effort or "as its provider has it"
+        lines = [f"Reasoning effort of {route.label}: {shown}{by}.", *left_out(route, chosen)]
+        lines.append(f"`/think low|medium|high|off` chooses for this conversation, `/think {CONFIGURED}` goes back.")
+        buttons = [Button(label=one, command=f"/think {one}") for one in ("low", "medium", "high", "off")]
+        return say("\n".join(lines), *buttons)
     if word == CONFIGURED:
         text = f"From the next message on the model thinks as configured: {route.reasoning_effort or 'as it likes'}."
         return set_in_session(request, sessions.choose_effort, None, text)
@@ -64,42 +77,14 @@ async def think(request: CommandRequest) -> CommandResult:
     raise CommandError(f"Nothing was changed: /think takes {', '.join(EFFORTS)} or {CONFIGURED}.")
 
 
-def _effort_shown(route: RouteConfig, chosen: ReasoningEffort | None) -> CommandResult:
-    effort = chosen or route.reasoning_effort or "as its provider has it"
-    by = " (chosen here)" if chosen else " (as configured)" if route.reasoning_effort else ""
-    lines = [f"Reasoning effort of {route.label}: {effort}{by}.", *left_out(route, chosen)]
-    lines.append(f"`/think low|medium|high|off` chooses for this conversation, `/think {CONFIGURED}` goes back.")
-    buttons = [Button(label=one, command=f"/think {one}") for one in ("low", "medium", "high", "off")]
-    return say("\n".join(lines), *buttons)
-
-
 async def _chosen_effort(request: CommandRequest, session: sessions.Session | None) -> ReasoningEffort | None:
     return await request.context.store.read(sessions.load_effort, session.id) if session is not None else None
 
 
 async def _window(handle: ModelHandle) -> str:
-    """Size of the window and who says so, which tells how sure it is: a model is asked at its first turn."""
+    """Return the size of the window and its source. A model is asked for it at its first turn."""
     limits = await handle.load_limits()
     return f"window {limits.context_length:,} tokens ({window_from(handle.window_from)})"
-
-
-def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, window: str) -> str:
-    if choice is None:
-        return f"The configured model answers from the next message on: {_described(settings, route)}, {window}."
-    name = name_of(settings, choice)
-    called = f"{name}: " if name != route.label else ""
-    return (
-        f"From the next message on this conversation is answered by {called}{_described(settings, route)}, "
-        f"{window}{settings_text(route)}; `/model {CONFIGURED}` goes back."
-    )
-
-
-async def _size(request: CommandRequest, session: sessions.Session, handle: ModelHandle) -> list[str]:
-    """Sentence about a conversation that a smaller window will compress; none where it fits."""
-    status = await request.context.runtime.agent.context.status(request.conversation(session), handle)
-    if status.prompt < status.limits.threshold or not handle.context.is_enabled:
-        return []
-    return [f"This conversation takes about {status.prompt:,} tokens, so it is compressed before the next answer."]
 
 
 async def _listed(request: CommandRequest, session: sessions.Session | None) -> CommandResult:
@@ -113,14 +98,14 @@ async def _listed(request: CommandRequest, session: sessions.Session | None) -> 
     lines = [f"Model: {_described(settings, route)}, {window}{settings_text(route, effort)}"]
     current = settings.label if choice is None else name_of(settings, choice)
     known = known_routes(settings)
-    lines += [_line(settings, name, one, current) for name, one in list(known.items())[:MAX_NAMES]]
+    lines += [_line(settings, name, one, current) for name, one in list(known.items())[:30]]
     if settings.fallback_routes:
         lines.append("If it fails: " + ", then ".join(_described(settings, one) for one in settings.fallback_routes))
     if len(known) == 1 and choice is None:
         lines.append("No others are configured; `model.aliases` names them.")
     else:
         lines.append(f"`/model <name>` chooses for this conversation, `/model {CONFIGURED}` goes back.")
-    others = [name for name in known if name != current][:MAX_BUTTONS]
+    others = [name for name in known if name != current][:8]
     buttons = [Button(label=name, command=f"/model {name}") for name in others]
     return say("\n".join(lines), *buttons)
 
@@ -134,5 +119,5 @@ def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) ->
 
 
 def _described(settings: ModelConfig, route: RouteConfig) -> str:
-    """Route in words, with its host only if that is another than the configured model's."""
+    """Return a route in words, with its host if that differs from the configured model's."""
     return route.label if route.host in (None, settings.host) else f"{route.label} at {route.host}"

@@ -1,4 +1,4 @@
-"""Commands for newcomers, /start and /help, and about who is here: /whoami, and /pair for admins."""
+"""Commands for newcomers and about people: /start /help /whoami, and /pair for admins."""
 
 from functools import partial
 
@@ -14,14 +14,11 @@ from hermes_state.values import Millis, UserRef
 
 
 async def start(request: CommandRequest) -> CommandResult:
-    offline = (
-        f"\n\nFor now the small built-in model answers; for a real one, {MODEL_SETUP_HINT}."
-        if request.context.runtime.config.model.protocol == "offline"
-        else ""
-    )
+    is_offline = request.context.runtime.config.model.protocol == "offline"
+    offline = f"\n\nFor now the small built-in model answers; for a real one, {MODEL_SETUP_HINT}."
     return say(
         "Hello. Write to me and I answer; I remember this conversation until you say /new. "
-        f"/help lists what else I can do.{offline}"
+        f"/help lists what else I can do.{offline if is_offline else ''}"
     )
 
 
@@ -75,6 +72,6 @@ def _list(db: Connection, now: Millis) -> str:
 
 
 def _named(pairing: Pairing) -> str:
-    """Person as an admin reads them. The name is a stranger's own choice: no links and no formatting come from it."""
+    """Return a person for admins. Strangers choose their names, so these get no links and no formatting."""
     name = pairing.display_name.replace("`", "'").strip() or "?"
     return f"`{name}` (`{pairing.user_ref}`)"

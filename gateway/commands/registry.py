@@ -1,84 +1,111 @@
 """Registry of commands: values that handlers work with, and parsing, help and menus for all platforms."""
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import tzinfo
 from enum import StrEnum
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
 
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.permissions import AccessControl
-from gateway.cluster.node import NodeHealth
-from gateway.commands.tasks import TaskRegistry
+from gateway.config.fields import secrets_of
 from gateway.models.selection import Runtime
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import outbox, sessions
 from hermes_state.admin.pairings import UserRole
+from hermes_state.aio import cancel_all
 from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
 from hermes_state.outbox import Reply
+from hermes_state.redaction import Redactor
 from hermes_state.sessions import Session
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.text import closest
 from hermes_state.turns import RunningTurn
-from hermes_state.values import Button, ChatId, ChatKey, ChatKind, Clock, ConversationRef, Millis, SessionId, UserRef
+from hermes_state.values import (
+    Button,
+    ChatId,
+    ChatKey,
+    ChatKind,
+    Clock,
+    ConversationRef,
+    InboxId,
+    Millis,
+    SessionId,
+    UserRef,
+)
 from platforms.base import AdapterHealth, CommandAction, CommandOption, MenuCommand
 
 T = TypeVar("T")
 
 
 class CommandKind(StrEnum):
-    """Kind of a command, which says when it runs."""
-
     CONTROL = "control"
     """Runs at once, without the chat's lock; `/stop` and `/status` also while the database cannot be written."""
     READ = "read"
     """Runs at once, without the chat's lock."""
     CHANGE = "change"
-    """Runs in its turn in the queue, never beside a turn of the agent."""
+    """Runs when the queue comes to it, never during a turn of the agent."""
     MESSAGE = "message"
-    """A message with a way of its own into a turn; without words a read."""
+    """A message that enters a turn in its own way; without words a read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandReply:
-    """Reply of a command to its chat."""
-
     markdown: str
     buttons: tuple[Button, ...] = ()
     other_chat: ChatId | None = None
-    """Another chat that the command's transaction owes something to."""
+    """Another chat for which the command's transaction stores a reply."""
     on_commit: Callable[[], object] | None = None
-    """Step behind the transaction that has stored the reply."""
     is_urgent: bool = False
-    """Goes out before what is owed to the chat already."""
+    """Goes out before earlier replies that are not sent yet."""
 
 
 Apply: TypeAlias = Callable[[Connection, Millis], "CommandReply | str | RunningTurn"]
 """Effect of a command inside its transaction. A `CommandError` undoes it and is told to the chat.
 
-A returned turn was opened by the command and is bound to its inbox row; it is run next. The command's chat is locked;
-what else it touches it declares, see `store.locks`.
+A returned turn was opened by the command, is bound to its inbox row, and runs next. The command's chat is locked;
+locks for anything else are declared, see `store.locks`.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """Effect of a command, decided: reads and network work are over by then."""
+    """Decided effect of a command. Reads and network work are over by then."""
 
     apply: Apply
     after: Callable[[], Awaitable[None]] | None = None
-    """Step behind the transaction, also when that failed."""
+    """Step after the transaction, also when that failed."""
+
+
+class TaskRegistry:
+    """Tasks of commands that take long, such as a compression by hand, by the rows of their commands."""
+
+    def __init__(self) -> None:
+        self._running: dict[InboxId, asyncio.Task[Any]] = {}  # Any: the caller of `run` knows its result
+
+    async def run(self, command_id: InboxId, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of `work`, None if it was stopped. Cancelling this cancels the work."""
+        task = self._running[command_id] = asyncio.create_task(work, name=f"work-{command_id}")
+        try:
+            await asyncio.wait({task})
+        finally:
+            del self._running[command_id]
+            await cancel_all([task])
+        return None if task.cancelled() else task.result()
+
+    def stop(self, command_id: InboxId) -> None:
+        """Cancel the task of a command, if it has one in this process."""
+        if command_id in self._running:
+            self._running[command_id].cancel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandContext:
-    """Parts of the gateway that command handlers work with."""
-
     store: Store
     runtime: Runtime
     access: AccessControl
@@ -87,29 +114,24 @@ class CommandContext:
     health: Callable[[], Mapping[str, AdapterHealth]]
     registry: "CommandRegistry"
     deliver: Callable[[ChatId], None]
-    """Wakes the delivery of a chat that something is owed to."""
     servers: ServerRegistry
     reschedule: Callable[[], None] = lambda: None
-    """Makes the timer of schedules look again."""
-    node: Callable[[], NodeHealth | None] = lambda: None
-    """Health of this node; None where it has its database alone."""
+    peer_line: Callable[[], str | None] = lambda: None
+    """Line of `/status` about this process among others that share its database; None where there are no others."""
     tasks: TaskRegistry = field(default_factory=TaskRegistry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
-    """Use of a command: who gave it, where, and with which argument."""
-
     context: CommandContext
     row: InboxRow
     chat: Chat
     role: UserRole
     argument: str
-    """Text behind the name, trimmed; empty when there is none."""
 
     @property
     def is_in_charge(self) -> bool:
-        """True where all of the chat is the sender's to decide: in a chat of their own, and for admins."""
+        """True if the sender decides about all of the chat: in a chat of their own, and for admins."""
         return self.role is UserRole.ADMIN or not self.chat.kind.is_shared
 
     @property
@@ -119,28 +141,32 @@ class CommandRequest:
         return ZoneInfo(name) if name is not None else None
 
     @property
+    def redactor(self) -> Redactor:
+        return Redactor(secrets_of(self.context.runtime.config))
+
+    @property
     def reachable_chat(self) -> ChatId | None:
-        """The only chat whose contents may be shown here, because others read along; None: any chat."""
+        """The only chat whose contents may be shown here, because others read this one; None: any chat."""
         return self.chat.id if self.chat.kind.is_shared else None
 
     async def load_open_session(self) -> Session | None:
-        """The session that the chat's next message goes into; None where that opens one."""
+        """Return the session of the chat's next message, None if that opens one."""
         return await self.context.store.read(sessions.load_open, self.chat.id)
 
     def conversation(self, session: Session) -> ConversationRef:
-        """One of this chat's conversations, as the agent's context names it."""
+        """Return the name of one of this chat's conversations in the agent's context."""
         chat = self.chat
         return ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
 
     def number(self, default: int) -> int | None:
-        """The positive number that the argument is, `default` when it is empty; None when it is something else."""
+        """Return the argument as a positive number, `default` if it is empty, None if it is something else."""
         if not self.argument:
             return default
         # Nine digits are more than there is of anything, and no number too long to be read.
         return (int(self.argument[:9]) or None) if self.argument.isdecimal() else None
 
     async def acknowledge(self, markdown: str) -> None:
-        """Say that this takes a while, once; the platform says so itself for a slash command."""
+        """Reply once that this takes a while. The platform shows that itself for a slash command."""
         if self.row.payload.ticket is not None:
             return
         reply = reply_to(self.row, self.chat, CommandReply(markdown=markdown), f"inbox:{self.row.id}:begun")
@@ -149,7 +175,6 @@ class CommandRequest:
 
 
 def reply_to(row: InboxRow, chat: Chat, reply: CommandReply, dedupe_key: str) -> Reply:
-    """Outbox reply to the inbox row of a command."""
     return Reply(
         chat_id=chat.id,
         markdown=reply.markdown,
@@ -166,8 +191,6 @@ Handler: TypeAlias = Callable[[CommandRequest], Awaitable[CommandResult]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command: its name, help and handler."""
-
     name: str
     kind: CommandKind
     handler: Handler
@@ -175,19 +198,18 @@ class Command:
     options: tuple[CommandOption, ...] = ()
     _: KW_ONLY
     actions: tuple[CommandAction, ...] = ()
-    """Sub-commands. A menu may show these alone, so one of them is the command without an argument."""
+    """Sub-commands. One of them is the command without an argument, because a menu may show these alone."""
     suggest: Callable[[Runtime], Sequence[str]] = lambda _runtime: ()
-    """Values for the option that has suggestions."""
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
     moderated: str | None = None
-    """Regular expression of arguments with which it is, in a chat of several people, for admins and moderators."""
+    """Regular expression of arguments that only admins and moderators may give in a chat of several people."""
     unstored: Callable[[CommandContext, ChatKey], str] | None = None
-    """Answer from memory while nothing can be stored; None: the command waits until something can."""
+    """Answer from memory while nothing can be stored; None: the command waits until then."""
 
     @property
     def argument(self) -> str | None:
-        """Argument for people, such as `[once|session|always]` or `<id>`; None where it takes none."""
+        """Syntax of the argument, such as `[once|session|always]` or `<id>`; None without one."""
         if self.actions:
             return f"[{'|'.join(action.words for action in self.actions)}]"
         names = ((one, "|".join(one.choices) or one.name) for one in self.options)
@@ -196,7 +218,7 @@ class Command:
     def refusal(
         self, argument: str, access: AccessControl, person: UserRef, chat: ChatKey, kind: ChatKind
     ) -> str | None:
-        """Sentence for a person who may not give this command in a chat; None for one who may."""
+        """Return a sentence for a person who may not give this command in a chat, None for others."""
         if self.is_admin_only and access.role_of(person) is not UserRole.ADMIN:
             return f"/{self.name} is for admins."
         is_for_all = kind.is_shared and not chat.user_ref
@@ -207,32 +229,26 @@ class Command:
         return f"Others share this conversation: /{self.name} is for admins here, and for `access.moderators`."
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedCommand:
-    """Command line as written."""
-
+class ParsedCommand(NamedTuple):
     name: str
     argument: str
 
 
-_LINE = re.compile(r"/([A-Za-z][A-Za-z0-9_-]{0,31})(?:\s+(.*))?", re.DOTALL)
-
-
 def parse(text: str) -> ParsedCommand | None:
-    """The command in a message, None when it is an ordinary message (a path such as `/etc/hosts` is one)."""
-    match = _LINE.fullmatch(text.strip())
+    """Return the command in a message, None for an ordinary message (a path such as `/etc/hosts` is one)."""
+    match = re.fullmatch(r"/([A-Za-z][A-Za-z0-9_-]{0,31})(?:\s+(.*))?", text.strip(), re.DOTALL)
     return ParsedCommand(match[1].lower(), (match[2] or "").strip()) if match else None
 
 
 def say(markdown: str, *buttons: Button) -> CommandResult:
-    """The effect of a command that only answers."""
+    """Return the effect of a command that only answers."""
     return CommandResult(apply=lambda _db, _now: CommandReply(markdown=markdown, buttons=buttons))
 
 
 def set_in_session(
     request: CommandRequest, write: Callable[[Connection, SessionId, T], None], value: T, text: str
 ) -> CommandResult:
-    """The effect of a command that sets one value of the chat's conversation and answers `text`."""
+    """Return the effect of a command that sets one value of the chat's conversation and answers `text`."""
 
     def apply(db: Connection, now: Millis) -> str:
         write(db, sessions.ensure_active(db, request.chat.id, now).id, value)
@@ -242,7 +258,7 @@ def set_in_session(
 
 
 def transaction(apply: Callable[[CommandRequest, Connection, Millis], CommandReply | str | RunningTurn]) -> Handler:
-    """The handler of a command that is one transaction and needs nothing before it."""
+    """Return the handler of a command that is one transaction and needs nothing before it."""
 
     async def handle(request: CommandRequest) -> CommandResult:
         return CommandResult(apply=partial(apply, request))
@@ -255,16 +271,12 @@ class CommandRegistry:
 
     def __init__(self, commands: Iterable[Command]) -> None:
         self.commands = tuple(commands)
-        self._by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
+        self.by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
 
     def resolve(self, text: str, words_by: str | None) -> tuple[ParsedCommand | None, Command | None]:
-        """The command line in a message and the command it names; None twice for other messages, and others' words."""
+        """Return the command line in a message and its command; None twice for other messages, and others' words."""
         parsed = parse(text) if words_by is None else None
-        return parsed, self._by_name.get(parsed.name) if parsed is not None else None
-
-    def closest(self, name: str) -> str | None:
-        """The known name that a misspelt one most likely meant."""
-        return closest(name, self._by_name)
+        return parsed, self.by_name.get(parsed.name) if parsed is not None else None
 
     def menu(self) -> list[MenuCommand]:
         return [
@@ -280,7 +292,7 @@ class CommandRegistry:
         ]
 
     def help(self, role: UserRole) -> str:
-        """The list of commands as Markdown, for somebody with this role."""
+        """Return the list of commands for a role, as Markdown."""
         lines = []
         for command in self.commands:
             if command.is_admin_only and role is not UserRole.ADMIN:

@@ -27,16 +27,14 @@ from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, nested
+from hermes_state.text import closest
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
 
 log = structlog.get_logger()
 
-RETRY_BACKOFF = Backoff(0.5)
-
 LAST_SECONDS = 2.0
 """Longest last step of a command that was cut off, in seconds."""
-
 CRASH_SENTENCE = "That command failed on my side; the log has the details."
 
 
@@ -51,7 +49,7 @@ class CommandRunner:
         self._in_hand: dict[InboxId, asyncio.Event] = {}
 
     async def start(self, account: str) -> None:
-        """Carry out what an account had accepted, but not done, when its owner ended: before any turn resumes."""
+        """Carry out the stored commands of an account that its last owner left undone, before any turn resumes."""
         for inbox_id in await self._context.store.read(inbox.load_waiting_commands, account):
             row = await self._context.store.read(inbox.load, inbox_id)
             if row is None:
@@ -61,30 +59,28 @@ class CommandRunner:
                 await self.run_queued(row)
 
     def run_soon(self, inbox_id: InboxId) -> None:
-        """Carry out a stored `control` or `read` command now, beside whatever the chat does."""
+        """Carry out a stored `control` or `read` command now, also during a turn of its chat."""
         track(self._tasks, self._group.create_task(self._run_stored(inbox_id), name=f"command-{inbox_id}"))
 
     def send_unstored(
         self, message: InboundMessage, key: ChatKey, text: Callable[[CommandContext, ChatKey], str]
     ) -> asyncio.Task[bool]:
-        """Answer a command that cannot be stored now. The task says whether the whole answer was sent."""
-        name = f"unstored-{message.event_ref}"
+        """Answer a command that cannot be stored now. The result of the task is True if the whole answer was sent."""
         work = self._delivery.send_unstored(message, key, text(self._context, key))
-        return track(self._tasks, self._group.create_task(work, name=name))
+        return track(self._tasks, self._group.create_task(work, name=f"unstored-{message.event_ref}"))
 
     def note_dropped(self, inbox_id: InboxId) -> None:
-        """End the work of a command that another node has stopped."""
+        """End the work of a command that another process has stopped."""
         self._context.tasks.stop(inbox_id)
 
     async def close(self) -> None:
-        """End what runs beside the lanes; a command that is not done is carried out at the next start."""
+        """Cancel the commands outside the lanes; the next start carries them out."""
         await cancel_all(self._tasks)
 
     async def run_queued(self, row: InboxRow) -> RunningTurn | None:
         """Carry out a command; returns the turn it opened, if it opened one."""
-        elsewhere = self._in_hand.get(row.id)
-        if elsewhere is not None:
-            await elsewhere.wait()  # its side effects must not happen twice; whoever called looks again
+        if (elsewhere := self._in_hand.get(row.id)) is not None:
+            await elsewhere.wait()  # its side effects must not happen twice; the caller looks again
             return None
         done = self._in_hand[row.id] = asyncio.Event()
         try:
@@ -96,39 +92,38 @@ class CommandRunner:
     async def _run(self, row: InboxRow) -> RunningTurn | None:
         chat = await self._context.store.read(load_chat, row.chat_id)
         with bound_contextvars(platform=chat.key.platform, chat=chat.key.name, inbox_id=row.id):
-            effect = await self._decide(row, chat)
+            effect = say(CRASH_SENTENCE)
             try:
-                outcome = await self._carry_out(row, chat, effect)
+                try:
+                    effect = await self._decide(row, chat)
+                    outcome = await self._store(row, chat, effect.apply)
+                except StoreUnavailable:  # before the handler: the caller tries again
+                    raise
+                except Exception:  # the command boundary: the person gets a sentence, and the chat goes on
+                    log.exception("command.crashed", command=_name_of(row))
+                    outcome = await self._store(row, chat, say(CRASH_SENTENCE).apply)
                 self._delivery.wake(row.chat_id)
             finally:
-                await self._conclude(effect)
+                # A command that is told to end does not wait for a database that is away.
+                task = asyncio.current_task()
+                seconds = LAST_SECONDS if task is not None and task.cancelling() else None
+                if effect.after is not None:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(seconds):
+                            await effect.after()
             if isinstance(outcome, CommandReply):
                 if outcome.other_chat is not None:
-                    self._delivery.wake(outcome.other_chat)  # after `after`: who was let in may answer at once
+                    self._delivery.wake(outcome.other_chat)  # after `after`: a person let in may answer at once
                 if outcome.on_commit is not None:
                     outcome.on_commit()
             log.info("command.done", command=_name_of(row))
         return outcome if isinstance(outcome, RunningTurn) else None
 
-    async def _conclude(self, effect: CommandResult) -> None:
-        """Take the step behind the transaction. Whoever is told to end does not wait for a database that is away."""
-        task = asyncio.current_task()
-        seconds = LAST_SECONDS if task is not None and task.cancelling() else None
-        if effect.after is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await effect.after()
-
-    async def _carry_out(self, row: InboxRow, chat: Chat, effect: CommandResult) -> CommandReply | RunningTurn | None:
-        store, now = self._context.store, self._context.clock.now()
-        try:
-            return await store.write_with_retry(_carry_out, row, chat, effect.apply, now)
-        except Exception:  # the command boundary: a command that cannot be carried out must not block its chat
-            log.exception("command.crashed", command=_name_of(row))
-        return await store.write_with_retry(_carry_out, row, chat, say(CRASH_SENTENCE).apply, now)
+    async def _store(self, row: InboxRow, chat: Chat, apply: Apply) -> CommandReply | RunningTurn | None:
+        return await self._context.store.write_with_retry(_carry_out, row, chat, apply, self._context.clock.now())
 
     async def _run_stored(self, inbox_id: InboxId) -> None:
-        """Carry out a stored command, with patience: in the queue it could wait behind the turn that it is about."""
+        """Carry out a stored command outside the queue, where it could wait for the very turn it is about."""
 
         async def run() -> None:
             row = await self._context.store.read(inbox.load, inbox_id)
@@ -136,7 +131,7 @@ class CommandRunner:
                 await self.run_queued(row)
 
         try:
-            await retried(run, StateError, "command.delayed", backoff=RETRY_BACKOFF, inbox_id=inbox_id)
+            await retried(run, StateError, "command.delayed", backoff=Backoff(0.5), inbox_id=inbox_id)
         except Exception:  # the chat boundary: one command must not end the daemon
             log.exception("command.crashed", inbox_id=inbox_id)
 
@@ -148,11 +143,11 @@ class CommandRunner:
         if role is None:
             return say("You have no access any more.")
         if command is None:
-            meant = self._context.registry.closest(parsed.name)
-            hint = f" Did you mean /{meant}?" if meant is not None else ""
-            return say(f"I do not know /{parsed.name}.{hint} /help lists what I know.")
-        access, kind = self._context.access, chat.kind
-        if (refusal := command.refusal(parsed.argument, access, row.sender_ref, chat.key, kind)) is not None:
+            meant = closest(parsed.name, self._context.registry.by_name)
+            question = f" Did you mean /{meant}?" if meant is not None else ""
+            return say(f"I do not know /{parsed.name}.{question} /help lists what I know.")
+        place = (self._context.access, row.sender_ref, chat.key, chat.kind)
+        if (refusal := command.refusal(parsed.argument, *place)) is not None:
             return say(refusal)
         request = CommandRequest(context=self._context, row=row, chat=chat, role=role, argument=parsed.argument)
         try:
@@ -161,16 +156,13 @@ class CommandRunner:
             return say(str(error))
         except StoreUnavailable:
             return say("The database does not answer right now; please try again in a moment.")
-        except Exception:  # the command boundary: the person gets a sentence, the log the details
-            log.exception("command.crashed", command=command.name)
-            return say(CRASH_SENTENCE)
 
 
 @locks(inbox="row.id", chat="row.chat_id", calls="apply")
 def _carry_out(
     db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis
 ) -> CommandReply | RunningTurn | None:
-    """The transaction of a command. A row that was settled, or has its turn, changes nothing."""
+    """Store the effect of a command. A row that was settled, or has its turn, changes nothing."""
     stored = inbox.load(db, row.id)
     if stored is None or stored.state is not InboxState.NEW:
         return None

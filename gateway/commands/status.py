@@ -1,4 +1,4 @@
-"""How things stand: /status; what was used and spent: /usage, and /insights for admins."""
+"""Commands about state and spending: /status and /usage, and /insights for admins."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,16 @@ from gateway.commands.registry import CommandContext, CommandRequest, CommandRes
 from gateway.models.pricing import cap_limits
 from gateway.models.routes import window_from
 from gateway.models.selection import name_of, route_of
-from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
-from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, load_insights, load_usage
+from gateway.operator.spending import (
+    DEFAULT_DAYS,
+    MAX_DAYS,
+    insights_block,
+    insights_notes,
+    load_insights,
+    load_usage,
+    today_lines,
+    usage_lines,
+)
 from hermes_state import inbox
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.admin.pairings import UserRole
@@ -42,13 +50,13 @@ async def status(request: CommandRequest) -> CommandResult:
         lines.append(_running_line(context, turn))
     if waiting:
         lines.append(f"- Waiting: {counted(waiting, 'message')}")
-    if request.role is UserRole.ADMIN:
-        lines += _node_lines(context)
+    if request.role is UserRole.ADMIN and (line := context.peer_line()) is not None:
+        lines.append(line)
     return say("\n".join([*lines, *_connection_lines(context)]))
 
 
 def status_unstored(context: CommandContext, key: ChatKey) -> str:
-    """Answer from memory, while the database takes nothing."""
+    """Answer from memory while the database cannot be written."""
     running = context.lanes.running_in(key)
     lines = [
         "- Database: it takes nothing right now, because it is locked or its disk is full; messages wait until it does",
@@ -59,7 +67,7 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
 
 
 def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
-    """The model of a conversation, and what is known against it."""
+    """Describe the model of a conversation, and its open circuit breaker."""
     settings = context.runtime.config.model
     known = route_of(settings, choice)
     choice, route = (None, settings.route) if known is None else (choice, known)
@@ -73,21 +81,13 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
     caching = f"on ({client.route}, {settings.cache_ttl})" if is_marked else f"off ({client.route})"
     chosen = ", chosen here" if choice is not None else ""
     yield f"- Model: {called}, route {client.route}{chosen}; marks for prompt caching {caching}"
-    circuit = client.breaker.open
-    if circuit is not None:
-        seconds = max(1, round(circuit.seconds))
-        yield f"- {route.label} {circuit.why}; it is left alone for {seconds} s"
+    if (circuit := client.breaker.open) is not None:
+        yield f"- {route.label} {circuit.why}; it is left alone for {max(1, round(circuit.seconds))} s"
 
 
 def _running_line(context: CommandContext, running: RunningTurn) -> str:
     seconds = max(0, context.clock.now() - running.started_at) // 1000
     return f"- Working on an answer for {seconds} s; /stop ends it"
-
-
-def _node_lines(context: CommandContext) -> Iterator[str]:
-    if (node := context.node()) is not None:
-        lost = f", {node.seats_lost} lost since its start" if node.seats_lost else ""
-        yield f"- Node: `{node.name}`, {'with its seat' if node.has_seat else 'without a seat right now'}{lost}"
 
 
 def _connection_lines(context: CommandContext) -> Iterator[str]:
@@ -100,7 +100,7 @@ def _connection_lines(context: CommandContext) -> Iterator[str]:
 
 
 async def context_lines(request: CommandRequest, session: Session) -> list[str]:
-    """Use of the window by the conversation, the size of the window, and what is wrong with that."""
+    """Describe how full the window is, how large it is, and a window that is too small."""
     runtime = request.context.runtime
     model, engine = runtime.model_of(session.chosen_model), runtime.agent.context.engine.name
     status = await runtime.agent.context.status(request.conversation(session), model)
@@ -113,8 +113,8 @@ async def context_lines(request: CommandRequest, session: Session) -> list[str]:
         acts = "compressed only by /compress"
     done = f"compressed {counted(times, 'time')} so far" if times else "not compressed so far"
     used = f"about {status.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate)"
-    bound = f"; a prompt may take {limits.longest_prompt:,} of them"
-    bound = bound if limits.longest_prompt < limits.context_length else ""
+    is_bound = limits.longest_prompt < limits.context_length
+    bound = f"; a prompt may take {limits.longest_prompt:,} of them" if is_bound else ""
     lines = [
         f"- Context: {used}, {acts}, {done}",
         f"- Window: {limits.context_length:,} tokens, {window_from(status.window_from)}{bound}",
@@ -128,7 +128,7 @@ async def context_lines(request: CommandRequest, session: Session) -> list[str]:
 
 
 def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str | None, int, int, RunningTurn | None]:
-    """The chat's session with its title, its conversation's messages, how many more wait, and the open turn."""
+    """Load the chat's session, its title, the numbers of stored and of waiting messages, and the open turn."""
     session, turn = load_active(db, chat_id), find_open_turn(db, chat_id)
     waiting = sum(row.kind is inbox.InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
     if session is None:
@@ -142,25 +142,21 @@ async def usage(request: CommandRequest) -> CommandResult:
     session = await context.store.read(load_active, chat.id)
     place = LookupResult(chat_id=chat.id, session=session)
     found = await context.store.read(load_usage, cap_limits(context.runtime.config), context.clock.now(), place)
-    lines = []
-    if session is None:
-        lines.append("This chat has no conversation yet.")
-    else:
-        lines.append(f"This conversation, `{session.short_key}`:")
-        lines += usage_lines(found)
-        lines.append((await context_lines(request, session))[0])
+    lines = ["This chat has no conversation yet."]
+    if session is not None:
+        context_line = (await context_lines(request, session))[0]
+        lines = [f"This conversation, `{session.short_key}`:", *usage_lines(found), context_line]
     lines += ["", "Caps and today:" if found.caps else "Today:"]
     lines += today_lines(found, tells_all=request.role is UserRole.ADMIN and not chat.kind.is_shared)
     return say("\n".join(lines))
 
 
 async def insights(request: CommandRequest) -> CommandResult:
-    """Show what was spent lately; in a chat that others can read an admin sees that chat alone."""
+    """Show the spending of the last days; in a chat that others can read, of that chat alone."""
     days = request.number(DEFAULT_DAYS)
     if days is None or days > MAX_DAYS:
         raise CommandError(f"Write `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")
-    context = request.context
-    within = request.reachable_chat
+    context, within = request.context, request.reachable_chat
     caps, now = cap_limits(context.runtime.config), context.clock.now()
     found = await context.store.read(load_insights, caps, now, days, within)
     where = "This chat" if within is not None else "All chats"

@@ -2,18 +2,8 @@
 
 from functools import partial
 
-from gateway.commands import (
-    compression,
-    conversations,
-    lineage,
-    models,
-    people,
-    status,
-    stop,
-    turns,
-)
-from gateway.commands.registry import Command, CommandKind, CommandRegistry, transaction
-from gateway.commands.tools import mcp, memory, schedule, todo, tools
+from gateway.commands import compression, conversations, keeping, lineage, models, people, status, tools, turns
+from gateway.commands.registry import Command, CommandKind, CommandRegistry
 from platforms.base import CommandAction as Action
 from platforms.base import CommandOption as Option
 
@@ -29,7 +19,9 @@ _MEMORY = "what is remembered for this chat; `me add`, `me remove`: about you"
 _NEW = "start a new conversation; the old one is kept"
 _RULES = "the standing rules of this conversation; `drop m12` ends those of a message"
 _SCHEDULE = "messages that come back here at a time; ask the agent, or `add` one with a cron expression"
+_STATUS = "model, conversation, context and connections"
 _THINK = "how much the model thinks here before it answers; with a word: choose it"
+_TODO = "what the agent has to do here"
 _USAGE = "what this conversation has used and cost, and what may still be spent"
 
 _TITLE = Option("title", "a title for the conversation")
@@ -49,16 +41,14 @@ _DAYS = Option("days", "how many days to show", is_number=True)
 _PLACE = Option("place", "the name of a chat, or the id of a session")
 _WORDS = Option("words", "the words to find", is_required=True)
 _SESSION = Option("id", "the id of a session, or of a message such as m123", is_required=True)
-_RULE = Option("id", "the id of the message, such as m12", is_required=True)
 _FACT = Option("fact", "the fact to remember", is_required=True)
 _ENTRY = Option("entry", "the short name of the entry, or words that only it has", is_required=True)
 _WHEN = Option("when", "for example 0 8 * * mon-fri, @daily, or 2026-11-24 08:00", is_required=True)
-_TEXT = Option("text", "the message", is_required=True)
 _NUMBER = Option("number", "the number of the schedule, from the list", is_number=True, is_required=True)
 _CODE = Option("code", "the pairing code", is_required=True)
 _ROLE = Option("role", "the person's role", ("user", "admin"))
-_PERSON = Option("person", "the person's id, such as telegram:42", is_required=True)
 
+_RULE = Option("id", "the id of the message, such as m12", is_required=True)
 _RULES_ACTIONS = (Action("list", "show the standing rules"), Action("drop", "end the rules of a message", (_RULE,)))
 _MEMORY_ACTIONS = (
     Action("list", "show what is remembered"),
@@ -70,7 +60,7 @@ _MEMORY_ACTIONS = (
 _TODO_ACTIONS = (Action("list", "show the list"), Action("clear", "empty the list"))
 _SCHEDULE_ACTIONS = (
     Action("list", "show the scheduled messages"),
-    Action("add", "schedule a message", (_WHEN, _TEXT)),
+    Action("add", "schedule a message", (_WHEN, Option("text", "the message", is_required=True))),
     Action("pause", "pause a scheduled message", (_NUMBER,)),
     Action("resume", "resume a paused message", (_NUMBER,)),
     Action("remove", "remove a scheduled message", (_NUMBER,)),
@@ -80,7 +70,7 @@ _TOOLS_ACTIONS = (Action("list", "show the tools"), Action("forget", "take back 
 _PAIR_ACTIONS = (
     Action("list", "show who has access and who asks for it"),
     Action("approve", "give access", (_CODE, _ROLE)),
-    Action("revoke", "take access away", (_PERSON,)),
+    Action("revoke", "take access away", (Option("person", "the person's id, such as telegram:42", is_required=True),)),
 )
 
 COMMANDS = (
@@ -101,43 +91,16 @@ COMMANDS = (
         moderated="undo",
     ),
     Command("rules", CHANGE, conversations.rules, _RULES, actions=_RULES_ACTIONS, moderated="drop.*"),
-    Command(
-        "memory",
-        CHANGE,
-        memory.memory,
-        _MEMORY,
-        actions=_MEMORY_ACTIONS,
-        moderated=r"(add|remove|me\s+add)\b.*",
-    ),
-    Command(
-        "todo",
-        CHANGE,
-        transaction(todo.todo),
-        "what the agent has to do here",
-        actions=_TODO_ACTIONS,
-        moderated="clear",
-    ),
-    Command(
-        "schedule",
-        CONTROL,
-        transaction(schedule.schedule),
-        _SCHEDULE,
-        actions=_SCHEDULE_ACTIONS,
-        moderated=r"add\b.*",
-    ),
+    Command("memory", CHANGE, keeping.memory, _MEMORY, actions=_MEMORY_ACTIONS, moderated=r"(add|remove|me\s+add)\b.*"),
+    Command("todo", CHANGE, keeping.todo, _TODO, actions=_TODO_ACTIONS, moderated="clear"),
+    Command("schedule", CONTROL, keeping.schedule, _SCHEDULE, actions=_SCHEDULE_ACTIONS, moderated=r"add\b.*"),
     Command("model", CHANGE, models.model, _MODEL, (_NAME,), suggest=models.names, moderated=".+"),
     Command("think", CHANGE, models.think, _THINK, (_LEVEL,)),
     Command("approve", CONTROL, tools.approve, _APPROVE, (_QUESTION, _SCOPE)),
     Command("deny", CONTROL, tools.deny, "say no to what the agent asks about", (_ANSWER,)),
     Command("tools", READ, tools.tools, "what the agent may use here, and why", actions=_TOOLS_ACTIONS),
-    Command("stop", CONTROL, stop.stop, "end the running turn; `all` also drops what waits", (_ALL,)),
-    Command(
-        "status",
-        CONTROL,
-        status.status,
-        "model, conversation, context and connections",
-        unstored=status.status_unstored,
-    ),
+    Command("stop", CONTROL, turns.stop, "end the running turn; `all` also drops what waits", (_ALL,)),
+    Command("status", CONTROL, status.status, _STATUS, unstored=status.status_unstored),
     Command("retry", CHANGE, turns.retry, "answer the last message again"),
     Command("undo", CHANGE, turns.undo, "take back the last exchange, or the last n", (_EXCHANGES,), moderated=".*"),
     Command("queue", MESSAGE, turns.queue, "let a message wait for the next turn; alone: what waits", (_QUEUED,)),
@@ -146,7 +109,7 @@ COMMANDS = (
     _admin("insights", READ, status.insights, "what was spent by day, chat, model and purpose", (_DAYS,)),
     Command("whoami", READ, people.whoami, "your id, your role and this chat's name"),
     _admin("pair", CONTROL, people.pair, "see who asks for access, give it or take it away", actions=_PAIR_ACTIONS),
-    _admin("mcp", READ, mcp.mcp, "the MCP servers, their tools, and what is wrong with them"),
+    _admin("mcp", READ, tools.mcp, "the MCP servers, their tools, and what is wrong with them"),
     _admin("lineage", READ, lineage.lineage, "how the sessions of a chat continue one another", (_PLACE,)),
     _admin("search", READ, lineage.search, "find what was said, in any chat", (_WORDS,)),
     _admin("session", READ, lineage.session, "open a session, or the one in which a message was said", (_SESSION,)),

@@ -1,16 +1,112 @@
-"""Commands about the turns of a chat: /retry /undo, and /queue and /steer, whose words go into a turn."""
+"""Commands about the turns of a chat: /stop /retry /undo, and /queue and /steer, whose words go into a turn."""
 
-from gateway.commands.registry import CommandRequest, CommandResult, say, transaction
-from hermes_state import inbox, journal
+from functools import partial
+
+from gateway.commands import compression
+from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, parse, reply_to, say, transaction
+from gateway.turns.runner import STOPPED_NOTICE, ActiveTurn
+from hermes_state import inbox, journal, outbox
 from hermes_state.errors import CommandError
 from hermes_state.sessions import load_active
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.transcripts import View, hide, load_view
-from hermes_state.turns import RunningTurn
-from hermes_state.values import ChatId, Message, Millis, Origin
+from hermes_state.turns import RunningTurn, find_open_turn, find_turn, was_stopped
+from hermes_state.values import ChatId, InboxId, Message, Millis, Origin, UserRef
+
+STOPPED = "stopped by the person"
 
 BEFORE_IS_COMPRESSED = "What came before is compressed; `/compress undo` brings it back first."
+
+
+async def stop(request: CommandRequest) -> CommandResult:
+    """Cancel a turn that runs in this process at once; then one transaction stores the stop, for all, and answers.
+
+    A command is cancelled after that transaction. Before it, the chat would begin the next waiting message, which would
+    be stopped in the command's place.
+    """
+    lanes, store, chat_id = request.context.lanes, request.context.store, request.chat.id
+    argument = request.argument.lower()
+    if argument not in ("", "all"):
+        raise CommandError("Say /stop to end the running turn, or /stop all to drop what waits as well.")
+    running = lanes.running_turn(chat_id)
+    stopping = None
+    if running is not None and _is_meant(request, running):
+        _check_may_stop(request, running.started_by, "started", "turn")
+        stopping = lanes.begin_stop(chat_id, STOPPED)
+
+    async def settle() -> None:
+        lanes.stopped_for.pop(request.row.id, None)
+        lanes.turns.on_question()
+        if stopping is not None:
+            stopping.settle_stop()
+            return
+        # The turn may have begun between our look and our transaction: its work must not go on for nothing.
+        begun = lanes.running_turn(chat_id)
+        is_late = begun is not None and await store.read(find_turn, begun.id) is None
+        if is_late and (late := lanes.begin_stop(chat_id, STOPPED)) is not None:
+            late.settle_stop()
+        lanes.wake(chat_id)  # a turn that waited had no lane to go on with what waits behind it
+
+    return CommandResult(apply=partial(_stop, request, stopping, argument == "all"), after=settle)
+
+
+def _check_may_stop(request: CommandRequest, started_by: UserRef | None, did: str, what: str) -> None:
+    """Raise `CommandError` in a shared chat, unless the sender started the work or is an admin."""
+    if not request.is_in_charge and started_by != request.row.sender_ref:
+        raise CommandError(f"Only whoever {did} this {what}, or an admin, can stop it.")
+
+
+def _stop(
+    request: CommandRequest, stopping: ActiveTurn | None, is_all: bool, db: Connection, now: Millis
+) -> CommandReply:
+    chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
+    # Before the turn ends: its partial answer is new, and kept.
+    has_stopped_delivery = outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
+    turn, command = find_open_turn(db, chat_id), None
+    if turn is not None and _is_meant(request, turn):
+        _check_may_stop(request, turn.started_by, "started", "turn")
+        partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else None
+        has_stopped = journal.stop_turn(db, turn, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
+    else:
+        earlier = request.context.lanes.stopped_for.get(request.row.id)  # its lane has stored the end already
+        has_stopped = stopping is not None or (earlier is not None and was_stopped(db, earlier))
+        if turn is None and not has_stopped:
+            command = _drop_command(request, db, now)
+            has_stopped = command is not None
+    dropped = inbox.drop_waiting(db, chat_id, sender, now) if is_all else 0
+    waiting = sum(row.kind is inbox.InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
+    text = "Stopped." if has_stopped or has_stopped_delivery else "Nothing was running."
+    if has_stopped_delivery:
+        text += " What I had not sent yet of my answer is not sent any more; /history has it."
+    if dropped:
+        text += f" Dropped {counted(dropped, 'waiting message')}."
+    elif waiting:
+        text += f" {counted(waiting, 'message')} still waiting: /stop all drops what waits."
+    end_task = partial(request.context.tasks.stop, command) if command is not None else None
+    return CommandReply(markdown=text, is_urgent=True, on_commit=end_task)
+
+
+def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> InboxId | None:
+    """Settle the `/compress` that comes first in the queue: it runs, or is about to."""
+    waiting = [row for row in inbox.load_waiting(db, request.chat.id) if not row.runs_at_once]
+    first = next((row for row in waiting if row.kind is not inbox.InboxKind.NOTICE), None)
+    if first is None or first.kind is not inbox.InboxKind.COMMAND or first.id > request.row.id:
+        return None
+    parsed = parse(first.payload.text)
+    if parsed is None or parsed.name != "compress":
+        return None
+    _check_may_stop(request, first.sender_ref, "gave", "command")
+    inbox.settle(db, first.id, inbox.InboxState.DROPPED, now)
+    reply = CommandReply(markdown=compression.STOPPED)
+    outbox.enqueue(db, reply_to(first, request.chat, reply, f"inbox:{first.id}"), now)
+    return first.id
+
+
+def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
+    """True unless the turn was asked for after this `/stop`, or follows the one that it has ended from memory."""
+    earlier = request.context.lanes.stopped_for.get(request.row.id)
+    return turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)
 
 
 @transaction
@@ -19,11 +115,9 @@ def retry(request: CommandRequest, db: Connection, now: Millis) -> RunningTurn:
     exchanges = _exchanges(view)
     if not exchanges:
         raise CommandError("There is no message to try again.")
-    newest = exchanges[-1]
-    answers = [message.id for message in newest if message.origin in (Origin.ASSISTANT, Origin.TOOL)]
+    answers = [message.id for message in exchanges[-1] if message.origin in (Origin.ASSISTANT, Origin.TOOL)]
     hide(db, view.session.id, answers, "retry", now)
-    row = request.row
-    return journal.start_retry(db, row.id, request.chat.id, row.sender_ref, now)
+    return journal.start_retry(db, request.row.id, request.chat.id, request.row.sender_ref, now)
 
 
 @transaction
@@ -32,7 +126,10 @@ def undo(request: CommandRequest, db: Connection, now: Millis) -> str:
     if count is None:
         raise CommandError("Write `/undo`, or `/undo 3` to take back three exchanges.")
     view = _active_view(db, request.chat.id)
-    exchanges = _since_summary(_exchanges(view))
+    exchanges = _exchanges(view)
+    # After the newest handoff of a compression: what precedes it in the view is the beginning.
+    handoffs = (at for at, rows in enumerate(exchanges, 1) if any(row.origin is Origin.SUMMARY for row in rows))
+    exchanges = exchanges[max(handoffs, default=0) :]
     is_compressed = any(message.origin is Origin.SUMMARY for message in view.transcript)
     if not exchanges:
         raise CommandError(BEFORE_IS_COMPRESSED if is_compressed else "There is nothing to take back.")
@@ -52,7 +149,7 @@ def _active_view(db: Connection, chat_id: ChatId) -> View:
 
 
 def _exchanges(view: View) -> list[list[Message]]:
-    """View of the model, cut before each human message that opens a turn; what precedes the first is left out."""
+    """Cut the model's view before each human message that opens a turn; leave out what precedes the first."""
     exchanges: list[list[Message]] = []
     turn = None
     for message in view.transcript:
@@ -64,14 +161,8 @@ def _exchanges(view: View) -> list[list[Message]]:
     return exchanges
 
 
-def _since_summary(exchanges: list[list[Message]]) -> list[list[Message]]:
-    """Exchanges behind the handoff of a compression: what precedes it in the view is the beginning."""
-    compressed = (at for at, rows in enumerate(exchanges, start=1) if any(row.origin is Origin.SUMMARY for row in rows))
-    return exchanges[max(compressed, default=0) :]
-
-
 async def queue(request: CommandRequest) -> CommandResult:
-    """List what waits. With words behind it the command is a message and never comes here."""
+    """List the waiting messages. With words after it the command is a message and never comes here."""
     rows = await request.context.store.read(inbox.load_waiting, request.chat.id)
     waiting = [row for row in rows if row.kind is inbox.InboxKind.MESSAGE]
     if not waiting:

@@ -14,7 +14,7 @@ from agent.tools.registry import Tool
 from agent.tools.terminal.terminal_tool import BackgroundRegistry
 from gateway.access.permissions import AccessControl
 from gateway.cluster.membership import Membership
-from gateway.cluster.node import Duty, Node, NodeHealth, NodeState, OnHintOf
+from gateway.cluster.node import Duty, Node, NodeState, OnHintOf
 from gateway.cluster.previews import RemotePreview, RemotePreviews, StoredPreview
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
@@ -81,7 +81,7 @@ class Parts:
         self.adapters = adapters = AdapterRegistry(
             make_adapters(loaded, environ, store, files, clock),
             is_certain=state.is_certain,
-            has_other_nodes=self.is_shared,
+            is_shared=self.is_shared,
         )
         elsewhere = partial(StoredPreview, store=store, clock=clock) if self.is_shared else None
         previews = PreviewMaker(store=store, adapters=adapters, gates=gates, elsewhere=elsewhere)
@@ -170,9 +170,6 @@ class Parts:
         )
 
         # Commands and messages of people.
-        def node_health() -> NodeHealth | None:
-            return state.health(membership.node, len(lanes.served))
-
         context = CommandContext(
             store=store,
             runtime=runtime,
@@ -184,7 +181,7 @@ class Parts:
             deliver=delivery.wake,
             servers=tools.servers,
             reschedule=schedule_timer.wake,
-            node=node_health,
+            peer_line=lambda: state.status_line(membership.node),
         )
         self.commands = commands = CommandRunner(context, delivery, group)
         intake = GatewayIntake(
@@ -206,7 +203,7 @@ class Parts:
             Timer("housekeeping", 60 * 60, runs_at_once=False): partial(run_housekeeping, lanes, files),
         }
         self.node = Node(
-            state,
+            state=state,
             open_seat=membership.open_seat,
             duties=self._duties(intake, timers),
             lanes=lanes,
@@ -227,7 +224,7 @@ class Parts:
             servers=tools.servers,
             delivery=delivery,
             heartbeat=self.heartbeat,
-            node=node_health,
+            peer_row=lambda: state.health(membership.node, len(lanes.served)),
             clock=clock,
             started_at=clock.now(),
         )

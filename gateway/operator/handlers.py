@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,35 +13,21 @@ from agent.engines.loader import BUILT_IN
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
 from gateway.access.permissions import AccessControl, AccessResult
-from gateway.cluster.node import NodeHealth
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.pricing import cap_limits
 from gateway.models.selection import Runtime
-from gateway.operator.browsers import WEB_CHAT, browser_rows, served_elsewhere, sign_out
-from gateway.operator.doctor import (
-    CheckResult,
-    CheckStatus,
-    check_admins,
-    check_cluster,
-    check_context,
-    check_database,
-    check_index,
-    check_platforms,
-    check_schedules,
-    check_servers,
-    check_terminal,
-    failed,
-    warning,
-)
-from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up
-from gateway.operator.records import tool_row
+from gateway.operator import checks
+from gateway.operator.browsers import browser_rows, served_elsewhere
+from gateway.operator.checks import CheckResult, CheckStatus, failed, fine, warning
+from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up, tool_row
 from gateway.operator.socket import Handler
-from gateway.operator.spending import REPORTS, report
+from gateway.operator.spending import report
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.times import format_time
 from gateway.turns.lanes import LaneRegistry
+from hermes_state.admin import browsers
 from hermes_state.admin.pairings import UserRole
 from hermes_state.engines.postgres.nodes import ClusterStatus, load_cluster
 from hermes_state.engines.sqlite.store import SqliteStore
@@ -51,7 +37,6 @@ from hermes_state.search.index import load_progress
 from hermes_state.store.writer import Store
 from hermes_state.tools import schedules
 from hermes_state.values import Clock, Millis, UserRef
-from platforms.base import AdapterHealth
 
 log = structlog.get_logger()
 
@@ -71,30 +56,28 @@ class OperatorHandler:
     heartbeat: Heartbeat
     clock: Clock
     started_at: Millis
-    node: Callable[[], NodeHealth | None] = lambda: None
-    """Health of this node; None where it has its database alone."""
+    peer_row: Callable[[], Mapping[str, Any]] = dict
+    """Health of this process among others that share its database; empty where there are no others."""
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Handlers by the name under which the command line asks."""
         return {
             "status": self.status,
-            "pair.list": self.list_pairings,
+            "pair.list": lambda _: self.store.read(load_pairing_rows, self.clock.now()),
             "pair.approve": self.approve,
             "pair.revoke": self.revoke,
             "local.url": self.mint_local_url,
-            "local.browsers": self.list_browsers,
+            "local.browsers": lambda _: self.store.read(browser_rows, self.clock.now()),
             "local.revoke": self.revoke_browsers,
             "cluster.status": self.look_at_cluster,
             "doctor": self.examine,
             "backup": self.back_up,
             "tools": self.list_tools,
             **{name: partial(self.look_up, name) for name in LOOKUPS},
-            **{name: partial(self.look_at_spending, name) for name in REPORTS},
+            **{name: partial(self.look_at_spending, name) for name in ("usage", "insights")},
         }
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """State of the daemon: its model, routes, platforms, load and vitals."""
-        model = self.loaded().config.model
+        model, counts = self.loaded().config.model, self.access.counts.items()
         return {
             "running_seconds": max(0, self.clock.now() - self.started_at) // 1000,
             "model": model.name or "offline",
@@ -102,18 +85,13 @@ class OperatorHandler:
             "routes": self._routes(),
             "turns_running": len(self.lanes.active),
             "vitals": self.heartbeat.vitals(),
-            **({"node": asdict(node)} if (node := self.node()) is not None else {}),
-            "platforms": {name: _health_row(health) for name, health in self.adapters.health().items()},
+            **self.peer_row(),
+            "platforms": self._platforms(),
             "mcp": {one.name: {"state": one.state.value, "error": one.error} for one in self.servers.statuses()},
-            "not_stored": {
-                result.value: count
-                for result, count in self.access.counts.items()
-                if result is not AccessResult.ADMITTED
-            },
+            "not_stored": {result.value: count for result, count in counts if result is not AccessResult.ADMITTED},
         }
 
     def _routes(self) -> list[Mapping[str, Any]]:
-        """Models in use, and which of them are left alone for now."""
         found: list[Mapping[str, Any]] = []
         for client in self.runtime.models.in_use():
             row: dict[str, Any] = {"model": client.name, "route": client.route}
@@ -122,9 +100,13 @@ class OperatorHandler:
             found.append(row)
         return found
 
-    async def list_pairings(self, _args: Mapping[str, Any]) -> list[dict[str, str]]:
-        """People who wait for access or have it by code."""
-        return await self.store.read(load_pairing_rows, self.clock.now())
+    def _platforms(self) -> Mapping[str, Mapping[str, Any]]:
+        rows = {}
+        for name, health in self.adapters.health().items():
+            at = health.last_progress_at
+            progress = format_time(at) if at is not None else None
+            rows[name] = {"state": health.state.value, "detail": health.detail, "last_progress": progress}
+        return rows
 
     async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Approve the pairing `code`, with `role` (by default user)."""
@@ -147,43 +129,42 @@ class OperatorHandler:
         return pairing_row(pairing)
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
-        """Checks that only the running daemon can make: its database, its models, and what its unit lets it do."""
+        """Make the checks that need the running daemon: of its database, its models, and the sandbox of its unit."""
         circuits = [
             warning("route", f"{one.name} ({one.route}) {circuit.why}; it is left alone for {circuit.seconds:.0f} s.")
             for one in self.runtime.models.in_use()
             if (circuit := one.breaker.open) is not None
         ]
-        model, context = self.runtime.models.configured, self.runtime.agent.context
-        engine = context.engine.name if context.engine.name != BUILT_IN else None
-        window_check = check_context(self.runtime.config, await model.load_limits(), model.window_from, engine=engine)
-        terminal = await asyncio.to_thread(lambda: list(check_terminal(self.runtime.config)))
+        model, config, engine = self.runtime.models.configured, self.runtime.config, self.runtime.agent.context.engine
+        served = ", ".join(self.adapters.health())
+        plugin = engine.name if engine.name != BUILT_IN else None
         return [
             *await self._examine_database(),
-            window_check,
+            checks.check_context(config, await model.load_limits(), model.window_from, engine=plugin),
             *circuits,
-            *terminal,
-            *check_platforms(self.adapters.health()),
-            *check_servers(self.runtime.config, self.servers.statuses()),
-            *check_schedules(await self.store.read(schedules.load_stranded)),
+            *await asyncio.to_thread(lambda: list(checks.check_terminal(config))),
+            *([fine("platforms", f"The running gateway serves {served}.")] if served else []),
+            *checks.check_servers(config, self.servers.statuses()),
+            *checks.check_schedules(await self.store.read(schedules.load_stranded)),
         ]
 
     async def _examine_database(self) -> list[CheckResult]:
         if (trouble := self.store.trouble) is not None:
             return [failed("database", trouble)]
         try:
-            checked, config = await self.store.read(check_database), self.runtime.config
-            admins = await self.store.read(check_admins, config)
+            checked, config = await self.store.read(checks.check_database), self.runtime.config
+            admins = await self.store.read(checks.check_admins, config)
             if not isinstance(self.store, SqliteStore):
-                return [checked, *admins, *await self.store.read(check_cluster, config, self._node_id())]
-            index = await asyncio.to_thread(check_index, self.store.path, await self.store.read(load_progress))
+                return [checked, *admins, *await self.store.read(checks.check_cluster, config, self.store.id)]
+            index = await asyncio.to_thread(checks.check_index, self.store.path, await self.store.read(load_progress))
         except StoreUnavailable as error:
             return [failed("database", str(error))]
         if index.verdict is not CheckStatus.FINE:
-            self.store.index_failed.set()  # found before a search or a message came upon it
+            self.store.index_failed.set()  # before a search or a message meets the fault
         return [checked, *admins, index]
 
     async def back_up(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Copy the database to the new `file`, an absolute path; answers with its size."""
+        """Copy the database to the new `file`, an absolute path; returns its size."""
         target = Path(str(args.get("file", "")))
         if not target.is_absolute():
             raise CommandError("A backup needs the absolute path of a new file.")
@@ -192,54 +173,37 @@ class OperatorHandler:
         return {"bytes": size}
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Any]:
-        """Chains of sessions, and messages; see `gateway.operator.lookups`."""
+        """Answer a request of `gateway.operator.lookups`."""
         return await look_up(self.store, name, args, Redactor(self.loaded().secrets()))
 
     async def list_tools(self, _args: Mapping[str, Any]) -> list[Row]:
-        """Definitions of the agent's tools."""
         tools, redact = self.runtime.agent.offers.registry.by_name.values(), Redactor(self.loaded().secrets())
         return await asyncio.to_thread(lambda: [tool_row(tool.schema, redact) for tool in tools])
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Row:
-        """Usage and costs; see `gateway.operator.spending`."""
         caps, now = cap_limits(self.runtime.config), self.clock.now()
         return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Address that signs one browser in to the web chat; None while it is not served."""
-        local = self.adapters.supervised.get(WEB_CHAT)
+        """Return an address that signs one browser in to the web chat; None while it is not served."""
+        local = self.adapters.supervised.get("local")
         if local is not None:
             from platforms.local import LocalAdapter
 
             assert isinstance(local.adapter, LocalAdapter), "made by `make_adapters`"
             if (url := local.adapter.mint_url()) is not None:
                 return {"url": url}
-        if (own_id := self._node_id()) and (elsewhere := await self.store.read(served_elsewhere, own_id)) is not None:
+        is_shared = not isinstance(self.store, SqliteStore)
+        if is_shared and (elsewhere := await self.store.read(served_elsewhere, self.store.id)) is not None:
             raise CommandError(elsewhere)
         if local is None:
             raise CommandError("the web chat is switched off (local.enabled)")
         return {"url": None}
 
     async def look_at_cluster(self, _args: Mapping[str, Any]) -> ClusterStatus | None:
-        """All nodes of the database; None where this gateway has it alone."""
+        """Return all processes of the database; None where this one has it alone."""
         return None if isinstance(self.store, SqliteStore) else await self.store.read(load_cluster)
-
-    async def list_browsers(self, _args: Mapping[str, Any]) -> list[Mapping[str, str]]:
-        """Browsers that are signed in to the web chat, the newest first."""
-        return await self.store.read(browser_rows, self.clock.now())
 
     async def revoke_browsers(self, args: Mapping[str, Any]) -> Mapping[str, int]:
         """Sign out the browser `id`, or all without one."""
-        return await self.store.write(sign_out, args.get("id"), self.clock.now())
-
-    def _node_id(self) -> str:
-        return "" if (node := self.node()) is None else node.id
-
-
-def _health_row(health: AdapterHealth) -> Mapping[str, Any]:
-    at = health.last_progress_at
-    return {
-        "state": health.state.value,
-        "detail": health.detail,
-        "last_progress": format_time(at) if at is not None else None,
-    }
+        return {"signed_out": await self.store.write(browsers.remove, args.get("id"), self.clock.now())}

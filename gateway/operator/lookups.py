@@ -1,23 +1,32 @@
-"""Look-ups in everything that was said: the same for the running daemon and for a database that no daemon has open.
+"""Look-ups in stored conversations: the same for the running daemon and for a database that no daemon has open.
 
 Each request reads values, which the daemon sends to the command line without secrets. Each kind of output has its own
 renderer: `json_row` here, `gateway.cli.lookups` for the terminal, `gateway.commands.lineage` for chats.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, TypeAlias
+from itertools import accumulate
+from operator import attrgetter
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
+import orjson
 
-from agent.context.excerpt import Redact
-from gateway.operator.places import Lookup, find_chat, find_place, fitting
-from gateway.operator.records import ConversationsRequest, MessagesRequest
+from agent.context.excerpt import Redact, said
+from agent.model.base import ToolSchema
 from hermes_state.admin import lineage_queries
-from hermes_state.admin.lineage_queries import LineageSession, LookupResult
+from hermes_state.admin.lineage_queries import (
+    FullMessage,
+    LineageSession,
+    LookupResult,
+    StoredConversation,
+    load_conversations,
+)
 from hermes_state.chats import load_chat
-from hermes_state.errors import CommandError
+from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
 from hermes_state.search.index import load_progress
 from hermes_state.sessions import Conversation, Session, list_conversations, load_active, load_session
@@ -25,46 +34,81 @@ from hermes_state.store.segment import INDEXED_CHARACTERS, searched_text
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
-from hermes_state.transcripts import load_hidden, load_messages
-from hermes_state.values import ChatId, MessageId, MessageRole, Millis, Origin, Transcript, recall_id
+from hermes_state.transcripts import load_hidden, load_messages, load_messages_behind
+from hermes_state.values import (
+    ChatId,
+    LineageId,
+    Message,
+    MessageId,
+    MessageRole,
+    Millis,
+    Origin,
+    Transcript,
+    recall_id,
+)
 
 Row: TypeAlias = dict[str, Any]
-"""One JSON object of an answer."""
 
 LOOKUP_SECONDS = 5.0
 """Longest time a look-up may take, in seconds; a query can be made to be slow."""
-
+MAX_PAGE_CHARS = 1_000_000
+"""Most text of one answer after its first message, in characters. Another request asks for the rest."""
 MAX_HITS = 100
 MAX_SESSIONS = 5_000
 """Most sessions of one answer; about 3 MB of JSON."""
-
 MAX_PAGE_ROWS = 500
-
-MAX_HIT_CHARS = 100_000
-"""Most characters of a hit's text; `history` has all of it."""
+PAGE_CONVERSATIONS = 100
+PAGE_ROWS = 200
 
 _Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was said. The names are those of the JSON output; times are UTC milliseconds."""
+_NOT_FOUND = "No chat, session or message{scope} has the id “{name}”."
+_REFUSALS = {
+    LookupReason.MALFORMED: "That is too long to be an id.",
+    LookupReason.NOT_FOUND: _NOT_FOUND,
+    LookupReason.OTHER_CHAT: "Here only this chat can be looked at; ask me in a direct chat for another one.",
+    LookupReason.MESSAGE_NOT_FOUND: "There is no message {name}{scope}.",
+    LookupReason.AMBIGUOUS_CHAT: "More than one chat is called “{name}”: {candidates}.",
+    LookupReason.AMBIGUOUS_SESSION: "More than one session's id starts with “{name}”: {candidates}.",
+}
 
-    message: str
-    """Recall id, such as `m123`."""
-    session: str
-    """Key of the session in which it was said."""
-    lineage: str
-    """Key of the conversation's first session."""
-    chat: str
-    role: MessageRole
-    origin: Origin
-    at: Millis
-    sender: str | None
-    tool: str | None
-    calls: tuple[str, ...]
-    """Names of the tools that it calls."""
-    text: str
-    taken_back: bool
+
+def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
+    """Return the result of `lineage_queries.find_place`. Raises `CommandError` with a sentence for people."""
+    try:
+        return lineage_queries.find_place(db, name, within)
+    except LookupRejected as error:
+        candidates = ", ".join(map("`{}`".format, error.candidates))
+        scope = " of this chat" if within is not None else ""
+        text = _REFUSALS.get(error.reason, _NOT_FOUND).format(name=error.name, candidates=candidates, scope=scope)
+        raise CommandError(text) from error
+
+
+def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
+    """Return the chat with a name. Raises `CommandError`."""
+    place = find_place(db, name, within)
+    if place.session is not None:
+        raise CommandError(f"“{name}” is no chat; a chat is called like `telegram:42`.")
+    return place.chat_id
+
+
+class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of requests. The fields are the arguments of the command line."""
+
+    def read(self, db: Connection) -> Sequence[Any]:
+        """Return the requested values. Raises `CommandError`."""
+        raise NotImplementedError
+
+    def redacted(self, value: Any, redact: Redact) -> Any:
+        """Return a value without secrets. Slow for long texts."""
+        return value
+
+
+def fitting(rows: Transcript) -> Transcript:
+    """Return the first messages that fit into one answer, at least one."""
+    sizes = accumulate(len(row.text or "") for row in rows)
+    return rows[: max(1, sum(size <= MAX_PAGE_CHARS for size in sizes))]
 
 
 class LineageRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,13 +144,13 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         safe = redact(one.text[:INDEXED_CHARACTERS])
         searched = searched_text(one.text, one.body, redact) if one.body else safe
         snippet = snippet_of(searched, self.words)
-        return msgspec.structs.replace(one, text=safe[:MAX_HIT_CHARS], snippet=snippet, body=None)
+        # `history` has the whole text.
+        return msgspec.structs.replace(one, text=safe[:100_000], snippet=snippet, body=None)
 
 
 def incompleteness(db: Connection) -> str | None:
     """Return a sentence for people while a search may miss something."""
-    percent = load_progress(db)
-    if percent is None:
+    if (percent := load_progress(db)) is None:
         return None
     return f"The search index is being made anew ({percent} % done): older messages may be missing here."
 
@@ -115,20 +159,39 @@ class SearchIndexRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_field
     """One sentence while a search may miss something, else nothing."""
 
     def read(self, db: Connection) -> list[str]:
-        return [note for note in [incompleteness(db)] if note is not None]
+        return [note] if (note := incompleteness(db)) is not None else []
+
+
+class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as it was said. The names are those of the JSON output; times are UTC milliseconds."""
+
+    message: str
+    """Recall id, such as `m123`."""
+    session: str
+    lineage: str
+    """Key of the conversation's first session."""
+    chat: str
+    role: MessageRole
+    origin: Origin
+    at: Millis
+    sender: str | None
+    tool: str | None
+    calls: tuple[str, ...]
+    text: str
+    taken_back: bool
 
 
 class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Messages as they were said, oldest first.
 
-    A chat stands for its conversation, a session for the whole conversation that it belongs to unless
-    `is_session_only`, a message for what was said around it in its session.
+    A chat stands for its conversation. A session stands for its whole conversation unless `is_session_only`, a message
+    for the messages around it in its session.
     """
 
     place: str
     limit: _Limit = MAX_PAGE_ROWS
     before: int | None = None
-    """Id of a message; only what was said before it."""
+    """Id of a message, of which only earlier ones are returned."""
     is_session_only: bool = False
 
     def read(self, db: Connection) -> list[HistoryMessage]:
@@ -180,6 +243,54 @@ class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
         return msgspec.structs.replace(one, tip=tip, title=title, first_words=redact(one.first_words))
 
 
+class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Conversations after the lineage `after`: of a chat, the one of a session or message, or all."""
+
+    place: str | None = None
+    since: int = 0
+    after: int = 0
+
+    def read(self, db: Connection) -> list[StoredConversation]:
+        place = find_place(db, self.place) if self.place is not None else None
+        return load_conversations(db, place, Millis(self.since), LineageId(self.after), PAGE_CONVERSATIONS)
+
+    def redacted(self, one: StoredConversation, redact: Redact) -> StoredConversation:
+        return msgspec.structs.replace(one, system_prompt=one.system_prompt and redact(one.system_prompt))
+
+
+class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Messages of a conversation after the message `after`; with `place`, only those of this one session."""
+
+    lineage: int
+    after: int = 0
+    place: str | None = None
+
+    def read(self, db: Connection) -> Transcript:
+        session = find_place(db, self.place).session if self.place is not None else None
+        if self.place is not None and session is None:
+            raise CommandError(f"“{self.place}” is no session.")
+        session_id = session.id if session is not None else None
+        rows = load_messages_behind(db, LineageId(self.lineage), MessageId(self.after), PAGE_ROWS, session_id)
+        return fitting(rows)
+
+    def redacted(self, row: Message, redact: Redact) -> FullMessage:
+        text, reasoning = row.text or "", row.body.reasoning
+        if row.role is MessageRole.USER:
+            text = "\n".join(filter(None, said(row)))
+        is_json = row.role is MessageRole.TOOL and text.lstrip().startswith(("{", "["))
+        thought = "" if reasoning is None else "\n\n".join(thoughts(reasoning.blocks))
+        return FullMessage(
+            id=row.id,
+            role=row.role,
+            at=row.created_at,
+            content=_value(text, redact) if is_json else redact(text),
+            thought=redact(thought.replace("</think>", "")),
+            calls=tuple({"name": call.name, "arguments": _value(call.arguments, redact)} for call in row.body.calls),
+            tool_call_id=row.tool_call_id,
+            tool_name=row.tool_name,
+        )
+
+
 LOOKUPS: Mapping[str, type[Lookup]] = {
     "lineage": LineageRequest,
     "search": SearchRequest,
@@ -189,10 +300,9 @@ LOOKUPS: Mapping[str, type[Lookup]] = {
     "conversations": ConversationsRequest,
     "messages": MessagesRequest,
 }
-"""Requests by the name under which the command line asks."""
 
 
-def parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
+def _parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
     """Return the request of this name and these arguments. Raises `CommandError`."""
     try:
         return msgspec.convert(args, LOOKUPS[name])
@@ -202,14 +312,14 @@ def parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
 
 async def look_up(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Any]:
     """Answer from the running daemon's store. Raises `CommandError`, and `StoreUnavailable` when it takes too long."""
-    request = parse_request(name, args)
+    request = _parse_request(name, args)
     found = await store.read_within(LOOKUP_SECONDS, request.read)
     return await asyncio.to_thread(_answer, request, found, redact)
 
 
 def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Any]:
     """Answer from a database that no daemon has open. Raises `CommandError`."""
-    request = parse_request(name, args)
+    request = _parse_request(name, args)
     return _answer(request, request.read(db), redact)
 
 
@@ -218,8 +328,43 @@ def _answer(request: Lookup, found: Sequence[Any], redact: Redact) -> list[Any]:
     return answer
 
 
+def thoughts(blocks: str) -> Iterator[str]:
+    """Yield the readable texts of `Reasoning.blocks` of any protocol."""
+    try:
+        yield from filter(str.strip, _texts(orjson.loads(blocks)))
+    except orjson.JSONDecodeError:  # written by an older version
+        return
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item) if not isinstance(item, str) else ()
+    elif isinstance(value, dict):
+        # Keys under which protocols store readable thoughts. Encrypted thoughts have other keys.
+        keys = "reasoning_details reasoning_content reasoning thinking blocks content summary text"
+        for key in keys.split():
+            yield from _texts(value.get(key))
+
+
+def _value(text: str, redact: Redact) -> object:
+    """Return the JSON value of a text; the text itself if it is not JSON, or if redaction leaves no JSON."""
+    try:
+        value = json.loads(text)  # which keeps long numbers
+        return orjson.loads(redact(orjson.dumps(value).decode()))  # escapes would hide a secret
+    except (TypeError, ValueError, RecursionError):  # no JSON, or numbers that no encoder accepts
+        return redact(text)
+
+
+def tool_row(schema: ToolSchema, redact: Redact) -> dict[str, Any]:
+    found = _value(orjson.dumps(schema).decode(), redact)
+    return found if isinstance(found, dict) else {"name": schema.name}
+
+
 def compression_details(made: LineageSession) -> list[str]:
-    """Return what is known of the compression that made a session: `95,000 → 40,000 tokens`, `focus “schema”`."""
+    """Return details of the compression that made a session: `95,000 → 40,000 tokens`, `focus “schema”`."""
     details = []
     if made.tokens_before is not None and made.tokens_after is not None:
         details.append(f"{made.tokens_before:,} → {made.tokens_after:,} tokens")
@@ -232,59 +377,28 @@ def compression_details(made: LineageSession) -> list[str]:
 
 
 def speaker(role: MessageRole, sender: str | None, tool: str | None) -> str:
-    """Return who says a message, for people."""
     return f"tool {tool}" if role is MessageRole.TOOL else sender or role.value
+
+
+_JSON_ROWS: Final[Mapping[type, str]] = {
+    LineageSession: (
+        "session=key parent=parent_key depth kind lineage=lineage_key platform=chat.platform chat=chat.name started_at "
+        "ended_at end_reason messages=message_count layer tokens_before tokens_after focus summary_kind model"
+    ),
+    FoundMessage: "session=session_key lineage=lineage_key chat=chat.name role at=created_at text snippet score",
+    Conversation: (
+        "session=tip.key platform=chat.platform chat=chat.name title first_words started_at last_human_at "
+        "ended_at=tip.ended_at end_reason=tip.end_reason sessions=session_count messages=message_count is_active"
+    ),
+}
+"""Names in the JSON of a value, each followed by the attribute if that has another name."""
 
 
 def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation) -> Row:
     """Return the JSON of a value. Sessions and conversations are named by whole keys, messages by recall ids."""
-    match one:
-        case LineageSession():
-            return {
-                "session": one.key,
-                "parent": one.parent_key,
-                "depth": one.depth,
-                "kind": one.kind,
-                "lineage": one.lineage_key,
-                "platform": one.chat.platform,
-                "chat": one.chat.name,
-                "started_at": one.started_at,
-                "ended_at": one.ended_at,
-                "end_reason": one.end_reason,
-                "messages": one.message_count,
-                "layer": one.layer,
-                "tokens_before": one.tokens_before,
-                "tokens_after": one.tokens_after,
-                "focus": one.focus,
-                "summary_kind": one.summary_kind,
-                "model": one.model,
-            }
-        case FoundMessage():
-            return {
-                "message": recall_id(one.message_id),
-                "session": one.session_key,
-                "lineage": one.lineage_key,
-                "chat": one.chat.name,
-                "role": one.role,
-                "at": one.created_at,
-                "text": one.text,
-                "snippet": one.snippet,
-                "score": one.score,
-            }
-        case HistoryMessage():
-            return msgspec.structs.asdict(one)
-        case Conversation():
-            return {
-                "session": one.tip.key,
-                "platform": one.chat.platform,
-                "chat": one.chat.name,
-                "title": one.title,
-                "first_words": one.first_words,
-                "started_at": one.started_at,
-                "last_human_at": one.last_human_at,
-                "ended_at": one.tip.ended_at,
-                "end_reason": one.tip.end_reason,
-                "sessions": one.session_count,
-                "messages": one.message_count,
-                "is_active": one.is_active,
-            }
+    if isinstance(one, HistoryMessage):
+        return msgspec.structs.asdict(one)
+    row: Row = {"message": recall_id(one.message_id)} if isinstance(one, FoundMessage) else {}
+    for name, _, attribute in (field.partition("=") for field in _JSON_ROWS[type(one)].split()):
+        row[name] = attrgetter(attribute or name)(one)
+    return row

@@ -1,9 +1,9 @@
-"""Probes of services for `init` and `doctor`: one short request each, to learn whether it is there and takes our key.
+"""Probes of services for `init` and `doctor`: one short request each, which checks the address and the key.
 
-Plain blocking requests of the standard library: these run in the command line, never in the daemon, and must not
-wait for the SDKs to be imported. Redirects are not followed: the next host would be handed the key.
+Plain blocking requests of the standard library, because the command line must not wait for imports of SDKs. Redirects
+are not followed: the next host would receive the key.
 
-Each returns one sentence for the operator, which holds no secret, and raises `CommandError` with one for a failure.
+Each probe returns one sentence for the operator without secrets, and raises `CommandError` with one for a failure.
 """
 
 import difflib
@@ -20,12 +20,6 @@ from gateway.config.routes import RouteConfig
 from gateway.config.settings import DiscordConfig, TelegramConfig
 from hermes_state.errors import CommandError
 
-_ANTHROPIC_VERSION = "2026-10-21"
-TIMEOUT_SECONDS = 5.0
-_MAX_ANSWER_BYTES = 4_194_304
-_DISCORD_AGENT = "DiscordBot (hermes-gateway, 0)"
-"""Discord's edge refuses agents that do not introduce themselves as a bot."""
-
 
 def probe_telegram(settings: TelegramConfig) -> str:
     """Call `getMe` with the configured token."""
@@ -41,7 +35,8 @@ def probe_telegram(settings: TelegramConfig) -> str:
 def probe_discord(settings: DiscordConfig) -> str:
     """Call `users/@me` with the configured token."""
     assert settings.token is not None
-    headers = {"Authorization": f"Bot {settings.token.get_secret_value()}", "User-Agent": _DISCORD_AGENT}
+    agent = "DiscordBot (hermes-gateway, 0)"  # Discord's edge refuses agents that do not name a bot
+    headers = {"Authorization": f"Bot {settings.token.get_secret_value()}", "User-Agent": agent}
     status, body = _fetch(f"{settings.api_url}/api/v10/users/@me", headers)
     if status == 200:
         return f"Discord knows this bot as {body.get('username')}."
@@ -85,38 +80,37 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
 
 
 def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
-    """Root that the paths of the API are appended to, and the headers that say who asks."""
     key, base = settings.plain_key, (settings.address or "").rstrip("/")
     headers = ({"Authorization": f"Bearer {key}"} if key else {}) | settings.plain_headers
     if settings.protocol == "anthropic":
-        return f"{base.removesuffix('/v1')}/v1", {"anthropic-version": _ANTHROPIC_VERSION, **headers}
+        return f"{base.removesuffix('/v1')}/v1", {"anthropic-version": "2026-10-21", **headers}
     return base, headers
 
 
 def _listed_models(
     settings: RouteConfig, base: str, headers: Mapping[str, str]
 ) -> tuple[int, Mapping[str, Any], frozenset[str] | None]:
-    """HTTP status, body, and the names that the server lists; None where it gives no list."""
+    """Return the HTTP status, the body, and the listed names, None without a list."""
     status, body = _fetch(f"{base}/models{'?limit=1000' if settings.protocol == 'anthropic' else ''}", headers)
     if status != 200 or not isinstance(body.get("data", ""), list | None):
         return status, body, None
     rows = [row for row in body["data"] or () if isinstance(row, dict)]
     if any(row.get("owned_by") == "llamacpp" for row in rows):
-        return status, body, None  # it has one model, whatever that is called
+        return status, body, None  # it has one model, under any name
     named = [row.get("id") for row in rows]
     named += [name for row in rows if isinstance(row.get("aliases"), list) for name in row["aliases"]]
     return status, body, frozenset(str(name).removeprefix("models/") for name in named if name)
 
 
 def _is_listed(name: str, names: frozenset[str]) -> bool:
-    """True for a name that is listed, with or without the tag, or in a longer form with the date."""
+    """Return True for a listed name, with or without its tag, or in a longer form with the date."""
     bare, _, tag = name.removeprefix("models/").partition(":")
     forms = {bare, f"{bare}:{tag or 'latest'}"}
     return any(one in forms or DATE.sub("", one) in (bare, bare.removesuffix("-latest")) for one in names)
 
 
 def _nearest(name: str, names: frozenset[str]) -> str:
-    """Names that may have been meant, or else the nearest ones, as the end of a sentence."""
+    """Return similar names, or else the nearest ones, as the end of a sentence."""
     if alike := difflib.get_close_matches(name, names, n=3, cutoff=0.5):
         return f"; did you mean {' or '.join(alike)}?"
     nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
@@ -124,23 +118,19 @@ def _nearest(name: str, names: frozenset[str]) -> str:
     return f". It lists {', '.join(nearest) or 'no model'}{f' and {more} more' if more else ''}."
 
 
-_ROOTS = ("/v1", "/api/v1", "/openai/v1", "/api/paas/v4", "/v1beta/openai", "/compatible-mode/v1")
-"""Paths under which providers have their APIs."""
-
-
 def _better_root(settings: RouteConfig, base: str, headers: Mapping[str, str]) -> str:
-    """Advice on `base_url`: the address on the same host at which models are listed."""
-    for address in (urljoin(base, root) for root in _ROOTS):
+    """Return advice on `base_url`: an address on the same host with a list of models."""
+    roots = ("/v1", "/api/v1", "/openai/v1", "/api/paas/v4", "/v1beta/openai", "/compatible-mode/v1")
+    for address in (urljoin(base, root) for root in roots):
         if address != base and _listed_models(settings, address, headers)[2] is not None:
             return f"base_url lacks its path or has a wrong one; did you mean {address}?"
     return "base_url lacks its path or has a wrong one; see the provider's documentation."
 
 
 def _smallest_call(settings: RouteConfig) -> tuple[str, object]:
-    """Path and body of a call of a token or a few."""
     messages = [{"role": "user", "content": "Say ok."}]
     if settings.protocol == "responses":
-        return "responses", {"model": settings.name, "input": messages, "max_output_tokens": 16}  # it takes no less
+        return "responses", {"model": settings.name, "input": messages, "max_output_tokens": 16}  # the least
     path = "messages" if settings.protocol == "anthropic" else "chat/completions"
     return path, {"model": settings.name, "messages": messages, "max_tokens": 1}
 
@@ -157,13 +147,13 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
-    """HTTP status and JSON object, a list as its `data`; status 0 and a `reason` when nothing came back."""
+    """Return the HTTP status and the JSON object, a list as its `data`; status 0 and a `reason` without an answer."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     opener = urllib.request.build_opener(_NoRedirectHandler)
     try:
-        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
-            return answer.status, _object(answer.read(_MAX_ANSWER_BYTES))
+        with opener.open(request, timeout=5.0) as answer:
+            return answer.status, _object(answer.read(4_194_304))
     except urllib.error.HTTPError as error:
         with error:
             return error.code, {}

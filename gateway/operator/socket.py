@@ -1,9 +1,9 @@
-"""Control socket, by which the command line asks the running daemon: in the state directory, one JSON object a line.
+"""Control socket between the command line and the running daemon: in the state directory, one JSON object a line.
 
     → {"ask": "pair.approve", "args": {"code": "K7QM-4XPA"}}
     ← {"ok": true, "result": …}   or   {"ok": false, "kind": "CommandError", "error": "one sentence"}
 
-The socket has mode 0600 inside a directory with mode 0700: who may write to it may do what the daemon may.
+The socket has mode 0600 inside a directory with mode 0700: a process that can write to it controls the daemon.
 """
 
 import asyncio
@@ -20,25 +20,12 @@ from hermes_state.aio import cancel_all
 from hermes_state.errors import CommandError, HermesError
 
 Handler: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[Any]]
-"""Takes the arguments by name, returns something that JSON can carry; a `HermesError` becomes the error sentence."""
+"""Takes the arguments by name and returns a JSON value; a `HermesError` becomes the error sentence."""
 
 MAX_LINE_BYTES = 4_194_304
-"""Largest request, in bytes; more is a mistake."""
-
-_MAX_ANSWER_BYTES = 67_108_864
-"""Largest answer, in bytes: a page of a history holds a message however long it is."""
-
-_MAX_PATH_BYTES = 100
-"""Longest socket address, in bytes, with room to spare (108 on Linux, 104 elsewhere)."""
-
+"""Largest request, in bytes."""
 _LOOK_SECONDS = 1.0
-"""Time between two looks at whether the socket is still there, in seconds."""
-
-_BACKLOG = 100
-"""Clients that may wait to be accepted."""
-
-_IDLE_SECONDS = 60.0
-"""Longest silence of a client before it is let go, in seconds."""
+"""Seconds between two checks that the socket still exists."""
 
 
 class DaemonNotRunningError(HermesError):
@@ -47,10 +34,10 @@ class DaemonNotRunningError(HermesError):
 
 @asynccontextmanager
 async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
-    """Answer requests at `path` while the block runs; whoever holds the state directory's lock may call this.
+    """Answer requests at `path` while the block runs. The caller holds the state directory's lock.
 
-    A socket left behind by a process that died is replaced. One that is deleted, its folder with it or not, is made
-    anew: how else should anybody ask for what only the daemon has still open? Open connections end with the block.
+    A socket that a dead process has left is replaced. A deleted socket is made again, with its folder, because only the
+    daemon still has the deleted files open. Open connections end with the block.
     """
     connections: set[asyncio.Task[None]] = set()
     servers: list[asyncio.Server] = []
@@ -69,12 +56,12 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
     async def listen() -> None:
         bound = _bound(path)
         servers.append(await asyncio.start_unix_server(connected, sock=bound, limit=MAX_LINE_BYTES, backlog=1))
-        bound.listen(_BACKLOG)  # asyncio itself accepts `backlog` times in a row, also when that fails
+        bound.listen(100)  # asyncio itself accepts `backlog` times in a row, also when that fails
         ours.append(os.stat(path))
 
     async def keep_listening() -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)  # no event tells of a file that goes
+            await asyncio.sleep(_LOOK_SECONDS)  # there is no event for a deleted file
             try:
                 os.stat(path)
             except OSError:  # gone, or its folder is something else for now
@@ -115,7 +102,7 @@ def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, time
         try:
             connection.sendall(orjson.dumps({"ask": request, "args": dict(args or {})}) + b"\n")
             with connection.makefile("rb") as answers:
-                line = answers.readline(_MAX_ANSWER_BYTES)
+                line = answers.readline(67_108_864)  # a page of a history holds a message of any length
         except TimeoutError as error:
             raise CommandError(f"the daemon did not answer within {timeout_seconds:g} s") from error
         except OSError as error:
@@ -131,12 +118,12 @@ def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, time
 async def _converse(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, Handler]
 ) -> None:
-    with suppress(ConnectionError, TimeoutError):  # the client went away; nobody is left to tell
+    with suppress(ConnectionError, TimeoutError):  # the client went away
         while True:
             try:
-                line = await asyncio.wait_for(reader.readline(), _IDLE_SECONDS)
+                line = await asyncio.wait_for(reader.readline(), 60.0)
             except ValueError:  # longer than the limit
-                writer.write(_encoded(_refused("CommandError", f"a request may have {MAX_LINE_BYTES} bytes")))
+                writer.write(_encoded(_refused(f"a request may have {MAX_LINE_BYTES} bytes")))
                 await writer.drain()
                 return
             if not line.endswith(b"\n"):
@@ -149,19 +136,19 @@ async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> Mapping[str, 
     try:
         request = orjson.loads(line)
     except orjson.JSONDecodeError:
-        return _refused("CommandError", "a request is one line of JSON")
+        return _refused("a request is one line of JSON")
     if not isinstance(request, dict) or not isinstance(request.get("args", {}), dict):
-        return _refused("CommandError", 'a request looks like {"ask": "status", "args": {}}')
+        return _refused('a request looks like {"ask": "status", "args": {}}')
     handler = handlers.get(str(request.get("ask")))
     if handler is None:
-        return _refused("CommandError", f"the daemon knows {', '.join(sorted(handlers))}")
+        return _refused(f"the daemon knows {', '.join(sorted(handlers))}")
     try:
         return {"ok": True, "result": await handler(request.get("args", {}))}
     except HermesError as error:
-        return _refused(type(error).__name__, str(error))
+        return _refused(str(error), type(error).__name__)
 
 
-def _refused(kind: str, sentence: str) -> Mapping[str, Any]:
+def _refused(sentence: str, kind: str = "CommandError") -> Mapping[str, Any]:
     return {"ok": False, "kind": kind, "error": sentence}
 
 
@@ -170,7 +157,7 @@ def _encoded(answer: Mapping[str, Any]) -> bytes:
 
 
 def _bound(path: Path) -> socket.socket:
-    """A socket that only this user can connect to, from its first moment on."""
+    """Return a bound socket to which only this user can ever connect."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
@@ -186,8 +173,8 @@ def _bound(path: Path) -> socket.socket:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """`path` as an address that fits: a long directory is reached through a descriptor of it (Linux)."""
-    if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
+    """Yield `path` as an address that fits: a descriptor stands for a long directory (Linux)."""
+    if len(os.fsencode(path)) <= 100:  # with room to spare: 108 on Linux, 104 elsewhere
         yield str(path)
         return
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,10 +1,11 @@
 """Spending reports for the command line and the chats: the same for the daemon and for a file at rest.
 
-Reports cross the control socket field by field; a row of one is what `--json` prints, with money in US dollars, None
-where it is not known. Times are UTC milliseconds.
+Reports cross the control socket field by field. Their rows are the `--json` output, with money in US dollars, None if
+it is unknown, and times in UTC milliseconds. Their text has charts of at most 40 columns, which fit on a phone.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
@@ -12,8 +13,7 @@ from typing import Any
 import msgspec
 
 from agent.model.caps import SpendingCapSettings, day_of, day_start, midnight
-from gateway.operator.lookups import Row
-from gateway.operator.places import find_place
+from gateway.operator.lookups import Row, find_place
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.chats import load_chat
 from hermes_state.compressions import count_compressions
@@ -21,17 +21,20 @@ from hermes_state.errors import CommandError
 from hermes_state.models import ledger
 from hermes_state.models.ledger import NO_CALLS, TotalUsage, UsageRow
 from hermes_state.store.sql import Connection
+from hermes_state.text import counted, dollars
 from hermes_state.values import MICROS, ChatId, MicroUsd, Millis
 
 MAX_DAYS = 366
 DEFAULT_DAYS = 7
 
-REPORTS = ("usage", "insights")
-"""Names of the reports under which the command line asks."""
+WIDTH = 40
+LABEL = 7
+VALUE = 10
+NAME = 22
 
 
 def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
-    """Load the report that the command line asks for, field by field as JSON has it. Raises `CommandError`."""
+    """Load a report for the command line, field by field. Raises `CommandError`."""
     if ledger.is_outdated(db):
         raise CommandError("The database is an older version's; start the gateway once, which brings it up to date.")
     if name == "insights":
@@ -47,12 +50,29 @@ def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis
     return usage
 
 
-# ---- usage ------------------------------------------------------------------------------------------------------
+def spent_row(spent: TotalUsage) -> Row:
+    """Return the row of sums. `cost_usd` is None if it is unknown, and lacks the cost of `unpriced_calls`."""
+    row = msgspec.structs.asdict(spent)
+    cost = row.pop("cost")
+    derived = {name: getattr(spent, name) for name in ("prompt_tokens", "total_tokens", "cache_percent")}
+    return {"cost_usd": cost / MICROS if knows_cost(spent) else None, **row, **derived}
+
+
+def knows_cost(spent: TotalUsage) -> bool:
+    """Return False if the price of every call is unknown."""
+    return spent.cost > 0 or not spent.unpriced_calls
+
+
+def money(spent: TotalUsage) -> str:
+    """Return `$1.23`, `$1.23+` if some calls have an unknown price, or `unknown` if all have."""
+    if not knows_cost(spent):
+        return "unknown"
+    return f"{dollars(spent.cost)}+" if spent.unpriced_calls else dollars(spent.cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapUsage:
-    """Cap on spending, and how far it is used up."""
+    """Cap on spending, and the spending that counts for it."""
 
     key: str
     spent: MicroUsd
@@ -65,12 +85,10 @@ class CapUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """Usage of a conversation, of a chat, or of the whole gateway."""
-
     chat: str | None
     """Name of the chat; None for the whole gateway."""
     session: str | None
-    """Key of the session whose conversation it is."""
+    """Key of a session of the conversation."""
     by_purpose: Mapping[str, TotalUsage]
     compressions: int | None
     """Number of compressions of a conversation; None for anything else."""
@@ -86,7 +104,7 @@ class UsageReport:
 
 
 def load_usage(db: Connection, settings: SpendingCapSettings, now: Millis, place: LookupResult | None) -> UsageReport:
-    """Load what was spent in a conversation, a chat or everywhere, and how far the caps that matter are used up."""
+    """Load the usage of a conversation, a chat or the whole gateway, and of the caps that apply."""
     chat_id, session = (None, None) if place is None else (place.chat_id, place.session)
     lineage_id = None if session is None else session.lineage_id
     by_purpose = ledger.load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
@@ -127,38 +145,73 @@ def usage_row(usage: UsageReport) -> Row:
         "today": spent_row(usage.today),
         "caps": [
             {
-                "cap": cap.key,
-                "limit_usd": cap.limit / MICROS,
-                "spent_usd": cap.spent / MICROS,
-                "is_reached": cap.is_reached,
+                "cap": one.key,
+                "limit_usd": one.limit / MICROS,
+                "spent_usd": one.spent / MICROS,
+                "is_reached": one.is_reached,
             }
-            for cap in usage.caps
+            for one in usage.caps
         ],
     }
 
 
-def spent_row(spent: TotalUsage) -> Row:
-    """Row of sums. `cost_usd` is None where nothing is known, else `unpriced_calls` come on top of it."""
-    row = msgspec.structs.asdict(spent)
-    cost = row.pop("cost")
-    derived = {name: getattr(spent, name) for name in ("prompt_tokens", "total_tokens", "cache_percent")}
-    return {"cost_usd": cost / MICROS if knows_cost(spent) else None, **row, **derived}
+def usage_lines(usage: UsageReport) -> list[str]:
+    spent, about = usage.spent, "about " if usage.spent.estimated_calls else ""
+    if not spent.calls:
+        return ["- No model was asked yet."]
+    reasoning = f", {spent.reasoning_tokens:,} of them reasoning" if spent.reasoning_tokens else ""
+    figures = ((spent.failed_calls, "failed"), (spent.estimated_calls, "estimated"))
+    notes = ", ".join(f"{count:,} {word}" for count, word in figures if count)
+    purposes = ", ".join(
+        counted(part.calls, purpose) + (f" for {money(part)}" if knows_cost(part) else "")
+        for purpose, part in usage.by_purpose.items()
+        if purpose != "turn"
+    )
+    return [
+        f"- Cost: {_cost(spent)}",
+        f"- Read: {about}{spent.prompt_tokens:,} tokens: {spent.input_tokens:,} new, "
+        f"{spent.cache_read_tokens:,} from the cache ({spent.cache_percent} %), "
+        f"{spent.cache_write_tokens:,} written to it",
+        f"- Written: {about}{spent.output_tokens:,} tokens{reasoning}",
+        f"- Calls: {spent.calls:,}{f' ({notes})' if notes else ''}{f'; of these {purposes}' if purposes else ''}",
+    ]
 
 
-def knows_cost(spent: TotalUsage) -> bool:
-    """True where the sum says anything: not when every call that used something has an unknown price."""
-    return spent.cost > 0 or not spent.unpriced_calls
+def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
+    """Return the spending of today, and the caps. `tells_all` includes the whole gateway's spending without a cap."""
+    caps = {cap.key: cap for cap in usage.caps}
+    lines = []
+    if "costs.conversation_cap" in caps:
+        lines.append(f"- This conversation: {_of(caps['costs.conversation_cap'])}")
+    if usage.chat_today is not None:
+        cap = caps.get("costs.chat_daily_cap")
+        lines.append(f"- This chat today: {money(usage.chat_today) if cap is None else _of(cap)}")
+    cap = caps.get("costs.daily_cap")
+    if cap is not None or tells_all:
+        lines.append(f"- The whole gateway today: {money(usage.today) if cap is None else _of(cap)}")
+    return lines
 
 
-# ---- insights ---------------------------------------------------------------------------------------------------
+def _of(cap: CapUsage) -> str:
+    state = ": used up" if cap.is_reached else f" ({cap.spent * 100 // cap.limit} %)"
+    return f"{dollars(cap.spent)} of {dollars(cap.limit)}{state}, `{cap.key}`"
+
+
+def _cost(spent: TotalUsage) -> str:
+    if not knows_cost(spent):
+        return "unknown, because nobody has told me the model's price (`costs.prices`)"
+    cost = f"about {dollars(spent.cost)}" if spent.estimated_calls else dollars(spent.cost)
+    if not spent.unpriced_calls:
+        return cost
+    return f"{cost}, and {counted(spent.unpriced_calls, 'call')} at an unknown price (`costs.prices`)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsightsReport:
-    """Spending of the last days, cut in four ways; all but the days are sorted by what they cost."""
+    """Spending of the last days, by day, chat, model and purpose; all but the days are sorted by cost."""
 
     days: tuple[tuple[date, TotalUsage], ...]
-    """Every day, oldest first, also one on which nothing was spent."""
+    """Every day, oldest first, also days without spending."""
     chats: tuple[tuple[str, TotalUsage], ...]
     models: tuple[tuple[str, TotalUsage], ...]
     purposes: tuple[tuple[str, TotalUsage], ...]
@@ -168,7 +221,7 @@ class InsightsReport:
 def load_insights(
     db: Connection, settings: SpendingCapSettings, now: Millis, days: int, within: ChatId | None = None
 ) -> InsightsReport:
-    """Load the spending of so many days, today included. `within`: of one chat alone."""
+    """Load the spending of the last `days`, today included; with `within`, that of one chat."""
     zone = settings.zone
     first = day_of(now, zone) - timedelta(days=days - 1)
     slices = ledger.load_slices(db, midnight(first, zone), within)
@@ -188,26 +241,112 @@ def load_insights(
 
 
 def insights_row(found: InsightsReport) -> Row:
+    def rows(name: str, entries: Iterable[tuple[date | str, TotalUsage]]) -> list[Row]:
+        return [{name: str(key), **spent_row(spent)} for key, spent in entries]
+
     return {
-        "days": _rows("day", found.days),
-        "chats": _rows("chat", found.chats),
-        "models": _rows("model", found.models),
-        "purposes": _rows("purpose", found.purposes),
+        "days": rows("day", found.days),
+        "chats": rows("chat", found.chats),
+        "models": rows("model", found.models),
+        "purposes": rows("purpose", found.purposes),
         "total": spent_row(found.total),
     }
 
 
-def _rows(name: str, entries: Iterable[tuple[date | str, TotalUsage]]) -> list[Row]:
-    return [{name: str(key), **spent_row(spent)} for key, spent in entries]
-
-
 def _added(slices: Iterable[UsageRow], key: Callable[[UsageRow], Any]) -> dict[Any, TotalUsage]:
-    sums: dict[Any, TotalUsage] = {}
+    sums: dict[Any, TotalUsage] = defaultdict(lambda: NO_CALLS)
     for one in slices:
-        name = key(one)
-        sums[name] = sums.get(name, NO_CALLS) + one.spent
+        sums[key(one)] += one.spent
     return sums
 
 
 def _sorted(sums: Mapping[str, TotalUsage]) -> tuple[tuple[str, TotalUsage], ...]:
     return tuple(sorted(sums.items(), key=lambda entry: (-entry[1].cost, -entry[1].total_tokens, entry[0])))
+
+
+def insights_block(found: InsightsReport) -> str:
+    """Return four charts and a sum for a monospaced font."""
+    total = found.total
+    if not total.calls:
+        return "No model was asked."
+    by_cost = knows_cost(total) and total.cost > 0
+    parts = [
+        _chart(_spans(found.days), by_cost=by_cost),
+        _table("CHAT", found.chats, by_cost=by_cost),
+        _table("MODEL", found.models, by_cost=by_cost),
+        _table("FOR", found.purposes, by_cost=by_cost),
+        _row("total", _value(total, by_cost=by_cost), total.calls),
+    ]
+    return "\n\n".join(parts)
+
+
+def insights_notes(total: TotalUsage) -> list[str]:
+    notes = []
+    if not knows_cost(total):
+        notes.append("The price of these models is not known (`costs.prices`), so this counts tokens.")
+    elif total.unpriced_calls:
+        notes.append(f"+: {counted(total.unpriced_calls, 'call')} at an unknown price come on top (`costs.prices`).")
+    if total.prompt_tokens:
+        notes.append(f"{total.cache_percent} % of what models read came from a cache.")
+    if total.failed_calls:
+        verb = "was" if total.failed_calls == 1 else "were"
+        notes.append(f"{counted(total.failed_calls, 'call')} failed or {verb} cut off.")
+    if total.estimated_calls:
+        notes.append(f"Of {counted(total.estimated_calls, 'call')} the tokens or the price are an estimate.")
+    return notes
+
+
+def _spans(days: Sequence[tuple[date, TotalUsage]]) -> list[tuple[str, TotalUsage]]:
+    """Return the bars of a chart: days up to a month, weeks up to half a year, else months."""
+    if len(days) <= 31:
+        return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
+    by_week = len(days) <= 182
+    spans: dict[str, TotalUsage] = defaultdict(lambda: NO_CALLS)
+    for day, spent in days:
+        spans[f"{day - timedelta(days=day.weekday()):%d %b}" if by_week else f"{day:%b %y}"] += spent
+    return list(spans.items())
+
+
+def _chart(entries: Sequence[tuple[str, TotalUsage]], *, by_cost: bool) -> str:
+    sizes = [spent.cost if by_cost else spent.total_tokens for _, spent in entries]
+    lines, width = [], WIDTH - LABEL - VALUE - 1
+    for (label, spent), size in zip(entries, sizes, strict=True):
+        value = _value(spent, by_cost=by_cost) if spent.calls else "-"
+        eighths = max(1, size * width * 8 // max(sizes)) if size else 0  # of a character; a small size stays visible
+        bar = ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8]).rstrip()
+        lines.append(f"{label:<{LABEL}}{bar:<{width}} {value:>{VALUE}}")
+    return "\n".join(lines)
+
+
+def _table(head: str, entries: Sequence[tuple[str, TotalUsage]], *, by_cost: bool) -> str:
+    """Return the ten largest entries, and one row for the rest."""
+    rows = []
+    for name, spent in entries[:10]:
+        # The end of a long name tells more than its beginning.
+        shown = name if len(name) < NAME else f"…{name[-(NAME - 2) :]}"
+        rows.append(_row(shown, _value(spent, by_cost=by_cost), spent.calls))
+    if rest := entries[10:]:
+        others = sum((spent for _, spent in rest), NO_CALLS)
+        rows.append(_row(f"{len(rest):,} more", _value(others, by_cost=by_cost), others.calls))
+    return "\n".join([_row(head, "COST" if by_cost else "TOKENS", "CALLS"), *rows])
+
+
+def _row(name: str, value: str, calls: int | str) -> str:
+    count = calls if isinstance(calls, str) else _shortened(calls)
+    return f"{name:<{NAME}}{value:>{VALUE}} {count:>{WIDTH - NAME - VALUE - 1}}"
+
+
+def _value(spent: TotalUsage, *, by_cost: bool) -> str:
+    if not by_cost:
+        return _shortened(spent.total_tokens)
+    text = money(spent)
+    if len(text) < VALUE:
+        return text
+    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"  # cents do not matter any more
+
+
+def _shortened(number: int) -> str:
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
+        if number >= size:
+            return f"{number / (1_000 if unit == 'k' else size):.1f}{unit}"
+    return f"{number:,}"

@@ -1,8 +1,7 @@
 """Delivery of outbox rows: each chat's in order, retried with a backoff until the platform has them.
 
-A row is rendered once; its parts are committed before the first send and every retry sends those bytes.
-`sending` is committed before the request leaves, so that after a crash an attempt with unknown outcome is
-known to be one. Where nothing else is owed to the chat, an answer is stored as `sending` at once.
+A row is rendered once: every retry sends the parts that were committed before the first send. `sending` is committed
+before the request leaves, so that a crash leaves a trace of an attempt with unknown outcome.
 """
 
 import asyncio
@@ -11,16 +10,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime, tzinfo
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.gates import GateRegistry
-from gateway.outbound.parts import RENDERED_AT_ONCE, file_of, render_reply
 from hermes_state import outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import load_chat, move_chat
@@ -35,31 +34,41 @@ from hermes_state.errors import (
     StateError,
 )
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.outbox import AccountClaim, OutboxKind, OutboxRow, OutboxState, RenderedReply, take_account
+from hermes_state.outbox import (
+    AccountClaim,
+    OutboxKind,
+    OutboxRow,
+    OutboxState,
+    RenderedReply,
+    WrittenReply,
+    take_account,
+)
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId, TurnId
-from platforms.base import AdapterState, PlatformAdapter, SendRequest
+from platforms.base import AdapterState, OutboundFile, PlatformAdapter, SendRequest
 
 log = structlog.get_logger()
 
 RETRY_BACKOFF = Backoff(0.5, 30.0)
 STORE_PAUSE_SECONDS = 2.0
-STARTING_PAUSE_SECONDS = 0.2
-CRASH_PAUSE_SECONDS = 30.0
 LAST_REQUEST_SECONDS = 5.0
-STORE_BROKEN = (
-    "My database is damaged or gone, so I cannot go on here. What you write now waits, and is answered once whoever "
-    "runs me has mended that."
+RENDERED_AT_ONCE = 500
+"""Longest reply that is rendered on the event loop, in characters: the worst of that length takes ten milliseconds."""
+MAX_PARTS = 20
+"""Most messages of a reply. The last message of a longer one carries all of it as a file."""
+REST_LEFT_OUT = (
+    "The rest is too long to be sent as messages, and here I cannot attach a file. It is kept, and I can give it to "
+    "you in smaller pieces; whoever runs this bot reads it with `hermes-gateway history`."
 )
 _Send: TypeAlias = Callable[[], Awaitable[float | None]]
-"""Sends something. Returns seconds to wait, 0 for none, or None when nothing more is owed."""
+"""Sends something. Returns seconds to wait, 0 for none, or None if the chat has no more unsent rows."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Delivery:
-    """Owner of a sender task for every chat that is owed something."""
+    """Owner of a sender task for every chat that has unsent rows."""
 
     store: Store
     adapters: AdapterRegistry
@@ -67,59 +76,54 @@ class Delivery:
     clock: Clock
     group: asyncio.TaskGroup
     files: AttachmentFolder
-    """Files that are kept."""
     zone: Callable[[], tzinfo] = lambda: UTC
-    """Time zone of the times that people read."""
     close_remote: Callable[[ChatId], Awaitable[Mapping[TurnId, str]]] | None = None
-    """Ends what this node shows of a chat's turns that run elsewhere; returns their placeholders."""
-    max_parts: int = 20
-    """Most messages that a reply takes: beyond them, its last message carries all of it as a file."""
+    """Ends the previews of a chat's turns in other processes; returns their placeholders."""
     on_unreachable: Callable[[], None] = lambda: None
-    """Called when a chat is found in which the bot cannot write any more."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
     """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
     _left: set[OutboxId] = field(default_factory=set, init=False)
-    """Rows whose request has left, until what came of it is stored."""
+    """Rows whose request has left, until its outcome is stored."""
     _under_way: dict[OutboxId, asyncio.Event] = field(default_factory=dict, init=False)
-    """Rows that a sender is busy with right now, with what is set when it is not any more."""
+    """Rows that a sender is busy with right now, each with an event for the end of that."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _unstored: set[asyncio.Task[bool]] = field(default_factory=set, init=False)
     _told_broken: set[ChatKey] = field(default_factory=set, init=False)
     _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    """Set when the last sender has gone; looked at only while there are any."""
+    """Set when the last sender has gone; awaited only while there are any."""
     _is_closed: bool = field(default=False, init=False)
 
     async def start(self, account: str) -> None:
-        """Serve an account, which is this node's from now on: resume what is owed to its chats.
+        """Take the ownership of an account and resume the deliveries to its chats.
 
-        Raises `AccountMoved`, and `StoreUnavailable` where nobody knows what is owed; it is not served then.
+        Raises `AccountMoved`, and `StoreUnavailable` if the unsent rows cannot be read; it is not served then.
         """
         one = self.adapters.supervised[account]
-        claim, interrupted = await self.store.write_with_retry(take_account, account, self.adapters.is_certain)
+        ownership, interrupted = await self.store.write_with_retry(take_account, account, self.adapters.is_certain)
         if interrupted:
             log.warning("delivery.interrupted", account=account, count=interrupted)
-        one.claim = claim  # before the look: what is owed from now on comes with a hint
+        one.ownership = ownership  # before the read: every later row wakes its chat
         try:
             owed = await self.store.read(outbox.load_chats_owed, account)
         except StateError:
-            one.claim = None
+            one.ownership = None
             raise
         for chat_id in owed:
             self.wake(chat_id)
 
     async def abandon(self) -> None:
-        """Send nothing more, and leave the rows as they are: their accounts may be another node's by now."""
+        """Send nothing more, and leave the rows as they are: another process may serve their accounts by now."""
         for one in self.adapters.supervised.values():
-            one.claim = None
+            one.ownership = None
         await cancel_all([*self._tasks, *self._unstored])
         self._left.clear()
 
     def wake(self, chat_id: ChatId) -> None:
-        """Wake the chat's sender: something is owed to it. On a node that serves no account there is none."""
+        """Wake the sender of a chat with unsent rows. A process that serves no account has no senders."""
         if (event := self._wakes.get(chat_id)) is not None:
             event.set()
-        elif not self._is_closed and (self.adapters.serves_any or not self.adapters.has_other_nodes):
+        elif not self._is_closed and (self.adapters.serves_any or not self.adapters.is_shared):
             self._open(chat_id, None)
 
     def _open(self, chat_id: ChatId, first: _Send | None) -> None:
@@ -127,7 +131,7 @@ class Delivery:
         self._idle.clear()
         work = self._serve(chat_id, event, first)
         task = track(self._tasks, self.group.create_task(work, name=f"delivery-{chat_id}"))
-        # For one that is cancelled before it begins; any other has let go in the moment in which it ended.
+        # For a task that is cancelled before it begins; any other has let go at its end.
         task.add_done_callback(lambda _: self._let_go(chat_id, event))
 
     def _let_go(self, chat_id: ChatId, event: asyncio.Event) -> None:
@@ -141,84 +145,77 @@ class Delivery:
     ) -> None:
         """Let `store` store the reply to a turn, and deliver it.
 
-        Where it can be sent at once, `store` is given its parts; it returns the row if it has stored that as
-        `sending`, and nobody else passes the chat's gate until it is sent.
+        If the reply can be sent at once, `store` receives its parts. It returns the row if it has stored that as
+        `sending`, and the chat's gate is held until the row is sent.
         """
         chat_id, chat, rendered = turn.chat_id, turn.chat, None
-        adapter, gate, claim = self.adapters.of(chat), self.gates.of(chat_id), self.adapters.claim_of(chat)
+        adapter, gate, ownership = self.adapters.of(chat), self.gates.of(chat_id), self.adapters.ownership_of(chat)
         is_free = gate.is_free and chat_id not in self._wakes and not self.gates.flood_of(chat).penalty_seconds
         is_ready = adapter is not None and adapter.health().state is not AdapterState.STARTING
         async with AsyncExitStack() as held:
             is_short = len(markdown) <= RENDERED_AT_ONCE
-            if adapter is not None and claim is not None and is_free and is_ready and is_short:
+            if adapter is not None and ownership is not None and is_free and is_ready and is_short:
                 await held.enter_async_context(gate.passing())
-                parts = await self._render(adapter, outbox.WrittenReply(markdown=markdown))
-                rendered = RenderedReply(parts=parts, claim=claim)
+                parts = await render_reply(adapter, WrittenReply(markdown=markdown), self.zone())
+                rendered = RenderedReply(parts=parts, ownership=ownership)
             row = await store(rendered)
             if row is not None:
                 await self.close_previews(chat_id)
             is_open = chat_id not in self._wakes and not self._is_closed
-            if adapter is not None and claim is not None and row is not None and is_open:
-                self._open(chat_id, partial(self._send_held, chat, row, adapter, claim, held.pop_all()))
+            if adapter is not None and ownership is not None and row is not None and is_open:
+                self._open(chat_id, partial(self._send_held, chat, row, adapter, ownership, held.pop_all()))
                 return
         self.wake(chat_id)
 
     async def close_previews(self, chat_id: ChatId) -> Mapping[TurnId, str]:
-        """Show no more of a chat's turns that run elsewhere; returns their placeholders.
+        """Show no more of a chat's turns in other processes; returns their placeholders.
 
-        There may be one of a turn that has ended and whose answer is not sent yet: it is that one's place.
+        A turn that has ended may have left one, whose place its unsent answer takes.
         """
         return {} if self.close_remote is None else await self.close_remote(chat_id)
 
     async def send_unstored(self, message: InboundMessage, chat: ChatKey, markdown: str) -> bool:
-        """Answer at once what could not be stored, once and without trying again; True when all of it was sent.
+        """Answer a message that could not be stored, without a second attempt; True if all of the answer was sent.
 
-        It does not pass the chat's gate: whoever holds that may be waiting for the database.
+        It does not pass the chat's gate, whose holder may be waiting for the database.
         """
         reply_to = message.message_ref if message.chat_kind.is_shared else None
         return await self._send_now(chat, markdown, message.event_ref, reply_to=reply_to, ticket=message.ticket)
 
     def tell_broken(self, chat: ChatKey) -> None:
-        """Tell a chat, once, that what it says waits until the database is mended; from memory, as `send_unstored`."""
+        """Tell a chat once that its messages wait until the database is repaired; from memory, as `send_unstored`."""
         place = replace(chat, user_ref="")
         if place not in self._told_broken and not self._is_closed:
             self._told_broken.add(place)
-            work = self._send_now(place, STORE_BROKEN, f"broken:{place.name}:{self.clock.now()}")
+            text = (
+                "My database is damaged or gone, so I cannot go on here. What you write now waits, and is answered "
+                "once whoever runs me has mended that."
+            )
+            work = self._send_now(place, text, f"broken:{place.name}:{self.clock.now()}")
             track(self._unstored, self.group.create_task(work, name=f"broken-{place.name}"))
 
     async def _send_now(
         self, chat: ChatKey, markdown: str, event_ref: str, *, reply_to: str | None = None, ticket: str | None = None
     ) -> bool:
-        adapter = self.adapters.of(chat)
-        if adapter is None:
+        if (adapter := self.adapters.of(chat)) is None:
             return False
-        flood = self.gates.flood_of(chat)
         digest = hashlib.sha256(event_ref.encode()).hexdigest()[:16]
         try:
-            parts = await self._render(adapter, outbox.WrittenReply(markdown=markdown))
+            parts = await render_reply(adapter, WrittenReply(markdown=markdown), self.zone())
             for number, part in enumerate(parts):
                 request = SendRequest(
-                    chat=chat,
-                    part=part,
-                    key=f"u{digest}.{number}",
-                    reply_to=reply_to,
-                    ticket=ticket,
-                    is_notice=True,
+                    chat=chat, part=part, key=f"u{digest}.{number}", reply_to=reply_to, ticket=ticket, is_notice=True
                 )
-                with flood.obeyed():
-                    await self._send_or_plain(adapter, request)
+                await self._send_or_plain(adapter, request)
         except PlatformError as error:
             log.info("delivery.unstored_failed", chat=chat.name, error=type(error).__name__)
-            return False
-        except Exception:  # an SDK's bug must not end the daemon
-            log.exception("delivery.crashed", chat=chat.name)
             return False
         return True
 
     async def flush(self, seconds: float) -> None:
-        """Let what is owed go out, for at most `seconds`, then end; what is left goes out at the next start.
+        """Deliver for at most `seconds`, then end; the rest goes out at the next start.
 
-        A request that is under way gets `LAST_REQUEST_SECONDS` more: cut off, nobody would know whether it was seen.
+        A request that is under way gets `LAST_REQUEST_SECONDS` more, because its outcome would be unknown otherwise.
         """
         if self._wakes and not await wait_until(self._idle, seconds):
             log.warning("delivery.unfinished", chats=len(self._wakes))
@@ -233,8 +230,7 @@ class Delivery:
         try:
             while not self._is_closed:
                 event.clear()
-                pause = await self._send_next(chat_id, first)
-                first = None
+                pause, first = await self._send_next(chat_id, first), None
                 if pause is None and not event.is_set():
                     return
                 if pause and not self._is_closed:
@@ -243,11 +239,11 @@ class Delivery:
             self._let_go(chat_id, event)
 
     async def _send_next(self, chat_id: ChatId, first: _Send | None) -> float | None:
-        """Send `first`, or else the row that is due first; returns what `_Send` does."""
+        """Send `first`, or else the row that is due first; returns the pause as a `_Send`."""
         try:
             if first is not None:
                 return await first()
-            # What is read in here is what is sent: a preview may just have named its place.
+            # The row is read while the gate is held: a preview may just have named its place.
             async with self.gates.of(chat_id).passing():
                 return await self._send_first(chat_id)
         except StateError as error:
@@ -255,7 +251,7 @@ class Delivery:
             return STORE_PAUSE_SECONDS
         except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
             log.exception("delivery.crashed", chat_id=chat_id)
-            return CRASH_PAUSE_SECONDS
+            return 30.0
 
     async def _send_first(self, chat_id: ChatId) -> float | None:
         chat, rows = await self.store.read_short(_load, chat_id)
@@ -263,29 +259,37 @@ class Delivery:
             chat, rows = await self.store.read_short(_load, chat_id)
         if not rows:
             return None
-        if (ended := self._under_way.get(rows[0].id)) is not None:  # its chat has moved here meanwhile
+        row = rows[0]
+        if (ended := self._under_way.get(row.id)) is not None:  # its chat has moved here meanwhile
             await ended.wait()
             return 0.0
-        adapter, claim = self.adapters.of(chat), self.adapters.claim_of(chat)
-        if adapter is None or claim is None:
-            if adapter is None and not self.adapters.has_other_nodes:
+        adapter, ownership = self.adapters.of(chat), self.adapters.ownership_of(chat)
+        if adapter is None or ownership is None:
+            if adapter is None and not self.adapters.is_shared:
                 log.warning("delivery.no_adapter", chat=chat.name)
             return None  # its owner learned of the row when it was stored
         if adapter.health().state is AdapterState.STARTING:
-            return STARTING_PAUSE_SECONDS  # an attempt now would certainly fail, and count as one that may be repeated
-        if (pause := max(self._pause_before(rows[0]), self.gates.flood_of(chat).penalty_seconds)) > 0:
+            return 0.2  # an attempt now would certainly fail, and count as one that may be repeated
+        if (pause := max(self._pause_before(row), self.gates.flood_of(chat).penalty_seconds)) > 0:
             return pause
-        return await self._send(chat, rows[0], adapter, claim)
+        parts = None if row.written is None else await render_reply(adapter, row.written, self.zone())
+        begun = await self.store.write(outbox.begin_send, row.id, parts, ownership, self.clock.now())
+        self._due.pop(row.id, None)
+        if begun is None:  # stopped meanwhile
+            return 0.0
+        # A row that was `sending` although no request has left was stored for a turn that was cancelled before it knew.
+        is_repeat = begun.state is OutboxState.AMBIGUOUS or row.id in self._left
+        return await self._request(chat, begun, adapter, ownership, is_repeat)
 
     async def _send_held(
-        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim, gate: AsyncExitStack
+        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, gate: AsyncExitStack
     ) -> float | None:
-        """Send what was stored as `sending` by whoever held the chat's gate."""
+        """Send a row that was stored as `sending` while the chat's gate was held."""
         async with gate:
-            return await self._request(chat, row, adapter, claim, is_repeat=False)
+            return await self._request(chat, row, adapter, ownership, is_repeat=False)
 
     def _pause_before(self, row: OutboxRow) -> float:
-        """Seconds until a row is due. One that an earlier process tried waits for no longer than any backoff."""
+        """Return the seconds until a row is due. After a restart they are at most the longest backoff."""
         if not row.attempts:
             return 0.0
         if row.id not in self._due:
@@ -293,38 +297,25 @@ class Delivery:
             self._due[row.id] = time.monotonic() + min(stored_seconds, RETRY_BACKOFF.max_seconds)
         return self._due[row.id] - time.monotonic()
 
-    async def _send(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim) -> float | None:
-        parts = None if row.written is None else await self._render(adapter, row.written)
-        begun = await self.store.write(outbox.begin_send, row.id, parts, claim, self.clock.now())
-        self._due.pop(row.id, None)
-        if begun is None:  # stopped meanwhile
-            return 0.0
-        # A row that was `sending` although no request has left was stored for a turn that was cancelled before it knew.
-        is_repeat = begun.state is OutboxState.AMBIGUOUS or row.id in self._left
-        return await self._request(chat, begun, adapter, claim, is_repeat)
-
-    async def _render(self, adapter: PlatformAdapter, written: outbox.WrittenReply) -> Sequence[OutboundPart]:
-        return await render_reply(adapter, written, self.max_parts, self.zone())
-
     async def _request(
-        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim, is_repeat: bool
+        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, is_repeat: bool
     ) -> float | None:
-        """Send a row that is `sending` by now, and store what came of it; None when its chat is owed nothing more."""
-        with bound_contextvars(chat=chat.name, outbox_id=row.id):
-            self._left.add(row.id)
-            ended = self._under_way[row.id] = asyncio.Event()
-            try:
-                is_owed = await self._attempt(chat, row, adapter, claim, is_repeat)
-            finally:
-                del self._under_way[row.id]
-                ended.set()
-            self._left.discard(row.id)
+        """Send a row that is `sending` by now, and store the outcome; returns the pause as a `_Send`."""
+        self._left.add(row.id)
+        ended = self._under_way[row.id] = asyncio.Event()
+        try:
+            with bound_contextvars(chat=chat.name, outbox_id=row.id):
+                is_owed = await self._attempt(chat, row, adapter, ownership, is_repeat)
+        finally:
+            del self._under_way[row.id]
+            ended.set()
+        self._left.discard(row.id)
         return 0.0 if is_owed else None
 
     async def _attempt(
-        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim, is_repeat: bool
+        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, is_repeat: bool
     ) -> bool:
-        assert row.rendered is not None, "what is sent was rendered"
+        assert row.rendered is not None, "a row is rendered before it is sent"
         request = SendRequest(
             chat=chat,
             part=row.rendered,
@@ -338,54 +329,109 @@ class Delivery:
             file=file_of(row.rendered, self.files),
         )
         try:
-            if not self.adapters.is_certain() or self.adapters.claim_of(chat) != claim:
+            if not self.adapters.is_certain() or self.adapters.ownership_of(chat) != ownership:
                 raise PlatformUnavailable("another node may serve the account by now")
-            with own_cancellation(), self.gates.flood_of(chat).obeyed():
-                ref = await self._send_or_plain(adapter, request)
-        except RateLimited as error:
-            log.info("delivery.rate_limited", retry_after=error.retry_after)
-            await self._retry(row, is_repeat, error, claim, error.retry_after)
+            ref = await self._send_or_plain(adapter, request)
         except (ChatUnreachable, MessageRejected) as error:
             log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
-            given_up = (row, str(error), claim, self.clock.now())
+            given_up = (row, str(error), ownership, self.clock.now())
             is_unreachable = isinstance(error, ChatUnreachable)
             if await self.store.write_with_retry(outbox.mark_dead, *given_up, is_unreachable=is_unreachable):
                 self.on_unreachable()
                 log.warning("chat.unreachable", hint="schedules of this chat wait until the bot can write there again")
-        except ChatMoved as error:
-            args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self.clock.now())
-            moved = await self.store.write_with_retry(move_chat, *args)
-            await self._retry(row, is_repeat, error, claim, 0.0)
+        except PlatformError as error:
+            moved: Sequence[ChatId] = ()
+            pause, is_ambiguous = RETRY_BACKOFF.after(row.attempts), is_repeat or isinstance(error, SendAmbiguous)
+            if isinstance(error, RateLimited):
+                pause = error.retry_after
+                log.info("delivery.rate_limited", retry_after=pause)
+            elif isinstance(error, ChatMoved):
+                args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self.clock.now())
+                pause, moved = 0.0, await self.store.write_with_retry(move_chat, *args)
+            else:
+                name = type(error).__name__
+                log.info("delivery.failed", error=name, is_ambiguous=is_ambiguous, attempts=row.attempts)
+            reason, next_at = f"{type(error).__name__}: {error}", Millis(self.clock.now() + int(1000 * pause))
+            self._due[row.id] = time.monotonic() + pause
+            await self.store.write_with_retry(outbox.mark_retry, row, is_ambiguous, reason, ownership, next_at)
             for chat_id in moved:
                 self.wake(chat_id)
-        except PlatformError as error:
-            is_ambiguous = is_repeat or isinstance(error, SendAmbiguous)
-            log.info("delivery.failed", error=type(error).__name__, is_ambiguous=is_ambiguous, attempts=row.attempts)
-            await self._retry(row, is_ambiguous, error, claim, RETRY_BACKOFF.after(row.attempts))
-        except Exception as error:  # an SDK's bug must not cost the answer: the attempt counts as ambiguous
-            log.exception("delivery.crashed")
-            await self._retry(row, True, error, claim, RETRY_BACKOFF.after(row.attempts))
         else:
             return await self.store.write_with_retry(outbox.mark_sent, row.id, ref, self.clock.now())
         return True
 
     async def _send_or_plain(self, adapter: PlatformAdapter, request: SendRequest) -> str:
-        """Send; a part whose marked-up form or file is rejected goes out as plain text."""
+        """Send; a part whose marked-up form or file is rejected goes out as plain text. Raises `PlatformError`."""
         try:
-            return await adapter.send(request)
-        except (MessageRejected, ChatUnreachable) as error:
-            if isinstance(error, ChatUnreachable) and request.file is None:  # else only files may be forbidden
-                raise
-            log.warning("delivery.sent_plain", detail=str(error))
-        return await adapter.send(replace(request, is_plain=True, file=None))
-
-    async def _retry(
-        self, row: OutboxRow, is_ambiguous: bool, error: Exception, claim: AccountClaim, pause: float
-    ) -> None:
-        reason, next_at = f"{type(error).__name__}: {error}", Millis(self.clock.now() + int(1000 * pause))
-        self._due[row.id] = time.monotonic() + pause
-        await self.store.write_with_retry(outbox.mark_retry, row, is_ambiguous, reason, claim, next_at)
+            with own_cancellation(), self.gates.flood_of(request.chat).obeyed():
+                try:
+                    return await adapter.send(request)
+                except (MessageRejected, ChatUnreachable) as error:
+                    if isinstance(error, ChatUnreachable) and request.file is None:  # else only files may be forbidden
+                        raise
+                    log.warning("delivery.sent_plain", detail=str(error))
+                return await adapter.send(replace(request, is_plain=True, file=None))
+        except PlatformError:
+            raise
+        except Exception as error:  # an SDK's bug must not cost the answer: the outcome is unknown
+            log.exception("delivery.crashed", chat=request.chat.name)
+            raise SendAmbiguous(f"{type(error).__name__}: {error}") from error
 
 
 def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
     return load_chat(db, chat_id).key, outbox.load_open(db, chat_id, 1)
+
+
+async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tzinfo) -> Sequence[OutboundPart]:
+    """Render a reply into at least one part. The last part holds the footer, with the whole reply or alone.
+
+    `zone` is the time zone of the times that people read.
+    """
+    footer, edited_at = written.footer, written.edited_at
+    if edited_at is not None:
+        footer = f"{footer} at {datetime.fromtimestamp(edited_at / 1000, zone):%H:%M}."
+    whole = msgspec.structs.replace(written, markdown="\n\n".join(filter(None, (written.markdown, footer))))
+    parts = await _rendered(adapter, whole)
+    if len(parts) == 1 or not footer:
+        return parts
+    last = await _rendered(adapter, msgspec.structs.replace(written, markdown=footer))
+    if edited_at is not None:
+        return last  # the others stay as they are
+    return [*await _rendered(adapter, msgspec.structs.replace(written, buttons=()), MAX_PARTS - 1), *last]
+
+
+async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int = MAX_PARTS) -> Sequence[OutboundPart]:
+    """Render a reply into parts, at most `most` where files can be sent; its buttons hang under the last one."""
+    if (file := written.attached) is not None:
+        lost = f"{written.markdown}\n(The file “{file.name}” could not be sent here.)".strip()
+        return [OutboundPart(text=written.markdown, plain=lost, attached=file)]
+    text = written.markdown
+    try:
+        # A long answer can take seconds, in which no other chat may wait.
+        is_long = len(text) > RENDERED_AT_ONCE
+        parts = list(await asyncio.to_thread(adapter.render, text) if is_long else adapter.render(text))
+    except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows
+        log.exception("delivery.rendered_plain")
+        size = adapter.capabilities.max_part_units // 2
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        parts = [OutboundPart(text=one, plain=one) for one in [piece for piece in pieces if piece.strip()] or ["…"]]
+    if len(parts) > most and adapter.capabilities.has_files:
+        rest_in_file = "The rest is in this file, which has all of the reply."
+        parts[most - 1 :] = [OutboundPart(text=rest_in_file, plain=REST_LEFT_OUT, file=text)]
+    if written.buttons and adapter.capabilities.has_buttons:
+        parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
+    return parts
+
+
+def file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:
+    """Return the file of a part, None if it has none."""
+    if (kept := part.attached) is not None:
+        return OutboundFile(
+            name=kept.name,
+            mime=kept.mime,
+            size_bytes=kept.size_bytes,
+            content=partial(files.read, kept.path),
+            attachment_id=kept.attachment_id,
+        )
+    text = part.file.encode()
+    return OutboundFile(name="reply.md", mime="text/markdown", size_bytes=len(text), content=text) if text else None

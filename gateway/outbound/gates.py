@@ -1,7 +1,7 @@
-"""Gates and flood control: how what is sent to a chat is throttled.
+"""Gates and flood control, which throttle what a chat receives.
 
-A gate lets one thing through at a time. What must arrive (the outbox) waits its turn and waits penalties out. What is
-only nice to have (previews, typing) passes when nobody waits and no penalty is on, and is shed otherwise.
+A gate lets one thing through at a time. The outbox waits for the gate and for penalties to end. Previews and typing
+pass while the gate is free and no penalty is on, and are dropped otherwise.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from hermes_state.values import ChatId, ChatKey
 
 
 class Gate:
-    """Serialises what one chat is sent."""
+    """Lock around everything that is sent to one chat."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -23,12 +23,11 @@ class Gate:
 
     @property
     def is_free(self) -> bool:
-        """Nobody holds the gate or waits for it: what may be shed can pass."""
+        """True while no sender holds the gate or waits for it."""
         return not self._lock.locked() and self._waiting == 0
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Hold the gate while sending."""
         self._waiting += 1
         try:
             await self._lock.acquire()
@@ -41,28 +40,25 @@ class Gate:
 
 
 class FloodControl:
-    """Penalty of a platform on one of its chats: it holds for all topics and people of that chat."""
+    """Penalty of a platform on one of its chats, with all its topics and people."""
 
     def __init__(self) -> None:
         self._ends = 0.0
 
     @property
     def penalty_seconds(self) -> float:
-        """Seconds in which nothing may be sent; 0 when there is no penalty."""
+        """Seconds until a request is allowed; 0 without a penalty."""
         return max(0.0, self._ends - time.monotonic())
 
     def close_for(self, seconds: float) -> None:
-        """Note that the platform asked for silence; a shorter request never shortens a longer one."""
+        """Note that the platform asked for silence; a shorter penalty never shortens a longer one."""
         self._ends = max(self._ends, time.monotonic() + seconds)
-        # The timer holds on to this object: a penalty must outlive those who are sending right now.
-        asyncio.get_running_loop().call_later(seconds, self._keep)
-
-    def _keep(self) -> None:
-        """Nothing: `penalty_seconds` looks at the time itself."""
+        # The timer refers to this object, so that a penalty outlives the senders of the moment.
+        asyncio.get_running_loop().call_later(seconds, lambda: self)
 
     @contextmanager
     def obeyed(self) -> Iterator[None]:
-        """Send within this block: raises `RateLimited` at once while a penalty is on, and notes a new one."""
+        """Guard a request: raises `RateLimited` at once while a penalty is on, and notes a new one."""
         if (seconds := self.penalty_seconds) > 0:
             raise RateLimited(seconds)  # every request would make the penalty longer
         try:
@@ -73,16 +69,15 @@ class FloodControl:
 
 
 class GateRegistry:
-    """Gates and flood control of all chats that are being sent to; each goes when nobody needs it any more."""
+    """Gates and flood control of all chats; each is freed with its last user."""
 
     def __init__(self) -> None:
         self._gates: WeakValueDictionary[ChatId, Gate] = WeakValueDictionary()
         self._floods: WeakValueDictionary[tuple[str, str, str], FloodControl] = WeakValueDictionary()
 
     def of(self, chat_id: ChatId) -> Gate:
-        """The one gate of a chat."""
         return self._gates.setdefault(chat_id, Gate())
 
     def flood_of(self, chat: ChatKey) -> FloodControl:
-        """The flood control of a chat as its platform counts: one for all topics and people in it."""
+        """Return the one flood control of a platform's chat, with all its topics and people."""
         return self._floods.setdefault((chat.platform, chat.account, chat.chat_ref), FloodControl())

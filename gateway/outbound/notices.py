@@ -1,7 +1,7 @@
-"""Notices about a conversation's context window, for people only: nothing of it reaches a prompt.
+"""Notices about a conversation's context window, for people only: they never reach a prompt.
 
-Told inside the transaction that makes it true, so that a crash neither loses a notice nor repeats it. Only that a
-compression takes long is told while nothing is true yet.
+A notice is stored in the transaction of its event, so that a crash neither loses nor repeats it. Only the notice that
+a compression takes long is stored alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +17,10 @@ from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef
 
-WAITING = "This conversation has grown long: I am compressing it before I go on, which takes a moment."
-
 ACCURACY_FROM = 2
-"""Compressions after which accuracy is first spoken of: in a summary of a summary details begin to go."""
+"""Compressions before the first notice about accuracy: a summary of a summary begins to lose details."""
 ACCURACY_EVERY = 10
-"""Compressions between two later mentions: a sentence that comes each time is not read."""
+"""Compressions between two later notices: people do not read a sentence that comes each time."""
 
 _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
     Compressed: "compressed",
@@ -35,7 +33,7 @@ _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeWriter:
-    """Writes notices to the outbox, as the settings in force say."""
+    """Writes notices to the outbox, according to the current settings."""
 
     store: Store
     settings: Callable[[], NoticeConfig]
@@ -44,18 +42,20 @@ class NoticeWriter:
     is_admin: Callable[[UserRef], bool] = lambda _: False
 
     def write(self, db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
-        """Owe the chat a sentence about what has just come true; a listener to context events."""
+        """Store a sentence about a context event for the chat."""
         if isinstance(event, Compressed) and event.prepared.passed_over is not None:
             self._tell_admin(db, conversation, event, event.prepared.passed_over, now)
-        sentence = self._sentence(event)
-        if sentence is not None:
-            part = _dedupe_part(event, conversation, now)
+        if (sentence := self._sentence(event)) is not None:
+            # One notice a compression, and one a turn in which several layers could not compress.
+            part = str(event.child.id) if isinstance(event, Compressed) else str(now)
+            if isinstance(event, Aborted) and conversation.turn_id is not None:
+                part = f"turn:{conversation.turn_id}"
             outbox.enqueue(db, _reply(conversation, sentence, _DEDUPE_WORDS[type(event)], part), now)
 
     def _tell_admin(
         self, db: Connection, conversation: ConversationRef, event: Compressed, model: str, now: Millis
     ) -> None:
-        """Tell an admin in their own chat, once, that the model which should write summaries does not."""
+        """Tell an admin once, in their own chat, that the configured model for summaries failed."""
         writers = [row.sender_ref for row in event.job.view.transcript if row.sender_ref is not None]
         if conversation.chat_kind.is_shared or not writers or not self.is_admin(UserRef(writers[-1])):
             return
@@ -67,21 +67,28 @@ class NoticeWriter:
         outbox.enqueue(db, Reply(chat_id=chat_id, markdown=sentence, dedupe_key=key), now)
 
     async def write_waiting(self, conversation: ConversationRef, view: View) -> None:
-        """Tell a chat that its answer waits for a compression.
-
-        Once for each wait, also when it begins anew after a restart or takes several passes.
-        """
+        """Tell a chat that its answer waits for a compression, once also across restarts and several passes."""
         if self.settings().waiting:
-            reply = _reply(conversation, WAITING, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")
+            text = "This conversation has grown long: I am compressing it before I go on, which takes a moment."
+            reply = _reply(conversation, text, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")
             await self.store.write(outbox.enqueue, reply, self.clock.now())
             self.deliver(conversation.chat_id)
 
     def _sentence(self, event: ContextEvent) -> str | None:
         match event:
             case Compressed() if event.job.layer == "manual":
-                return None  # the command's own reply says it all
+                return None  # the command replies itself
             case Compressed():
-                return self._compressed(event)
+                sentences, prepared = [], event.prepared
+                if prepared.failure is not None:
+                    sentences.append(
+                        f"I had to shorten this conversation without a summary ({prepared.failure.rstrip('.')}). "
+                        f"{prepared.summarised:,} messages are represented by a list of what could be found in them; "
+                        "all of them are kept, and I can look them up."
+                    )
+                if (accuracy := accuracy_sentence(event.compressions, self.settings())) is not None:
+                    sentences.append(accuracy)
+                return " ".join(sentences) or None
             case Aborted():
                 return (
                     f"I could not compress this conversation: {event.reason} Nothing was changed, and there is still "
@@ -100,28 +107,16 @@ class NoticeWriter:
                     "compressed it although there was room."
                 )
 
-    def _compressed(self, event: Compressed) -> str | None:
-        sentences, prepared = [], event.prepared
-        if prepared.failure is not None:
-            sentences.append(
-                f"I had to shorten this conversation without a summary ({prepared.failure.rstrip('.')}). "
-                f"{prepared.summarised:,} messages are represented by a list of what could be found in them; all of "
-                "them are kept, and I can look them up."
-            )
-        if (accuracy := accuracy_sentence(event.compressions, self.settings())) is not None:
-            sentences.append(accuracy)
-        return " ".join(sentences) or None
-
 
 def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
-    """Sentence, at the second compression and every tenth, that a summary of a summary is not the conversation."""
+    """Return a sentence about lost details, at the second compression and every tenth."""
     if not settings.accuracy or count == 0 or (count != ACCURACY_FROM and count % ACCURACY_EVERY):
         return None
     return f"This conversation has been compressed {count} times; details may get lost. /new starts a fresh one."
 
 
 def pressure_sentence(pressure: PressureEvent) -> str:
-    """Sentence below an answer about how full the conversation is."""
+    """Return the sentence below an answer about how full the conversation is."""
     figures = f"({pressure.tokens:,} of {pressure.threshold:,} tokens)"
     if pressure.tokens >= pressure.threshold:
         return f"_The room before compression is used up {figures}._"
@@ -131,12 +126,3 @@ def pressure_sentence(pressure: PressureEvent) -> str:
 def _reply(conversation: ConversationRef, sentence: str, what: str, which: str) -> Reply:
     key = f"context:{conversation.lineage_id}:{what}:{which}"
     return Reply(chat_id=conversation.chat_id, markdown=sentence, dedupe_key=key)
-
-
-def _dedupe_part(event: ContextEvent, conversation: ConversationRef, now: Millis) -> str:
-    """Part of the dedupe key: one notice a compression, one a turn in which several layers could not compress."""
-    if isinstance(event, Compressed):
-        return str(event.child.id)
-    if isinstance(event, Aborted) and conversation.turn_id is not None:
-        return f"turn:{conversation.turn_id}"
-    return str(now)

@@ -248,7 +248,7 @@ class PreviewMaker:
 
     def of(self, turn: RunningTurn) -> TurnPreview:
         """Return the preview that shows a turn of this process."""
-        if self.elsewhere is not None and self.adapters.claim_of(turn.chat) is None:
+        if self.elsewhere is not None and self.adapters.ownership_of(turn.chat) is None:
             return self.elsewhere(turn)
         return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live(turn, LivePreview)
 

@@ -1,8 +1,8 @@
 """Copy of a whole database into an empty one, of the same engine or the other.
 
-Rows go table by table in slices, in the order of their keys, each slice a transaction: what was interrupted is gone on
-with by counting the rows that are there. A note in the target says what it is a copy of until all is compared, and no
-gateway opens a database with that note. The source is only read. Both belong to this process alone meanwhile.
+Rows go table by table in slices, in the order of their keys, each slice a transaction. An interrupted copy continues
+after the rows in the target. Until both sides are compared, a note in the target names its source, and no gateway opens
+a database with that note. The source is only read. No other process may use either meanwhile.
 """
 
 import hashlib
@@ -17,14 +17,13 @@ import msgspec
 from hermes_state.engines.opening import COPY_NOTE
 from hermes_state.engines.sqlite import resting as sqlite_resting
 from hermes_state.errors import DatabaseRejected, StoreBroken
-from hermes_state.store.sql import Connection, load_note, save_note, scalar
+from hermes_state.store.sql import Connection, load_note, nested, save_note, scalar
 from hermes_state.text import shortened
 
 MAX_NAMED = 10
-"""Most rows of a slice that are named where a target cannot hold them."""
-
+"""Most rejected rows of a slice in an error message."""
 SLICE_ROWS = 500
-"""Rows in one transaction: few enough to be held in memory with the longest texts."""
+"""Rows in one transaction, which fit into memory with the longest texts."""
 
 TABLES: Final = {
     "meta": ("key",),
@@ -51,41 +50,39 @@ TABLES: Final = {
     "todos": ("lineage_id", "id"),
     "schedules": ("id",),
 }
-"""Every table with the columns of its key; those that others refer to come first."""
+"""Every table with the columns of its key, in an order in which references point to earlier tables.
 
-LEFT_OUT: Final = {"accounts", "previews"}
-"""Tables about what gateways do right now."""
+Tables about the gateways that run right now are left out: `accounts` and `previews`.
+"""
 
 FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id"}
-"""Columns that refer to rows of a later table: they are filled when those are there."""
+"""Columns that refer to rows of a later table. They are filled after that."""
 
-# Notes that belong to an engine: its mark, versions and checksums, its index, and that of a copy.
+# Notes that belong to an engine: its mark, versions and checksums, its index, and the note of a copy.
 _ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_from', '{COPY_NOTE}')
   OR substr(key, 1, 10) = 'migration:' OR substr(key, 1, 7) = 'search_' OR substr(key, 1, 8) = 'segment_'"""
 _WHERE = {"meta": f"NOT ({_ENGINES_OWN})"}
 
-_Row: TypeAlias = Sequence[Any]  # Any: whatever the columns hold
+_Row: TypeAlias = Sequence[Any]  # Any: the values of the columns
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told of a table, the rows of it that are copied and those that there are, after each slice."""
+"""Called after each slice with a table, the number of its copied rows, and the number of all its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedTable:
-    """A table that is the same on both sides."""
+    """Table that is the same on both sides."""
 
     table: str
     rows: int
     checksum: str
-    """Hash of all its values, in the order of their keys."""
     replaced: int
     """Texts in which NUL characters, which PostgreSQL cannot hold, became U+FFFD."""
 
 
 class _CopyEngine(Protocol):
-    """The module of an engine that knows what is its own in a copy."""
+    """Module of an engine with its part of a copy."""
 
     ROW_ERRORS: tuple[type[Exception], ...]
-    """Errors about a row, not about the database."""
 
     def load_sequences(self, db: Connection, /) -> dict[str, int]: ...
     def set_sequences(self, db: Connection, highest: dict[str, int], /) -> None: ...
@@ -93,16 +90,18 @@ class _CopyEngine(Protocol):
 
 
 def copy_database(source: Connection, target: Connection, name: str, progress: Progress) -> list[CopiedTable]:
-    """Copy every row of `source`, called `name`, into `target`, or go on with it; compare both at the end.
+    """Copy every row of `source`, called `name`, into `target`, or continue such a copy; compare both at the end.
 
-    Both have the newest schema and nobody else writes to them. Raises `DatabaseRejected`, and changes nothing, for a
-    target with rows that are not of this copy; `StoreBroken` if the sides differ in the end.
+    Both have the newest schema, and no other process writes to them. Raises `DatabaseRejected`, and changes nothing,
+    for a target with rows that are not of this copy; `StoreBroken` if the sides differ in the end.
     """
     _begin(source, target, name)
     for table in TABLES:
         _copy_table(source, target, table, progress)
-    for table, column in FORWARD.items():
-        _fill_forward(source, target, table, column)
+    for table, column in FORWARD.items():  # a column that is filled already is filled once more
+        update = f"UPDATE {table} SET {column} = ? WHERE id = ?"
+        for rows in _slices(source, table, (column, "id")):
+            _store(target, table, update, [row for row in rows if row[0] is not None], (column, "id"))
     with _transaction(target):
         _engine_of(target).set_sequences(target, _highest_ids(source))
     compared = [_compared(source, target, table) for table in TABLES]
@@ -113,7 +112,7 @@ def copy_database(source: Connection, target: Connection, name: str, progress: P
 
 
 def _begin(source: Connection, target: Connection, name: str) -> None:
-    """Note in the target what it is going to be a copy of, unless it says so."""
+    """Note the source in the target, unless it has the note."""
     counts = [_count(source, table) for table in TABLES]
     origin = f"{name}, {hashlib.sha256(repr((counts, _highest_ids(source))).encode()).hexdigest()[:16]}"
     begun = load_note(target, COPY_NOTE)
@@ -129,7 +128,6 @@ def _begin(source: Connection, target: Connection, name: str) -> None:
 
 
 def _copy_table(source: Connection, target: Connection, table: str, progress: Progress) -> None:
-    """Copy the rows that are missing."""
     columns, keys = _columns(source, table), TABLES[table]
     done, total = _count(target, table), _count(source, table)
     after: _Row | None = None
@@ -139,20 +137,16 @@ def _copy_table(source: Connection, target: Connection, table: str, progress: Pr
     insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
     later = columns.index(FORWARD[table]) if table in FORWARD else None
     for rows in _slices(source, table, columns, after):
-        _store(target, table, insert, [_blanked(_without_nul(row), later) for row in rows], columns)
+        copied = [_without_nul(row) for row in rows]
+        if later is not None:
+            copied = [(*row[:later], None, *row[later + 1 :]) for row in copied]
+        _store(target, table, insert, copied, columns)
         done += len(rows)
         progress(table, done, total)
 
 
-def _fill_forward(source: Connection, target: Connection, table: str, column: str) -> None:
-    """Fill a column that refers to a later table; what is filled already is filled once more."""
-    update = f"UPDATE {table} SET {column} = ? WHERE id = ?"
-    for rows in _slices(source, table, (column, "id")):
-        _store(target, table, update, [row for row in rows if row[0] is not None], (column, "id"))
-
-
 def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row], columns: Sequence[str]) -> None:
-    """Store all the rows, or none. Raises `DatabaseRejected` with the names of those that the target cannot hold."""
+    """Store all the rows, or none. Raises `DatabaseRejected` with the names of rows that the target rejects."""
     errors = _engine_of(target).ROW_ERRORS
     try:
         with _transaction(target):
@@ -162,25 +156,22 @@ def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row],
         with suppress(_TakenBack), _transaction(target):
             for row in rows:
                 try:
-                    with _savepoint(target):
+                    with nested(target):
                         target.execute(statement, row)
                 except errors as error:
-                    faults.append(f"{_name_of_row(table, columns, row)}: {str(error).splitlines()[0]}")
+                    name = ", ".join(f"{key} {shortened(str(row[columns.index(key)]))}" for key in TABLES[table])
+                    faults.append(f"{name}: {str(error).splitlines()[0]}")
             raise _TakenBack from None
         if not faults:
             raise
-        more = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
+        faults[MAX_NAMED:] = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
         head = f"the target cannot hold these rows of {table}; nothing is changed in the source:"
-        raise DatabaseRejected("\n".join([head, *faults[:MAX_NAMED], *more])) from None
-
-
-def _name_of_row(table: str, columns: Sequence[str], row: _Row) -> str:
-    return ", ".join(f"{key} {shortened(str(row[columns.index(key)]))}" for key in TABLES[table])
+        raise DatabaseRejected("\n".join([head, *faults])) from None
 
 
 def _compared(source: Connection, target: Connection, table: str) -> CopiedTable:
     columns = _columns(source, table)
-    read, found = (_read_through(db, table, columns) for db in (source, target))
+    read, found = _read_through(source, table, columns), _read_through(target, table, columns)
     if (found.rows, found.checksum) != (read.rows, read.checksum):
         raise StoreBroken(
             f"the copy differs from its source in {table} ({found.rows} rows of {read.rows}); the source was written "
@@ -202,7 +193,7 @@ def _read_through(db: Connection, table: str, columns: Sequence[str]) -> CopiedT
 def _slices(
     db: Connection, table: str, columns: Sequence[str], after: _Row | None = None
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """The rows of a table behind the key `after`, in the order of their keys."""
+    """Yield the rows of a table after the key `after`, in the order of their keys."""
     keys = TABLES[table]
     wanted = f"SELECT {', '.join((*keys, *columns))} FROM {table}"
     order = f" ORDER BY {', '.join(keys)} LIMIT {SLICE_ROWS}"
@@ -230,7 +221,7 @@ def _columns(db: Connection, table: str) -> tuple[str, ...]:
 
 
 def _highest_ids(db: Connection) -> dict[str, int]:
-    """The highest id that each table has ever given, as far as its engine knows."""
+    """Return the highest id that each table has ever given, as far as its engine knows."""
     given = _engine_of(db).load_sequences(db)
     tables = [table for table, keys in TABLES.items() if keys == ("id",)]
     highest = {table: scalar(db, int, f"SELECT coalesce(max(id), 0) FROM {table}") for table in tables}
@@ -244,24 +235,8 @@ def _without_nul(row: _Row) -> tuple[Any, ...]:
     )
 
 
-def _blanked(row: tuple[Any, ...], index: int | None) -> tuple[Any, ...]:
-    return row if index is None else (*row[:index], None, *row[index + 1 :])
-
-
 class _TakenBack(Exception):
-    """Ends a transaction of which nothing is to stay."""
-
-
-@contextmanager
-def _savepoint(db: Connection) -> Iterator[None]:
-    """A part of a transaction that an error takes back alone."""
-    db.execute("SAVEPOINT one")
-    try:
-        yield
-        db.execute("RELEASE one")  # what PostgreSQL says of a statement may come only here
-    except BaseException:
-        db.execute("ROLLBACK TO one")
-        raise
+    """Rolls a transaction back."""
 
 
 @contextmanager

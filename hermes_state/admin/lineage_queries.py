@@ -1,9 +1,8 @@
-"""Lineage queries for admins: chains of sessions, and sessions and messages by the ids that people see.
+"""Queries of conversations for admins: chains of sessions, look-ups by the ids that people see, pages for exports."""
 
-A caller for somebody who may not see everything passes `within`, the one chat that is theirs.
-"""
-
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -16,7 +15,9 @@ from hermes_state.values import (
     ChatId,
     ChatKey,
     EndReason,
+    LineageId,
     MessageId,
+    MessageRole,
     Millis,
     SessionId,
     SessionKind,
@@ -25,8 +26,6 @@ from hermes_state.values import (
     recall_id,
 )
 
-MAX_NAME_CHARACTERS = 200
-"""More than any id has; a refusal repeats the name."""
 MAX_CANDIDATES = 5
 
 
@@ -47,23 +46,21 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: Millis | None
     end_reason: EndReason | None
     message_count: int
-    """Messages of the session itself."""
     layer: str | None
-    """Layer of the compression; None for the first session of a chain, and for one that an undo made."""
+    """Layer of the compression; None for the first session of a chain, and for the session of an undo."""
     tokens_before: int | None
     tokens_after: int | None
     focus: str | None
     summary_kind: str | None
-    """`model` or `deterministic`."""
     model: str | None
     was_undone: bool
     undone_key: str | None
-    """For a session that an undo made: the one that the compression had made which was taken back."""
+    """For the session of an undo, the key of the session of the undone compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupResult:
-    """The chat, session or message that an id stands for; a message comes with its session."""
+    """Chat, session or message of an id. A message comes with its session."""
 
     chat_id: ChatId
     session: Session | None = None
@@ -71,19 +68,15 @@ class LookupResult:
     message_seq: int | None = None
 
 
-# ---- ids --------------------------------------------------------------------------------------------------------
-
-
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
-    """The place that people mean by `telegram:42`, by a session's id or its beginning, or by an id such as `m123`.
+    """Return the place with a name such as `telegram:42`, a session's id or its beginning, or an id such as `m123`.
 
-    Raises `LookupRejected` when nothing is called so, or more than one thing, or it is outside `within`.
+    Raises `LookupRejected` if no place has the name, more than one has, or it is outside the chat `within`.
     """
     name = name.strip()
-    if len(name) > MAX_NAME_CHARACTERS:
+    if len(name) > 200:  # more than any id has; a refusal repeats the name
         raise LookupRejected(LookupReason.MALFORMED, name)
-    message_id = parse_recall_id(name)
-    if message_id is not None:
+    if (message_id := parse_recall_id(name)) is not None:
         return _place_of_message(db, message_id, within)
     chats = find_chats_named(db, name)
     if not chats:
@@ -116,9 +109,6 @@ def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Looku
     return LookupResult(chat_id=found[0].chat_id, session=found[0])
 
 
-# ---- chains -----------------------------------------------------------------------------------------------------
-
-
 # Purpose: sessions with their neighbours in the chain and the compression that made them, newest first.
 _SESSIONS = f"""
 SELECT s.id AS session_id, s.key, p.key AS parent_key,
@@ -137,10 +127,7 @@ WHERE {{scope}} ORDER BY s.id DESC LIMIT :limit
 
 
 def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int) -> list[LineageSession]:
-    """The newest `limit` sessions of a conversation, of a chat, or of all chats, oldest of them first.
-
-    Of a conversation also those that its sub-agents began with.
-    """
+    """Load the newest `limit` sessions of a place or all chats, oldest first; conversations include sub-agents."""
     if place is None:
         return _load_sessions(db, "1 = :value", 1, limit)
     if place.session is None:
@@ -150,7 +137,7 @@ def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int
 
 
 def load_lineage_session(db: Connection, session_id: SessionId) -> LineageSession:
-    """One session, which must exist."""
+    """Load one session, which must exist."""
     return _load_sessions(db, "s.id = :value", session_id, 1)[0]
 
 
@@ -158,14 +145,66 @@ def _load_sessions(db: Connection, scope: str, value: int, limit: int) -> list[L
     return select(db, LineageSession, _SESSIONS.format(scope=scope), {"value": value, "limit": limit})[::-1]
 
 
-# ---- messages ---------------------------------------------------------------------------------------------------
-
-
 def load_around(db: Connection, session_id: SessionId, seq: int | None, before: int, limit: int) -> Transcript:
-    """At most `limit` rows that were said in a session, from `before` rows ahead of `seq`; None: from its beginning."""
+    """Load at most `limit` rows of a session from `before` rows ahead of `seq`, or from its beginning."""
     return load_own_rows(db, session_id, max(1, (seq or 1) - before), limit)
 
 
 def short_key(key: str) -> str:
-    """A session's id as people see it."""
     return key[:SHORT_KEY_LENGTH]
+
+
+class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """One conversation, described by its oldest stored session."""
+
+    lineage_id: LineageId
+    key: str
+    parent: str | None
+    """For a sub-agent, the key of the session that has called it."""
+    kind: str
+    model: str | None
+    system_prompt: str | None
+    started_at: Millis
+    tools: str
+    """Names of the first offered tools, as JSON."""
+
+
+class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole content of one message, without secrets."""
+
+    id: MessageId
+    role: MessageRole
+    at: Millis
+    content: Any
+    """Text; the JSON value of a tool's result that is an object or a list."""
+    thought: str = ""
+    """Readable thoughts of the model; they are stored only where calls follow."""
+    calls: tuple[Mapping[str, Any], ...] = ()
+    """`name` and `arguments` of each call; the arguments are text where they are no JSON."""
+    tool_call_id: str | None = None
+    tool_name: str | None = None
+
+
+# Purpose: lineages with messages since a moment, of all chats or of one place, in the order in which they began.
+_BEGUN = """
+SELECT s.lineage_id, s.key, p.key AS parent, s.kind, s.system_prompt, s.started_at,
+  coalesce((SELECT c.model FROM model_calls c WHERE c.lineage_id = s.lineage_id AND c.outcome = 'ok'
+    AND c.purpose IN ('turn', 'schedule', 'subagent') ORDER BY c.created_at DESC LIMIT 1), s.model) AS model,
+  coalesce((SELECT o.names FROM tool_offers o JOIN sessions f ON f.id = o.session_id
+    WHERE f.lineage_id = s.lineage_id ORDER BY f.id LIMIT 1), '[]') AS tools
+FROM sessions s LEFT JOIN sessions p ON p.id = s.parent_session_id AND p.lineage_id <> s.lineage_id
+WHERE s.lineage_id > ? AND s.depth = (SELECT min(f.depth) FROM sessions f WHERE f.lineage_id = s.lineage_id)
+  AND (CAST(? AS INTEGER) IS NULL OR s.chat_id = ?)
+  AND (CAST(? AS INTEGER) IS NULL OR ? IN (s.lineage_id, p.lineage_id))
+  AND EXISTS (SELECT 1 FROM messages m WHERE m.lineage_id = s.lineage_id AND m.seq > 0 AND m.created_at >= ?)
+ORDER BY s.lineage_id LIMIT ?
+"""
+
+
+def load_conversations(
+    db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int
+) -> list[StoredConversation]:
+    """Load `limit` conversations that began after `after`, sub-agents' too: of a place, or of all chats."""
+    chat_id = place.chat_id if place is not None else None
+    lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
+    return select(db, StoredConversation, _BEGUN, (after, chat_id, chat_id, lineage_id, lineage_id, since, limit))

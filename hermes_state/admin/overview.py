@@ -1,4 +1,4 @@
-"""Overview of a database, for `status` and `doctor`: inside the daemon and on a file at rest alike."""
+"""Overview of a database for `status` and `doctor`, in the daemon and on a file at rest."""
 
 import sqlite3
 from typing import Protocol
@@ -7,12 +7,10 @@ import msgspec
 
 from hermes_state.engines.sqlite import resting as sqlite_resting
 from hermes_state.sessions import IS_SUBAGENT
-from hermes_state.store.sql import Connection, select_one
+from hermes_state.store.sql import Connection, select
 
 
 class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of what is stored."""
-
     schema: int
     database_bytes: int
     """Size of the main file, without the write-ahead log; of the whole database on PostgreSQL."""
@@ -37,36 +35,27 @@ _COUNTS = f"""
 """
 
 
-class _EngineOverview(Protocol):
-    """The module of an engine that asks it about itself."""
+class EngineOverview(Protocol):
+    """Module of an engine with its own queries."""
 
     SCHEMA: str
     BYTES: str
 
-    def find_fault(self, db: Connection, /) -> str | None: ...
-    def describe(self, db: Connection, /) -> str: ...
+    def find_fault(self, db: Connection, /) -> str | None:
+        """Return a sentence about a fault of the database, None without one. Takes seconds per gigabyte of a file."""
+
+    def describe(self, db: Connection, /) -> str:
+        """Return the database in a few words, for the beginning of a sentence."""
 
 
 def load_overview(db: Connection) -> DatabaseStatus:
-    """Counts of every table, each read once; some tens of milliseconds with a million messages."""
-    engine = _engine_of(db)
+    """Count the rows of every table. Takes some tens of milliseconds with a million messages."""
+    engine = engine_of(db)
     query = f"SELECT {engine.SCHEMA} AS schema, {engine.BYTES} AS database_bytes, {_COUNTS}"
-    overview = select_one(db, DatabaseStatus, query)
-    assert overview is not None, "an aggregate has always one row"
-    return overview
+    return select(db, DatabaseStatus, query)[0]
 
 
-def find_fault(db: Connection) -> str | None:
-    """Sentence about what is wrong with the database; None: nothing. Seconds per gigabyte of a file."""
-    return _engine_of(db).find_fault(db)
-
-
-def describe(db: Connection) -> str:
-    """The database in a few words, for the beginning of a sentence."""
-    return _engine_of(db).describe(db)
-
-
-def _engine_of(db: Connection) -> _EngineOverview:
+def engine_of(db: Connection) -> EngineOverview:
     if isinstance(db, sqlite3.Connection):
         return sqlite_resting
     from hermes_state.engines.postgres import resting as postgres_resting  # its driver is an extra

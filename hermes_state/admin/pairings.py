@@ -28,12 +28,10 @@ _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """Characters of a code, without I, O, 0 and 1, which people confuse; eight of them hold 40 bits."""
 
 MIN_CODE_AGE_MS = 300_000
-"""Age, in milliseconds, before which a code gives way to nobody's: time enough to have it approved."""
+"""Age, in milliseconds, before which no other code replaces a code: time enough to have it approved."""
 
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
-    """A person who asked for access."""
-
     user_ref: UserRef
     display_name: str
     state: PairingState
@@ -57,16 +55,16 @@ def new_code() -> str:
 
 
 def hash_code(code: str) -> str:
-    """Hash of a code, as it is stored; case and separators do not matter."""
+    """Return the stored hash of a code; case and separators do not matter."""
     letters = "".join(letter for letter in code.upper() if letter in _LETTERS)
     return hashlib.sha256(letters.encode()).hexdigest()
 
 
 def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pending: int, now: Millis) -> bool:
-    """Store a new code for a stranger. False: they have one that still counts, or too many people wait.
+    """Store a new code for a stranger. Returns False if they have a valid code, or too many people wait.
 
-    When `max_pending` people wait, the oldest code gives way once it is `MIN_CODE_AGE_MS` old: a crowd can use up all
-    codes, but not keep them.
+    When `max_pending` people wait, the new code replaces the oldest once that is `MIN_CODE_AGE_MS` old: a crowd can use
+    up all codes, but not keep them.
     """
     db.execute(f"DELETE FROM pairings WHERE state = 'pending' AND NOT {_IS_VALID}", {"now": now})
     waiting = scalars(db, UserRef, "SELECT user_ref FROM pairings WHERE state = 'pending'")
@@ -85,13 +83,13 @@ def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pendi
 
 
 def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
-    """True for somebody whose code can still be approved."""
+    """Return True for a person whose code can still be approved."""
     query = f"SELECT 1 FROM pairings WHERE user_ref = :user_ref AND {_IS_VALID}"
     return db.execute(query, {"user_ref": user_ref, "now": now}).fetchone() is not None
 
 
 def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> Pairing:
-    """Turn a code into access. Raises `PairingNotFound` when it is unknown, used or expired."""
+    """Turn a code into access. Raises `PairingNotFound` if it is unknown, used or expired."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = :code_hash AND {_IS_VALID}"
     pairing = select_one(db, Pairing, query, {"code_hash": hash_code(code), "now": now})
     if pairing is None:
@@ -105,7 +103,7 @@ def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Mil
 
 
 def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Take access away. Raises `PairingNotFound` when the person was not paired."""
+    """Take access away. Raises `PairingNotFound` if the person was not paired."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE user_ref = ? AND state IN ('approved','pending')"
     pairing = select_one(db, Pairing, query, (user_ref,))
     if pairing is None:
@@ -119,12 +117,12 @@ def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> P
 
 
 def list_pairings(db: Connection, now: Millis) -> list[Pairing]:
-    """People who wait for approval and people who have access, the newest first."""
+    """Load the people who wait for approval or have access, the newest first."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE state = 'approved' OR {_IS_VALID} ORDER BY created_at DESC"
     return select(db, Pairing, query, {"now": now})
 
 
-# Purpose: the direct chat that a person has used last.
+# Purpose: the last used direct chat of a person.
 _DIRECT_CHAT = """
 SELECT c.id FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
 WHERE c.kind IN ('direct','local') AND c.unreachable_since IS NULL AND c.platform = ? AND c.id IN
@@ -134,7 +132,7 @@ ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT 1
 
 
 def load_admin_chats(db: Connection, named: Collection[UserRef], platforms: Collection[str]) -> list[ChatId]:
-    """The direct chat of each admin, `named` or paired, who has written to the bot on one of these platforms."""
+    """Load the direct chat of each admin, `named` or paired, who has written to the bot on one of these platforms."""
     admins = {*named, *(ref for ref, role in load_roles(db).items() if role is UserRole.ADMIN)}
     people = [(ref.partition(":")[0], ref, ref) for ref in sorted(admins)]
     found = [scalar_or_none(db, ChatId, _DIRECT_CHAT, person) for person in people if person[0] in platforms]
@@ -142,6 +140,5 @@ def load_admin_chats(db: Connection, named: Collection[UserRef], platforms: Coll
 
 
 def load_roles(db: Connection) -> dict[UserRef, UserRole]:
-    """Roles of everybody with access by pairing."""
     rows = db.execute("SELECT user_ref, role FROM pairings WHERE state = 'approved'").fetchall()
     return {UserRef(user_ref): UserRole(role) for user_ref, role in rows}

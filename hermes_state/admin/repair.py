@@ -1,15 +1,17 @@
-"""Repair of a damaged database: what can be read goes into a new file, which takes its place; the old one is kept."""
+"""Repair of a damaged database: readable rows go into a new file, which takes its place; the old file is kept."""
 
 import contextlib
+import heapq
+import json
 import os
 import shutil
 import sqlite3
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes_state.admin.salvage import SalvageJob, TableReport
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.index import SERVING, merge_all
@@ -20,17 +22,14 @@ from hermes_state.search.index import is_current, serving_index
 from hermes_state.store.lock import FileLock
 from hermes_state.store.sql import scalar, scalars
 
-_HEADER_BYTES = 100
-"""SQLite's description of the file at its beginning; the schema starts behind it."""
-
-# Purpose: chats whose row was lost, so that what was said in them is not lost with it.
+# Purpose: chats whose row was lost, so that their messages are not lost with it.
 _MISSING_CHATS = """
 INSERT INTO chats (id, platform, account, chat_ref, kind, title, created_at, updated_at)
 SELECT chat_id, 'local', 'local', 'lost-' || chat_id, 'local', 'lost chat ' || chat_id, :now, :now
 FROM (SELECT chat_id FROM sessions UNION SELECT chat_id FROM messages UNION SELECT chat_id FROM inbox)
 WHERE chat_id NOT IN (SELECT id FROM chats)
 """
-# Purpose: the same for sessions. Depths follow ids, because a session is made after the one that it continues.
+# Purpose: the same for sessions. Depths follow ids, because a session is made after its parent.
 _MISSING_SESSIONS = """
 WITH lost AS (
   SELECT session_id AS id, chat_id, lineage_id, min(created_at) AS began, max(created_at) AS ended, max(seq) AS top,
@@ -46,20 +45,34 @@ SELECT id, printf('l%07d', id), chat_id, lineage_id, depth, iif(depth, 'continua
   iif(id IN (SELECT active_session_id FROM chats), NULL, 'finished'), max(top, 0) + 1, min(bottom, 0) - 1, said, ended
 FROM placed
 """
-# Purpose: of those, what sub-agents began with: it must not pass for a conversation.
+# Purpose: the first sessions of sub-agents among those, which are not conversations.
 _SUBAGENT_SESSIONS = """
 UPDATE sessions SET kind = 'subagent'
 WHERE kind = 'root' AND id IN (SELECT lineage_id FROM turns WHERE parent_turn_id IS NOT NULL)
 """
-# Purpose: accepted messages whose turn was lost: that it did not answer them is all that is known.
+# Purpose: accepted messages whose turn was lost. They were not answered.
 _WITHOUT_TURN = """
 UPDATE inbox SET state = 'dead', payload = '', settled_at = :now WHERE state = 'claimed' AND turn_id IS NULL
 """
 
 
+_JSON = frozenset({"body", "payload", "settings", "context_state", "calibration", "image_facts"})
+"""Columns of JSON. A row with invalid JSON was hit, and would break its readers."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TableReport:
+    name: str
+    rows: int
+    expected: int | None
+    """Number of rows according to a readable index; None without one."""
+    lost: str
+    """Lost keys, as far as they are numbers; `all` without the table's description."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
-    """Result of a repair: what was saved, what was set right beyond that, and where the damaged database is."""
+    """Result of a repair: the saved rows, sentences for the operator, and the name of the damaged file."""
 
     tables: list[TableReport]
     notes: list[str]
@@ -67,13 +80,11 @@ class RepairReport:
 
 
 def repair_database(path: Path) -> RepairReport | None:
-    """Replace the damaged database at `path` by one with everything that can be read; None if it is sound.
+    """Replace the damaged database at `path` by one with all readable rows; None if it is sound.
 
-    Takes the database's lock meanwhile, and three times its room on the disk. Nothing is changed before the new one has
-    passed every check.
-
-    Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` as `SqliteStore.open` does, and `StoreUnavailable`
-    if nothing can be read, the disk is full, or there is no database.
+    Holds the database's lock meanwhile, and needs three times its size on the disk. Nothing is changed before the new
+    database has passed every check. Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` as
+    `SqliteStore.open` does, and `StoreUnavailable` if nothing can be read, the disk is full, or there is no database.
     """
     if not path.exists():
         refuse_loss(path)
@@ -117,12 +128,6 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
             raise StoreUnavailable(f"nothing of {path} can be read, and nothing was changed. {' '.join(notes)}")
         notes += _set_right(db)
     kept = path.with_name(f"{path.stem}-damaged-{folder.name[-15:]}.db")
-    _exchange(path, new, kept)
-    return RepairReport(tables=tables, notes=notes, kept=str(kept))
-
-
-def _exchange(path: Path, new: Path, kept: Path) -> None:
-    """Put `new` in the place of the database at `path`, which goes on with its log as `kept`."""
     flush(new)
     log, index = side_files(path)
     if log.exists():
@@ -131,10 +136,11 @@ def _exchange(path: Path, new: Path, kept: Path) -> None:
     path.rename(kept)
     new.rename(path)
     path.chmod(0o600)
+    return RepairReport(tables=tables, notes=notes, kept=str(kept))
 
 
 def _version_of(path: Path) -> int | None:
-    """The schema version of a copy; None where the head of the file cannot be read, or is not that of our databases."""
+    """Return the schema version of a copy; None if its header cannot be read, or is not that of our databases."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as db:
             version = scalar(db, int, "PRAGMA user_version")
@@ -157,7 +163,7 @@ def _is_sound(path: Path) -> bool:
 
 
 def _check(db: sqlite3.Connection) -> None:
-    """Raise `StoreUnavailable`, or SQLite's own error, unless all of the database is as it should be."""
+    """Raise `StoreUnavailable`, or SQLite's own error, unless the database is sound."""
     found = scalars(db, str, "PRAGMA integrity_check(3)")
     if found != ["ok"]:
         raise StoreUnavailable(f"the database is damaged: {'; '.join(found)}")
@@ -168,7 +174,7 @@ def _check(db: sqlite3.Connection) -> None:
 
 
 def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:
-    """An empty database of the same schema: the next start migrates it as it would have migrated the old one."""
+    """Make an empty database of the same schema, which the next start migrates like the old one."""
     register_functions(db)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute("PRAGMA journal_mode = MEMORY")
@@ -178,13 +184,13 @@ def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> Non
 
 
 def _replace_header(damaged: Path, donor: Path) -> None:
-    """Give the copy the head of a new database: ours differ only in counters, which SQLite then takes from the file."""
+    """Give the copy the header of a new database: ours differ only in counters, which SQLite recovers."""
     with donor.open("rb") as file:
-        header = bytearray(file.read(_HEADER_BYTES))
+        header = bytearray(file.read(100))  # SQLite's description of the file; the schema follows it
     page_bytes = int.from_bytes(header[16:18], "big")
-    header[18:20] = b"\2\2"  # the log, if there is one, belongs to it
+    header[18:20] = b"\2\2"  # a write-ahead log, if there is one, belongs to the file
     header[28:32] = (damaged.stat().st_size // page_bytes).to_bytes(4, "big")
-    header[32:40] = bytes(8)  # no free pages: what they held is not looked at either way
+    header[32:40] = bytes(8)  # no free pages: nothing reads them either way
     with damaged.open("r+b") as file:
         file.write(header)
 
@@ -194,7 +200,7 @@ def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
     query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT LIKE 'sqlite_%'"
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as old:
         with contextlib.suppress(sqlite3.DatabaseError):
-            old.execute("PRAGMA writable_schema = ON")  # read what can be read of a damaged schema
+            old.execute("PRAGMA writable_schema = ON")  # read the rest of a damaged schema
             old.execute("PRAGMA cell_size_check = ON")
         db.execute("BEGIN")
         reports = [SalvageJob(name, old, db).run() for name in sorted(scalars(db, str, query))]
@@ -211,12 +217,12 @@ def _recover(tool: str, damaged: Path, into: Path) -> None:
     with subprocess.Popen(
         [tool, *quiet, str(damaged), ".recover --ignore-freelist"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as found:
-        # What it cannot do, it leaves out; some systems' tool cannot do this at all.
+        # It leaves unreadable rows out; the tool of some systems cannot do this at all.
         subprocess.run([tool, *quiet, str(into)], stdin=found.stdout, capture_output=True, check=False)
 
 
 def _set_right(db: sqlite3.Connection) -> list[str]:
-    """Make what was saved whole again: rows that others need, references that lead nowhere; then check everything."""
+    """Add rows that saved rows need, mend references that lead nowhere, then check everything."""
     now, notes = {"now": int(time.time() * 1000)}, []
     db.execute("BEGIN")
     for what, query in (
@@ -227,8 +233,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
             notes.append(f"{count:,} {what}.")
     if scalar(db, int, "SELECT count(*) FROM pragma_table_info('turns') WHERE name = 'parent_turn_id'"):
         db.execute(_SUBAGENT_SESSIONS)
-    removed = _mend_references(db)
-    if removed:
+    if removed := _mend_references(db):
         notes.append(f"{removed:,} rows belonged to lost ones and were left out.")
     if count := db.execute(_WITHOUT_TURN, now).rowcount:
         notes.append(f"{count:,} messages were being answered: whoever wrote them has to send them again.")
@@ -239,7 +244,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
 
 
 def _mend_references(db: sqlite3.Connection) -> int:
-    """Do to rows whose referent is lost what their schema says of a deleted one; returns how many were removed."""
+    """Treat lost rows as deleted ones for the rows that refer to them; returns the number of removed rows."""
     removed = 0
     while broken := db.execute("PRAGMA foreign_key_check").fetchall():
         for table, number in sorted({(row[0], row[3]) for row in broken}):
@@ -251,3 +256,124 @@ def _mend_references(db: sqlite3.Connection) -> int:
             else:
                 db.execute(f"UPDATE {table} SET {column} = NULL WHERE {lost}")
     return removed
+
+
+class SalvageJob:
+    """Copies one table from the damaged database `old` to `new`.
+
+    A page that cannot be read takes the rows on it and below it. They are stepped over: ranges of keys are halved until
+    the rest of them was read or is a single key.
+    """
+
+    def __init__(self, name: str, old: sqlite3.Connection, new: sqlite3.Connection) -> None:
+        described = new.execute("SELECT name, type, pk FROM pragma_table_info(?)", (name,)).fetchall()
+        key = sorted((position, column, kind) for column, kind, position in described if position)
+        self._name, self._old, self._new = name, old, new
+        self._columns = [column for column, _, _ in described]
+        self._key = [column for _, column, _ in key]
+        self._is_numbered = key[0][2] == "INTEGER"  # it begins with a number, as a row id is
+        self._failures = 0
+        self._lost: list[tuple[int, int]] = []
+
+    def run(self) -> TableReport:
+        """Copy every readable row that `new` does not have. Raises `OSError` if `new` is full."""
+        expected, lost = None, "all"
+        with contextlib.suppress(sqlite3.DatabaseError):  # the description of the table may be lost
+            self._old.execute(f"SELECT {', '.join(self._columns)} FROM {self._name} LIMIT 0")
+            expected, greatest = self._size()
+            if self._is_numbered:
+                self._copy_ranges(greatest)
+                lost = _shown(self._lost)
+            else:
+                lost = "" if self._copy("1", ()) is None else "some"
+                self._copy("1", (), is_backward=True)
+        rows = self._new.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0]
+        return TableReport(name=self._name, rows=rows, expected=expected, lost=lost)
+
+    def _size(self) -> tuple[int | None, int]:
+        """Return the number of rows, if an index still has it, and the greatest number at the beginning of a key."""
+        greatest = f"max(+{self._key[0]})" if self._is_numbered else "0"
+        indexes = "SELECT name FROM pragma_index_list(?) WHERE NOT partial AND origin <> 'pk'"
+        for (name,) in [("",), *self._new.execute(indexes, (self._name,)).fetchall()]:
+            source = f'{self._name} INDEXED BY "{name}"' if name else self._name
+            with contextlib.suppress(sqlite3.DatabaseError):
+                count, key = self._old.execute(f"SELECT count(*), {greatest} FROM {source}").fetchone()
+                return count, key or 0
+        with contextlib.suppress(sqlite3.DatabaseError, TypeError):  # no table, no row
+            query = "SELECT seq FROM sqlite_sequence WHERE name = ?"
+            return None, self._old.execute(query, (self._name,)).fetchone()[0]
+        # No page of any table has more than 1,000 row ids.
+        return None, self._old.execute("PRAGMA page_count").fetchone()[0] * 1_000
+
+    def _copy_ranges(self, greatest: int) -> None:
+        """Copy ranges of keys, the widest first: the part that has to be given up at the end is the smallest.
+
+        Each is a query of its own, so that a page that leads astray does so only up to the end of its range.
+        """
+        first, step = self._key[0], greatest // 256 + 1
+        ranges = [(-step, low, min(low + step - 1, greatest)) for low in range(1, greatest + 1, step)]
+        while ranges:
+            _, low, high = heapq.heappop(ranges)
+            where, values = (f"{first} BETWEEN ? AND ?", (low, high)) if low < high else (f"{first} = ?", (low,))
+            if (reached := self._copy(where, values)) is None:
+                continue
+            if low >= high or self._failures >= 20_000:  # after that, some seconds of work, the rest is given up
+                self._copy(where, values, is_backward=True)
+                self._lost.append((low, high))
+            else:
+                low = max(low, reached)
+                middle = (low + high) // 2
+                heapq.heappush(ranges, (low - middle, low, middle))
+                heapq.heappush(ranges, (middle + 1 - high, middle + 1, high))
+
+    def _copy(self, where: str, values: Sequence[int], *, is_backward: bool = False) -> int | None:
+        """Copy rows in the order of their keys; None if all were read, else the last number before the damage.
+
+        One by one: the driver reads a row ahead, and damage would cost the row before it, too.
+        """
+        beyond, order = ("<", "DESC") if is_backward else (">", "")
+        query = f"SELECT {', '.join(self._columns)} FROM {self._name} NOT INDEXED WHERE {where}"
+        tail = f"ORDER BY {', '.join(f'{part} {order}' for part in self._key)} LIMIT 1"
+        after = f"AND ({', '.join(self._key)}) {beyond} ({', '.join('?' * len(self._key))})"
+        places, last = [self._columns.index(part) for part in self._key], [0]
+        seen = set[tuple[object, ...]]()
+        try:
+            row = self._old.execute(f"{query} {tail}", values).fetchone()
+            while row is not None:
+                last = [row[place] for place in places]
+                if tuple(last) in seen:
+                    raise sqlite3.DatabaseError("pages that are not where they belong lead in a circle")
+                seen.add(tuple(last))
+                self._insert(row, last[0])
+                if len(last) == len(values) == 1:
+                    break  # a row id has one row: a look beyond it may meet other damage
+                if len(values) == 2:  # an unchanged bound would begin at the same row each time
+                    values = (values[0], last[0]) if is_backward else (last[0], values[1])
+                row = self._old.execute(f"{query} {after} {tail}", [*values, *last]).fetchone()
+        except sqlite3.DatabaseError:
+            self._failures += 1
+            return last[0]
+        return None
+
+    def _insert(self, row: tuple[object, ...], key: int) -> None:
+        """Insert a row, unless its key is there already; a row with impossible values is lost."""
+        values = zip(self._columns, row, strict=True)
+        try:
+            for value in (value for name, value in values if name in _JSON and value):
+                json.loads(str(value))
+            self._new.execute(f"INSERT OR IGNORE INTO {self._name} VALUES ({', '.join('?' * len(row))})", row)
+        except (ValueError, sqlite3.IntegrityError):
+            if self._is_numbered:
+                self._lost.append((key, key))
+        except sqlite3.OperationalError as error:  # a full disk is no damage of the old file
+            raise OSError(str(error)) from error
+
+
+def _shown(ranges: list[tuple[int, int]]) -> str:
+    """Return the ranges in order, neighbours joined."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1] + 1:
+            low, high = joined[-1][0], max(joined.pop()[1], high)
+        joined.append((low, high))
+    return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in joined)

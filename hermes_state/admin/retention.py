@@ -1,6 +1,6 @@
-"""Retention and maintenance: rows that are settled and old are removed, files are put in order at quiet moments.
+"""Retention and maintenance: removes old settled rows, and tidies up the files at quiet moments.
 
-Removing goes in slices, each a write of its own, so that a chat never waits behind it.
+Rows are removed in slices, each a write of its own, so that no chat waits for all of them.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import contextlib
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from hermes_state.engines.sqlite.connections import unavailable
 from hermes_state.engines.sqlite.index import merge_step
@@ -20,21 +21,17 @@ from hermes_state.values import Millis
 
 SLICE_ROWS = 500
 
-_MERGE_STEPS = 50
-"""Merges in one visit at most: an index that needs more merging gets it at the next quiet moment."""
-
-# Purpose: the keys of events that are dealt with; their payload was emptied when they settled.
-_REMOVE_INBOX = """DELETE FROM inbox WHERE id IN (
-  SELECT id FROM inbox WHERE settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at LIMIT ?)"""
-# Purpose: replies that were delivered or given up.
-_REMOVE_OUTBOX = """DELETE FROM outbox WHERE id IN (
-  SELECT id FROM outbox WHERE settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at LIMIT ?)"""
-# Purpose: codes that nobody approved in time. Approved and revoked people stay.
-_REMOVE_PAIRINGS = """DELETE FROM pairings WHERE code_hash IN (
-  SELECT code_hash FROM pairings WHERE state = 'pending' AND expires_at < ? LIMIT ?)"""
-# Purpose: schedules for one time that has come.
-_REMOVE_SCHEDULES = """DELETE FROM schedules WHERE id IN (
-  SELECT id FROM schedules WHERE state = 'done' AND fired_at < ? LIMIT ?)"""
+_EXPIRED: Final = {
+    # The keys of settled events; their payload was emptied when they settled.
+    "inbox": ("id", "settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at"),
+    # Replies that were delivered or given up.
+    "outbox": ("id", "settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at"),
+    # Schedules for one time that has passed.
+    "schedules": ("id", "state = 'done' AND fired_at < ?"),
+    # Expired codes. Approved and revoked people stay.
+    "pairings": ("code_hash", "state = 'pending' AND expires_at < ?"),
+}
+"""Key and condition of the rows to remove, by table. The parameter of a condition is a time."""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
@@ -42,21 +39,22 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
 
     Returns the numbers of rows by table. Platforms repeat an event for a day at most.
     """
-    before = Millis(now - max_age_millis)
-    return {
-        "inbox": await _in_slices(store, _REMOVE_INBOX, before),
-        "outbox": await _in_slices(store, _REMOVE_OUTBOX, before),
-        "schedules": await _in_slices(store, _REMOVE_SCHEDULES, before),
-        "pairings": await _in_slices(store, _REMOVE_PAIRINGS, now),
-    }
+    counts = dict.fromkeys(_EXPIRED, 0)
+    for table in _EXPIRED:
+        before = now if table == "pairings" else Millis(now - max_age_millis)
+        removed = SLICE_ROWS
+        while removed == SLICE_ROWS:
+            removed = await store.write(_remove_slice, table, before)
+            counts[table] += removed
+    return counts
 
 
 async def maintain(store: SqliteStore) -> tuple[int, int]:
-    """Put the files in order at a quiet moment; stops early when someone wants to write.
+    """Merge the search index, refresh the query planner's statistics, and return the result of `checkpoint`.
 
-    Merges the search index, refreshes what the query planner knows, and returns what `checkpoint` does.
+    Meant for quiet moments: stops early while a write waits.
     """
-    for _ in range(_MERGE_STEPS):
+    for _ in range(50):  # an index that needs more merges gets them at the next quiet moment
         if store.pulse.waiting or not await store.write(merge_index):
             break
     if not store.pulse.waiting:
@@ -66,7 +64,7 @@ async def maintain(store: SqliteStore) -> tuple[int, int]:
 
 @locks(EVERYTHING)
 def merge_index(db: Connection) -> bool:
-    """Merge a few pages of the search index; True when there may be more to merge."""
+    """Merge a few pages of the search index; returns True if there may be more to merge."""
     return merge_step(db, serving_index(db))
 
 
@@ -80,8 +78,8 @@ def refresh_statistics(db: Connection) -> None:
 def checkpoint(path: Path) -> tuple[int, int]:
     """Copy the write-ahead log of the database at `path` into its main file, as far as no reader needs it.
 
-    Returns the pages of the log, and how many of them are in the main file now: fewer where an old reader holds the
-    rest back. Blocks its thread, but no reader and no writer: it works on a connection of its own.
+    Returns the number of pages in the log, and of those in the main file: fewer while an old reader holds the rest
+    back. Blocks its thread, but no reader and no writer: it works on a connection of its own.
     """
     try:
         uri = f"{path.absolute().as_uri()}?mode=rw"  # never make the file: it may just have been lost
@@ -92,15 +90,8 @@ def checkpoint(path: Path) -> tuple[int, int]:
     return pages, copied
 
 
-async def _in_slices(store: Store, query: str, before: Millis) -> int:
-    total = 0
-    while True:
-        removed = await store.write(_remove_slice, query, before)
-        total += removed
-        if removed < SLICE_ROWS:
-            return total
-
-
 @locks(EVERYTHING)
-def _remove_slice(db: Connection, query: str, before: Millis) -> int:
+def _remove_slice(db: Connection, table: str, before: Millis) -> int:
+    key, condition = _EXPIRED[table]
+    query = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {condition} LIMIT ?)"
     return db.execute(query, (before, SLICE_ROWS)).rowcount

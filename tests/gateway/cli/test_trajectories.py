@@ -369,8 +369,8 @@ async def test_what_was_said_is_exported_compressed_and_shown(run: Run, home: Pa
 async def test_the_running_daemon_gives_the_same_page_by_page(
     run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operator.records.PAGE_ROWS", 7)
-    monkeypatch.setattr("gateway.operator.records.PAGE_CONVERSATIONS", 1)
+    monkeypatch.setattr("gateway.operator.lookups.PAGE_ROWS", 7)
+    monkeypatch.setattr("gateway.operator.lookups.PAGE_CONVERSATIONS", 1)
     store = await open_store(home / "state.db")
     await store.write(fill)
     handlers = {name: partial(look_up, store, name, redact=redact) for name in LOOKUPS}

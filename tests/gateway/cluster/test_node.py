@@ -128,14 +128,14 @@ class Work:
 async def node_of(gateway: TestGateway, seats: Seats, *work: Work) -> AsyncIterator[Node]:
     async def abandon() -> None:
         await gateway.delivery.abandon()
-        gateway.adapters.supervised["telegram"].claim = None
+        gateway.adapters.supervised["telegram"].ownership = None
 
     async def serve() -> None:
         await gateway.delivery.start("telegram")
 
     account = Duty(name="telegram", lock=account_lock("telegram"), take_up=serve, run=asyncio.Event().wait)  # type: ignore[arg-type]
     node = Node(
-        state := NodeState(),
+        state=(state := NodeState()),
         open_seat=seats.open,
         duties=[account, *(one.duty for one in work)],
         lanes=gateway.lanes,
@@ -232,7 +232,7 @@ async def test_a_seat_may_end_while_what_was_left_is_taken_up(store: Store, tmp_
 
     async with serving(store, tmp_path, is_started=False) as gateway:
         node = Node(
-            NodeState(),
+            state=NodeState(),
             open_seat=seats.open,
             duties=[replace(keeping.duty, take_up=hang_once)],
             lanes=gateway.lanes,
@@ -425,11 +425,11 @@ async def test_a_file_waits_for_the_owner_of_its_account(store: Store, tmp_path:
         await chat_of(gateway)
         gateway.adapter.files["1"] = b"step one"
         account = gateway.adapters.supervised[DIRECT.account]
-        account.claim, claim = None, account.claim
+        account.ownership, claim = None, account.ownership
         await gateway.say("read this", files=[plan])
         await eventually(lambda: not gateway.lanes._lanes, "its lane goes")
         assert (await gateway.inbox_states(), gateway.adapter.downloads) == (["done", "new"], [])
-        account.claim = claim
+        account.ownership = claim
         assert await gateway.replies(2) == ["echo: hello", "echo: read this"]
         assert gateway.adapter.downloads == ["1"]
 
@@ -438,11 +438,11 @@ async def test_a_node_that_serves_no_account_looks_up_nothing_that_is_owed(store
     async with serving(store, tmp_path) as gateway:
         chat_id = await chat_of(gateway)
         await eventually(lambda: not gateway.delivery._wakes, "its sender goes")
-        gateway.adapters.has_other_nodes = True
-        gateway.adapters.supervised[DIRECT.account].claim = None
+        gateway.adapters.is_shared = True
+        gateway.adapters.supervised[DIRECT.account].ownership = None
         gateway.delivery.wake(chat_id)
         assert not gateway.delivery._wakes
-        gateway.adapters.has_other_nodes = False  # what is owed is looked at, and its adapter missed, where it is alone
+        gateway.adapters.is_shared = False  # what is owed is looked at, and its adapter missed, where it is alone
         gateway.delivery.wake(chat_id)
         assert gateway.delivery._wakes
 

@@ -66,7 +66,7 @@ async def test_the_whole_waits_for_a_preview_in_flight_and_takes_its_place(store
         await say(store, shown, turn, "the")
         await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
         await say(store, shown, turn, "the whole")
-        await eventually(lambda: shown._shown[turn.id].preview.text == "the whole", "more to show")
+        await eventually(lambda: shown._shown[turn.id].text == "the whole", "more to show")
         await store.write(finish, turn, "the whole answer")
         gateway.delivery.wake(turn.chat_id)
         shown.note(turn.id)  # a hint that is late
@@ -154,7 +154,7 @@ async def test_a_preview_of_which_nothing_is_heard_ends(
 
 async def test_who_does_not_serve_the_account_shows_nothing(store: Store, tmp_path: Path) -> None:
     async with showing(store, tmp_path) as (gateway, shown, turn):
-        gateway.adapters.supervised[DIRECT.account].claim = None
+        gateway.adapters.supervised[DIRECT.account].ownership = None
         await say(store, shown, turn, "the")
         shown._hinted.add(turn.id)  # as if it had the account when the hint came
         shown._arrived.set()
@@ -169,7 +169,7 @@ async def test_a_worker_stores_what_its_turn_shows(
     async with serving(store, tmp_path) as gateway:
         turn = await store.write(_start)
         previews = replace(gateway.turns.previews, elsewhere=partial(StoredPreview, store=store, clock=gateway.clock))
-        gateway.adapters.supervised[DIRECT.account].claim = None
+        gateway.adapters.supervised[DIRECT.account].ownership = None
         preview = previews.of(turn)
         assert isinstance(preview, StoredPreview)
         preview.begin()

@@ -11,8 +11,8 @@ from agent.context.model_handle import ContextSettings
 from agent.model.base import FinishReason, ModelReply
 from gateway.commands.compression import STARTED, STOPPED
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, CommandRequest, CommandResult
-from gateway.commands.stop import stop
 from gateway.commands.table import REGISTRY
+from gateway.commands.turns import stop
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view

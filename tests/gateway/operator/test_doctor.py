@@ -16,7 +16,8 @@ from aiohttp import web
 
 from agent.engines.loader import FOLDER
 from agent.tools.terminal.sandbox import probe_sandbox
-from gateway.operator.doctor import CheckResult, CheckStatus, check_database, failed, run_checks
+from gateway.operator.checks import CheckResult, CheckStatus, check_database, failed
+from gateway.operator.doctor import run_checks
 from gateway.operator.socket import serve_control
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID
 from hermes_state.store.lock import FileLock

@@ -13,9 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
-from gateway.operator import places
-from gateway.operator.lookups import LOOKUPS, look_up
-from gateway.operator.places import find_chat, find_place
+from gateway.operator.lookups import LOOKUPS, find_chat, find_place, look_up
 from gateway.operator.socket import serve_control
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
@@ -239,7 +237,7 @@ async def test_a_long_history_comes_in_pages_without_a_gap(
     store = await open_store(home / "state.db")
     await store.write(many)
     await store.close()
-    monkeypatch.setattr(places, "MAX_PAGE_CHARS", 30)
+    monkeypatch.setattr("gateway.operator.lookups.MAX_PAGE_CHARS", 30)
     rows = await said(run, home, "history", "telegram:42", "--limit", "1000")
     assert [row["text"].rstrip("x") for row in rows] == [str(number) for number in range(23)]
     assert len(await said(run, home, "history", "telegram:42", "--limit", "4")) == 4

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.context.summary import asking_row
-from gateway.operator.records import MessagesRequest, thoughts
+from gateway.operator.lookups import MessagesRequest, thoughts
 from hermes_state.redaction import Redactor
 from hermes_state.values import MessageBody, MessageRole, Millis, Reasoning, ToolCall
 

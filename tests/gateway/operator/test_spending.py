@@ -18,14 +18,19 @@ from typer.testing import CliRunner
 from agent.model.base import Payer
 from agent.model.caps import SETTLED_MILLIS, DailyUsage, SpendingCaps, SpendingCapSettings, day_start
 from gateway.cli import app
-from gateway.operator.render import WIDTH, insights_block, insights_notes, money, today_lines, usage_lines
 from gateway.operator.spending import (
+    WIDTH,
     InsightsReport,
     UsageReport,
+    insights_block,
+    insights_notes,
     insights_row,
     load_insights,
     load_usage,
+    money,
     report,
+    today_lines,
+    usage_lines,
     usage_row,
 )
 from hermes_state.admin.lineage_queries import LookupResult

@@ -43,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_whatever_ends_an_attempt_another_follows(end: BaseException | None) -> None:
     adapter = Restless([end] * 5)
     one = SupervisedAdapter(adapter)
-    one.claim = CLAIM
+    one.ownership = CLAIM
     task = asyncio.create_task(one.run(NO_INTAKE))
     await eventually(lambda: adapter.attempts == 6, "the sixth attempt")
     assert one.health().state is AdapterState.RUNNING
@@ -54,7 +54,7 @@ async def test_whatever_ends_an_attempt_another_follows(end: BaseException | Non
 
 async def test_between_attempts_the_operator_reads_why_and_when() -> None:
     one = SupervisedAdapter(Restless([PlatformUnavailable("the network is down")]))
-    one.claim = CLAIM
+    one.ownership = CLAIM
     task = asyncio.create_task(one.run(NO_INTAKE))
     await eventually(lambda: one.health().state is AdapterState.BACKING_OFF, "the pause")
     assert one.health().detail.startswith("the network is down; next attempt in ")
@@ -70,7 +70,7 @@ async def test_a_rejected_token_ends_the_adapter_and_not_its_neighbours() -> Non
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one.run(NO_INTAKE)) for one in adapters.supervised.values()]
         for name, one in adapters.supervised.items():
-            one.claim = AccountClaim(account=name, epoch=1)
+            one.ownership = AccountClaim(account=name, epoch=1)
         await eventually(lambda: tasks[0].done(), "the rejected one gives up")
         health = adapters.supervised["telegram"].health()
         assert (health.state, health.detail) == (AdapterState.FAILED, "401: check telegram.token")
@@ -81,7 +81,7 @@ async def test_a_rejected_token_ends_the_adapter_and_not_its_neighbours() -> Non
 
 async def test_whoever_serves_the_account_again_is_healthy_again() -> None:
     one = SupervisedAdapter(Restless([TokenRejected("401: check telegram.token")]))
-    one.claim = CLAIM
+    one.ownership = CLAIM
     await one.run(NO_INTAKE)
     assert one.health().state is AdapterState.FAILED
     task = asyncio.create_task(one.run(NO_INTAKE))  # its node has lost its seat and taken another

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from gateway.outbound.adapters import AdapterRegistry
-from gateway.outbound.parts import RENDERED_AT_ONCE
+from gateway.outbound.delivery import RENDERED_AT_ONCE
 from hermes_state import outbox
 from hermes_state.chats import ensure_chat, load_chat
 from hermes_state.errors import (
@@ -362,9 +362,9 @@ async def test_whose_account_was_taken_begins_nothing_and_does_not_ask_all_the_t
 
 async def owed_and_begun(gateway: TestGateway) -> ChatId:
     """Owe the direct chat a reply whose sender began to send it and was killed before it stored the outcome."""
-    claim = gateway.adapters.claim_of(DIRECT)
+    claim = gateway.adapters.ownership_of(DIRECT)
     assert claim is not None
-    gateway.adapters.supervised[DIRECT.account].claim = None
+    gateway.adapters.supervised[DIRECT.account].ownership = None
     chat = await owe(gateway, "hello")
     await eventually(lambda: not gateway.delivery._wakes, "this node leaves the reply to the owner")
     [row] = await gateway.store.read(outbox.load_open, chat)
@@ -476,7 +476,7 @@ async def test_an_account_of_which_nobody_knows_what_it_owes_is_not_served(store
         gateway.delivery.store = Unreadable(store)  # type: ignore[assignment]  # as far as a start goes
         with pytest.raises(StoreUnavailable):
             await gateway.delivery.start(DIRECT.account)
-        assert gateway.adapters.claim_of(DIRECT) is None, "its lock is given back, and nothing runs"
+        assert gateway.adapters.ownership_of(DIRECT) is None, "its lock is given back, and nothing runs"
 
 
 async def test_flood_control_of_a_group_holds_for_all_its_topics(store: Store, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state import inbox
-from hermes_state.admin.overview import find_fault, load_overview
+from hermes_state.admin.overview import engine_of, load_overview
 from hermes_state.engines.opening import open_resting
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.errors import DatabaseRejected, LockUnavailable
@@ -33,7 +33,7 @@ async def test_a_resting_database_tells_what_it_holds_and_stays_as_it_is(tmp_pat
     with open_resting(path) as db:
         assert db is not None
         seen = load_overview(db)
-        assert find_fault(db) is None
+        assert engine_of(db).find_fault(db) is None
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             db.execute("DELETE FROM meta")
     assert (seen.schema, seen.database_bytes) == (newest_schema(), len(before))

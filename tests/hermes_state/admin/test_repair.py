@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state import sessions
-from hermes_state.admin.repair import RepairReport, repair_database
-from hermes_state.admin.salvage import SalvageJob
+from hermes_state.admin.repair import RepairReport, SalvageJob, repair_database
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable

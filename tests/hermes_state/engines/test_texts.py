@@ -23,8 +23,7 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("agent", "gateway", "hermes_state", "platforms")
 ON_FILES = {
     "hermes_state.admin.overview": "it looks at a file, which another process may have open",
-    "hermes_state.admin.repair": "it mends a file",
-    "hermes_state.admin.salvage": "it reads a damaged file",
+    "hermes_state.admin.repair": "it reads and mends a damaged file",
     "hermes_state.engines": "the engines' own",
     "hermes_state.search": "full text is FTS5's",
 }

@@ -1,13 +1,17 @@
-"""Commands about tools: `/tools` lists what the agent may use here; `/approve` and `/deny` answer its questions."""
+"""`/tools` and `/mcp` list the tools of the agent; `/approve` and `/deny` answer its questions."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import tzinfo
 from functools import partial
 from typing import TypeAlias
 
+from agent.tools.approvals import inline
+from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.offers import OfferRegistry, Policy
 from agent.tools.registry import Tool
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
+from gateway.times import format_time
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.store.locks import EVERYTHING, locks
@@ -19,10 +23,8 @@ from hermes_state.tools.approvals import Answerer, ApprovalState, GrantKind, Pen
 from hermes_state.values import Millis, ToolEffect
 
 Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApproval], Millis], str]
-"""Stores the answer to questions and says so."""
+"""Stores the answer to questions and returns the reply."""
 
-NOTHING_WAITS = "Nothing waits for a yes here: it was answered, or has expired, or its turn has ended."
-ASKED_LATER = "By the clock I asked after you wrote that, so name the question: `/approve a{0}` or `/deny a{0}`."
 _NUMBER = re.compile(r"a?(\d{1,18})", re.IGNORECASE)
 _POLICIES = {
     Policy.ASK: "asks a person first",
@@ -30,6 +32,7 @@ _POLICIES = {
     Policy.ALLOW: "needs no question here",
     Policy.DENY: "refused here (`tools.approval`)",
 }
+_EFFECTS = {ToolEffect.READ_ONLY: "reads", ToolEffect.WRITES: "writes", ToolEffect.EXECUTES: "executes"}
 
 
 async def tools(request: CommandRequest) -> CommandResult:
@@ -43,8 +46,7 @@ async def tools(request: CommandRequest) -> CommandResult:
     session = await request.load_open_session()
     names = await store.read(load_offer, session.id) if session is not None else None
     lines = [_line(request, offers, tool, names) for tool in offers.registry.by_name.values()]
-    granted = await store.read(approvals.list_grants, request.chat.id)
-    if granted:
+    if granted := await store.read(approvals.list_grants, request.chat.id):
         allowed = ", ".join(f"`{one}`" for one in granted)
         lines.append(f"\nAllowed for longer: {allowed}. `/tools forget` takes all of that back.")
     return say("\n".join(lines) if lines else "There are no tools.")
@@ -82,7 +84,7 @@ async def approve(request: CommandRequest) -> CommandResult:
 
 
 async def deny(request: CommandRequest) -> CommandResult:
-    """Say no; the reason is told to the agent."""
+    """Say no, and give the agent the reason."""
     word, _, rest = request.argument.partition(" ")
     which = word.lower() if word.lower() == "all" or _NUMBER.fullmatch(word) else None
     reason = (rest if which is not None else request.argument).strip()
@@ -107,7 +109,7 @@ def _answer(request: CommandRequest, decide: Decide, which: str | None) -> Comma
 
 
 def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequence[PendingApproval]:
-    """The questions that an answer is about. Raises `CommandError` where the sender may not answer them."""
+    """Return the questions that an answer is about. Raises `CommandError` if the sender may not answer them."""
     is_named, person = which is not None and which != "all", request.row.sender_ref
     is_admin = request.role is UserRole.ADMIN  # in whose direct chat all questions to admins can be answered
     load = partial(approvals.load_pending, db, request.chat.id, is_admins=is_admin and not request.chat.kind.is_shared)
@@ -115,9 +117,12 @@ def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequen
     if which is not None and is_named:
         number = _NUMBER.fullmatch(which)
         pending = [one for one in pending if number is not None and one.id == int(number[1])]
+    if not pending and not is_named and (later := load()):  # or the clock was set back meanwhile
+        name = f"a{later[0].id}"
+        asked_later = "By the clock I asked after you wrote that, so name the question"
+        raise CommandError(f"{asked_later}: `/approve {name}` or `/deny {name}`.")
     if not pending:
-        later = [] if is_named else load()  # or the clock was set back meanwhile
-        raise CommandError(ASKED_LATER.format(later[0].id) if later else NOTHING_WAITS)
+        raise CommandError("Nothing waits for a yes here: it was answered, or has expired, or its turn has ended.")
     if which is None and len(pending) > 1:
         names = ", ".join(f"a{one.id} (`{one.tool_name}` for `{one.started_by}`)" for one in pending)
         raise CommandError(f"{counted(len(pending), 'question')} wait: name one ({names}), or write `all`.")
@@ -158,3 +163,29 @@ def _deny(
     for one in meant:
         approvals.decide(db, one, ApprovalState.DENIED, request.row.sender_ref, reason, now, request.row.sender_name)
     return "\n".join(f"No to a{one.id} (`{one.tool_name}`)." for one in meant)
+
+
+async def mcp(request: CommandRequest) -> CommandResult:
+    """List the MCP servers, their tools and their faults."""
+    config, now = request.context.runtime.config.mcp, request.context.clock.now()
+    lines = [line for one in request.context.servers.statuses() for line in _server_lines(one, now, request.zone)]
+    lines += [f"- **{name}**: switched off" for name, one in config.servers.items() if not one.enabled]
+    return say("\n".join(lines) or "There are no MCP servers (`mcp.servers`).")
+
+
+def _server_lines(status: ServerStatus, now: Millis, zone: tzinfo | None) -> Iterator[str]:
+    words = f"{status.state.value} since {format_time(status.since, zone)}"
+    if status.state is ServerState.DOWN:
+        words += f" ({inline(status.error or 'no reason is known')})"
+        if status.next_try_at is not None:
+            words += f", next try in {max(0, status.next_try_at - now) // 1000} s"
+    yield f"- **{status.name}**: {words}"
+    if status.tools:
+        yield f"  - tools: {', '.join(f'`{name}` {_EFFECTS[effect]}' for name, effect in status.tools.items())}"
+    for what, names in (("resource", status.catalog.resources), ("prompt", status.catalog.prompts)):
+        if names:
+            more = ", …" if len(names) > 20 else ""
+            yield f"  - {counted(len(names), what)}: {', '.join(map(inline, names[:20]))}{more}"
+    yield from (f"  - {inline(fault)}" for fault in status.catalog.faults)
+    if status.error is not None and status.state is ServerState.CONNECTED:
+        yield f"  - last error: {inline(status.error)}"

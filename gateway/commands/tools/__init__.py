@@ -1,1 +1,0 @@
-"""Commands for what the agent may use and keeps: tools and approvals, memory, the todo list."""
