@@ -7,7 +7,6 @@ The docstring below a field is what people read about it. `setting()`, or a `Set
 settings, adds the range and the unit, and tells whether a changed value needs a restart.
 """
 
-import ipaddress
 import socket
 from collections.abc import Mapping
 from functools import cached_property
@@ -36,76 +35,8 @@ from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute,
 from gateway.config.tool_settings import McpConfig, ScheduleConfig, ToolsConfig
 from hermes_state.engines.opening import StoreSettings
 from hermes_state.files import AttachmentSettings
-from hermes_state.kinds import (
-    AnyCase,
-    OffOrNumber,
-    Origin,
-    People,
-    Secret,
-    SocketUrl,
-    Url,
-    WebhookSecret,
-    keyed,
-)
-
-
-class WebhookConfig(BaseConfig):
-    """Receive from Telegram by webhook instead of polling."""
-
-    url: Url | None = setting(None, restart=True)
-    """Public address that Telegram calls; its path is served. Set: webhook mode; not set: long polling."""
-    secret: WebhookSecret | None = setting(None, default_text="made at each start", restart=True)
-    """Secret token that Telegram sends along with every call."""
-    host: str = setting("127.0.0.1", restart=True)
-    """Address the webhook listener binds to, usually behind a reverse proxy."""
-    port: int = setting(8443, ge=0, le=65_535, restart=True)
-    """Port of the webhook listener; 0 picks a free one."""
-
-
-class TelegramConfig(BaseConfig):
-    """Telegram; on as soon as there is a token."""
-
-    token: Secret | None = setting(None, restart=True)
-    """Bot token from @BotFather."""
-    base_url: Url = setting("https://api.telegram.org", restart=True)
-    """Root of the Bot API server, without `/bot`; set it for a local Bot API server."""
-    webhook: WebhookConfig = Field(default_factory=WebhookConfig)
-
-
-class DiscordConfig(BaseConfig):
-    """Discord; on as soon as there is a token."""
-
-    token: Secret | None = setting(None, restart=True)
-    """Bot token from the developer portal."""
-    api_url: Url = setting("https://discord.com", restart=True)
-    """Root of the REST API; `/api/v10` is appended."""
-    gateway_url: SocketUrl = setting("wss://gateway.discord.gg", restart=True)
-    """Address of the gateway (WebSocket)."""
-    catch_up_hours: float = setting(24, ge=0, le=168, unit="hours", restart=True)
-    """Age up to which missed messages are fetched and answered after a gap. 0: none are."""
-
-
-class LocalConfig(BaseConfig):
-    """The web chat on this machine."""
-
-    enabled: bool = setting(True, restart=True)
-    """Serve the web chat."""
-    host: str = setting("127.0.0.1", restart=True)
-    """Address to bind to. Beyond loopback only when `access` names somebody."""
-    port: int = setting(8765, ge=0, le=65_535, restart=True)
-    """Port; 0 picks a free one. Unless it is set, the next free one is taken where another program has it."""
-    public_url: Origin | None = setting(None, default_text="none", restart=True)
-    """Address under which a reverse proxy serves the web chat, such as `https://chat.example.org`. The page accepts
-    requests for this name, and the printed link starts with it."""
-
-    @property
-    def is_loopback(self) -> bool:
-        if self.host.lower() == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+from hermes_state.kinds import AnyCase, OffOrNumber, People, keyed
+from platforms.settings import DiscordSettings, LocalSettings, TelegramSettings
 
 
 class ModelConfig(RouteConfig):
@@ -289,9 +220,9 @@ class Config(BaseConfig):
     Made by `gateway.config.load_config`, which alone knows where values come from; this reads nothing.
     """
 
-    telegram: TelegramConfig = Field(default_factory=TelegramConfig)
-    discord: DiscordConfig = Field(default_factory=DiscordConfig)
-    local: LocalConfig = Field(default_factory=LocalConfig)
+    telegram: TelegramSettings = Field(default_factory=TelegramSettings)
+    discord: DiscordSettings = Field(default_factory=DiscordSettings)
+    local: LocalSettings = Field(default_factory=LocalSettings)
     model: ModelConfig = Field(default_factory=ModelConfig)
     agent: AgentSettings = Field(default_factory=AgentSettings)
     tools: ToolsConfig = Field(default_factory=ToolsConfig)

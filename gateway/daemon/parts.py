@@ -1,7 +1,6 @@
 """Parts of the daemon, built in the order in which they need each other."""
 
 import asyncio
-import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -284,37 +283,28 @@ def make_adapters(
     telegram, discord, local = loaded.config.telegram, loaded.config.discord, loaded.config.local
     # Each platform brings some 10 MB, so only those that are on are imported.
     if telegram.token is not None:
-        from platforms.telegram import TelegramAdapter, TelegramSettings, WebhookSettings
+        from platforms.telegram import TelegramAdapter
 
-        webhook, given = None, telegram.webhook
-        if given.url is not None:
-            secret = given.secret.get_secret_value() if given.secret is not None else secrets.token_urlsafe(32)
-            webhook = WebhookSettings(url=given.url, secret=secret, host=given.host, port=given.port)
-        token = telegram.token.get_secret_value()
-        bot = TelegramSettings(token=token, base_url=telegram.base_url, webhook=webhook)
-        adapters["telegram"] = TelegramAdapter(bot, store=store, menu=menu, clock=clock)
+        adapters["telegram"] = TelegramAdapter(telegram, store=store, menu=menu, clock=clock)
     if discord.token is not None:
-        from platforms.discord import DiscordAdapter, DiscordSettings
+        from platforms.discord import DiscordAdapter
 
-        token, hours = discord.token.get_secret_value(), discord.catch_up_hours
-        client = DiscordSettings(
-            token=token, api_url=discord.api_url, gateway_url=discord.gateway_url, catch_up_hours=hours
-        )
-        adapters["discord"] = DiscordAdapter(client, store=store, menu=menu, clock=clock)
+        adapters["discord"] = DiscordAdapter(discord, store=store, menu=menu, clock=clock)
     if local.enabled:
-        from platforms.local import LocalAdapter, LocalSettings
+        from platforms.local import LocalAdapter
 
         is_any_port = loaded.sources["local.port"] == DEFAULT_SOURCE and not local.public_url
-        page = LocalSettings(
+        adapters["local"] = LocalAdapter(
+            local,
+            store=store,
+            files=files,
+            menu=menu,
+            clock=clock,
             state_dir=loaded.home,
-            host=local.host,
-            port=local.port,
-            port_tries=20 if is_any_port else 1,
-            public_url=local.public_url,
             max_file_bytes=loaded.config.attachments.max_bytes,
+            port_tries=20 if is_any_port else 1,
+            on_ready=partial(_announce, environ),
         )
-        on_ready = partial(_announce, environ)
-        adapters["local"] = LocalAdapter(page, store=store, files=files, menu=menu, clock=clock, on_ready=on_ready)
     return adapters
 
 

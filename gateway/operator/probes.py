@@ -17,14 +17,14 @@ from urllib.parse import urljoin
 
 from agent.model.catalog import DATE
 from gateway.config.routes import RouteConfig
-from gateway.config.settings import DiscordConfig, TelegramConfig
 from hermes_state.errors import CommandError
+from hermes_state.kinds import plain
+from platforms.settings import DiscordSettings, TelegramSettings
 
 
-def probe_telegram(settings: TelegramConfig) -> str:
+def probe_telegram(settings: TelegramSettings) -> str:
     """Call `getMe` with the configured token."""
-    assert settings.token is not None
-    status, body = _fetch(f"{settings.base_url}/bot{settings.token.get_secret_value()}/getMe")
+    status, body = _fetch(f"{settings.base_url}/bot{plain(settings.token)}/getMe")
     if status == 200 and isinstance(body.get("result"), dict):
         return f"Telegram knows this bot as @{body['result'].get('username')}."
     if status in (401, 404):
@@ -32,11 +32,10 @@ def probe_telegram(settings: TelegramConfig) -> str:
     raise CommandError(_trouble("Telegram", settings.base_url, status, body))
 
 
-def probe_discord(settings: DiscordConfig) -> str:
+def probe_discord(settings: DiscordSettings) -> str:
     """Call `users/@me` with the configured token."""
-    assert settings.token is not None
     agent = "DiscordBot (hermes-gateway, 0)"  # Discord's edge refuses agents that do not name a bot
-    headers = {"Authorization": f"Bot {settings.token.get_secret_value()}", "User-Agent": agent}
+    headers = {"Authorization": f"Bot {plain(settings.token)}", "User-Agent": agent}
     status, body = _fetch(f"{settings.api_url}/api/v10/users/@me", headers)
     if status == 200:
         return f"Discord knows this bot as {body.get('username')}."

@@ -1,6 +1,6 @@
 """Discord: events of its gateway, missed messages, and messages to send."""
 
 from platforms.discord.adapter import DiscordAdapter
-from platforms.discord.settings import DiscordSettings
+from platforms.settings import DiscordSettings
 
 __all__ = ["DiscordAdapter", "DiscordSettings"]

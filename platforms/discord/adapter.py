@@ -15,6 +15,7 @@ import structlog
 from hermes_state import errors
 from hermes_state.aio import wait_until
 from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
+from hermes_state.kinds import plain
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.store.writer import Store
@@ -27,9 +28,9 @@ from platforms.discord.event_queue import EventQueue, FetchHistory, MessageEvent
 from platforms.discord.inbound import PLATFORM, FileRef, snowflake_at
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
-from platforms.discord.settings import DiscordSettings
 from platforms.discord.slash import SlashCommands, TicketRegistry
 from platforms.files import CHUNK_BYTES, save_stream
+from platforms.settings import DiscordSettings
 
 STOP_SECONDS = 0.5
 """Seconds in which the SDK must follow a cancellation before it is cancelled again."""
@@ -160,7 +161,7 @@ class DiscordAdapter:
         The SDK connects inside `asyncio.wait_for`, which before Python 3.12 may lose a cancellation and then tries
         again for ever. So the SDK has its own task, which is cancelled until it ends.
         """
-        task = asyncio.create_task(client.start(self._settings.token), name="discord gateway")
+        task = asyncio.create_task(client.start(plain(self._settings.token)), name="discord gateway")
         try:
             await asyncio.wait({task})
             with connection_errors(client):

@@ -25,7 +25,7 @@ from hermes_state.values import Clock, InboundMessage
 from platforms.discord.errors import rest_errors
 from platforms.discord.event_queue import ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
 from platforms.discord.inbound import EventReader
-from platforms.discord.settings import DiscordSettings
+from platforms.settings import DiscordSettings
 from platforms.text import UNREADABLE, known_parts, parsed_json, text_in
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ class RestClient(HTTPClient):
         # anything shorter than 30 s into that; the limiters read the attribute.
         self.max_ratelimit_timeout = 10.0
         self._base = f"{settings.api_url.rstrip('/')}/api/v10"
-        self._gateway_url = yarl.URL(settings.gateway_url) if settings.gateway_url else None
+        self._gateway_url = yarl.URL(settings.gateway_url)
 
     async def request(self, route: Route, **options: Any) -> Any:  # Any: discord.py's own signature
         route.url = self._base + route.url.removeprefix(Route.BASE)
@@ -72,7 +72,7 @@ class RestClient(HTTPClient):
     async def ws_connect(self, url: str, *, compress: int = 0) -> Any:
         requested = yarl.URL(url)
         # Only the default address: a session resumes at the address of its READY.
-        if self._gateway_url is not None and requested.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
+        if requested.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
             url = str(self._gateway_url.with_query(requested.query))
         return await super().ws_connect(url, compress=compress)
 

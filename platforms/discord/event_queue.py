@@ -19,7 +19,7 @@ from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError,
 from hermes_state.values import Clock, Cursor, DeletionEvent, EditEvent, InboundMessage, Millis
 from platforms.base import Intake, ReceivedEvent
 from platforms.discord.inbound import PLATFORM, snowflake_at
-from platforms.discord.settings import DiscordSettings
+from platforms.settings import DiscordSettings
 
 PARALLEL_FETCHES = 4
 SKEW_MS = 60_000

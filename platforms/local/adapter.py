@@ -4,7 +4,6 @@ import asyncio
 import errno
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -24,6 +23,7 @@ from platforms.local.markdown import split_parts, to_html
 from platforms.local.pages import PageWriter
 from platforms.local.routes import RouteHandler
 from platforms.local.uploads import UploadStore
+from platforms.settings import LocalSettings
 
 log = structlog.get_logger()
 
@@ -31,28 +31,12 @@ _SHUTDOWN_SECONDS = 1.0
 """Seconds for requests under way, and for saving recent entries; streams end at once by themselves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalSettings:
-    state_dir: Path
-    """State directory: uploaded files wait in `spool/local` below it."""
-    host: str = "127.0.0.1"
-    port: int = 8765
-    """Port to listen on; 0 picks a free one."""
-    public_url: str | None = None
-    """Address at which a reverse proxy serves the page: scheme, name and perhaps a port; None without a proxy."""
-    port_tries: int = 1
-    """Ports that are tried, from `port` on, while another program has the one before."""
-    max_file_bytes: int = 20_000_000
-    max_characters: int = 200_000
-    """Longest message that a person may write, in characters."""
-    max_part_units: int = 100_000
-    """Longest message that is shown, in UTF-16 units; keeps a page responsive."""
-
-
 class LocalAdapter:
     """Serves the page; implements `platforms.base.PlatformAdapter`.
 
-    `on_ready` is called with the address, and a token that works once, whenever the page has come up.
+    Uploaded files wait in `spool/local` below `state_dir`. `port_tries`: ports that are tried, from the configured one
+    on, while another program has the one before. `on_ready` is called with the address, and a token that works once,
+    whenever the page has come up.
     """
 
     name = "local"
@@ -65,6 +49,9 @@ class LocalAdapter:
         files: AttachmentFolder,
         menu: Sequence[MenuCommand],
         clock: Clock,
+        state_dir: Path,
+        max_file_bytes: int = 20_000_000,
+        port_tries: int = 1,
         on_ready: Callable[[str], None] | None = None,
     ) -> None:
         self.capabilities = Capabilities(
@@ -76,14 +63,15 @@ class LocalAdapter:
             max_file_bytes=1 << 30,  # its browser holds a file in memory
         )
         self._settings = settings
+        self._port_tries = port_tries
         self._store = store
         self._files = files
         self._clock = clock
         self._on_ready = on_ready
         self.access = BrowserAccessControl(store, clock)
-        self._pages = PageWriter(menu=menu, max_file_bytes=settings.max_file_bytes)
+        self._pages = PageWriter(menu=menu, max_file_bytes=max_file_bytes)
         self._chats = ChatRegistry(self._pages)
-        self._uploads = UploadStore(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
+        self._uploads = UploadStore(state_dir / "spool" / "local", max_file_bytes=max_file_bytes)
         self._public = None if settings.public_url is None else URL(settings.public_url).origin()
         self._port: int | None = None
 
@@ -140,7 +128,7 @@ class LocalAdapter:
     async def _listen(self, stack: AsyncExitStack, routes: RouteHandler) -> int:
         """Open the port, or the next free one; returns it."""
         settings = self._settings
-        host, last = settings.host.strip("[]"), settings.port + settings.port_tries - 1
+        host, last = settings.host.strip("[]"), settings.port + self._port_tries - 1
         for port in range(settings.port, last + 1):
             server = http_server(routes.application(), host, port, stop_seconds=_SHUTDOWN_SECONDS)
             try:

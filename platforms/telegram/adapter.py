@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import secrets
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
@@ -17,18 +18,19 @@ from telegram.error import BadRequest, InvalidToken, TelegramError
 from hermes_state import errors
 from hermes_state.aio import cancel_all, track
 from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
+from hermes_state.kinds import plain
 from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.files import CHUNK_BYTES, copy_file, save_stream
+from platforms.settings import TelegramSettings
 from platforms.telegram import rendering
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, UpdateReader
 from platforms.telegram.outbound import TelegramSender, is_refused, translated
 from platforms.telegram.polling import Poller
-from platforms.telegram.settings import BASE_URL, TelegramSettings
 from platforms.telegram.transport import BotApiRequest
 from platforms.telegram.updates import UpdateHandler
 from platforms.telegram.webhook import keep_webhook, webhook_server
@@ -60,6 +62,7 @@ class TelegramAdapter:
         self, settings: TelegramSettings, *, store: Store, menu: Sequence[MenuCommand] = (), clock: Clock
     ) -> None:
         self._settings = settings
+        self._secret: str = plain(settings.webhook.secret) or secrets.token_urlsafe(32)
         self._menu = menu
         self._clock = clock
         self._store = store
@@ -127,9 +130,9 @@ class TelegramAdapter:
             answer_press=client.answer_press,
         )
         webhook = self._settings.webhook
-        if webhook is not None:
-            async with webhook_server(webhook, updates, self._health):
-                await keep_webhook(client.sdk, self._settings, webhook, self._health)
+        if webhook.url is not None:
+            async with webhook_server(webhook, self._secret, updates, self._health):
+                await keep_webhook(client.sdk, self._settings, webhook.url, self._secret, self._health)
             return
         async with _at_start():  # with the webhook of an earlier configuration, getUpdates is refused for ever
             await client.sdk.delete_webhook(drop_pending_updates=False)
@@ -154,7 +157,7 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
         # The poll has its own pool: a burst of sends must not keep it from getting a connection.
         self.request, self.polling = pool(connections=settings.connections), pool(connections=1)
         self.sdk = telegram.Bot(
-            settings.token,
+            plain(settings.token),
             base_url=f"{root}/bot",
             base_file_url=f"{root}/file/bot",
             request=self.request,
@@ -279,4 +282,4 @@ def local_path(address: str, base_url: str) -> Path | None:
 
     None for an address to fetch it from. Telegram's own servers have no say about files of this machine.
     """
-    return Path(address) if address.startswith("/") and not base_url.startswith(BASE_URL) else None
+    return Path(address) if address.startswith("/") and not base_url.startswith(TelegramSettings.base_url) else None

@@ -19,9 +19,9 @@ from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 from hermes_state.aio import cancel_all
 from hermes_state.errors import TokenRejected
 from platforms.base import AdapterState
+from platforms.settings import TelegramSettings
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
-from platforms.telegram.settings import TelegramSettings
 from platforms.telegram.transport import AmbiguousRequestError, BotApiRequest, FloodControl
 from platforms.telegram.updates import NotStoredError, UpdateEvent, UpdateHandler
 

@@ -15,9 +15,9 @@ from telegram.error import BadRequest, InvalidToken, NetworkError, TelegramError
 from hermes_state.errors import PlatformUnavailable, TokenRejected
 from platforms.base import AdapterState
 from platforms.http_server import http_server
+from platforms.settings import TelegramSettings, WebhookSettings
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
-from platforms.telegram.settings import TelegramSettings, WebhookSettings
 from platforms.telegram.updates import UpdateHandler
 from platforms.text import UNREADABLE, parsed_json
 
@@ -25,14 +25,16 @@ log = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
-async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, health: HealthState) -> AsyncIterator[None]:
+async def webhook_server(
+    webhook: WebhookSettings, secret: str, updates: UpdateHandler, health: HealthState
+) -> AsyncIterator[None]:
     """Serve the webhook's address for the length of an `async with` block.
 
     Raises `PlatformUnavailable` on entering when the port cannot be had.
     """
     app = web.Application(client_max_size=1_000_000)  # text and entities stay far below it
-    handler = WebhookHandler(webhook.secret.encode(), updates, health)
-    app.router.add_post(urlsplit(webhook.url).path or "/", handler.receive)
+    handler = WebhookHandler(secret.encode(), updates, health)
+    app.router.add_post(urlsplit(webhook.url or "").path or "/", handler.receive)
     async with AsyncExitStack() as stack:
         # Telegram repeats a post that is not stored within these two seconds.
         server = http_server(app, webhook.host, webhook.port, stop_seconds=2)
@@ -81,7 +83,7 @@ class WebhookHandler:
 
 
 async def keep_webhook(
-    sdk: telegram.Bot, settings: TelegramSettings, webhook: WebhookSettings, health: HealthState
+    sdk: telegram.Bot, settings: TelegramSettings, url: str, secret: str, health: HealthState
 ) -> None:
     """Set the webhook, then look after it until cancelled. Raises `TokenRejected`."""
     failures = 0
@@ -90,11 +92,11 @@ async def keep_webhook(
         try:
             async with asyncio.timeout(settings.request_seconds):
                 # Once at every start, though the address may be the same: the secret cannot be compared.
-                if not is_set or (await sdk.get_webhook_info()).url != webhook.url:
+                if not is_set or (await sdk.get_webhook_info()).url != url:
                     await sdk.set_webhook(
-                        url=webhook.url,
-                        secret_token=webhook.secret,
-                        max_connections=webhook.max_connections,
+                        url=url,
+                        secret_token=secret,
+                        max_connections=settings.webhook.max_connections,
                         allowed_updates=list(ALLOWED_UPDATES),
                         drop_pending_updates=False,
                     )

@@ -58,7 +58,7 @@ async def test_a_request_to_telegram_goes_where_it_was_sent(telegram: BotApiRequ
 
 async def test_a_request_to_discord_goes_where_it_was_sent() -> None:
     async with redirecting() as (url, heard), discord.Client(intents=discord.Intents.none()) as client:
-        rest = RestClient(client, DiscordSettings(token="lab.secret", api_url=url))
+        rest = RestClient(client, DiscordSettings(api_url=url))
         with pytest.raises(discord.HTTPException):
             await rest.static_login("lab.secret")
         with pytest.raises(discord.HTTPException):

@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from gateway.cluster.membership import Membership, agreed_settings
-from gateway.config.settings import ClusterConfig, Config, CostConfig, TelegramConfig
+from gateway.config.settings import ClusterConfig, Config, CostConfig
 from hermes_state.engines.postgres.nodes import load_nodes
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import ConfigError
 from hermes_state.store.seats import Hint
 from hermes_state.values import Millis, SystemClock
+from platforms.settings import TelegramSettings
 from tests.gateway.helpers import eventually
 
 pytestmark = pytest.mark.cluster
@@ -88,7 +90,7 @@ async def test_what_comes_to_differ_is_said_once(store: PostgresStore) -> None:
 
 def test_a_token_is_a_digest_and_one_that_is_not_set_is_not_compared() -> None:
     token = "123456:LABTOKEN"
-    noted = agreed_settings(Config(telegram=TelegramConfig(token=token)))
+    noted = agreed_settings(Config(telegram=TelegramSettings(token=SecretStr(token))))
     assert token not in noted
     settings = json.loads(noted)
     assert settings["telegram.token"].startswith("the one with digest ")

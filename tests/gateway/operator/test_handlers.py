@@ -105,10 +105,15 @@ async def test_what_was_said_is_looked_up_without_the_secrets_that_are_configure
         assert [row["tip"]["key"] for row in await ask["sessions"]({})] == [found[0]["session_key"]]
 
 
+def web_chat(gateway: TestGateway, folder: Path) -> LocalAdapter:
+    files = AttachmentFolder(folder)
+    settings, clock = LocalSettings(port=0), gateway.clock
+    return LocalAdapter(settings, store=gateway.store, files=files, menu=(), clock=clock, state_dir=folder)
+
+
 async def test_the_address_of_the_web_chat_is_given_out(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        settings = LocalSettings(state_dir=tmp_path, port=0)
-        local = LocalAdapter(settings, store=store, files=AttachmentFolder(tmp_path), menu=(), clock=gateway.clock)
+        local = web_chat(gateway, tmp_path)
         ask = operator(gateway, AdapterRegistry({"local": local})).handlers()["local.url"]
         assert await ask({}) == {"url": None}
         async with running(local, RecordingIntake()):
@@ -123,8 +128,7 @@ async def test_browsers_that_are_signed_in_are_listed_and_signed_out(store: Stor
         access = BrowserAccessControl(store, gateway.clock)
         for agent in ("Firefox \x1b[2J", "Chrome"):
             assert await access.exchange(access.mint(), agent) is not None
-        settings = LocalSettings(state_dir=tmp_path, port=0)
-        local = LocalAdapter(settings, store=store, files=AttachmentFolder(tmp_path), menu=(), clock=gateway.clock)
+        local = web_chat(gateway, tmp_path)
         async with running(local, RecordingIntake()):
             ask = operator(gateway, AdapterRegistry({"local": local})).handlers()
             newest, oldest = await ask["local.browsers"]({})

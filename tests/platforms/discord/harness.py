@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+from pydantic import SecretStr
 
 from hermes_state.values import ChatKey, Clock, SystemClock
 from platforms.base import MenuCommand
@@ -68,7 +69,7 @@ class DiscordHarness(AdapterHarness):
         self, *, menu: Sequence[MenuCommand] | None = None, clock: Clock | None = None, **changes: Any
     ) -> DiscordAdapter:
         defaults: dict[str, Any] = {
-            "token": TOKEN,
+            "token": SecretStr(TOKEN),
             "api_url": self.server.url,
             "gateway_url": f"{self.server.url.replace('http', 'ws', 1)}/gateway",
             "request_seconds": 15.0,

@@ -9,6 +9,7 @@ import discord
 import pytest
 from discord.gateway import DiscordWebSocket
 from discord.http import Route
+from pydantic import SecretStr
 
 from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
 from platforms.base import AdapterState, PlatformAdapter, ReceivedEvent
@@ -34,7 +35,7 @@ async def failure(adapter: PlatformAdapter, seconds: float = 20) -> PlatformErro
 
 
 async def test_a_wrong_token_is_fatal_and_says_what_to_do(harness: DiscordHarness) -> None:
-    adapter = harness.another_adapter(token="wrong")
+    adapter = harness.another_adapter(token=SecretStr("wrong"))
     error = await failure(adapter)
     assert isinstance(error, TokenRejected)
     assert "discord.token" in str(error)

@@ -23,10 +23,10 @@ from platforms.discord.event_queue import (
     MessageEvent,
 )
 from platforms.discord.inbound import millis_of, snowflake_at
-from platforms.discord.settings import DiscordSettings
+from platforms.settings import DiscordSettings
 from tests.platforms.contract import RecordingIntake, eventually
 
-SETTINGS = DiscordSettings(token="t", backoff=Backoff(0.01, 0.05))
+SETTINGS = DiscordSettings(backoff=Backoff(0.01, 0.05))
 START = Millis(1_700_000_000_000)
 CHANNELS = ("1", "2", "3")
 

@@ -190,12 +190,19 @@ class LocalHarness(AdapterHarness):
         await self.store.close()
 
     def another_adapter(self, menu: Sequence[MenuCommand] = MENU, **changes: Any) -> LocalAdapter:
-        settings = LocalSettings(state_dir=self._path, **{**self._changes, **changes})
-        ready = self.ready_urls.append
+        given = {**self._changes, **changes}
+        options = {name: given.pop(name) for name in ("max_file_bytes", "port_tries") if name in given}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jinja2, "Environment", partial(jinja2.Environment, bytecode_cache=COMPILED))
             return LocalAdapter(
-                settings, store=self.store, files=self.files, menu=menu, clock=self.clock, on_ready=ready
+                LocalSettings(**given),
+                store=self.store,
+                files=self.files,
+                menu=menu,
+                clock=self.clock,
+                state_dir=self._path,
+                on_ready=self.ready_urls.append,
+                **options,
             )
 
     @property

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+from pydantic import SecretStr
 
 from hermes_state.aio import Backoff
 from hermes_state.values import ChatKey, SystemClock
@@ -34,7 +35,7 @@ _FAULTS: dict[Trouble, dict[str, Any]] = {
 def quick_settings(**changes: Any) -> TelegramSettings:
     """Settings whose patience is measured in tenths of a second."""
     defaults: dict[str, Any] = {
-        "token": TOKEN,
+        "token": SecretStr(TOKEN),
         "poll_seconds": 0.5,
         "poll_grace_seconds": 0.5,
         "stall_seconds": 1.5,
@@ -69,7 +70,7 @@ class TelegramHarness(AdapterHarness):
     ) -> None:
         self._path = path
         self._menu = menu
-        self._changes = {**changes, "webhook": webhook}
+        self._changes = {**changes, "webhook": webhook or WebhookSettings()}
         self.app = fake_telegram.make_app(token=token, username=BOT_NAME)
         self.server = labkit.Server(self.app)
         self.direct_chat = ChatKey(platform="telegram", account="telegram", chat_ref=str(PERSON))

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from platforms.telegram import WebhookSettings
 from tests.platforms.contract import AdapterContract
@@ -21,6 +22,6 @@ class TestTelegramByWebhook(AdapterContract):
     @pytest.fixture
     async def harness(self, tmp_path: Path) -> AsyncIterator[TelegramHarness]:
         port = free_port()
-        webhook = WebhookSettings(url=f"http://127.0.0.1:{port}/telegram", secret="s3cret", port=port)
+        webhook = WebhookSettings(url=f"http://127.0.0.1:{port}/telegram", secret=SecretStr("s3cret"), port=port)
         async with TelegramHarness(tmp_path, webhook=webhook) as harness:
             yield harness

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from hermes_state.aio import Backoff
@@ -252,7 +253,7 @@ async def test_sending_goes_on_while_polling_is_stalled(telegram: TelegramHarnes
 
 
 def test_the_default_patience_keeps_the_promises() -> None:
-    settings = TelegramSettings(token=TOKEN)
+    settings = TelegramSettings(token=SecretStr(TOKEN))
     one_poll = settings.poll_seconds + settings.poll_grace_seconds
     assert one_poll < settings.stall_seconds <= 90, "a stall is noticed within 90 seconds"
     probes = 3 * (settings.poll_grace_seconds + settings.backoff.max_seconds)
@@ -411,7 +412,7 @@ async def test_the_token_is_in_no_log(
                 await telegram.adapter.send(request(telegram.direct_chat, "hello"))
     assert logs
     assert TOKEN not in caplog.text + repr(logs)
-    assert "LABTOKEN" not in repr(TelegramSettings(token=TOKEN))
+    assert "LABTOKEN" not in repr(TelegramSettings(token=SecretStr(TOKEN)))
 
 
 async def test_the_updates_of_a_poll_are_handed_over_together_and_in_order(

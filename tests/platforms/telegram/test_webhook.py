@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from hermes_state.errors import PlatformUnavailable
@@ -33,7 +34,7 @@ UPDATE = {
 @pytest.fixture
 def webhook() -> WebhookSettings:
     port = free_port()
-    return WebhookSettings(url=f"http://127.0.0.1:{port}/hooks/telegram", secret=SECRET, port=port)
+    return WebhookSettings(url=f"http://127.0.0.1:{port}/hooks/telegram", secret=SecretStr(SECRET), port=port)
 
 
 @pytest.fixture
