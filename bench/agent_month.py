@@ -11,7 +11,8 @@ from sqlite3 import Connection
 from typing import Any, TypeVar
 
 from agent.context.job import Compressed
-from agent.context.model_handle import ContextSettings, SummaryRoute
+from agent.context.limits import ContextSettings
+from agent.context.model_handle import SummaryRoute
 from agent.handoff import END_MARKER
 from agent.memory.notes import MemoryDirectory
 from agent.memory_flush import MemoryWriter

@@ -158,7 +158,7 @@ def _share_waiting(one: Record) -> float:
 def without(bench: Bench) -> list[Row]:
     """The same without single parts; and what rules, facts and audit cost."""
     rows: list[Row] = []
-    for name, options in (("facts_share 0", {"facts_share": 0.0}), ("mode blocking", {"is_background": False})):
+    for name, options in (("facts_share 0", {"facts_share": 0.0}), ("mode blocking", {"mode": "blocking"})):
         rows += bench.row(f"{name}: all facts, dense", bench.over(_shown("all"), **options))
         rows += bench.row(f"{name}: turns that wait", bench.over(_share_waiting, "{:.1%}", **options))
         rows += bench.row(f"{name}: mean prompt, dense", bench.over(_shown("prompt"), "{:,.0f}", **options))

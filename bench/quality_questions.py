@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from sqlite3 import Connection
 
+from agent.context.limits import ContextSettings
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext
 from bench import policies
@@ -14,7 +15,7 @@ from bench.agent_month import AgentMonth, virtual
 from bench.corpus import COMMON, RARE, Corpus
 from bench.months import DENSE, DOMAINS, sentences
 from bench.policies import Turn
-from bench.quality_runs import GAP, Bench, Row, configured, opened, played, script_of, span
+from bench.quality_runs import GAP, Bench, Row, opened, played, script_of, span
 from hermes_state.chats import ensure_chat
 from hermes_state.sessions import ensure_active
 from hermes_state.transcripts import NewMessage, append
@@ -50,7 +51,7 @@ async def _listed(texts: Sequence[str]) -> str:
     filler = "Thanks, I have taken note of that and go on with the other things that were asked for before. " * 6
     empty = {"document": "", "calls": (), "results": (), "answer": filler, "facts": (), "sentences": ()}
     script: list[Turn] = [{**empty, "said": text} for text in ("Hello!", *texts, "And now?", "Thank you.")]
-    settings = configured(is_enabled=False, protect_first_n=0)
+    settings = ContextSettings(enabled=False, protect_first_n=0)
     async with opened() as store:
         chat = AgentMonth(store, 1_000_000, len(script), "corpus", "shortens", settings)
         async for _ in chat.play(script, GAP):
@@ -78,7 +79,7 @@ def topics(bench: Bench) -> list[Row]:
 
 async def _focused(domain: str, tools: Sequence[Tool]) -> list[tuple[float, float]]:
     topic, script = DOMAINS[domain].topics[0], script_of(domain, 32_768, DENSE, (100, 2))
-    settings, shares = configured(is_enabled=False), []
+    settings, shares = ContextSettings(enabled=False), []
     async with opened() as store:
         chat = AgentMonth(store, 32_768, len(script), domain, "shortens", settings, tools)
         said: list[tuple[str, bool]] = []

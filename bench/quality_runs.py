@@ -5,11 +5,11 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from agent.tools.registry import Tool
 from bench import policies
 from bench.agent_month import AgentMonth, Record, virtual
@@ -30,13 +30,6 @@ SIZES = {8_192: (120, 2), 32_768: (190, 2), 128_000: (160, 8), 200_000: (110, 8)
 GAP = 45.0
 """Seconds between two messages."""
 DEFAULTS = ContextSettings()
-
-
-def configured(settings: Any = DEFAULTS, /, **options: object) -> Any:  # settings of any kind, one within the other
-    """Settings with these values, each wherever a setting of the name is."""
-    own = {one.name: getattr(settings, one.name) for one in fields(settings)}
-    inner = {name: configured(value, **options) for name, value in own.items() if is_dataclass(value)}
-    return replace(settings, **inner, **{name: value for name, value in options.items() if name in own})
 
 
 def script_of(domain: str, window: int, density: float, shape: tuple[int, int] | None = None) -> list[Turn]:
@@ -94,7 +87,7 @@ class Bench:
         **options: object,
     ) -> list[Record]:
         """A month of each chat with the agent."""
-        settings = configured(**options)
+        settings = replace(DEFAULTS, **options)
 
         async def play(script: Sequence[Turn], domain: str) -> Record:
             async with opened() as store:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from agent.context.commit import UndoPreview
 from agent.context.job import CompressionOutcome, CompressionPreview, CompressionResult, NotNeeded
-from agent.context.limits import Limits
+from agent.context.limits import ContextSettings, Limits
 from agent.context.measure import ContextStatus, MeasuredPrompt
-from agent.context.model_handle import ContextSettings, LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
+from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
 from agent.context.pending import CompressionRegistry
 from agent.images.model_images import ModelImages
 from agent.images.scaling import ImageScaler

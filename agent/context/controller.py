@@ -153,7 +153,7 @@ class ContextController:
             if wanted is None or ready is None:
                 break
             prompt, was_pending = ready, self.pending.is_pending(conversation.lineage_id)
-            seconds = 0 if model.context.is_background or was_pending else None
+            seconds = 0 if model.context.mode == "background" or was_pending else None
             outcome = await self._compress(prompt, self._job(prompt, layer, focus=wanted.focus), seconds=seconds)
             if outcome is None:
                 break
@@ -182,7 +182,7 @@ class ContextController:
         prompt = await self._measure.load(conversation, model)
         if error is not None:
             prompt = await prompt.learn_refusal(error)
-        if not model.context.is_enabled:
+        if not model.context.enabled:
             return False
         was_pending = self.pending.is_pending(conversation.lineage_id)
         has_helped = _is_another_view(
@@ -311,7 +311,7 @@ class ContextController:
 
         The transaction that stores the answer notes it; only a fall is noted here.
         """
-        will_compress = prompt.model.context.is_enabled and not (state.is_blocked or state.held_at)
+        will_compress = prompt.model.context.enabled and not (state.is_blocked or state.held_at)
         threshold = self._threshold(prompt)
         line = threshold * PRESSURE_PERCENT // 100
         level = line if will_compress and reported >= line else 0
@@ -392,7 +392,7 @@ class ContextController:
 
         A block that the prompt's size lifts is stored, and lifted in the returned prompt.
         """
-        if not prompt.model.context.is_enabled:
+        if not prompt.model.context.enabled:
             return None
         session = prompt.view.session
         stored = state_of(session.context_state)
@@ -429,7 +429,7 @@ class ContextController:
             estimator=model.profile.estimator,
             routes=model.routes_within(limits.context_length),
             flush_route=model.flush_route,
-            settings=model.context.compressor,
+            settings=model.context,
         )
 
 

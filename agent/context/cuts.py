@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias, TypeVar
 
-from agent.context.limits import CutSettings, Limits
+from agent.context.limits import CompressorSettings, Limits
 from agent.handoff import Handoff, parse_handoff, unframed
 from agent.model.wire import is_shown
 from hermes_state.compressions import ContextItem
@@ -56,7 +56,12 @@ class Cut:
 
 
 def find_cut(
-    transcript: Transcript, sizes: Sequence[int], limits: Limits, rules: CutSettings, *, keep_turns: int | None = None
+    transcript: Transcript,
+    sizes: Sequence[int],
+    limits: Limits,
+    rules: CompressorSettings,
+    *,
+    keep_turns: int | None = None,
 ) -> Cut | SkipReason:
     """Return the cut of a transcript with rows of these sizes (tokens), or why there is none.
 
@@ -146,7 +151,7 @@ def _head_end(
     sizes: Sequence[int],
     exchanges: Sequence[_Exchange],
     limits: Limits,
-    rules: CutSettings,
+    rules: CompressorSettings,
     *,
     upto: int,
 ) -> int:
@@ -198,7 +203,11 @@ def _is_answer(row: Message) -> bool:
 
 
 def _tail_start(
-    transcript: Transcript, sizes: Sequence[int], exchanges: Sequence[_Exchange], limits: Limits, rules: CutSettings
+    transcript: Transcript,
+    sizes: Sequence[int],
+    exchanges: Sequence[_Exchange],
+    limits: Limits,
+    rules: CompressorSettings,
 ) -> int:
     ceiling = limits.tail * SOFT_CEILING_PERCENT // 100
     largest = limits.input_window * MAX_TAIL_PERCENT // 100

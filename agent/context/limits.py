@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from fractions import Fraction
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Literal
 
+from hermes_state.kinds import AnyCase
 from hermes_state.settings import Setting
 from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
 
@@ -52,8 +53,8 @@ class LimitSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutSettings:
-    """Settings of the kept messages."""
+class CompressorSettings:
+    """Settings of the built-in context engine, without sizes."""
 
     protect_last_n: Annotated[int, Setting(ge=1, le=1_000, unit="messages")] = 20
     """Newest messages that stay, as long as they take no more than half again of their share."""
@@ -61,12 +62,6 @@ class CutSettings:
     """First messages that stay, within 4,000 tokens."""
     keeps_head_once: bool = False
     """True: the second compression summarises the head."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompressorSettings(CutSettings):
-    """Settings of the built-in context engine, without sizes."""
-
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
     """Longest wait for one summary, however steadily it comes in; at most a quarter of `model.turn_seconds`. Raise it
     for a slow model on your own machine."""
@@ -75,6 +70,23 @@ class CompressorSettings(CutSettings):
     note_in_system: Annotated[bool, Setting()] = True
     """Add one sentence on compressed parts to the system prompt at the first compression."""
     zone: tzinfo = UTC
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextSettings(LimitSettings, CompressorSettings):
+    """Settings that keep conversations with a model inside its window."""
+
+    enabled: Annotated[bool, Setting()] = True
+    """Compress by itself. Off: only `/compress` does."""
+    mode: Annotated[Literal["background", "blocking"], AnyCase, Setting()] = "background"
+    """`background`: a summary is written while the conversation goes on, and waited for only without room. `blocking`:
+    a compression that is due is finished before the next model call."""
+    hard_message_limit: int = 5_000
+    """Number of messages from which on hygiene acts, whatever their size."""
+    hold_seconds: float = 10.0
+    """Longest wait of a turn for hygiene while there is room, in seconds."""
+    quiet_seconds: float = 5.0
+    """Wait of a turn for an automatic compression, in seconds, until its people are told why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class MeasuredPrompt:
     def held_back(self) -> str | None:
         """Why the conversation is not compressed by itself now; None if nothing holds it back."""
         state = state_of(self.view.session.context_state)
-        if not self.model.context.is_enabled:
+        if not self.model.context.enabled:
             return "it is switched off (`compression.enabled`)"
         if state.is_blocked:
             return "the last ones did not help; it waits until a prompt does not fit the input window"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from agent.context.estimate import Estimator
-from agent.context.limits import MIN_INPUT_WINDOW, CompressorSettings, Limits, LimitSettings, limits_of
+from agent.context.limits import MIN_INPUT_WINDOW, ContextSettings, Limits, limits_of
 from agent.context.state import CooldownKey, cooldown_key
 from agent.images.model_images import ModelImages
 from agent.model.base import ChatModel, ModelLimits, ModelRequest, made_by
@@ -46,24 +46,6 @@ MAX_SILENCE_AGE_MS = 86_400_000
 UNREACHED_BACKOFF = Backoff(60.0, 3_600.0)
 """Pauses until a provider that could not be asked is asked again."""
 Fetch = Callable[[], Awaitable[ModelLimits | None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextSettings:
-    """Configuration of how conversations with a model are kept inside its window."""
-
-    is_enabled: bool = True
-    """False: only `/compress` compresses."""
-    is_background: bool = True
-    """True: while there is room, a turn does not wait for a summary."""
-    limits: LimitSettings = field(default_factory=LimitSettings)
-    compressor: CompressorSettings = field(default_factory=CompressorSettings)
-    hard_message_limit: int = 5_000
-    """Number of messages from which on hygiene acts, whatever their size."""
-    hold_seconds: float = 10.0
-    """Longest wait of a turn for hygiene while there is room, in seconds."""
-    quiet_seconds: float = 5.0
-    """Wait of a turn for an automatic compression, in seconds, until its people are told why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,4 +324,4 @@ class ModelHandle:
 
     def _limits_of(self, window: Tokens) -> Limits:
         profile = self.profile
-        return limits_of(window, profile.capacity.reserved_in(window), self.context.limits, profile.max_input)
+        return limits_of(window, profile.capacity.reserved_in(window), self.context, profile.max_input)

@@ -15,7 +15,7 @@ import structlog
 from agent.context.cuts import Cut, SkipReason, find_cut, middle_of
 from agent.context.deterministic import deterministic_summary
 from agent.context.estimate import Estimator
-from agent.context.limits import CutSettings, Limits, LimitSettings, limits_of, summary_input_tokens
+from agent.context.limits import CompressorSettings, Limits, LimitSettings, limits_of, summary_input_tokens
 from agent.context.pruning import prune
 from agent.context.summary import SummaryJob, checked_summary, summary_request
 from agent.engines.contract import ContextEngine, ListMessage
@@ -116,7 +116,7 @@ class ContextCompressor(ContextEngine):
         return self._estimator.each(rows.transcript, STYLE)
 
     def _cut(self, rows: ListTranscript, sizes: Sequence[int]) -> Cut | SkipReason:
-        rules = CutSettings(protect_first_n=self.protect_first_n, protect_last_n=max(1, self.protect_last_n))
+        rules = CompressorSettings(protect_first_n=self.protect_first_n, protect_last_n=max(1, self.protect_last_n))
         return find_cut(rows.transcript, sizes, self.limits, rules)
 
     def _summary(self, rows: ListTranscript, cut: Cut, content: int, focus: str | None) -> str:

@@ -41,7 +41,7 @@ async def model(request: CommandRequest) -> CommandResult:
     sentences = [sentence]
     if session is not None:  # a smaller window may compress the conversation
         status = await context.runtime.agent.context.status(request.conversation(session), handle)
-        if status.prompt >= status.limits.threshold and handle.context.is_enabled:
+        if status.prompt >= status.limits.threshold and handle.context.enabled:
             takes = f"This conversation takes about {status.prompt:,} tokens"
             sentences.append(f"{takes}, so it is compressed before the next answer.")
     if choice is not None and choice not in known_routes(settings):

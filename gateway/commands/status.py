@@ -109,7 +109,7 @@ async def context_lines(request: CommandRequest, session: Session) -> list[str]:
     acts = f"compressed from {status.threshold:,} on"
     if engine != BUILT_IN:  # it may have other reasons, too
         acts = f"compressed by `{engine}`, from {status.threshold:,} on at the latest"
-    if not model.context.is_enabled:
+    if not model.context.enabled:
         acts = "compressed only by /compress"
     done = f"compressed {counted(times, 'time')} so far" if times else "not compressed so far"
     used = f"about {status.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate)"

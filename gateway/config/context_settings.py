@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, TypeAdapter, model_validator
 
-from agent.context.limits import CompressorSettings, LimitSettings
+from agent.context.limits import ContextSettings, LimitSettings
 from gateway.config.blocks import BaseConfig, checked_block, fields_of, setting
 from gateway.config.old_keys import OLD_KEYS
 from gateway.config.routes import CALL_KEYS, CallConfig, Protocol
@@ -33,15 +33,10 @@ def _overrides(models: object) -> object:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressionConfig(LimitSettings, CompressorSettings):
+class CompressionConfig(ContextSettings):
     """Compressing conversations before they outgrow the model's window."""
 
     zone: Annotated[InstanceOf[tzinfo], PlainSerializer(str)] = UTC
-    enabled: Annotated[bool, Setting()] = True
-    """Compress by itself. Off: only `/compress` does."""
-    mode: Annotated[Literal["background", "blocking"], AnyCase, Setting()] = "background"
-    """`background`: a summary is written while the conversation goes on, and waited for only without room. `blocking`:
-    a compression that is due is finished before the next model call."""
     models: Annotated[dict[str, dict[str, Any]], BeforeValidator(_overrides), Setting(default_text="none")] = field(
         default_factory=dict, hash=False
     )

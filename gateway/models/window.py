@@ -4,8 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
-from agent.context.limits import Limits, limits_of
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings, Limits, limits_of
 from agent.model.sizes import SizeSource
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tokens import estimated_text_tokens
@@ -27,15 +26,11 @@ def zone_of(config: Config) -> tzinfo:
 def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
     """Return the context settings of a model, by default the configured one, with its own overrides."""
     compression = config.compression.for_model(model or config.model.name or "")
-    settings = replace(
+    return replace(
         compression,
         summary_seconds=min(compression.summary_seconds, config.model.turn_seconds / 4),
         hygiene_threshold=config.hygiene.threshold,
         zone=zone,
-    )
-    is_background = settings.mode == "background"
-    return ContextSettings(
-        is_enabled=settings.enabled, is_background=is_background, limits=settings, compressor=settings
     )
 
 
@@ -48,7 +43,7 @@ def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limi
     capacity = capacity_in(config.model, profile.offer)
     window = profile.window(capacity.context_length)
     max_input = profile.max_input(capacity.context_length, capacity.max_input_tokens)
-    limits = limits_of(window, capacity.reserved_in(window), context_settings(config, UTC).limits, max_input)
+    limits = limits_of(window, capacity.reserved_in(window), context_settings(config, UTC), max_input)
     return limits, SizeSource.LEARNED if window < capacity.context_length else capacity.context_from
 
 

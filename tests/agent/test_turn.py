@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from agent.context.pending import CompressionRegistry
 from agent.memory.sections import SectionReader
 from agent.memory.skills import SkillCatalog
@@ -286,7 +286,7 @@ async def test_room_is_judged_by_what_the_provider_counted_and_what_came_since(
     chat: Chat, shop: Workshop, llm: LLM
 ) -> None:
     llm.scripts.append({"times": 1, "reply": {"text": "ok", "usage": {"prompt_tokens": 7_000}}})
-    whole = ContextSettings(is_enabled=False)
+    whole = ContextSettings(enabled=False)
     window = {"context_length": Tokens(10_200), "max_output_tokens": Tokens(1_000)}
     agent = shop.agent(options=settings(**window, context=whole))
     first = await chat.start("word " * 6_000)

@@ -8,7 +8,8 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.context.job import BeforeSplit, Compressed, ContextEvent, Listener, OnWait
-from agent.context.model_handle import ContextSettings, SummaryRoute
+from agent.context.limits import ContextSettings
+from agent.context.model_handle import SummaryRoute
 from agent.context.pending import CompressionRegistry
 from agent.context.state import ContextState, state_of
 from agent.model.base import EndpointSettings
@@ -123,7 +124,7 @@ def agent_of(
         settings=settings(
             context_length=Tokens(context_length),
             max_output_tokens=Tokens(context_length // 4),
-            context=replace(context or ContextSettings(), is_background=is_background),
+            context=replace(context or ContextSettings(), mode="background" if is_background else "blocking"),
             persona=persona,
             sees_images=attachments is not None,
             attachments=attachments,

@@ -7,7 +7,7 @@ from sqlite3 import Connection
 import pytest
 
 from agent.context.job import Compressed, CompressionResult
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from agent.context.pending import MAX_KEPT, CompressionRegistry
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext

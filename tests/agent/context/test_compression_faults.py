@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from agent.context.job import Aborted, Compressed
-from agent.context.model_handle import ContextSettings, SummaryRoute
+from agent.context.limits import ContextSettings
+from agent.context.model_handle import SummaryRoute
 from agent.context.state import NO_MODEL_SECONDS
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state.turns import RunningTurn

@@ -23,7 +23,7 @@ from agent.context.cuts import (
     handoff_in,
     middle_of,
 )
-from agent.context.limits import CutSettings, Limits, LimitSettings, limits_of
+from agent.context.limits import CompressorSettings, Limits, LimitSettings, limits_of
 from agent.context.pruning import prune
 from agent.handoff import Handoff, framed
 from agent.model.wire import WireSettings, chat_messages, is_shown
@@ -52,7 +52,7 @@ _limits = st.builds(
     st.builds(LimitSettings, target_ratio=st.sampled_from([0.10, 0.20, 0.80])),
 )
 _rules = st.builds(
-    CutSettings,
+    CompressorSettings,
     protect_last_n=st.sampled_from([1, 6, 20]),
     protect_first_n=st.sampled_from([0, 1, 3, 5]),
     keeps_head_once=st.booleans(),
@@ -74,7 +74,7 @@ class Pass:
 
 
 def compress(
-    rows: Transcript, limits: Limits, rules: CutSettings, text: str, keep_turns: int | None
+    rows: Transcript, limits: Limits, rules: CompressorSettings, text: str, keep_turns: int | None
 ) -> Pass | SkipReason:
     """What the compressor does, its model apart."""
     cut = find_cut(rows, sizes_of(rows), limits, rules, keep_turns=keep_turns)
@@ -217,7 +217,7 @@ def check_nothing_is_lost(done: Pass, ever: Sequence[Message]) -> None:
 def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_and_loses_nothing(
     batches: list[Transcript],
     limits: Limits,
-    rules: CutSettings,
+    rules: CompressorSettings,
     text: str,
     keep_turns: int | None,
     system: str,
@@ -257,7 +257,7 @@ def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_a
 @examples(100, 20_000, suppress_health_check=list(HealthCheck))
 @given(rows=histories(most=12), limits=_limits, rules=_rules)
 def test_what_fills_a_window_can_be_compressed_unless_it_is_open(
-    rows: Transcript, limits: Limits, rules: CutSettings
+    rows: Transcript, limits: Limits, rules: CompressorSettings
 ) -> None:
     sizes = sizes_of(rows)
     cut = find_cut(rows, sizes, limits, rules)

@@ -11,7 +11,7 @@ import pytest
 
 from agent.context.cuts import SkipReason
 from agent.context.job import Compressed, CompressionOutcome, NotNeeded
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state import journal
 from hermes_state.turns import RunningTurn

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from sqlite3 import Connection
 
 from agent.context.job import Compressed, CompressionJob, ContextEvent
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
@@ -83,7 +83,7 @@ async def test_whoever_keeps_something_per_view_is_asked_before_a_split_and_told
         settings=settings(
             context_length=Tokens(8_192),
             max_output_tokens=Tokens(2_048),
-            context=ContextSettings(is_background=False),
+            context=ContextSettings(mode="blocking"),
         ),
         clock=chat.clock,
         listeners=[reinject],

@@ -12,8 +12,8 @@ import pytest
 
 from agent.context.cuts import SkipReason
 from agent.context.job import Compressed, NotNeeded
-from agent.context.limits import CompressorSettings
-from agent.context.model_handle import ContextSettings, LearnedProfile
+from agent.context.limits import ContextSettings
+from agent.context.model_handle import LearnedProfile
 from agent.context.state import ContextState, UnverifiedCompression, stored_form
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -59,7 +59,7 @@ from tests.pictures import picture
 from tests.summaries import summary_saying
 
 WIDE = ModelLimits(context_length=Tokens(131_072), max_output_tokens=Tokens(8_192))
-OFF = ContextSettings(is_enabled=False)
+OFF = ContextSettings(enabled=False)
 MUCH = "the harbour master counted every boat twice and wrote it down with great care " * 30
 """About six hundred tokens."""
 
@@ -644,7 +644,7 @@ async def test_hygiene_without_room_waits_as_long_as_a_summary_may_take_and_then
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "hang": 30}])
     own = chat_at(chat, 1)
-    context = ContextSettings(hold_seconds=0, compressor=CompressorSettings(summary_seconds=0.3))
+    context = ContextSettings(hold_seconds=0, summary_seconds=0.3)
     agent = agent_of(own, small, context=context)
     turn = await fill_and_ask(own, agent, 5_700)
     began = time.monotonic()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from agent.context.cuts import Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
-from agent.context.limits import CutSettings, Limits, LimitSettings, limits_of
+from agent.context.limits import CompressorSettings, Limits, LimitSettings, limits_of
 from agent.model.wire import WireSettings, chat_messages
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageBody, MessageRole, Origin, Transcript, TurnId
@@ -13,14 +13,14 @@ from tests.agent.context.rows import answer, human, result, row
 
 WINDOW = limits_of(190_000, 8_192, LimitSettings())  # threshold 95,000, tail 19,000 to 28,500, head 4,000
 SMALL = limits_of(8_192, 1_024, LimitSettings())  # threshold 4,096, tail 819 to 1,228, head 1,024
-RULES = CutSettings()
+RULES = CompressorSettings()
 
 
 def cut_of(
     rows: Sequence[Message],
     sizes: Sequence[int] | int = 100,
     limits: Limits = SMALL,
-    rules: CutSettings = RULES,
+    rules: CompressorSettings = RULES,
     keep_turns: int | None = None,
 ) -> Cut | SkipReason:
     each = [sizes] * len(rows) if isinstance(sizes, int) else sizes
@@ -80,7 +80,7 @@ def test_of_45_list_messages_head_3_handoff_and_newest_20_stay(shape: str) -> No
 
 
 def test_the_tail_takes_what_its_budget_holds() -> None:
-    found = cut(chatter(40), 40, SMALL, CutSettings(protect_last_n=3))
+    found = cut(chatter(40), 40, SMALL, CompressorSettings(protect_last_n=3))
     assert found.tail_start == 80 - 819 // 40
 
 
@@ -110,7 +110,7 @@ def test_results_that_come_late_hold_everything_between_together() -> None:
     turn = TurnId(7)
     rows = [*chatter(8), human("go", turn_id=turn), answer(None, "a", "b", turn_id=turn), result("a")]
     rows += [human("wait", turn_id=turn), result("b"), *step("c"), *step("d")]
-    assert cut(rows, 150, SMALL, CutSettings(protect_last_n=1)).tail_start == 17
+    assert cut(rows, 150, SMALL, CompressorSettings(protect_last_n=1)).tail_start == 17
 
 
 def test_an_exchange_that_alone_would_fill_the_window_is_summarised_rather_than_kept() -> None:
@@ -134,7 +134,7 @@ def test_the_head_keeps_three_rows_where_people_follow() -> None:
 
 def test_the_head_goes_on_to_the_answer_where_the_tail_begins_with_one() -> None:
     rows = [human("a"), *step("c"), answer("b"), *chatter(10), answer("notice"), *chatter(9)]
-    found = cut(rows, 60, SMALL, CutSettings(protect_last_n=19))
+    found = cut(rows, 60, SMALL, CompressorSettings(protect_last_n=19))
     assert rows[found.tail_start].role is MessageRole.ASSISTANT
     assert found.head_end == 4
 
@@ -142,7 +142,7 @@ def test_the_head_goes_on_to_the_answer_where_the_tail_begins_with_one() -> None
 def test_the_head_ends_before_a_turn_whose_answer_does_not_fit() -> None:
     rows = [human("a"), *step("c"), answer("b"), *chatter(10), answer("notice"), *chatter(9)]
     sizes = [60] * 3 + [5_000] + [60] * (len(rows) - 4)
-    assert cut(rows, sizes, SMALL, CutSettings(protect_last_n=19)).head_end == 0
+    assert cut(rows, sizes, SMALL, CompressorSettings(protect_last_n=19)).head_end == 0
 
 
 def test_the_head_has_a_budget_too() -> None:
@@ -165,7 +165,7 @@ def test_an_earlier_handoff_is_never_head_or_tail() -> None:
 
 
 def test_a_head_kept_by_the_first_compression_only_is_summarised_by_the_next() -> None:
-    rules = CutSettings(keeps_head_once=True)
+    rules = CompressorSettings(keeps_head_once=True)
     assert cut(chatter(20), 60, SMALL, rules).head_end == 3
     assert cut([*chatter(1), handoff(), *chatter(20)], 60, SMALL, rules).head_end == 0
 
@@ -179,7 +179,7 @@ def test_in_one_huge_turn_the_request_stays_right_behind_the_handoff() -> None:
     rows += [one for number in range(30) for one in step(f"c{number}")]
     assert cut(rows, 100).kept == (4, 5)
     assert cut(rows, 100).head_end == 4
-    found = cut(rows, 100, SMALL, CutSettings(protect_first_n=0))
+    found = cut(rows, 100, SMALL, CompressorSettings(protect_first_n=0))
     assert found.kept == (3, 4, 5)
     after = child(rows, found)
     index = next(index for index, one in enumerate(after) if one.origin is Origin.SUMMARY)
@@ -230,7 +230,7 @@ def test_few_rows_are_left_alone_unless_they_fill_the_window() -> None:
 
 def test_a_second_result_for_a_call_holds_nothing_together() -> None:
     rows = [*chatter(1), human("go"), *step("a"), *chatter(10), result("a"), *chatter(10)]
-    assert cut(rows, 60, SMALL, CutSettings(protect_last_n=20)).tail_start == len(rows) - 20
+    assert cut(rows, 60, SMALL, CompressorSettings(protect_last_n=20)).tail_start == len(rows) - 20
 
 
 def test_a_result_behind_a_handoff_is_no_part_of_an_exchange_in_front_of_it() -> None:
@@ -240,7 +240,7 @@ def test_a_result_behind_a_handoff_is_no_part_of_an_exchange_in_front_of_it() ->
 
 def test_a_view_of_nothing_but_a_handoff_and_its_tail_is_left_alone() -> None:
     rows = [handoff(), *chatter(5)]
-    assert cut_of(rows, 10, SMALL, CutSettings(protect_first_n=3)) != SkipReason.TOO_FEW
+    assert cut_of(rows, 10, SMALL, CompressorSettings(protect_first_n=3)) != SkipReason.TOO_FEW
     assert cut_of([handoff(), human("a"), *step("c", "d", "e", "f", "g")], 10) is SkipReason.NOTHING_BETWEEN
 
 

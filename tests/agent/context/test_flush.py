@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agent.context.job import Aborted, CompressionJob
-from agent.context.model_handle import ContextSettings, SummaryRoute
+from agent.context.limits import ContextSettings
+from agent.context.model_handle import SummaryRoute
 from agent.memory.notes import MemoryDirectory, added
 from agent.memory_flush import ASKS, MemoryWriter, words_of_people
 from agent.model.protocols.chat_completions import ChatCompletionsModel

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.context.limits import MIN_INPUT_WINDOW, LimitSettings, limits_of
+from agent.context.limits import MIN_INPUT_WINDOW, ContextSettings, LimitSettings, limits_of
 from agent.context.measure import MeasuredPromptBuilder
-from agent.context.model_handle import ContextSettings, ModelHandle
+from agent.context.model_handle import ModelHandle
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
@@ -89,7 +89,7 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
     store: Store, context: int, share: float, threshold: float, hygiene: float, news: list[tuple[str, int]]
 ) -> None:
     reserved = max(1, int((context - MIN_INPUT_WINDOW) * share))
-    context_settings = ContextSettings(limits=LimitSettings(threshold=threshold, hygiene_threshold=hygiene))
+    context_settings = ContextSettings(threshold=threshold, hygiene_threshold=hygiene)
     sizes = TurnSettings(context_length=Tokens(context), max_output_tokens=Tokens(reserved), context=context_settings)
     model = OfflineModel()
     model.name = str(uuid4())  # each example learns for itself

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from agent.context.pending import CompressionRegistry
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from tests.agent.conftest import Chat, Sink

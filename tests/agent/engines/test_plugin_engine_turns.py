@@ -10,7 +10,8 @@ import pytest
 
 from agent.context.compressor import Engine
 from agent.context.job import Aborted, BlockedEvent, Compressed
-from agent.context.model_handle import ContextSettings, ModelInfo
+from agent.context.limits import ContextSettings
+from agent.context.model_handle import ModelInfo
 from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
 from agent.engines.loader import FOLDER, load_engine
@@ -63,7 +64,7 @@ def agent_with(
         settings=settings(
             context_length=Tokens(WINDOW),
             max_output_tokens=Tokens(WINDOW // 4),
-            context=ContextSettings(is_background=False),
+            context=ContextSettings(mode="blocking"),
         ),
         clock=chat.clock,
         listeners=[listening],

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.context.limits import CompressorSettings
-from agent.context.model_handle import ContextSettings, SummaryRoute
+from agent.context.limits import ContextSettings
+from agent.context.model_handle import SummaryRoute
 from agent.context.state import ContextState, stored_form
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -71,7 +71,7 @@ async def test_a_conversation_beyond_its_window_is_compressed_whatever_held_that
 async def test_switched_off_a_conversation_beyond_its_window_is_left_alone_and_people_are_told(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
-    agent = agent_of(chat, small, context=ContextSettings(is_enabled=False))
+    agent = agent_of(chat, small, context=ContextSettings(enabled=False))
     turn = await fill_and_ask(chat, agent, 8_600)
     with pytest.raises(ContextOverflow):
         await agent.run(turn, Sink())
@@ -117,7 +117,7 @@ async def test_a_summary_that_trickles_in_without_end_is_given_up_and_remembered
     """Every piece comes in time, so that no silence ends it; the turn's deadline would, at every message anew."""
     endless = {"summary": True, "times": -1, "text": "word " * 5_000, "chunk_chars": 5, "chunk_delay": 0.01}
     llm.add_scripts([endless])
-    agent = agent_of(chat, small, context=ContextSettings(compressor=CompressorSettings(summary_seconds=0.3)))
+    agent = agent_of(chat, small, context=ContextSettings(summary_seconds=0.3))
     turn = await fill_and_ask(chat, agent, 4_200)
     await chat.finish(turn, await agent.run(turn, Sink()))
     found = await look(chat, turn.lineage_id)

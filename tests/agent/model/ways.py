@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any
 
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from agent.model.base import ChatModel, EndpointSettings
 from agent.model.client import RetryPolicy
 from agent.model.errors import sentence_for
@@ -106,7 +106,7 @@ class Talk:
             store=chat.store,
             client=client_of(model, chat.store, chat.clock, policy),
             tools=ToolRegistry([self._tool()]),
-            settings=settings(**{"context": ContextSettings(is_background=False)} | options),
+            settings=settings(**{"context": ContextSettings(mode="blocking")} | options),
             clock=chat.clock,
         )
         self.shown: list[str] = []

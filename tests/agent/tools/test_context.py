@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.planning import context_tool
 from hermes_state.values import MessageRole
@@ -51,7 +51,7 @@ async def test_a_compression_that_is_asked_for_comes_before_the_next_step_with_i
 async def test_what_holds_the_automatic_layers_back_holds_the_agent_back(
     chat: Chat, small: ChatCompletionsModel
 ) -> None:
-    agent = agent_of(chat, small, tools=[context_tool], context=ContextSettings(is_enabled=False))
+    agent = agent_of(chat, small, tools=[context_tool], context=ContextSettings(enabled=False))
     turn = await fill_and_ask(chat, agent, 3_000, '[[tool:context {"action": "compress"}]]')
     await agent.run(turn, Sink())
     [told] = results(await chat.view(turn))

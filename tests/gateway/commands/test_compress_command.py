@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from agent.model.base import FinishReason, ModelReply
 from gateway.commands.compression import STARTED, STOPPED
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, CommandRequest, CommandResult
@@ -302,7 +302,7 @@ async def test_without_a_usable_summary_the_record_is_made_by_rule_and_says_so(
 
 async def test_it_works_where_compressing_by_itself_is_switched_off(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
-    settings = ContextSettings(is_enabled=False)
+    settings = ContextSettings(enabled=False)
     async with talking(store, tmp_path, model, length=8_192, context=settings, count=36) as gateway:
         assert await gateway.rows(EVENTS) == []
         assert "Compressed: " in await compress(gateway)

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from agent.context.compressor import Engine
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
@@ -79,7 +79,7 @@ async def talking(
             settings=TurnSettings(
                 context_length=Tokens(length),
                 max_output_tokens=Tokens(min(8_192, length // 4)),
-                context=replace(context or ContextSettings(), is_background=is_background),
+                context=replace(context or ContextSettings(), mode="background" if is_background else "blocking"),
             ),
             clock=gateway.clock,
             make_engine=make_engine,

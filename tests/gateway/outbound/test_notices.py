@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.limits import CompressorSettings
-from agent.context.model_handle import ContextSettings
+from agent.context.limits import ContextSettings
 from gateway.config.context_settings import NoticeConfig
 from gateway.outbound.notices import accuracy_sentence
 from hermes_state.errors import AuthRejected
@@ -81,7 +80,7 @@ async def test_pressure_can_be_switched_off(store: Store, tmp_path: Path) -> Non
 
 async def test_no_compression_is_announced_where_none_will_come(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
-    context = ContextSettings(is_enabled=False)
+    context = ContextSettings(enabled=False)
     async with talking(store, tmp_path, model, length=100_000, context=context) as gateway:
         assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
 
@@ -295,7 +294,7 @@ async def test_without_a_summary_people_are_told_how_many_messages_a_list_stands
 async def test_compressing_in_vain_stops_and_names_the_ways_out(store: Store, tmp_path: Path) -> None:
     """The provider counts far more than what is sent, so that no compression gets below the threshold."""
     model = CountingModel()
-    context = ContextSettings(compressor=CompressorSettings(protect_last_n=1, protect_first_n=0))
+    context = ContextSettings(protect_last_n=1, protect_first_n=0)
     async with talking(store, tmp_path, model, length=32_768, context=context, notices={"pressure": False}) as gateway:
         await say_much(gateway, range(12))
         number = 12
