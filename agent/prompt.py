@@ -11,7 +11,7 @@ from datetime import UTC, tzinfo
 from agent.images.model_images import ModelImages
 from agent.memory.sections import SectionReader
 from agent.model.base import ModelRequest, Payer
-from agent.model.wire import NOTICE, WireSettings
+from agent.model.wire import NOTICE, WireStyle
 from agent.tools.offers import OfferRegistry
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
 from agent.tools.registry import ToolRegistry
@@ -83,7 +83,7 @@ class PromptBuilder:
         `threshold`: prompt tokens at which the conversation is compressed. `maker`: the model as
         `agent.model.base.made_by` names it, which gets its own reasoning back. `images`: None if it sees no images.
         """
-        style = WireSettings(
+        style = WireStyle(
             is_shared=conversation.chat_kind.is_shared,
             zone=self.zone,
             # A fifth of the input window, at four characters a token.

@@ -17,7 +17,7 @@ from agent.handoff import END_MARKER
 from agent.memory.notes import MemoryDirectory
 from agent.memory_flush import MemoryWriter
 from agent.model.base import FinishReason, ModelReply, ModelRequest
-from agent.model.wire import WireSettings, chat_messages
+from agent.model.wire import WireStyle, chat_messages
 from agent.tools.memory import MEMORY
 from agent.tools.offers import OfferRegistry
 from agent.tools.recall import recall_tools
@@ -274,7 +274,7 @@ class AgentMonth:
         result = await self.agent.context.prepare_by_hand(turn.conversation, focus=topic, keep_turns=keep_turns)
         await self._store.write(self.agent.context.settle, result, self._loop.now())
         view = await self._store.read(load_view, turn.lineage_id)
-        self.record.look([piece_of(dict(one)) for one in chat_messages("", view.transcript, WireSettings())], None)
+        self.record.look([piece_of(dict(one)) for one in chat_messages("", view.transcript, WireStyle())], None)
 
     async def start(self, script: Turn) -> RunningTurn:
         """Let a person write, and begin the turn."""

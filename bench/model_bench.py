@@ -23,7 +23,7 @@ import aiohttp
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from agent.model.base import ChatModel, EndpointSettings, ModelRequest, Payer
+from agent.model.base import ChatModel, Endpoint, ModelRequest, Payer
 from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, day_start
 from agent.model.catalog import Price
 from agent.model.client import ModelClient
@@ -293,7 +293,7 @@ PROTOCOLS: Final = (
         name="chat_completions",
         path="/v1/chat/completions",
         model="lab-8000k",
-        make=lambda **endpoint: ChatCompletionsModel(EndpointSettings(**endpoint)),
+        make=lambda **endpoint: ChatCompletionsModel(Endpoint(**endpoint)),
         bare=_openai,
         say=_say_chat,
     ),
@@ -301,7 +301,7 @@ PROTOCOLS: Final = (
         name="responses",
         path="/v1/responses",
         model="lab-8000k",
-        make=lambda **endpoint: ResponsesModel(EndpointSettings(**endpoint)),
+        make=lambda **endpoint: ResponsesModel(Endpoint(**endpoint)),
         bare=_openai,
         say=_say_response,
     ),
@@ -309,7 +309,7 @@ PROTOCOLS: Final = (
         name="anthropic",
         path="/v1/messages",
         model="claude-lab-8000k",
-        make=lambda **endpoint: AnthropicModel(EndpointSettings(**endpoint)),
+        make=lambda **endpoint: AnthropicModel(Endpoint(**endpoint)),
         bare=_anthropic,
         say=_say_message,
     ),

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from agent.model.base import EndpointSettings, ModelRequest
+from agent.model.base import Endpoint, ModelRequest
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from bench.corpus import Corpus
 from bench.measure import Measure
@@ -44,9 +44,7 @@ async def hand_over(messages: int) -> Measure:
     sink = _Sink()
     server = await asyncio.start_server(sink.serve, "127.0.0.1", 0, limit=2**24)
     port = server.sockets[0].getsockname()[1]
-    model = ChatCompletionsModel(
-        EndpointSettings(model="bench", api_key="none", base_url=f"http://127.0.0.1:{port}/v1")
-    )
+    model = ChatCompletionsModel(Endpoint(model="bench", api_key="none", base_url=f"http://127.0.0.1:{port}/v1"))
     try:
         long = await _median(model, sink, _transcript(messages))
         short = await _median(model, sink, _transcript(1))

@@ -11,7 +11,7 @@ import msgspec
 
 from agent.model.base import ModelRequest
 from agent.model.usage import Size, fixed_tokens, rows_size
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from agent.tokens import ROW_TOKENS, RowTokenCache, estimated_text_tokens
 from hermes_state.models.profiles import MAX_IMAGE_TOKENS, MAX_SCALE, MIN_IMAGE_TOKENS, MIN_SCALE, Calibration
 from hermes_state.sessions import Session
@@ -45,10 +45,10 @@ class Estimator:
         """Convert tokens of this model to those of `estimated_text_tokens`."""
         return int(tokens / self._calibration.scale)
 
-    def rows(self, rows: Iterable[Message], style: WireSettings) -> EstimatedTokens:
+    def rows(self, rows: Iterable[Message], style: WireStyle) -> EstimatedTokens:
         return self._scaled(self.rows_size(rows, style))
 
-    def each(self, rows: Iterable[Message], style: WireSettings) -> list[int]:
+    def each(self, rows: Iterable[Message], style: WireStyle) -> list[int]:
         text_of, limit, is_shared = self._sizes.text_tokens, style.max_result_characters, style.is_shared
         scale, maker = self._calibration.scale, style.reasoning_of
         return [
@@ -161,7 +161,7 @@ class Estimator:
     def size(self, request: ModelRequest) -> Size:
         return Size(fixed_tokens(request), 0) + self.rows_size(request.transcript, request.style)
 
-    def rows_size(self, rows: Iterable[Message], style: WireSettings) -> Size:
+    def rows_size(self, rows: Iterable[Message], style: WireStyle) -> Size:
         return rows_size(rows, style, self._sizes)
 
 

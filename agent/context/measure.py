@@ -12,7 +12,7 @@ from agent.context.state import state_of
 from agent.model.base import ModelRequest
 from agent.model.sizes import SizeSource
 from agent.model.usage import Size, fixed_tokens
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from agent.prompt import PromptBuilder
 from agent.view_cache import ViewCache
 from hermes_state.errors import ContextOverflow
@@ -56,7 +56,7 @@ class MeasuredPrompt:
             return "the last ones did not help; it waits until a prompt does not fit the input window"
         return "a person took the last one back; it waits until a prompt does not fit" if state.held_at else None
 
-    def with_style(self, style: WireSettings) -> "MeasuredPrompt":
+    def with_style(self, style: WireStyle) -> "MeasuredPrompt":
         request, estimator = replace(self.request, style=style), self.model.profile.estimator
         size = estimator.size(request)
         return replace(self, request=request, size=size, estimated=estimator.prompt(self.view, request, size))
@@ -105,10 +105,10 @@ class _RowsSize:
     next_view_seq: int
     last_id: MessageId
     rows: int
-    style: WireSettings
+    style: WireStyle
     size: Size
 
-    def is_beginning_of(self, view: View, style: WireSettings) -> bool:
+    def is_beginning_of(self, view: View, style: WireStyle) -> bool:
         session, rows = view.session, view.transcript
         is_same = (self.session_id, self.version, self.next_view_seq) == (
             session.id,

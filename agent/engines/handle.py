@@ -23,7 +23,7 @@ from agent.context.model_handle import ModelInfo
 from agent.context.state import state_of
 from agent.engines.contract import ContextEngine, EngineError
 from agent.engines.mapping import SentMessages, sent_messages
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from hermes_state.errors import StateError
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
@@ -223,7 +223,7 @@ def session_of(event: EngineEvent) -> Session:
 
 
 async def sent_view(view: View) -> SentMessages:
-    return await asyncio.to_thread(sent_messages, view.session.system_prompt or "", view.transcript, WireSettings())
+    return await asyncio.to_thread(sent_messages, view.session.system_prompt or "", view.transcript, WireStyle())
 
 
 def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:

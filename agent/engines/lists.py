@@ -11,7 +11,7 @@ from agent.context.cuts import Cut
 from agent.context.summary import asking_row
 from agent.engines.contract import EngineError, ListMessage
 from agent.handoff import END_MARKER, framed, unframed
-from agent.model.wire import WireSettings, traced_messages
+from agent.model.wire import WireStyle, traced_messages
 from hermes_state.values import (
     Image,
     Message,
@@ -28,7 +28,7 @@ from hermes_state.values import (
 INSTRUCTING = frozenset({"system", "developer"})
 MessageKey: TypeAlias = tuple[str, bytes, tuple[str, ...]]
 _IMAGE = Image(attachment_id=0, mime="", path="")
-STYLE = WireSettings(image_urls={_IMAGE.attachment_id: ""})
+STYLE = WireStyle(image_urls={_IMAGE.attachment_id: ""})
 """Style in which rows of a list are measured."""
 
 
@@ -146,7 +146,7 @@ class ListTranscript:
         kept = [self.rows[index] for index in cut.kept]
         rows = (*self.rows[: cut.head_end], handoff, *kept, *self.rows[cut.tail_start :])
         shown = tuple(row for row in rows if row.origin is not Origin.SUMMARY or row is handoff)
-        traced = traced_messages("", shown, WireSettings())
+        traced = traced_messages("", shown, WireStyle())
         messages = list(self.instructions)
         for message, sources in zip(traced.messages, traced.sources, strict=True):
             messages += self._as_given(message, sources)

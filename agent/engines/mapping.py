@@ -24,7 +24,7 @@ from agent.engines.lists import (
     text_of,
 )
 from agent.handoff import parse_handoff, unframed
-from agent.model.wire import WireSettings, traced_messages
+from agent.model.wire import WireStyle, traced_messages
 from hermes_state.compressions import ContextItem
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageId, MessageRole, Origin, Transcript, recall_id
@@ -58,7 +58,7 @@ class MappedMessages:
     """Rows that the handoff stands for, earlier handoffs left out."""
 
 
-def sent_messages(system: str, transcript: Transcript, style: WireSettings) -> SentMessages:
+def sent_messages(system: str, transcript: Transcript, style: WireStyle) -> SentMessages:
     """Return the list of a view. A handoff is a message of its own, so that an engine can tell it from a person's."""
     traced = traced_messages(system, transcript, style, handoff_stands_alone=True)
     keys = tuple(map(key_of, traced.messages))

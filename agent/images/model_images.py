@@ -15,7 +15,7 @@ import structlog
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
 from agent.model.base import ModelRequest
 from agent.model.errors import IMAGE_FAULTS
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from hermes_state.errors import ImageFault, ImageRejected, ModelError, StoreUnavailable
 from hermes_state.models.profiles import LearnedImageLimits, load_image_limits, save_image_limits
 from hermes_state.store.writer import Store
@@ -39,7 +39,7 @@ class PlacedImage:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Key in `WireSettings.image_notes`."""
+        """Key in `WireStyle.image_notes`."""
         return self.row.id, self.image.attachment_id
 
     @property
@@ -69,7 +69,7 @@ class ModelImages:
             known = self._learned = self._learned or loaded  # another call may have learned more meanwhile
         return known.holding(self._mark, self._clock.now())
 
-    async def shown_in(self, style: WireSettings, transcript: Transcript) -> WireSettings:
+    async def shown_in(self, style: WireStyle, transcript: Transcript) -> WireStyle:
         """Return the style with the newest images of a view. Old ones leave several at a time, see `_first_shown`."""
         learned = await self.learned()
         placed = [PlacedImage(row, image) for row in transcript for image in row.body.images]
@@ -86,8 +86,8 @@ class ModelImages:
         return await self.styled(style, wanted, notes, _limits_in(learned))
 
     async def styled(
-        self, style: WireSettings, placed: Sequence[PlacedImage], notes: dict[tuple[int, int], str], limits: ImageLimits
-    ) -> WireSettings:
+        self, style: WireStyle, placed: Sequence[PlacedImage], notes: dict[tuple[int, int], str], limits: ImageLimits
+    ) -> WireStyle:
         """Return the style with data URLs, the newest images first, up to `MAX_TOTAL_BYTES`; lost files have none."""
         bytes_left, urls = MAX_TOTAL_BYTES, {}
         for one in reversed(placed):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from hermes_state.errors import ModelError, ModelNotFound, ShapeRejected
 from hermes_state.values import (
     CanonicalUsage,
@@ -40,7 +40,7 @@ CacheTtl: TypeAlias = Literal["5m", "1h"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointSettings:
+class Endpoint:
     """Address of a model, time limits in seconds, and fields of its requests."""
 
     model: str
@@ -125,7 +125,7 @@ class ModelRequest:
     """Output limit; None for a summary that must not be cut off."""
     output_cap: int | None = None
     """Most tokens that there is room for, or that the model can write: for APIs that insist on a limit."""
-    style: WireSettings = field(default_factory=WireSettings)
+    style: WireStyle = field(default_factory=WireStyle)
     reasoning_effort: ReasoningEffort | None = None
     """Effort that the conversation has chosen; None: the effort of the model's settings."""
     payer: Payer = field(default_factory=Payer)
@@ -171,7 +171,7 @@ _EFFORT = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallSettings:
+class CallForm:
     """Form of a call's settings; it changes until the provider accepts it."""
 
     wanted: tuple[ReasoningEffort | None, bool]

@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 import httpx2
 
-from agent.model.base import EndpointSettings
+from agent.model.base import Endpoint
 from agent.model.bodies import guards
 
 
-def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: EndpointSettings) -> httpx2.AsyncClient:
+def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: Endpoint) -> httpx2.AsyncClient:
     """Return an HTTP client of an SDK that calls one provider, uses the environment's proxies and our sessions."""
     client: Any = kind(
         verify=ssl_context(),

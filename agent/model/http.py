@@ -17,7 +17,7 @@ import aiohttp
 import httpx2
 import structlog
 
-from agent.model.base import CallSettings, EndpointSettings, ModelLimits, ModelReply, ModelRequest, made_by
+from agent.model.base import CallForm, Endpoint, ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.bodies import SLICE_SECONDS, checkpoint, read_events, read_json
 from agent.model.connections import new_http_client
 from agent.model.errors.classifier import status_error
@@ -53,7 +53,7 @@ class Sdk:
 class HttpModel:
     """Model at an HTTP API: any number of calls at once, over one pool of connections. Close it when done."""
 
-    def __init__(self, endpoint: EndpointSettings, protocol: str, sdk: Sdk, base_url: str) -> None:
+    def __init__(self, endpoint: Endpoint, protocol: str, sdk: Sdk, base_url: str) -> None:
         self.name = endpoint.model
         self._endpoint = endpoint
         self._sdk = sdk
@@ -102,7 +102,7 @@ class HttpModel:
 class HttpChatModel(HttpModel, ABC):
     """Model that answers conversations at one path of an HTTP API. Close it when done."""
 
-    def __init__(self, endpoint: EndpointSettings, protocol: str, sdk: Sdk, base_url: str, path: str) -> None:
+    def __init__(self, endpoint: Endpoint, protocol: str, sdk: Sdk, base_url: str, path: str) -> None:
         super().__init__(endpoint, protocol, sdk, base_url)
         self._address = self.base_url.rstrip("/") + path  # whole, because the SDK takes longer to join them
         self._made_by = made_by(self.route, self.name)
@@ -114,7 +114,7 @@ class HttpChatModel(HttpModel, ABC):
         """Index of the accepted form of an effort, with tools and without."""
         self._faults: frozenset[str] = frozenset()
         self._shape = 0
-        """Accepted form of conversations, see `WireSettings.shape`."""
+        """Accepted form of conversations, see `WireStyle.shape`."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call. Tries other forms of a request where that helps, each once, and remembers the accepted one."""
@@ -124,7 +124,7 @@ class HttpChatModel(HttpModel, ABC):
         request = replace(request, style=replace(request.style, shape=self._shape, reasoning_of=self._made_by))
         effort = request.reasoning_effort or self._endpoint.reasoning_effort
         wanted = (effort, bool(request.tools))
-        form = CallSettings(
+        form = CallForm(
             wanted=wanted,
             sampling=self._sampling,
             efforts=self._efforts(request, effort),
@@ -220,21 +220,21 @@ class HttpChatModel(HttpModel, ABC):
 
     @abstractmethod
     def _begun(
-        self, request: ModelRequest, form: CallSettings, on_text: Callable[[str], None]
+        self, request: ModelRequest, form: CallForm, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
         """Return the body of the HTTP request, and an empty reply."""
 
     @abstractmethod
     def _put_otherwise(
-        self, error: errors.ModelError, request: ModelRequest, form: CallSettings
-    ) -> tuple[ModelRequest, CallSettings]:
+        self, error: errors.ModelError, request: ModelRequest, form: CallForm
+    ) -> tuple[ModelRequest, CallForm]:
         """Return the request and its form as a refusal wants them; unchanged if it does not say."""
 
     @abstractmethod
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> Sequence[Mapping[str, Any]]:
-        """Return the fields of a request that ask for an effort, see `CallSettings`."""
+        """Return the fields of a request that ask for an effort, see `CallForm`."""
 
-    def _learn(self, form: CallSettings) -> None:
+    def _learn(self, form: CallForm) -> None:
         """Remember an accepted form."""
         if (form.index, form.sampling) != (self._taken.get(form.wanted, 0), self._sampling):
             log.warning("settings.refused", model=self.name, effort=form.wanted[0], sent=form.fields)

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Final
 
-from agent.model.base import EndpointSettings, Payer
+from agent.model.base import Endpoint, Payer
 from agent.model.bodies import read_json
 from agent.model.client import BaseClient
 from agent.model.errors import OUTCOME_OK
@@ -26,7 +26,7 @@ MAX_CHARACTERS: Final = 200_000
 class TranscriptionModel(HttpModel):
     """Model at `POST /audio/transcriptions`. Close it when done."""
 
-    def __init__(self, endpoint: EndpointSettings) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, "transcription", OPENAI_SDK, endpoint.base_url or BASE_URL)
 
     async def transcribe(self, recording: bytes, name: str) -> tuple[str, CanonicalUsage | None]:

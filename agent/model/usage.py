@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from agent.tokens import (
     BLOCK_TOKENS,
     CALL_TOKENS,
@@ -154,7 +154,7 @@ def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> Canonical
     return CanonicalUsage(input=prompt, output=estimated_text_tokens(reply.text) + calls)
 
 
-def rows_size(rows: Iterable[Message], style: WireSettings, sizes: RowTokenCache = ROW_TOKENS) -> Size:
+def rows_size(rows: Iterable[Message], style: WireStyle, sizes: RowTokenCache = ROW_TOKENS) -> Size:
     """Return the size of rows on the wire. It reads every row, so keep the result."""
     text_of, limit, is_shared = sizes.text_tokens, style.max_result_characters, style.is_shared
     text, images, maker = 0, 0, style.reasoning_of

@@ -51,8 +51,8 @@ GO_ON = f"{NOTICE} Nobody has written since. Go on from here."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireSettings:
-    """Settings of the wire form. They are constant for a session, or its bytes change."""
+class WireStyle:
+    """Style of the wire form. It is constant for a session, or its bytes change."""
 
     is_shared: bool = False
     """True where more than one person writes: their rows carry their names."""
@@ -73,13 +73,13 @@ class WireSettings:
 
 
 def chat_messages(
-    system: str, transcript: Transcript, style: WireSettings, used_ids: set[str] | None = None
+    system: str, transcript: Transcript, style: WireStyle, used_ids: set[str] | None = None
 ) -> list[WireMessage]:
     """Return the `messages` of a chat completions request: the system prompt, then the rows.
 
     `used_ids`: ids of calls before these rows; the ids of these rows are added.
 
-    >>> chat_messages("You are Hermes.", (), WireSettings())
+    >>> chat_messages("You are Hermes.", (), WireStyle())
     [{'role': 'system', 'content': 'You are Hermes.'}]
     """
     messages = traced_messages(system, transcript, style, used_ids=used_ids).messages
@@ -105,7 +105,7 @@ class TracedMessages:
 def traced_messages(
     system: str,
     transcript: Transcript,
-    style: WireSettings,
+    style: WireStyle,
     *,
     handoff_stands_alone: bool = False,
     used_ids: set[str] | None = None,
@@ -194,7 +194,7 @@ def _add_assistant(
     row: Message,
     results: Mapping[tuple[int, str], Message],
     used_ids: set[str],
-    style: WireSettings,
+    style: WireStyle,
 ) -> list[Message]:
     """Add an answer and the results of its calls. Returns results whose images must follow as user content."""
     if traced.last_role in (None, "system"):
@@ -255,7 +255,7 @@ def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
 # --- the rows of people and the handoff
 
 
-def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireSettings) -> None:
+def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireStyle) -> None:
     """Add one user message of adjacent rows. Pieces of one turn by one sender are stamped once."""
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
         traced.add({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])}, rows[0])
@@ -293,7 +293,7 @@ def _is_personal(row: Message) -> bool:
     return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
 
 
-def _stamp(row: Message, style: WireSettings) -> str:
+def _stamp(row: Message, style: WireStyle) -> str:
     stamp = f"[{_minute(row.created_at // 60_000, style.zone)}] "
     if style.is_shared and row.sender_name is not None:  # a name can neither end its brackets nor start a line
         stamp += f"[{shown_name(row.sender_name)}] "
@@ -325,7 +325,7 @@ def _quoted(author: str, text: str) -> str:
     return f'<quoted_message author="{attribute(author)}">\n{enclosed(text)}\n</quoted_message>'
 
 
-def _image_parts(row: Message, style: WireSettings) -> Iterator[str | _Part]:
+def _image_parts(row: Message, style: WireStyle) -> Iterator[str | _Part]:
     for image in row.body.images:
         note, url = style.image_notes.get((row.id, image.attachment_id)), style.image_urls.get(image.attachment_id)
         if note is not None or url is None:

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable
 from functools import cached_property, partial
 
-from agent.model.base import DEFAULT_MAX_TOKENS, ChatModel, EndpointSettings, ModelLimits, ModelReply, ModelRequest
+from agent.model.base import DEFAULT_MAX_TOKENS, ChatModel, Endpoint, ModelLimits, ModelReply, ModelRequest
 from agent.model.catalog import known_model
 from agent.model.client import ModelClient
 from agent.model.errors.answer import load_features
@@ -103,7 +103,7 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
     # small window leaves room for the prompt. A limit that the provider refuses is lowered.
     known = known_model(route.label)
     written = route.max_output_tokens or (known.max_output_tokens if known is not None else None)
-    endpoint = EndpointSettings(
+    endpoint = Endpoint(
         model=route.name,
         api_key=route.plain_key,
         base_url=route.base_url,

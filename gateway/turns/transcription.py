@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from agent.model.base import EndpointSettings, Payer
+from agent.model.base import Endpoint, Payer
 from agent.model.errors import sentence_for
 from gateway.config.routes import completed, written_route
 from gateway.config.settings import Config
@@ -150,14 +150,14 @@ def transcription_client(config: Config, spending: SpendingControl) -> "Transcri
     return TranscriptionClient(TranscriptionModel(endpoint), spending.ledger, price=price, caps=caps)
 
 
-def endpoint_of(config: Config) -> EndpointSettings:
+def endpoint_of(config: Config) -> Endpoint:
     """Return the endpoint for recordings. The key of `model` is sent only to its own API."""
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
     url, key = settings.base_url or model.base_url, settings.api_key
     values = {"name": settings.model, "protocol": "chat_completions", "base_url": url, "api_key": key}
     route = completed(written_route(values, "transcription"), model)
-    return EndpointSettings(
+    return Endpoint(
         model=settings.model,
         api_key=route.plain_key,
         base_url=route.base_url,

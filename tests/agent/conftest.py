@@ -7,7 +7,7 @@ from sqlite3 import Connection
 
 import pytest
 
-from agent.model.base import EndpointSettings
+from agent.model.base import Endpoint
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
@@ -176,7 +176,7 @@ def llm(server: labkit.Server) -> fake_llm.LLM:
 @pytest.fixture
 async def model(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
     made = ChatCompletionsModel(
-        EndpointSettings(
+        Endpoint(
             model="lab-128k", api_key="lab-key", base_url=f"{server.url}/v1", connect_seconds=20.0, read_seconds=20.0
         )
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.handoff import framed
 from agent.model.usage import rows_size
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from agent.tokens import (
     BLOCK_TOKENS,
     MESSAGE_TOKENS,
@@ -26,7 +26,7 @@ LIMIT = 1_000
 
 def size(row: Message, sizes: RowTokenCache | None = None, *, seen_images: Collection[int] = (), **changes: Any) -> int:
     """Tokens of a row, at 800 for an image; `changes`: those of the wire's settings."""
-    style = WireSettings(max_result_characters=LIMIT, image_urls=dict.fromkeys(seen_images, ""))
+    style = WireStyle(max_result_characters=LIMIT, image_urls=dict.fromkeys(seen_images, ""))
     found = rows_size((row,), replace(style, **changes), RowTokenCache() if sizes is None else sizes)
     return found.text + 800 * found.images
 

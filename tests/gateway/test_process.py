@@ -45,10 +45,10 @@ def test_platforms_and_models_come_without_what_they_are_not_used_for() -> None:
     code = """
 import asyncio, sys
 import platforms.telegram, platforms.discord
-from agent.model.base import EndpointSettings
+from agent.model.base import Endpoint
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 async def made():
-    await ChatCompletionsModel(EndpointSettings(model="m", api_key="k")).close()
+    await ChatCompletionsModel(Endpoint(model="m", api_key="k")).close()
 asyncio.run(made())
 print(*sys.modules, sep=chr(10))
 """

@@ -5,7 +5,7 @@
 - `anthropic`: Claude at Anthropic's own API. Its SDK is an extra
 - `offline`: the built-in model, which needs no provider
 
-Make a model, `ChatCompletionsModel(EndpointSettings(…))`, use it through a `ModelClient`, and close it.
+Make a model, `ChatCompletionsModel(Endpoint(…))`, use it through a `ModelClient`, and close it.
 """
 
 import importlib.util

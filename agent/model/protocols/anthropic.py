@@ -18,8 +18,8 @@ import orjson
 
 from agent.model.base import (
     CacheTtl,
-    CallSettings,
-    EndpointSettings,
+    CallForm,
+    Endpoint,
     ModelLimits,
     ModelReply,
     ModelRequest,
@@ -50,7 +50,7 @@ ANTHROPIC_SDK: Final = Sdk(
 class AnthropicModel(HttpChatModel):
     """Model at `POST /v1/messages`. Close it when done."""
 
-    def __init__(self, endpoint: EndpointSettings) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         # The SDK's paths begin with the version; people who are used to other SDKs have it in the address.
         base_url = re.sub(r"/v1/?$", "", endpoint.base_url or BASE_URL)
         headers: dict[str, Any] = dict(endpoint.extra_headers)
@@ -79,7 +79,7 @@ class AnthropicModel(HttpChatModel):
         return request.max_output_tokens or min(filter(None, (self._default_max_tokens, request.output_cap)))
 
     def _begun(
-        self, request: ModelRequest, form: CallSettings, on_text: Callable[[str], None]
+        self, request: ModelRequest, form: CallForm, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
         effort = self._efforts(request, form.wanted[0])[form.index]  # its budget follows the output limit
         body = {"model": self.name, "max_tokens": self._max_tokens(request), "stream": self._streams}
@@ -87,9 +87,7 @@ class AnthropicModel(HttpChatModel):
         whole = with_fields(body, sampling_fields(form.sampling, effort), effort, self._endpoint.extra_body)
         return orjson.dumps(whole), AnthropicReplyBuilder(on_text, self._made_by, request)
 
-    def _put_otherwise(
-        self, error: ModelError, request: ModelRequest, form: CallSettings
-    ) -> tuple[ModelRequest, CallSettings]:
+    def _put_otherwise(self, error: ModelError, request: ModelRequest, form: CallForm) -> tuple[ModelRequest, CallForm]:
         """Drop the earlier reasoning, or lower the output limit if the request itself sets none."""
         if re.search(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", refusal_text(error), re.IGNORECASE):
             if request.style.reasoning_of:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from agent.model.base import CacheTtl, EndpointSettings, ModelReply, ModelRequest, made_by, with_fields
+from agent.model.base import CacheTtl, Endpoint, ModelReply, ModelRequest, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.kept_prompts import NOTHING, KeptPromptCache
 from agent.model.protocols.caching import apply_anthropic_cache_control, marks_prompts
@@ -29,7 +29,7 @@ from hermes_state.values import Reasoning, Transcript
 class ChatCompletionsModel(OpenAIModel):
     """Model at `POST /chat/completions`. Close it when done."""
 
-    def __init__(self, endpoint: EndpointSettings) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, "chat_completions", "/chat/completions", ChatReplyBuilder)
         is_openai = self.host == OPENAI_HOST
         self.sends_cache_key = is_openai if endpoint.sends_cache_key is None else endpoint.sends_cache_key

@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
-from agent.model.base import CallSettings, EndpointSettings, ModelLimits, ModelRequest, refusal_text, with_fields
+from agent.model.base import CallForm, Endpoint, ModelLimits, ModelRequest, refusal_text, with_fields
 from agent.model.http import HttpChatModel, Sdk
 from agent.model.protocols.limits import fetch_model_limits
 from agent.model.replies import ReplyBuilder
@@ -56,7 +56,7 @@ class RequestFault(StrEnum):
 class OpenAIModel(HttpChatModel, ABC):
     """Model at one path of a server. Close it when done."""
 
-    def __init__(self, endpoint: EndpointSettings, protocol: str, path: str, new_reply: type[ReplyBuilder]) -> None:
+    def __init__(self, endpoint: Endpoint, protocol: str, path: str, new_reply: type[ReplyBuilder]) -> None:
         super().__init__(endpoint, protocol, OPENAI_SDK, endpoint.base_url or BASE_URL, path)
         self._new_reply = new_reply
 
@@ -64,14 +64,12 @@ class OpenAIModel(HttpChatModel, ABC):
         return await fetch_model_limits(self.fetch_json, self.name, self.base_url)
 
     def _begun(
-        self, request: ModelRequest, form: CallSettings, on_text: Callable[[str], None]
+        self, request: ModelRequest, form: CallForm, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
         payload = self._encoded(request, form.faults, with_fields(form.fields, self._endpoint.extra_body))
         return payload, self._new_reply(on_text, self._made_by, request)
 
-    def _put_otherwise(
-        self, error: ModelError, request: ModelRequest, form: CallSettings
-    ) -> tuple[ModelRequest, CallSettings]:
+    def _put_otherwise(self, error: ModelError, request: ModelRequest, form: CallForm) -> tuple[ModelRequest, CallForm]:
         if (other := form.after(error)) is None and (fault := fault_of(error)) is not None:
             other = replace(form, faults=form.faults | {fault})
         return request, other or form

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from agent.model.base import EndpointSettings, ModelReply, ModelRequest, made_by, with_fields
+from agent.model.base import Endpoint, ModelReply, ModelRequest, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.kept_prompts import NOTHING, KeptPromptCache
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
@@ -25,7 +25,7 @@ from hermes_state.values import Reasoning, Transcript
 class ResponsesModel(OpenAIModel):
     """Model at `POST /responses`. Close it when done."""
 
-    def __init__(self, endpoint: EndpointSettings) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, "responses", "/responses", ResponsesReplyBuilder)
 
     def _effort_fields(self, word: str) -> dict[str, Any]:

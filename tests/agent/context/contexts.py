@@ -12,7 +12,7 @@ from agent.context.limits import ContextSettings
 from agent.context.model_handle import SummaryRoute
 from agent.context.pending import CompressionRegistry
 from agent.context.state import ContextState, state_of
-from agent.model.base import EndpointSettings
+from agent.model.base import Endpoint
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
@@ -81,7 +81,7 @@ async def dialled(
 ) -> AsyncIterator[ChatCompletionsModel]:
     """A model of the fake server."""
     made = ChatCompletionsModel(
-        EndpointSettings(
+        Endpoint(
             model=name,
             api_key="lab-key",
             base_url=f"{server.url}/v1",

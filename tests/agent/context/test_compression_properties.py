@@ -26,7 +26,7 @@ from agent.context.cuts import (
 from agent.context.limits import CompressorSettings, Limits, LimitSettings, limits_of
 from agent.context.pruning import prune
 from agent.handoff import Handoff, framed
-from agent.model.wire import WireSettings, chat_messages, is_shown
+from agent.model.wire import WireStyle, chat_messages, is_shown
 from hermes_state.redaction import redact
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin, Transcript
@@ -36,7 +36,7 @@ from tests.agent.context.validators import violations
 from tests.fakes.llm_legality import text_of
 from tests.sampling import examples
 
-STYLE = WireSettings(is_shared=True, image_urls={1: "data:image/png;base64,AA=="})
+STYLE = WireStyle(is_shared=True, image_urls={1: "data:image/png;base64,AA=="})
 
 _summaries = st.sampled_from(
     [

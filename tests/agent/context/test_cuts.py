@@ -6,7 +6,7 @@ import pytest
 
 from agent.context.cuts import Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
 from agent.context.limits import CompressorSettings, Limits, LimitSettings, limits_of
-from agent.model.wire import WireSettings, chat_messages
+from agent.model.wire import WireStyle, chat_messages
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageBody, MessageRole, Origin, Transcript, TurnId
 from tests.agent.context.rows import answer, human, result, row
@@ -69,7 +69,7 @@ def test_of_45_list_messages_head_3_handoff_and_newest_20_stay(shape: str) -> No
     assert found == Cut(head_end=3, tail_start=24)
     after = child(rows, found)
     assert len(after) == 24
-    sent = chat_messages("You are Hermes.", after, WireSettings())
+    sent = chat_messages("You are Hermes.", after, WireStyle())
     assert len(sent) == 25
     assert [message["role"] for message in sent[4:6]] == ["assistant", "user"]
     tokens = sum(sizes[:3]) + WINDOW.summary_ceiling + sum(sizes[24:]) + 2_000

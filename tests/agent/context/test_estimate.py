@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.context.estimate import Estimator
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.wire import WireSettings, chat_messages
+from agent.model.wire import WireStyle, chat_messages
 from agent.tokens import RowTokenCache
 from hermes_state.models.profiles import Calibration
 from hermes_state.sessions import Session
@@ -32,7 +32,7 @@ TOOLS = (
     ToolSchema(name="look", description="Looks at a place.", parameters={"type": "object", "properties": {"at": {}}}),
 )
 SYSTEM = "You are a patient assistant who answers in the language of the person who asks. " * 20
-STYLE = WireSettings(image_urls=dict.fromkeys(range(1, 50), "data:image/png;base64,AAAA"))
+STYLE = WireStyle(image_urls=dict.fromkeys(range(1, 50), "data:image/png;base64,AAAA"))
 
 TEXTS = {
     "English": "The ferry leaves at nine, and if the wind holds we can be on the island before noon. ",

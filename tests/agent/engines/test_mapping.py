@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.engines.lists import MessageListError
 from agent.engines.mapping import UNSAID, MappedMessages, SentMessages, mapped_messages, sent_messages
 from agent.handoff import SUMMARY_PREFIX, Handoff, parse_handoff
-from agent.model.wire import WireSettings, chat_messages
+from agent.model.wire import WireStyle, chat_messages
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin
 from tests.agent.context.rows import answer, human, result, row
@@ -24,7 +24,7 @@ ROWS = conversation(6, filler="filler")
 
 
 def given_list(rows: Sequence[Message] = ROWS) -> SentMessages:
-    return sent_messages("You help.", tuple(rows), WireSettings())
+    return sent_messages("You help.", tuple(rows), WireStyle())
 
 
 def back(sent: SentMessages, returned: object) -> MappedMessages:
@@ -79,7 +79,7 @@ def test_of_equal_messages_those_next_to_the_ends_are_meant() -> None:
 
 def test_words_like_those_of_a_first_message_that_is_kept_are_the_engines_own() -> None:
     rows = (human("hello"), answer("yes"), human("last"))
-    sent = sent_messages("", rows, WireSettings())
+    sent = sent_messages("", rows, WireStyle())
     again = note(sent.messages[0]["content"])
     mapped = back(sent, [sent.messages[0], again, sent.messages[-1]])
     assert kept(mapped) == [rows[0].id, rows[2].id]
@@ -293,7 +293,7 @@ def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_ne
     if mapped is None:
         return
     view = child_rows(mapped, rows)
-    assert not untidy(check_openai(chat_messages("You help.", view, WireSettings())))
+    assert not untidy(check_openai(chat_messages("You help.", view, WireStyle())))
     originals = [row.id for row in view if row.id in {row.id for row in rows}]
     assert originals == sorted(set(originals))
     assert rows[-3].id in originals

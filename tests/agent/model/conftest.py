@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.base import EndpointSettings
+from agent.model.base import Endpoint
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from tests.fakes import labkit
 
@@ -17,7 +17,7 @@ async def dial(server: labkit.Server) -> AsyncIterator[Callable[..., ChatComplet
 
     def make(**changes: Any) -> ChatCompletionsModel:
         values = {"model": "lab-128k", "api_key": "lab-key", "base_url": f"{server.url}/v1"} | changes
-        made.append(ChatCompletionsModel(EndpointSettings(**values)))
+        made.append(ChatCompletionsModel(Endpoint(**values)))
         return made[-1]
 
     yield make

@@ -16,7 +16,7 @@ from typing import TextIO
 
 import structlog
 
-from agent.model.base import EndpointSettings
+from agent.model.base import Endpoint
 from agent.model.errors import sentence_for
 from agent.model.transcription import TranscriptionModel
 from hermes_state.errors import ModelError, ModelStallTimeout
@@ -66,7 +66,7 @@ async def _failure(protocol: str, url: str, patience_seconds: float) -> tuple[st
     async with AsyncExitStack() as stack:
         try:
             if way is None:
-                model = TranscriptionModel(EndpointSettings(model="lab", api_key="lab-key", base_url=url, **waits))
+                model = TranscriptionModel(Endpoint(model="lab", api_key="lab-key", base_url=url, **waits))
                 stack.push_async_callback(model.close)
                 await model.transcribe(b"sound", "voice.ogg")
             else:

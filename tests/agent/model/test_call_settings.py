@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from agent.model.base import ChatModel, EndpointSettings
+from agent.model.base import ChatModel, Endpoint
 from agent.model.protocols.anthropic import effort_forms, sampling_fields
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state.errors import ModelError
@@ -189,7 +189,7 @@ def test_claude_takes_one_of_temperature_and_top_p(
 async def test_some_hosts_turn_thinking_on_and_off_by_a_field_of_their_own(
     host: str, effort: ReasoningEffort, fields: Json
 ) -> None:
-    model = ChatCompletionsModel(EndpointSettings(model="m", api_key="k", base_url=f"https://{host}/v1"))
+    model = ChatCompletionsModel(Endpoint(model="m", api_key="k", base_url=f"https://{host}/v1"))
     assert model._efforts(request(), effort)[0] == fields
     await model.close()
 

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import pytest
 
-from agent.model.base import EndpointSettings, ModelRequest, ToolSchema
+from agent.model.base import Endpoint, ModelRequest, ToolSchema
 from agent.model.errors import remedy_for, sentence_for
 from agent.model.errors.answer import retry_after_seconds
 from agent.model.errors.classifier import MIN_OUTPUT_ROOM, status_error, stream_error
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from hermes_state.errors import (
     AuthRejected,
     ContextOverflow,
@@ -40,7 +40,7 @@ async def ask(server: labkit.Server) -> AsyncIterator[Ask]:
     made: list[ChatCompletionsModel] = []
 
     async def one(style: str, text: str, wanted: int, *, has_tools: bool = False) -> ModelError | None:
-        settings = EndpointSettings(model=f"lab-4k@{style}", api_key="lab-key", base_url=f"{server.url}/v1")
+        settings = Endpoint(model=f"lab-4k@{style}", api_key="lab-key", base_url=f"{server.url}/v1")
         made.append(ChatCompletionsModel(settings))
         tools = (TOOL,) if has_tools else ()
         request = ModelRequest(
@@ -315,7 +315,7 @@ def test_a_refusal_is_told_by_features_that_stand_in_other_words_too(message: st
 )
 def test_words_that_name_no_image_mean_one_where_one_was_sent(message: str, fault: ImageFault) -> None:
     image = human("look", body=MessageBody(images=(Image(attachment_id=1, mime="image/png", path="a.png"),)))
-    style = WireSettings(image_urls={1: "data:image/png;base64,AA=="})
+    style = WireStyle(image_urls={1: "data:image/png;base64,AA=="})
     for row, is_image in ((image, True), (human("look"), False)):
         request = ModelRequest(system="", transcript=(row,), max_output_tokens=1_000, style=style)
         error = status_error(400, {}, {"error": {"message": message}}, request)

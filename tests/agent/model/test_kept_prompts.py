@@ -13,7 +13,7 @@ from agent.model.base import ModelRequest, ToolSchema
 from agent.model.kept_prompts import MIN_KEPT_ROWS, MIN_NEW_ROWS, KeptPromptCache
 from agent.model.protocols import chat_completions, responses
 from agent.model.protocols.anthropic import marked_parts
-from agent.model.wire import TracedMessages, WireSettings, chat_messages, traced_messages
+from agent.model.wire import TracedMessages, WireStyle, chat_messages, traced_messages
 from hermes_state.values import Message, MessageRole, Reasoning, SessionId, Transcript
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result
@@ -87,7 +87,7 @@ class Counting:
 
     def __call__(self, rows: Transcript, call_ids: set[str]) -> list[Any]:
         self.rows += len(rows)
-        return chat_messages("", rows, WireSettings(), call_ids)
+        return chat_messages("", rows, WireStyle(), call_ids)
 
 
 def _thinking(rows: Sequence[Message], maker: str, places: set[int]) -> list[Message]:
@@ -114,7 +114,7 @@ def test_a_growing_conversation_has_the_same_bytes_as_one_that_is_encoded_anew(
 ) -> None:
     rows = _thinking([one for part in parts for one in part], maker, places)
     kept = KeptPromptCache(min_rows=2, min_new=1)
-    style = WireSettings(reasoning_of=maker)
+    style = WireStyle(reasoning_of=maker)
     for length in sorted({min(cut, len(rows)) for cut in cuts} | {len(rows)}):
         request = asked(rows[:length], system=system, style=style)
         assert encode(request, kept) == encode(request, KeptPromptCache())
@@ -123,7 +123,7 @@ def test_a_growing_conversation_has_the_same_bytes_as_one_that_is_encoded_anew(
 @pytest.mark.parametrize(("maker", "encode"), ENCODERS)
 def test_what_was_sent_before_is_not_encoded_again(maker: str, encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, kept, rendered = chat(200), KeptPromptCache(), [0]
-    encode(asked(rows, style=WireSettings(reasoning_of=maker)), kept)
+    encode(asked(rows, style=WireStyle(reasoning_of=maker)), kept)
 
     def counting(system: str, transcript: Transcript, *rest: Any, **options: Any) -> TracedMessages:
         rendered[0] += len(transcript)
@@ -131,7 +131,7 @@ def test_what_was_sent_before_is_not_encoded_again(maker: str, encode: Encode, m
 
     monkeypatch.setattr("agent.model.wire.traced_messages", counting)
     rows += chat(1)
-    request = asked(rows, style=WireSettings(reasoning_of=maker))
+    request = asked(rows, style=WireStyle(reasoning_of=maker))
     found = encode(request, kept)
     assert rendered[0] <= 3 * (MIN_NEW_ROWS + 12) < len(rows) / 5
     monkeypatch.undo()
@@ -152,7 +152,7 @@ def test_an_edited_view_and_another_style_are_encoded_anew() -> None:
     _chat(asked(rows), kept)
     edited = asked([human("something else"), *rows[1:]], version=2)
     assert b"something else" in _chat(edited, kept)
-    shared = asked(rows, style=WireSettings(is_shared=True))
+    shared = asked(rows, style=WireStyle(is_shared=True))
     assert b"[Ann]" in _chat(shared, kept)
 
 
@@ -180,7 +180,7 @@ def test_short_prompts_and_prompts_of_no_view_are_not_kept() -> None:
     kept, render = KeptPromptCache(), Counting()
     assert not kept.beginning_of(asked(chat(3)), render).rows
     assert not kept.beginning_of(asked(chat(MIN_KEPT_ROWS), view=None), render).rows
-    assert not kept.beginning_of(asked(chat(40), style=WireSettings(image_urls={1: "data:"})), render).rows
+    assert not kept.beginning_of(asked(chat(40), style=WireStyle(image_urls={1: "data:"})), render).rows
     assert render.rows == 0
 
 

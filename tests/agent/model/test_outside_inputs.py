@@ -19,7 +19,7 @@ from agent.model.base import ModelRequest
 from agent.model.errors.classifier import status_error
 from agent.model.protocols.openai import RequestFault, fault_of
 from agent.model.text_calls import find_calls, first_doubt
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from hermes_state import errors
 from hermes_state.values import MessageBody, ToolCall
 from tests.agent.context.rows import answer, human, result
@@ -140,19 +140,19 @@ ROWS = (
 
 
 def test_a_strict_list_has_short_ids_and_an_answer_behind_results() -> None:
-    strict = wire.chat_messages("You are Hermes.", ROWS, WireSettings(shape=wire.STRICT))
+    strict = wire.chat_messages("You are Hermes.", ROWS, WireStyle(shape=wire.STRICT))
     roles = [message["role"] for message in strict]
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user", "assistant", "user"]
     [call] = strict[2]["tool_calls"]
     assert re.fullmatch("[a-zA-Z0-9]{9}", call["id"])
     assert (strict[3]["tool_call_id"], strict[3]["name"]) == (call["id"], "read")
     assert all(message["content"] for message in strict)
-    longer = wire.chat_messages("You are Hermes.", (*ROWS, human("more")), WireSettings(shape=wire.STRICT))
+    longer = wire.chat_messages("You are Hermes.", (*ROWS, human("more")), WireStyle(shape=wire.STRICT))
     assert longer[:7] == strict[:7], "the beginning stays, for the provider's cache"
 
 
 def test_a_list_of_text_alternates_and_keeps_results_apart_from_peoples_words() -> None:
-    sent = wire.chat_messages("You are Hermes.", ROWS, WireSettings(shape=wire.TEXT))
+    sent = wire.chat_messages("You are Hermes.", ROWS, WireStyle(shape=wire.TEXT))
     assert [set(message) for message in sent] == [{"role", "content"}] * len(sent)
     assert [message["role"] for message in sent] == ["user", "assistant", "user", "assistant", "user"]
     assert sent[0]["content"].startswith("You are Hermes.\n\n")

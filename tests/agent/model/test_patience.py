@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.base import ChatModel, EndpointSettings
+from agent.model.base import ChatModel, Endpoint
 from hermes_state.errors import ModelTimeout
 from tests.agent.model.asking import ask, request, script
 from tests.agent.model.ways import MIXED_WAYS, WAYS, Way
@@ -140,5 +140,5 @@ async def test_a_reply_whose_stream_is_never_closed_is_whole() -> None:
 
 
 def test_the_bounds_are_as_documented() -> None:
-    endpoint = EndpointSettings(model="m", api_key="k")
+    endpoint = Endpoint(model="m", api_key="k")
     assert (endpoint.read_seconds, endpoint.first_piece_seconds) == (120.0, 300.0)

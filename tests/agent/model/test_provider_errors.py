@@ -20,7 +20,7 @@ from agent.model.base import ModelRequest
 from agent.model.client import RetryPolicy
 from agent.model.errors import remedy_for
 from agent.model.errors.classifier import MIN_OUTPUT_ROOM, status_error, stream_error
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from hermes_state.errors import ContextOverflow, ImageRejected, OutputCapExceeded
 from hermes_state.values import Image, MessageBody, Tokens
 from tests.agent.conftest import Chat
@@ -66,7 +66,7 @@ REQUESTS = [
         system="You are Hermes.",
         transcript=(IMAGE,),
         max_output_tokens=1_000,
-        style=WireSettings(image_urls={1: "data:image/png;base64,AA=="}),
+        style=WireStyle(image_urls={1: "data:image/png;base64,AA=="}),
     ),
 ]
 """Requests without and with an image."""

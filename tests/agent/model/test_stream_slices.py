@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from agent.model.base import ChatModel, EndpointSettings
+from agent.model.base import ChatModel, Endpoint
 from agent.model.bodies import SLICE_SECONDS, checkpoint
 from agent.model.protocols.anthropic import AnthropicModel
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -19,11 +19,11 @@ from tests.fakes.fake_llm import LLM
 def model(request: pytest.FixtureRequest, server: labkit.Server) -> ChatModel:
     match request.param:
         case "chat_completions":
-            return ChatCompletionsModel(EndpointSettings(model="lab-128k", api_key="key", base_url=f"{server.url}/v1"))
+            return ChatCompletionsModel(Endpoint(model="lab-128k", api_key="key", base_url=f"{server.url}/v1"))
         case "responses":
-            return ResponsesModel(EndpointSettings(model="lab-128k", api_key="key", base_url=f"{server.url}/v1"))
+            return ResponsesModel(Endpoint(model="lab-128k", api_key="key", base_url=f"{server.url}/v1"))
         case _:
-            return AnthropicModel(EndpointSettings(model="lab-128k", api_key="key", base_url=server.url))
+            return AnthropicModel(Endpoint(model="lab-128k", api_key="key", base_url=server.url))
 
 
 async def test_others_have_their_turn_while_a_stream_has_more_to_read(model: ChatModel, llm: LLM) -> None:

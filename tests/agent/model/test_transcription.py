@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.model.base import EndpointSettings, Payer
+from agent.model.base import Endpoint, Payer
 from agent.model.bodies import MAX_BODY_BYTES
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from hermes_state.errors import (
@@ -22,7 +22,7 @@ from tests.fakes import fake_llm, labkit
 
 @pytest.fixture
 async def model(server: labkit.Server) -> AsyncIterator[TranscriptionModel]:
-    model = TranscriptionModel(EndpointSettings(model="lab-transcribe", api_key="lab-key", base_url=f"{server.url}/v1"))
+    model = TranscriptionModel(Endpoint(model="lab-transcribe", api_key="lab-key", base_url=f"{server.url}/v1"))
     yield model
     await model.close()
 
@@ -34,7 +34,7 @@ async def test_words_and_their_tokens_come_back(model: TranscriptionModel) -> No
 
 
 async def test_a_model_that_counts_seconds_reports_no_tokens(server: labkit.Server) -> None:
-    model = TranscriptionModel(EndpointSettings(model="whisper-1", api_key="lab-key", base_url=f"{server.url}/v1"))
+    model = TranscriptionModel(Endpoint(model="whisper-1", api_key="lab-key", base_url=f"{server.url}/v1"))
     assert await model.transcribe(b"SAYS:hi", "recording.ogg") == ("hi", None)
     await model.close()
 

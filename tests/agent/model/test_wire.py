@@ -19,7 +19,7 @@ from agent.model.wire import (
     NOTICE,
     REASONING,
     UNNAMED_TOOL,
-    WireSettings,
+    WireStyle,
     chat_messages,
     traced_messages,
 )
@@ -41,11 +41,11 @@ from tests.agent.context.rows import NEW_YEAR, answer, human, result, row
 from tests.fakes.llm_legality import check_openai, untidy
 from tests.sampling import examples
 
-STYLE = WireSettings()
-GROUP = WireSettings(is_shared=True)
+STYLE = WireStyle()
+GROUP = WireStyle(is_shared=True)
 
 
-def content(*rows: Message, style: WireSettings = STYLE) -> Any:
+def content(*rows: Message, style: WireStyle = STYLE) -> Any:
     """What the last message of the list holds."""
     return chat_messages("", rows, style)[-1]["content"]
 
@@ -62,7 +62,7 @@ def test_a_human_row_is_stamped_with_its_stored_time() -> None:
 
 
 def test_the_stamp_is_in_the_zone_that_is_asked_for() -> None:
-    assert content(human("hi"), style=WireSettings(zone=ZoneInfo("Asia/Tokyo"))) == "[2026-01-01 09:00] hi"
+    assert content(human("hi"), style=WireStyle(zone=ZoneInfo("Asia/Tokyo"))) == "[2026-01-01 09:00] hi"
 
 
 def test_names_are_shown_only_where_several_people_write() -> None:
@@ -134,7 +134,7 @@ def test_words_that_the_sender_passed_on_stand_in_a_block_that_they_cannot_leave
 
 def test_an_image_is_sent_to_a_model_that_sees_and_mentioned_to_one_that_does_not() -> None:
     body = MessageBody(images=(Image(attachment_id=3, mime="image/png", path="x.png"),))
-    sighted = WireSettings(image_urls={3: "data:image/png;base64,AA=="})
+    sighted = WireStyle(image_urls={3: "data:image/png;base64,AA=="})
     assert content(human("what is it?", body=body), style=sighted) == [
         {"type": "text", "text": "[2026-01-01 00:00] what is it?"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
@@ -146,7 +146,7 @@ def test_an_image_that_is_left_out_is_named_by_its_line() -> None:
     body = MessageBody(images=(Image(attachment_id=3, mime="image/png", path="x.png"),))
     old, new = human("look", body=body), human("again", body=body)
     urls, notes = {3: "data:image/png;base64,AA=="}, {(old.id, 3): "An older image."}
-    sent = chat_messages("", (old, answer("nice"), new), WireSettings(image_urls=urls, image_notes=notes))
+    sent = chat_messages("", (old, answer("nice"), new), WireStyle(image_urls=urls, image_notes=notes))
     assert sent[0]["content"] == f"[2026-01-01 00:00] look\n{NOTICE} An older image."
     assert [part["type"] for part in sent[2]["content"]] == ["text", "image_url"], "the same picture further below"
 
@@ -157,11 +157,11 @@ def test_images_of_a_result_follow_all_results_as_user_content(is_followed: bool
     shown = msgspec.structs.replace(result("a", "(1 image)"), body=images)
     rows = (human("go"), answer(None, "a", "b"), shown, result("b"), *([human("and?")] if is_followed else []))
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    sent = chat_messages("", rows, WireSettings(image_urls={3: image["image_url"]["url"]}))
+    sent = chat_messages("", rows, WireStyle(image_urls={3: image["image_url"]["url"]}))
     assert [message["role"] for message in sent] == ["user", "assistant", "tool", "tool", "user"]
     said = [{"type": "text", "text": "\n\n[2026-01-01 00:00] and?"}] if is_followed else []
     assert sent[-1]["content"] == [{"type": "text", "text": f"{NOTICE} Shown by look:"}, image, *said]
-    unseen = chat_messages("", rows, WireSettings())
+    unseen = chat_messages("", rows, WireStyle())
     assert [message["role"] for message in unseen] == ["user", "assistant", "tool", "tool", *["user"] * is_followed]
 
 
@@ -242,7 +242,7 @@ def test_a_name_that_a_model_made_up_is_sent_as_a_legal_one(name: str) -> None:
 
 def test_a_long_result_is_cut_with_the_call_that_reads_on() -> None:
     long = result("a", "x" * 50)
-    seen = content(human("go"), answer(None, "a"), long, style=WireSettings(max_result_characters=20))
+    seen = content(human("go"), answer(None, "a"), long, style=WireStyle(max_result_characters=20))
     assert seen.startswith("x" * 20 + "\n")
     assert f'history_open(id="m{long.id}", offset=20)' in seen
 
@@ -278,21 +278,21 @@ _results = st.builds(
     lambda text, call: row(MessageRole.TOOL, text, tool_call_id=call, tool_name="look"), _texts, _call_ids
 )
 _histories = st.lists(st.one_of(_humans, _answers, _results), max_size=14)
-_styles = st.builds(WireSettings, is_shared=st.booleans(), max_result_characters=st.sampled_from([5, 100_000]))
+_styles = st.builds(WireStyle, is_shared=st.booleans(), max_result_characters=st.sampled_from([5, 100_000]))
 
 
 def test_reasoning_goes_along_with_the_calls_of_the_model_that_had_it_and_no_other() -> None:
     thought = Reasoning(made_by="responses:m", blocks='[{"a": 1}]')
     asked = answer(None, body=MessageBody(calls=answer(None, "a").body.calls, reasoning=thought))
     rows = (human("go"), asked, result("a"))
-    assert chat_messages("", rows, WireSettings(reasoning_of="responses:m"))[1][REASONING] == [{"a": 1}]
-    for style in (WireSettings(reasoning_of="responses:n"), WireSettings()):
+    assert chat_messages("", rows, WireStyle(reasoning_of="responses:m"))[1][REASONING] == [{"a": 1}]
+    for style in (WireStyle(reasoning_of="responses:n"), WireStyle()):
         assert REASONING not in chat_messages("", rows, style)[1]
 
 
 @examples(150)
 @given(rows=_histories, style=_styles, system=st.sampled_from(["", "You are Hermes."]))
-def test_any_rows_make_a_legal_list(rows: list[Message], style: WireSettings, system: str) -> None:
+def test_any_rows_make_a_legal_list(rows: list[Message], style: WireStyle, system: str) -> None:
     sent = chat_messages(system, (*rows, human("and now?")), style)
     found = untidy(check_openai(sent))
     assert found == []
@@ -311,7 +311,7 @@ def _whole_steps(rows: list[Message]) -> list[Message]:
 
 @examples(100)
 @given(rows=_histories, more=_histories, style=_styles)
-def test_new_rows_change_no_earlier_byte(rows: list[Message], more: list[Message], style: WireSettings) -> None:
+def test_new_rows_change_no_earlier_byte(rows: list[Message], more: list[Message], style: WireStyle) -> None:
     before = _whole_steps(rows)
     if any(one.origin is Origin.SUMMARY for one in before):
         before.append(human("and so on"))  # a handoff never stands last, and takes its role from what follows it
@@ -324,14 +324,14 @@ def test_new_rows_change_no_earlier_byte(rows: list[Message], more: list[Message
 
 @examples(40)
 @given(rows=_histories, style=_styles)
-def test_an_empty_body_is_an_empty_body_however_it_was_made(rows: list[Message], style: WireSettings) -> None:
+def test_an_empty_body_is_an_empty_body_however_it_was_made(rows: list[Message], style: WireStyle) -> None:
     made_anew = [msgspec.structs.replace(one, body=MessageBody()) if one.body == EMPTY_BODY else one for one in rows]
     assert chat_messages("S", tuple(made_anew), style) == chat_messages("S", tuple(rows), style)
 
 
 @examples(40)
 @given(rows=_histories, style=_styles)
-def test_the_same_rows_give_the_same_bytes_and_stay_as_they_are(rows: list[Message], style: WireSettings) -> None:
+def test_the_same_rows_give_the_same_bytes_and_stay_as_they_are(rows: list[Message], style: WireStyle) -> None:
     kept = list(rows)
     assert orjson.dumps(chat_messages("S", tuple(rows), style)) == orjson.dumps(chat_messages("S", tuple(rows), style))
     assert rows == kept
@@ -412,7 +412,7 @@ def test_blank_rows_make_no_message(blank: str) -> None:
 
 def test_a_blank_message_of_a_person_is_said_to_have_no_text_even_behind_an_image() -> None:
     body = MessageBody(images=(Image(attachment_id=3, mime="image/png", path="x.png"),))
-    sighted = WireSettings(image_urls={3: "data:image/png;base64,AA=="})
+    sighted = WireStyle(image_urls={3: "data:image/png;base64,AA=="})
     turn = TurnId(7)
     parts = content(human("look", body=body, turn_id=turn), human(" ", turn_id=turn), style=sighted)
     assert [part.get("text") for part in parts] == ["[2026-01-01 00:00] look", None, "\n(no text)"]

@@ -7,7 +7,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.context.limits import ContextSettings
-from agent.model.base import ChatModel, EndpointSettings
+from agent.model.base import ChatModel, Endpoint
 from agent.model.client import RetryPolicy
 from agent.model.errors import sentence_for
 from agent.model.protocols.anthropic import AnthropicModel
@@ -44,7 +44,7 @@ class Way:
 
     @asynccontextmanager
     async def dialled(self, url: str, model: str = "lab-128k", **endpoint: Any) -> AsyncIterator[ChatModel]:
-        """A model on the server at `url`; `endpoint`: settings of `http.EndpointSettings`."""
+        """A model on the server at `url`; `endpoint`: settings of `http.Endpoint`."""
         values = {"connect_seconds": 20.0, "read_seconds": 20.0} | endpoint
         made = self.make(model=model, api_key="lab-key", base_url=f"{url}{self.root}", streams=self.streams, **values)
         try:
@@ -54,15 +54,15 @@ class Way:
 
 
 def _chat_completions(**values: Any) -> ChatModel:
-    return ChatCompletionsModel(EndpointSettings(**values))
+    return ChatCompletionsModel(Endpoint(**values))
 
 
 def _responses(**values: Any) -> ChatModel:
-    return ResponsesModel(EndpointSettings(**values))
+    return ResponsesModel(Endpoint(**values))
 
 
 def _anthropic(**values: Any) -> ChatModel:
-    return AnthropicModel(EndpointSettings(**values))
+    return AnthropicModel(Endpoint(**values))
 
 
 CHAT_COMPLETIONS = {"protocol": "chat_completions", "make": _chat_completions, "root": "/v1"}

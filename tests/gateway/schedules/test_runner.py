@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.wire import WireSettings, chat_messages
+from agent.model.wire import WireStyle, chat_messages
 from agent.tools.schedules.times import next_occurrence
 from gateway.inbound.intake import MAX_WAITING
 from gateway.schedules import MISSED_NOTE, firing_plan
@@ -77,7 +77,7 @@ async def all_waiting(gateway: TestGateway, clock: SetClock, local: str) -> int:
 
 def last_text(gateway: TestGateway) -> str:
     """What the model was asked last."""
-    text: str = chat_messages("", gateway.model.requests[-1].transcript, WireSettings())[-1]["content"]
+    text: str = chat_messages("", gateway.model.requests[-1].transcript, WireStyle())[-1]["content"]
     return text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent.model.base import EndpointSettings, FinishReason, ModelLimits
+from agent.model.base import Endpoint, FinishReason, ModelLimits
 from agent.model.protocols.anthropic import AnthropicModel
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import (
@@ -39,7 +39,7 @@ async def dial(server: labkit.Server) -> AsyncIterator[Dial]:
 
     def make(**changes: Any) -> AnthropicModel:
         values = {"model": "claude-lab-128k", "api_key": "lab-key", "base_url": server.url, "read_seconds": 20.0}
-        made.append(AnthropicModel(EndpointSettings(**(values | changes))))
+        made.append(AnthropicModel(Endpoint(**(values | changes))))
         return made[-1]
 
     yield make

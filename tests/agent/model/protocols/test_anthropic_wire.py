@@ -16,7 +16,7 @@ from agent.model.protocols.anthropic import (
     body_parts,
     stored_reasoning,
 )
-from agent.model.wire import GO_ON, NOTHING_RETURNED, WireSettings
+from agent.model.wire import GO_ON, NOTHING_RETURNED, WireStyle
 from hermes_state.values import Image, Message, MessageBody, ToolCall
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result, row
@@ -34,7 +34,7 @@ def parts_of(rows: tuple[Message, ...], **changes: Any) -> dict[str, Any]:
 
 
 def raw_parts(rows: tuple[Message, ...], **changes: Any) -> dict[str, Any]:
-    style = WireSettings(reasoning_of=MAKER, image_urls=changes.pop("image_urls", {}))
+    style = WireStyle(reasoning_of=MAKER, image_urls=changes.pop("image_urls", {}))
     values: dict[str, Any] = {
         "system": "Be.",
         "transcript": rows,
@@ -103,7 +103,7 @@ def test_a_new_row_changes_nothing_before_the_last_message(rows: tuple[Message, 
 @examples(40)
 @given(rows=histories())
 def test_nothing_of_the_neutral_list_is_lost(rows: tuple[Message, ...]) -> None:
-    neutral = wire.chat_messages("", rows, WireSettings())
+    neutral = wire.chat_messages("", rows, WireStyle())
     kept = json.dumps(messages_of(*rows, system=""), ensure_ascii=False)
     for message in neutral:
         content = message["content"]
@@ -115,7 +115,7 @@ def test_nothing_of_the_neutral_list_is_lost(rows: tuple[Message, ...]) -> None:
 @examples(40)
 @given(rows=histories())
 def test_the_neutral_list_stays_as_it_is(rows: tuple[Message, ...]) -> None:
-    neutral = wire.chat_messages("Be.", rows, WireSettings())
+    neutral = wire.chat_messages("Be.", rows, WireStyle())
     before = orjson.dumps(neutral)
     request = ModelRequest(system="Be.", transcript=rows, tools=TOOLS, max_output_tokens=9)
     body_parts(neutral, request)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model import wire
-from agent.model.base import EndpointSettings, ModelRequest, ToolSchema
+from agent.model.base import Endpoint, ModelRequest, ToolSchema
 from agent.model.protocols.anthropic import AnthropicModel, body_parts, with_cache_control
 from agent.model.protocols.caching import apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.chat_completions import encoded_request
-from agent.model.wire import WireSettings
+from agent.model.wire import WireStyle
 from hermes_state.values import Message
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result
@@ -107,7 +107,7 @@ def test_behind_openrouter_each_step_of_a_loop_ends_what_the_next_one_reads() ->
 def test_nothing_but_marks_is_added_and_nothing_given_changes(
     rows: tuple[Message, ...], native: bool, ttl: Any
 ) -> None:
-    chat = wire.chat_messages("Be.", rows, WireSettings(image_urls={1: "data:image/png;base64,AA=="}))
+    chat = wire.chat_messages("Be.", rows, WireStyle(image_urls={1: "data:image/png;base64,AA=="}))
     before = copy.deepcopy(chat)
     marked = apply_anthropic_cache_control(chat, ttl, native)
     assert chat == before
@@ -169,7 +169,7 @@ def request(*rows: Message, **changes: Any) -> ModelRequest:
 
 @pytest.fixture
 async def claude(server: labkit.Server) -> AsyncIterator[AnthropicModel]:
-    model = AnthropicModel(EndpointSettings(model="claude-lab-200k", api_key="lab-key", base_url=server.url))
+    model = AnthropicModel(Endpoint(model="claude-lab-200k", api_key="lab-key", base_url=server.url))
     yield model
     await model.close()
 
@@ -239,7 +239,7 @@ def test_chat_completions_mark_nothing_unless_told_to() -> None:
 
 
 async def test_other_models_get_no_marks(server: labkit.Server, llm: LLM) -> None:
-    model = AnthropicModel(EndpointSettings(model="lab-200k", api_key="lab-key", base_url=server.url))
+    model = AnthropicModel(Endpoint(model="lab-200k", api_key="lab-key", base_url=server.url))
     await model.complete(request(human("hi")), lambda _: None)
     await model.close()
     assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])

@@ -9,7 +9,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from agent.model import http
-from agent.model.base import EndpointSettings, ModelLimits
+from agent.model.base import Endpoint, ModelLimits
 from agent.model.protocols import limits
 from agent.model.protocols.anthropic import AnthropicModel
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -149,9 +149,9 @@ async def test_servers_of_ones_own_are_asked_what_they_hold_of_the_model(
 async def test_every_protocol_asks_the_provider(server: labkit.Server) -> None:
     url = f"{server.url}/v1"
     for model in (
-        ChatCompletionsModel(EndpointSettings(model="lab-32k", api_key="k", base_url=url)),
-        ResponsesModel(EndpointSettings(model="lab-32k", api_key="k", base_url=url)),
-        AnthropicModel(EndpointSettings(model="lab-32k", api_key="k", base_url=server.url)),
+        ChatCompletionsModel(Endpoint(model="lab-32k", api_key="k", base_url=url)),
+        ResponsesModel(Endpoint(model="lab-32k", api_key="k", base_url=url)),
+        AnthropicModel(Endpoint(model="lab-32k", api_key="k", base_url=server.url)),
     ):
         assert await model.fetch_limits() == said(32_768, 8_192)
         await model.close()
@@ -199,6 +199,6 @@ async def test_a_body_that_is_too_long_or_no_json_says_nothing(body: bytes) -> N
 
 
 async def test_nobody_at_the_address_is_no_answer() -> None:
-    model = ChatCompletionsModel(EndpointSettings(model="m", api_key="", base_url="http://127.0.0.1:9/v1"))
+    model = ChatCompletionsModel(Endpoint(model="m", api_key="", base_url="http://127.0.0.1:9/v1"))
     assert await model.fetch_limits() is None
     await model.close()

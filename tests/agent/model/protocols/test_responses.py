@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.base import EndpointSettings
+from agent.model.base import Endpoint
 from agent.model.protocols.responses import ResponsesModel
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from agent.tools.recall import recall_tools
@@ -53,7 +53,7 @@ async def dial(server: labkit.Server) -> AsyncIterator[Dial]:
 
     def make(**changes: Any) -> ResponsesModel:
         values = {"model": "lab-128k", "api_key": "lab-key", "base_url": f"{server.url}/v1"} | changes
-        made.append(ResponsesModel(EndpointSettings(**values)))
+        made.append(ResponsesModel(Endpoint(**values)))
         return made[-1]
 
     yield make

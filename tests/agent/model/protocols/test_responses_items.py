@@ -19,7 +19,7 @@ from agent.model.protocols.responses import (
     replayed_item,
     stored_reasoning,
 )
-from agent.model.wire import LOST_RESULT, WireSettings, chat_messages
+from agent.model.wire import LOST_RESULT, WireStyle, chat_messages
 from hermes_state.values import Image, Message, MessageBody, Reasoning, ToolCall
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result
@@ -27,10 +27,10 @@ from tests.fakes.llm_items import check_items
 from tests.sampling import examples
 
 MAKER = "responses:m"
-STYLE = WireSettings(reasoning_of=MAKER, image_urls={1: "data:image/png;base64,AA=="})
+STYLE = WireStyle(reasoning_of=MAKER, image_urls={1: "data:image/png;base64,AA=="})
 
 
-def items(*rows: Message, system: str = "", style: WireSettings = STYLE) -> list[Item]:
+def items(*rows: Message, system: str = "", style: WireStyle = STYLE) -> list[Item]:
     return items_of(chat_messages(system, rows, style))
 
 
@@ -132,8 +132,8 @@ def test_reasoning_of_which_nothing_follows_any_more_still_has_an_output_behind_
     ]
 
 
-@pytest.mark.parametrize("style", [WireSettings(), WireSettings(reasoning_of="responses:other")])
-def test_no_other_model_is_given_what_this_one_thought(style: WireSettings) -> None:
+@pytest.mark.parametrize("style", [WireStyle(), WireStyle(reasoning_of="responses:other")])
+def test_no_other_model_is_given_what_this_one_thought(style: WireStyle) -> None:
     sent = items(human("go"), thoughtful(None, CALLS, (0, thought(1))), style=style)
     assert "rs_1" not in json.dumps(sent)
 
@@ -230,10 +230,8 @@ def thoughtful_histories(draw: st.DrawFn) -> tuple[Message, ...]:
 
 
 @examples(100)
-@given(
-    rows=thoughtful_histories(), style=st.sampled_from([STYLE, WireSettings(is_shared=True, max_result_characters=5)])
-)
-def test_any_rows_make_a_legal_input(rows: tuple[Message, ...], style: WireSettings) -> None:
+@given(rows=thoughtful_histories(), style=st.sampled_from([STYLE, WireStyle(is_shared=True, max_result_characters=5)]))
+def test_any_rows_make_a_legal_input(rows: tuple[Message, ...], style: WireStyle) -> None:
     assert check_items(items(*rows, human("and now?"), style=style)) == []
 
 
