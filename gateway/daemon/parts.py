@@ -21,7 +21,7 @@ from gateway.commands.table import REGISTRY
 from gateway.config import LiveConfig, LoadedConfig
 from gateway.config.fields import DEFAULT_SOURCE
 from gateway.daemon.agent import AgentMaker
-from gateway.daemon.tools import BuiltInTools, tell_background_end
+from gateway.daemon.tools import BuiltInTools
 from gateway.health import Heartbeat
 from gateway.inbound.intake import GatewayIntake
 from gateway.models.pricing import SpendingControl
@@ -31,7 +31,7 @@ from gateway.operator.handlers import OperatorHandler
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
-from gateway.outbound.notices import NoticeWriter
+from gateway.outbound.notices import NoticeWriter, tell_background_end
 from gateway.schedules import expire_idle, expire_questions, fire_schedules, run_housekeeping
 from gateway.signals import SignalHandler
 from gateway.timers import LOOK_SECONDS, Timer, TimerWork, run_timers
@@ -53,7 +53,7 @@ class Parts:
     """Every part of a daemon. Nothing runs yet after construction.
 
     If two parts need each other, a small value made first breaks the circle: the configuration in force, the state of
-    the node, or a timer.
+    the node, or a timer. Each method of construction reads the parts that were made before it is called.
     """
 
     def __init__(
@@ -65,170 +65,166 @@ class Parts:
         extra_tools: Sequence[Tool],
         group: asyncio.TaskGroup,
     ) -> None:
-        self.store, self.environ, self.group = store, environ, group
+        self.store, self.files, self.environ, self.group = store, files, environ, group
         self.signals = SignalHandler(environ)
         self.live = live = LiveConfig(loaded)
         self.access_changed = asyncio.Event()
         """Set when access may have changed: by a reload, or at another node."""
         self.is_shared = not isinstance(store, SqliteStore)
         """Other nodes may use the database."""
-        clock, scaler, state, gates = SystemClock(), ImageScaler(files), NodeState(), GateRegistry()
-        approval_timer, schedule_timer = Timer("approvals", 300.0), Timer("schedules", LOOK_SECONDS)
-        self.membership = membership = Membership(store, clock, lambda: live.config)
+        self.clock = clock = SystemClock()
+        self.scaler, self.state, self.gates = ImageScaler(files), NodeState(), GateRegistry()
+        self.approval_timer, self.schedule_timer = Timer("approvals", 300.0), Timer("schedules", LOOK_SECONDS)
+        self.membership = Membership(store, clock, lambda: live.config)
 
         # Replies.
-        self.adapters = adapters = AdapterRegistry(
+        self.adapters = AdapterRegistry(
             make_adapters(loaded, environ, store, files, clock),
-            is_certain=state.is_certain,
+            is_certain=self.state.is_certain,
             is_shared=self.is_shared,
         )
         elsewhere = partial(StoredPreview, store=store, clock=clock) if self.is_shared else None
-        previews = PreviewMaker(store=store, adapters=adapters, gates=gates, elsewhere=elsewhere)
-        self.previews = RemotePreviews(store=store, adapters=adapters, make=partial(previews.live, kind=RemotePreview))
-        self.delivery = delivery = Delivery(
-            store=store,
-            adapters=adapters,
-            gates=gates,
-            clock=clock,
-            group=group,
-            files=files,
-            zone=lambda: zone_of(live.config),
-            close_remote=self.previews.close if self.is_shared else None,
-            on_unreachable=approval_timer.wake,
-        )
+        self.own_previews = PreviewMaker(store=store, adapters=self.adapters, gates=self.gates, elsewhere=elsewhere)
+        make_preview = partial(self.own_previews.live, kind=RemotePreview)
+        self.previews = RemotePreviews(store=store, adapters=self.adapters, make=make_preview)
+        self.delivery = self._make_delivery()
 
         # Access, the agent and its tools.
-        self.background = BackgroundRegistry(partial(tell_background_end, store, clock, delivery.wake))
+        self.background = BackgroundRegistry(partial(tell_background_end, store, clock, self.delivery.wake))
+        self.access = AccessControl(store, live, self._end_revoked)
+        self.spending = SpendingControl(store, clock)
+        self.tools = self._make_tools(loaded)
+        self.agents = self._make_agents(extra_tools)
+        self.runtime = runtime = Runtime(live, *self.agents.make(loaded))
 
-        async def end_revoked(has_access: Callable[[UserRef], bool]) -> None:
-            """End the open questions and background commands of people without access."""
-            approval_timer.wake()
-            await self.background.stop("access having been revoked", lambda it: not has_access(it.started_by))
+        # Turns, commands and messages of people.
+        make_client = partial(transcription_client, spending=self.spending)
+        self.transcriber = TranscriptionHandler(store=store, runtime=runtime, clock=clock, make_client=make_client)
+        self.titles = TitleWriter(store=store, runtime=runtime, clock=clock)
+        self.lanes = self._make_lanes(slots=loaded.config.sessions.max_turns)
+        self.commands = CommandRunner(self._command_context(), self.delivery, group)
+        self.node = self._make_node()
 
-        self.access = access = AccessControl(store, live, end_revoked)
-        images = ImageStore(files=files, clock=clock, scaler=scaler)
-        self.tools = tools = BuiltInTools(
+        # Operators.
+        self.heartbeat = Heartbeat(store, self.adapters, environ, self.lanes.tell_all_broken, loaded.home)
+        self.operator = self._make_operator()
+
+    def _make_delivery(self) -> Delivery:
+        return Delivery(
+            store=self.store,
+            adapters=self.adapters,
+            gates=self.gates,
+            clock=self.clock,
+            group=self.group,
+            files=self.files,
+            zone=lambda: zone_of(self.live.config),
+            close_remote=self.previews.close if self.is_shared else None,
+            on_unreachable=self.approval_timer.wake,
+        )
+
+    async def _end_revoked(self, has_access: Callable[[UserRef], bool]) -> None:
+        """End the open questions and background commands of people without access."""
+        self.approval_timer.wake()
+        await self.background.stop("access having been revoked", lambda it: not has_access(it.started_by))
+
+    def _make_tools(self, loaded: LoadedConfig) -> BuiltInTools:
+        files, clock, live, deliver = self.files, self.clock, self.live, self.delivery.wake
+        images = ImageStore(files=files, clock=clock, scaler=self.scaler)
+        return BuiltInTools(
             live=live,
-            access=access,
+            access=self.access,
             workspaces=WorkspaceStore(loaded.workspaces, loaded.config.workspace),
             background=self.background,
             servers=ServerRegistry(images, clock, lambda text: live.redactor()(text)),
-            sending=FileDelivery(files=files, max_bytes=adapters.max_file_bytes, deliver=delivery.wake, clock=clock),
-            scaler=scaler,
-            reschedule=schedule_timer.wake,
+            sending=FileDelivery(files=files, max_bytes=self.adapters.max_file_bytes, deliver=deliver, clock=clock),
+            scaler=self.scaler,
+            reschedule=self.schedule_timer.wake,
         )
-        spending = SpendingControl(store, clock)
-        self.agents = AgentMaker(
-            store=store,
-            clock=clock,
-            scaler=scaler,
-            spending=spending,
-            access=access,
-            tools=lambda loaded: (*tools.make(loaded), *extra_tools),
-            tool_source=tools.servers,
+
+    def _make_agents(self, extra_tools: Sequence[Tool]) -> AgentMaker:
+        return AgentMaker(
+            store=self.store,
+            clock=self.clock,
+            scaler=self.scaler,
+            spending=self.spending,
+            access=self.access,
+            tools=lambda loaded: (*self.tools.make(loaded), *extra_tools),
+            tool_source=self.tools.servers,
             notices=NoticeWriter(
-                store=store,
-                settings=lambda: live.config.notices,
-                deliver=delivery.wake,
-                clock=clock,
-                is_admin=access.is_admin,
+                store=self.store,
+                settings=lambda: self.live.config.notices,
+                deliver=self.delivery.wake,
+                clock=self.clock,
+                is_admin=self.access.is_admin,
             ),
         )
-        self.runtime = runtime = Runtime(live, *self.agents.make(loaded))
 
-        # Turns.
-        make_client = partial(transcription_client, spending=spending)
-        self.transcriber = TranscriptionHandler(store=store, runtime=runtime, clock=clock, make_client=make_client)
-        self.titles = TitleWriter(store=store, runtime=runtime, clock=clock)
-        self.lanes = lanes = LaneRegistry(
-            store=store,
-            runtime=runtime,
-            access=access,
+    def _make_lanes(self, slots: int) -> LaneRegistry:
+        return LaneRegistry(
+            store=self.store,
+            runtime=self.runtime,
+            access=self.access,
             turns=TurnRunner(
-                store=store,
-                runtime=runtime,
-                previews=previews,
-                delivery=delivery,
+                store=self.store,
+                runtime=self.runtime,
+                previews=self.own_previews,
+                delivery=self.delivery,
                 titles=self.titles,
-                clock=clock,
-                on_question=approval_timer.wake,
+                clock=self.clock,
+                on_question=self.approval_timer.wake,
             ),
             attachments=AttachmentHandler(
-                store=store,
-                runtime=runtime,
-                delivery=delivery,
+                store=self.store,
+                runtime=self.runtime,
+                delivery=self.delivery,
                 transcriber=self.transcriber,
-                scaler=scaler,
-                clock=clock,
-                files=files,
-                workspaces=tools.workspaces,
+                scaler=self.scaler,
+                clock=self.clock,
+                files=self.files,
+                workspaces=self.tools.workspaces,
             ),
-            clock=clock,
-            group=group,
-            slots=asyncio.Semaphore(loaded.config.sessions.max_turns),
+            clock=self.clock,
+            group=self.group,
+            slots=asyncio.Semaphore(slots),
         )
 
-        # Commands and messages of people.
-        context = CommandContext(
-            store=store,
-            runtime=runtime,
-            access=access,
-            lanes=lanes,
-            clock=clock,
-            health=adapters.health,
+    def _command_context(self) -> CommandContext:
+        return CommandContext(
+            store=self.store,
+            runtime=self.runtime,
+            access=self.access,
+            lanes=self.lanes,
+            clock=self.clock,
+            health=self.adapters.health,
             registry=REGISTRY,
-            deliver=delivery.wake,
-            servers=tools.servers,
-            reschedule=schedule_timer.wake,
-            peer_line=lambda: state.status_line(membership.node),
+            deliver=self.delivery.wake,
+            servers=self.tools.servers,
+            reschedule=self.schedule_timer.wake,
+            peer_line=lambda: self.state.status_line(self.membership.node),
         )
-        self.commands = commands = CommandRunner(context, delivery, group)
+
+    def _make_node(self) -> Node:
         intake = GatewayIntake(
-            store=store,
-            runtime=runtime,
-            access=access,
+            store=self.store,
+            runtime=self.runtime,
+            access=self.access,
             registry=REGISTRY,
-            lanes=lanes,
-            commands=commands,
-            delivery=delivery,
-            clock=clock,
+            lanes=self.lanes,
+            commands=self.commands,
+            delivery=self.delivery,
+            clock=self.clock,
         )
-
-        # The node, and what it does for all.
-        timers: dict[Timer, TimerWork] = {
-            approval_timer: partial(expire_questions, lanes),
-            schedule_timer: partial(fire_schedules, lanes),
-            Timer("expire_idle", 5 * 60, runs_at_once=False): partial(expire_idle, lanes),
-            Timer("housekeeping", 60 * 60, runs_at_once=False): partial(run_housekeeping, lanes, files),
-        }
-        self.node = Node(
-            state=state,
-            open_seat=membership.open_seat,
-            duties=self._duties(intake, timers),
-            lanes=lanes,
-            run_command=commands.run_queued,
-            on_hint=self._on_hint(approval_timer, schedule_timer),
+        return Node(
+            state=self.state,
+            open_seat=self.membership.open_seat,
+            duties=self._duties(intake),
+            lanes=self.lanes,
+            run_command=self.commands.run_queued,
+            on_hint=self._on_hint(),
             abandon=self._abandon,
         )
 
-        # Operators.
-        self.heartbeat = Heartbeat(store, adapters, environ, lanes.tell_all_broken, loaded.home)
-        self.operator = OperatorHandler(
-            loaded=lambda: live.loaded,
-            runtime=runtime,
-            store=store,
-            access=access,
-            adapters=adapters,
-            lanes=lanes,
-            servers=tools.servers,
-            delivery=delivery,
-            heartbeat=self.heartbeat,
-            peer_row=lambda: state.health(membership.node, len(lanes.served)),
-            clock=clock,
-            started_at=clock.now(),
-        )
-
-    def _duties(self, intake: Intake, timers: Mapping[Timer, TimerWork]) -> list[Duty]:
+    def _duties(self, intake: Intake) -> list[Duty]:
         """Return the accounts to serve, none for a `worker`, and the work that one node does for all."""
 
         def serving(account: str) -> Duty:
@@ -239,12 +235,18 @@ class Parts:
             run = partial(self.adapters.supervised[account].run, intake)
             return Duty(name=account, lock=account_lock(account), take_up=take_up, run=run)
 
+        timers: dict[Timer, TimerWork] = {
+            self.approval_timer: partial(expire_questions, self.lanes),
+            self.schedule_timer: partial(fire_schedules, self.lanes),
+            Timer("expire_idle", 5 * 60, runs_at_once=False): partial(expire_idle, self.lanes),
+            Timer("housekeeping", 60 * 60, runs_at_once=False): partial(run_housekeeping, self.lanes, self.files),
+        }
         accounts = [] if self.live.config.cluster.role == "worker" else self.adapters.supervised
         # Importing APScheduler at once would delay the first answers by 22 ms.
         housekeeping = Duty(name="housekeeping", lock=KEEPER, run=partial(run_timers, timers, pause=1.0))
         return [*map(serving, accounts), housekeeping]
 
-    def _on_hint(self, approval_timer: Timer, schedule_timer: Timer) -> Mapping[HintKind, OnHintOf]:
+    def _on_hint(self) -> Mapping[HintKind, OnHintOf]:
         """Return the work to do at hints of other nodes that are not for lanes."""
 
         def expire_learned(_: int) -> None:
@@ -256,8 +258,8 @@ class Parts:
             HintKind.PREVIEW: lambda turn_id: self.previews.note(TurnId(turn_id)),
             HintKind.DROPPED: lambda inbox_id: self.commands.note_dropped(InboxId(inbox_id)),
             HintKind.ACCESS: lambda _: self.access_changed.set(),
-            HintKind.ASKED: lambda _: approval_timer.wake(),
-            HintKind.SCHEDULED: lambda _: schedule_timer.wake(),
+            HintKind.ASKED: lambda _: self.approval_timer.wake(),
+            HintKind.SCHEDULED: lambda _: self.schedule_timer.wake(),
             HintKind.LEARNED: expire_learned,
         }
 
@@ -265,6 +267,22 @@ class Parts:
         """End what was begun for accounts, which may be another node's by now."""
         await self.delivery.abandon()
         await self.previews.abandon()
+
+    def _make_operator(self) -> OperatorHandler:
+        return OperatorHandler(
+            loaded=lambda: self.live.loaded,
+            runtime=self.runtime,
+            store=self.store,
+            access=self.access,
+            adapters=self.adapters,
+            lanes=self.lanes,
+            servers=self.tools.servers,
+            delivery=self.delivery,
+            heartbeat=self.heartbeat,
+            peer_row=lambda: self.state.health(self.membership.node, len(self.lanes.served)),
+            clock=self.clock,
+            started_at=self.clock.now(),
+        )
 
     async def close(self) -> None:
         """Give the seat back, and close the connections to models."""
