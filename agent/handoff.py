@@ -34,7 +34,6 @@ on them.
 - Your tools work as before. Call them as soon as a request needs it.
 - The system prompt and your memory outrank the record."""
 
-_RECALL = re.compile(rf"\[Stands for (\d{{1,18}}) messages?, {RECALL_ID} to {RECALL_ID}\.[^\]\n]*\]\s*\Z")
 _BLANK = r"[\s\u00ad\u200b-\u200f\u2060-\u2064\ufeff]"  # what a marker may be hidden behind, or spelt with
 _MARKER = re.compile(
     rf"[\[\uff3b](?={_BLANK}*(?:(?:END{_BLANK}+OF{_BLANK}+)?CONTEXT{_BLANK}+(?:COMPACTION|SUMMARY)"
@@ -42,7 +41,6 @@ _MARKER = re.compile(
     re.IGNORECASE,
 )
 _CARRIED = re.compile(rf"^[ \t]*#{{1,6}}[ \t]*({'|'.join(CARRIED_HEADINGS)})\b", re.MULTILINE | re.IGNORECASE)
-_HEADING = re.compile(r"^#{1,4}\s+\S", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +70,7 @@ def parse_handoff(stored: str) -> Handoff:
     >>> parse_handoff(handoff.stored()) == handoff
     True
     """
-    found = _RECALL.search(stored)
+    found = re.search(rf"\[Stands for (\d{{1,18}}) messages?, {RECALL_ID} to {RECALL_ID}\.[^\]\n]*\]\s*\Z", stored)
     if found is None:
         return Handoff(text=stored.strip(), messages=0, first_id=0, last_id=0)
     messages, first_id, last_id = map(int, found.groups())
@@ -98,7 +96,7 @@ def unframed(text: str) -> str | None:
     inside = inside.strip()
     if inside.startswith(_CONTRACT):
         inside = inside.removeprefix(_CONTRACT).strip()
-    elif heading := _HEADING.search(inside):
+    elif heading := re.search(r"^#{1,4}\s+\S", inside, re.MULTILINE):
         inside = inside[heading.start() :]
     return "\n\n".join(piece for piece in (inside, behind.strip()) if piece)
 

@@ -34,7 +34,6 @@ from hermes_state.values import ChatKey, ChatKind, Clock, MessageId, ToolEffect,
 
 log = structlog.get_logger()
 
-NO_REPORT = "The sub-agent ended without a word."
 OF_THE_CONVERSATION = "it belongs to the conversation, not to a sub-agent: report what should be done with it"
 NEEDS_A_YES = "a person may have to allow it, whom a sub-agent cannot ask: report what should be done"
 NOT_GIVEN = "it was not given to this sub-agent"
@@ -139,7 +138,7 @@ class SubagentRunner:
             raise await self._failed(turn, type(error).__name__, "it broke") from error
         finally:
             await agent.close()
-        text, tokens = answer.text or NO_REPORT, answer.reported_prompt_tokens
+        text, tokens = answer.text or "The sub-agent ended without a word.", answer.reported_prompt_tokens
         final = ModelAnswer(text=text, call=answer.call, reported_prompt_tokens=tokens)
         try:
             await self.store.write_with_retry(_store_report, turn, final, self.clock)

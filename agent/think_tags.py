@@ -31,8 +31,6 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
 }
 """Pattern that ends the reasoning, by the text that opens it. None: the text is only left out."""
 _LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>")
-_MAX_HELD: Final = 4_096
-"""Longest undecided beginning, in characters, because blanks may go on for ever."""
 _UNOPENED: Final = re.compile(rf"</({'|'.join(_NAMES)})>", re.IGNORECASE)
 _WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?=\S)(.*)", re.DOTALL)
 """Rest of gpt-oss's channels where a server has dropped the markers around their names."""
@@ -71,7 +69,8 @@ class ThinkTagParser:
             found = _marker(text)
             if found is None or self._markers >= 200:
                 may_become_one = any(marker.startswith((text, text.lower())) for marker in _MARKERS)
-                return "" if len(self._held) < _MAX_HELD and may_become_one else self._answer(text)
+                # Blanks may go on for ever.
+                return "" if len(self._held) < 4_096 and may_become_one else self._answer(text)
             self._markers += 1  # each costs the length of the text after it
             length, end = found
             self._is_cut, self._held = True, text[length:]

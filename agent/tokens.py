@@ -21,7 +21,6 @@ CALL_TOKENS = 10
 """Tokens of the id and frame of a tool call, or of the result that answers it."""
 BLOCK_TOKENS = 14
 """Tokens of the tags around a document or a quotation, or of the line about an image that the model cannot see."""
-_OTHER = ord("o")
 _WEIGHTS = {
     # words after a space, punctuation, a capital, a digit, a line's end; long ones take more
     **{b"sl": 0.845, b"pl": 1.138, b"ul": 0.824, b"dl": 0.8, b"nl": 0.86, b"llllll": 0.345},
@@ -51,7 +50,7 @@ _RANGES = {
 
 
 def _class_table() -> bytes:
-    table = bytearray([_OTHER]) * 256
+    table = bytearray([ord("o")]) * 256
     for letter, (start, end) in _RANGES.items():
         table[start:end] = letter.encode() * (end - start)
     table[ord("\n")] = table[ord("\r")] = ord("n")
@@ -60,7 +59,6 @@ def _class_table() -> bytes:
 
 
 _CLASSES = _class_table()
-_FOLLOWING = bytes(range(0x80, 0xC0))
 
 
 def estimated_text_tokens(text: str) -> EstimatedTokens:
@@ -78,7 +76,7 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
     if len(raw) == len(text):
         classes = raw.translate(_CLASSES)
     else:
-        classes = raw.translate(_CLASSES, _FOLLOWING)
+        classes = raw.translate(_CLASSES, bytes(range(0x80, 0xC0)))
         for sequence, weight in _WEIGHTS_BEYOND_ASCII.items():
             total += weight * classes.count(sequence)
     for sequence, weight in _WEIGHTS.items():

@@ -36,8 +36,6 @@ _LEVELS = {
 }
 """Levels of the libraries' loggers."""
 
-_NOISE = ("Attempting a reconnect in", "PyNaCl is not installed", "davey is not installed")
-"""Beginnings of discord.py's lines that say nothing new: we report lost connections ourselves, and use no voice."""
 
 _REDACTED_DEPTH = 6
 
@@ -90,7 +88,10 @@ def update_logging(level: str, secrets: Iterable[str]) -> None:
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_NOISE)
+    # Lines of discord.py that say nothing new: we report lost connections ourselves, and use no voice.
+    return not record.getMessage().startswith(
+        ("Attempting a reconnect in", "PyNaCl is not installed", "davey is not installed")
+    )
 
 
 class _AcceptErrorFilter(logging.Filter):

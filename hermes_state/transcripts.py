@@ -271,7 +271,7 @@ def _messages(rows: Iterable[_Row], behind: Transcript = ()) -> Transcript:
     Repeated values, also those of the last rows `behind`, are held once: a quarter of a view's memory.
     """
     once = _InternCache()
-    for row in behind[-_ALIKE_ROWS:]:
+    for row in behind[-4:]:  # the last turn's may have the values of the next ones
         for value in (row.session_id, row.sender_ref, row.sender_name, row.turn_id, row.tool_name):
             once.setdefault(value, value)
     return tuple(
@@ -303,8 +303,6 @@ class _InternCache(dict[Any, Any]):
         self[value] = value
         return value
 
-
-_ALIKE_ROWS = 4  # earlier rows that may have the values of the next ones: the last turn's
 
 # A dictionary look-up is several times cheaper than calling the enum, and a view has thousands of rows.
 _ROLES = {role.value: role for role in MessageRole}

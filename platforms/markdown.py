@@ -20,9 +20,7 @@ from markdown_it.token import Token
 
 MAX_OPEN_BRACKETS = 6
 """Most brackets open at once in the text of a link: each is searched for its end."""
-_CELL_MARKS = re.compile(r"(\\\||`+|\|)")
 _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
-_MARKS = re.compile(r"[*_`\\&~]")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 TEXT_LINE = re.compile(r">=|>>> |>[._-][<>]|\*(?: [\d*/,-]+){3} [\w*/,-]+$")
@@ -149,7 +147,7 @@ def _plain_cell(cell: str) -> str:
     """Text of a cell without emphasis, which code does not show. A cell that may hold a link stays as written."""
     if not cell or cell.isalnum():
         return cell
-    if _MARKS.search(cell) and "[" not in cell and "<" not in cell:
+    if re.search(r"[*_`\\&~]", cell) and "[" not in cell and "<" not in cell:
         cell = "".join(child.content for child in _INLINE.parseInline(cell)[0].children or ())
     return " ".join(cell.split())
 
@@ -210,7 +208,7 @@ def _cells(row: str) -> list[str]:
     """Cells of a row, parted by each pipe that is neither escaped nor in code."""
     if "`" not in row and "\\" not in row:
         return [cell.strip() for cell in row.removeprefix("|").removesuffix("|").split("|")]
-    pieces = _CELL_MARKS.split(row)
+    pieces = re.split(r"(\\\||`+|\|)", row)
     last_at = {piece: at for at, piece in enumerate(pieces)}
     cells: list[list[str]] = [[]]
     fence = ""

@@ -51,8 +51,6 @@ _OPENING: Final = (
     "rule, newest first. Continue from the recent messages and from the current state of things, and look up what you "
     "need with the history tools before you rely on anything that is not here."
 )
-_OPENED = re.compile(r"\ANo summary could be made of the [^\n]{0,400}\n*")
-_HEADING = re.compile(r"^#{1,6} +", re.MULTILINE)
 _EARLIER: Final = "## Earlier record"
 
 
@@ -116,7 +114,8 @@ def _earlier(previous: str | None, redact: Redact, limit: int) -> str:
     limit -= _tokens(_EARLIER)
     if not previous or limit <= 0:
         return ""
-    body = _HEADING.sub("### ", _OPENED.sub("", previous.strip())).replace(f"#{_EARLIER}\n", "")
+    body = re.sub(r"\ANo summary could be made of the [^\n]{0,400}\n*", "", previous.strip())
+    body = re.sub(r"^#{1,6} +", "### ", body, flags=re.MULTILINE).replace(f"#{_EARLIER}\n", "")
     record = bounded_record(body, Tokens(limit), redact)
     return f"{_EARLIER}\n{record}" if record and estimated_text_tokens(record) <= limit else ""
 

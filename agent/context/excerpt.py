@@ -35,12 +35,9 @@ QUOTED_CHARACTERS = 20_000
 _WHOLE = 1 << 40
 _OPENING = re.compile(r"^[ \t]*<(?:think|thinking|thought|reasoning)>", re.MULTILINE | re.IGNORECASE)
 CLOSING_THOUGHT: Final = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
-_TAG = re.compile(r"<(?=\s{0,8}/?\s{0,8}(?:conversation|earlier_record|focus)\b)", re.IGNORECASE)
-_HEADING = re.compile(r"^#{1,4}\s+\S.*$", re.MULTILINE)
 _UNSEEN = re.compile(
     r"[\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]+"
 )
-_NAME_BRACKETS = str.maketrans("[]<>", "()()")
 Redact = Callable[[str], str]
 
 
@@ -97,7 +94,11 @@ def clean(text: str, redact: Redact) -> str:
 
 def _untagged(text: str) -> str:
     text = text.replace(MARK, SECRET_MARK)
-    return _TAG.sub("(", text) if "<" in text else text
+    return (
+        re.sub(r"<(?=\s{0,8}/?\s{0,8}(?:conversation|earlier_record|focus)\b)", "(", text, flags=re.IGNORECASE)
+        if "<" in text
+        else text
+    )
 
 
 def without_thoughts(text: str) -> str:
@@ -195,7 +196,7 @@ def _speaker(row: Message, *, has_names: bool) -> str:
 
 def speaker_name(text: str | None) -> str:
     """Return a name on one line, without brackets."""
-    return " ".join((text or "").split())[:64].translate(_NAME_BRACKETS)
+    return " ".join((text or "").split())[:64].translate(str.maketrans("[]<>", "()()"))
 
 
 def _row_tokens(row: Message) -> int:
@@ -282,7 +283,7 @@ def fitted(text: str, limit: Tokens) -> str:
     """Return `text` without as many lines of its longest sections as bring it to about `limit` tokens."""
     if estimated_text_tokens(text) <= limit:
         return text
-    starts = [0, *(match.start() for match in _HEADING.finditer(text))]
+    starts = [0, *(match.start() for match in re.finditer(r"^#{1,4}\s+\S.*$", text, re.MULTILINE))]
     pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
     lines = [[line for line in piece.splitlines() if line.strip()] for piece in pieces]
     sections = [_Section("", lines[0]), *(_Section(own[0], own[1:]) for own in lines[1:])]

@@ -13,28 +13,13 @@ from hermes_state.kinds import AnyCase
 from hermes_state.settings import Setting
 from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
 
-URGENT_PERCENT = 92
-"""Share of the input window, in percent, from which on no turn goes on without a compression."""
-HYGIENE_INPUT_PERCENT = 90
-"""Latest line of hygiene, in percent of the input window, because the output needs its room."""
-THRESHOLD_CAP_PERCENT = 75
-"""Highest threshold, in percent of the input window. Closer to hygiene (85 %), both would act at every message."""
 MIN_INPUT_WINDOW = 2_048
+"""Smallest input window, in tokens: in less a system prompt and one exchange do not fit."""
 SMALL_WINDOW = 16_000
 """Context length, in tokens, below which little is left between head, summary and tail."""
-HEAD_TOKENS = 4_000
-HEAD_THRESHOLD_PERCENT = 25
-MIN_SUMMARY_TOKENS = 2_000
 MIN_SUMMARY_CEILING = 256
 MAX_SUMMARY_TOKENS = 12_000
 """Longest requested summary, because models seldom write more in one answer."""
-SUMMARY_CONTEXT_PERCENT = 5
-SUMMARY_THRESHOLD_PERCENT = 20
-SUMMARY_INPUT_TOKENS = 40_000
-SUMMARY_INPUT_PERCENT = 60
-"""Share of the summary model's own window, in percent."""
-RULES_TOKENS = 400
-RULES_THRESHOLD_PERCENT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +86,7 @@ class Limits:
     threshold: Tokens
     hygiene: Tokens
     urgent: Tokens
+    """Size from which on no turn goes on without a compression."""
     tail: Tokens
     head: Tokens
     summary_ceiling: Tokens
@@ -108,7 +94,7 @@ class Limits:
     facts: Tokens
 
     def summary_tokens(self, content: int) -> Tokens:
-        floor = min(MIN_SUMMARY_TOKENS, self.summary_ceiling)
+        floor = min(2_000, self.summary_ceiling)
         return Tokens(min(max(content // 5, floor), self.summary_ceiling))
 
     @property
@@ -135,14 +121,13 @@ def limits_of(
     """Compute all limits of a window. `max_input`: the provider's smaller bound of prompts. All are tokens."""
     longest_prompt = context_length if max_input is None else min(context_length, max_input)
     window = min(context_length - reserved_output, longest_prompt)
-    hygiene = min(
-        _at_least(context_length, settings.hygiene_threshold), _at_least(window, Fraction(HYGIENE_INPUT_PERCENT, 100))
-    )
+    # At 90 % of the input window at the latest, because the output needs its room.
+    hygiene = min(_at_least(context_length, settings.hygiene_threshold), _at_least(window, Fraction(90, 100)))
     threshold = _threshold(context_length, window, settings)
     ceiling = min(
-        context_length * SUMMARY_CONTEXT_PERCENT // 100,
+        context_length * 5 // 100,
         MAX_SUMMARY_TOKENS,
-        threshold * SUMMARY_THRESHOLD_PERCENT // 100,
+        threshold * 20 // 100,
     )
     return Limits(
         context_length=Tokens(context_length),
@@ -150,25 +135,25 @@ def limits_of(
         longest_prompt=Tokens(longest_prompt),
         threshold=threshold,
         hygiene=Tokens(hygiene),
-        urgent=Tokens(_at_least(window, Fraction(URGENT_PERCENT, 100))),
+        urgent=Tokens(_at_least(window, Fraction(92, 100))),
         tail=Tokens(_at_most(threshold, settings.target_ratio)),
-        head=Tokens(min(HEAD_TOKENS, threshold * HEAD_THRESHOLD_PERCENT // 100)),
+        head=Tokens(min(4_000, threshold * 25 // 100)),
         summary_ceiling=Tokens(max(MIN_SUMMARY_CEILING, ceiling)),
-        rules=Tokens(max(RULES_TOKENS, threshold * RULES_THRESHOLD_PERCENT // 100)),
+        rules=Tokens(max(400, threshold * 4 // 100)),
         facts=Tokens(_at_most(threshold, settings.facts_share) // (4 if context_length < SMALL_WINDOW else 1)),
     )
 
 
 def summary_input_tokens(summary_window: int) -> Tokens:
     """Return the most tokens of a conversation that a summary model with this window reads."""
-    return Tokens(min(SUMMARY_INPUT_TOKENS, summary_window * SUMMARY_INPUT_PERCENT // 100))
+    return Tokens(min(40_000, summary_window * 60 // 100))
 
 
 def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tokens:
     threshold = _at_most(context_length, settings.threshold)
     if settings.minimum_context_length * 2 <= context_length or not settings.threshold:
         threshold = max(threshold, settings.minimum_context_length)
-    threshold = min(threshold, window * THRESHOLD_CAP_PERCENT // 100)
+    threshold = min(threshold, window * 75 // 100)  # closer to hygiene (85 %), both would act at every message
     return Tokens(max(1, threshold))
 
 

@@ -27,9 +27,6 @@ from hermes_state.values import (
     Tokens,
 )
 
-MAX_SIZES = 4_096
-"""Conversations with a cached size of a few hundred bytes."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPrompt:
@@ -168,7 +165,7 @@ class MeasuredPromptBuilder:
             size += estimator.rows_size(rows[start:], style)
         else:
             size = await asyncio.to_thread(estimator.rows_size, rows, style)
-        if len(self._measured) >= MAX_SIZES:
+        if len(self._measured) >= 4_096:  # each takes a few hundred bytes
             self._measured.clear()
         if rows and not style.image_urls:
             session = view.session

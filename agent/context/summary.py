@@ -261,8 +261,6 @@ _REWRITES = (
     (re.compile(r"^[ \t]*\|(?: *\d{1,2} *\|)?([^|\n]{1,80})\|(.*[^|\s])[| \t]*$", re.MULTILINE), r"**\1:** \2"),
 )
 """Tags and rows of tables as headings."""
-_JSON_START = re.compile(r"(?:^|>)[ \t]*[\[{]", re.MULTILINE)
-_JSON_END = re.compile(r"[\]}](?=[ \t]*(?:$|<))", re.MULTILINE)
 _ANY_HEADING = re.compile(
     r"^[ \t]*(?P<mark>[^\w\s|][^\w\n|]*)?(?:Section )?"
     r"(?:(?P<number>\d{1,2})[.):\u3001\uff0e\ufe0f\u20e3]+(?P<inner>[ *_]*)|[一二三四五六七八九十]{1,3}\u3001)?"
@@ -274,7 +272,8 @@ _ANY_HEADING = re.compile(
 
 def reformed(text: str, titles: tuple[str, ...]) -> str | None:
     """Return the record under the given titles, found by their names, numbers or order; None for another text."""
-    start, ends = _JSON_START.search(text), [*_JSON_END.finditer(text)]
+    start = re.search(r"(?:^|>)[ \t]*[\[{]", text, re.MULTILINE)
+    ends = [*re.finditer(r"[\]}](?=[ \t]*(?:$|<))", text, re.MULTILINE)]
     with suppress(ValueError, RecursionError):
         if start and ends:
             given = re.sub(r",(\s*[}\]])", r"\1", text[start.end() - 1 : ends[-1].end()])

@@ -21,15 +21,14 @@ UNREADABLE: Final = 3
 """Exit code for bytes that are no image of a known kind, or a broken one."""
 TOO_LARGE: Final = 4
 """Exit code for an image that would take too much memory or time."""
-_BOUNDS: Final = ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_FSIZE, 0))
-"""Most memory (some decoders hold an image twice), seconds of work, and bytes of files."""
 # EPS runs a program, and the other kinds are rare: each decoder must survive the bytes of strangers.
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO")
 
 
 def main(path: str, max_side: int, max_bytes: int) -> int:
     """Write the scaled image to standard output. Returns the exit code."""
-    for bound, most in _BOUNDS:
+    # Most memory (some decoders hold an image twice), seconds of work, and bytes of files.
+    for bound, most in ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_FSIZE, 0)):
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some; the time limit outside holds there, too
             resource.setrlimit(bound, (most, most))
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each thread takes of the memory, and machines have many cores

@@ -26,7 +26,6 @@ MAX_CHARACTERS = 20_000
 """Longest persona or context file, in characters; the middle of a longer one is left out."""
 SHARE_PERCENT = 10
 """Share of the threshold, in percent, for all notes, and once more for all other sections."""
-_TAG = re.compile(r"<(?=\s{0,8}/?\s{0,8}(?:memory|context_file)\b)", re.IGNORECASE)
 _ABOUT_NOTES = """\
 # Memory
 Notes kept from this chat, as they stood when this session began: `MEMORY.md` about the work, `USER.md` about the \
@@ -117,4 +116,4 @@ def within(text: str, room: Tokens) -> str:
 
 def _safe(text: str) -> str:
     """Return a text without our tags and without the markers of handoffs and notices."""
-    return escape_markers(_TAG.sub("(", text))
+    return escape_markers(re.sub(r"<(?=\s{0,8}/?\s{0,8}(?:memory|context_file)\b)", "(", text, flags=re.IGNORECASE))

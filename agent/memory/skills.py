@@ -22,7 +22,6 @@ log = structlog.get_logger()
 SKILL_FILE = "SKILL.md"
 MAX_SKILLS = 200
 MAX_DESCRIPTION = 1_024
-_FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"^(name|description)[ \t]*:[ \t]*(\S.*?(?:\n[ \t]+\S.*?)*)[ \t]*$", re.MULTILINE)
 
 
@@ -100,7 +99,7 @@ def front_matter(text: str) -> dict[str, str]:
     >>> front_matter("---\\nname: trips\\ndescription: Use when: somebody travels\\n---\\n# Trips")
     {'name': 'trips', 'description': 'Use when: somebody travels'}
     """
-    found = _FRONT_MATTER.match(text)
+    found = re.match(r"\A\s*---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", text, re.DOTALL | re.MULTILINE)
     if found is None:
         raise ToolError(
             "it does not begin with front matter: a line `---`, then `name:` and `description:`, then `---`"

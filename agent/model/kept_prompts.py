@@ -20,8 +20,6 @@ MIN_KEPT_ROWS: Final = 32
 """Rows from which on a beginning is kept: fewer are encoded in a tenth of a millisecond."""
 MIN_NEW_ROWS: Final = 16
 """Rows by which a beginning grows at least."""
-MAX_KEPT_BYTES: Final = 8_000_000
-"""Most bytes of all beginnings that a model keeps; a longer one is not kept."""
 
 Render: TypeAlias = Callable[[Transcript, set[str]], Sequence[Any] | None]
 """Renders rows as elements of a prompt, and adds their call ids; None if they depend on other rows."""
@@ -93,7 +91,7 @@ NOTHING: Final = KeptPrompt()
 class KeptPromptCache:
     """Beginnings of the prompts that one model has received."""
 
-    def __init__(self, *, min_rows: int = MIN_KEPT_ROWS, min_new: int = MIN_NEW_ROWS, max_bytes: int = MAX_KEPT_BYTES):
+    def __init__(self, *, min_rows: int = MIN_KEPT_ROWS, min_new: int = MIN_NEW_ROWS, max_bytes: int = 8_000_000):
         self._min_rows, self._min_new, self._max_bytes = min_rows, min_new, max_bytes
         self._kept: OrderedDict[object, KeptPrompt] = OrderedDict()
         self._size = 0

@@ -17,7 +17,6 @@ _LINE = re.compile(r"[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]+")
 """Line as a model may see it: any control character but a tab, and any separator, may end a line."""
 _ANGLE = re.compile(r"<(?!/?(?:[a-ce-pr-z0-9]|d[a-np-z]|q[a-tv-z]))|[^\w\s\x00-\x7f]", re.IGNORECASE)
 """Possible beginning of the end of a block; most tags are none, by their first letters."""
-_JOINERS = "\u200c\u200d"  # emoji and several scripts need them
 
 
 def escaped(text: str) -> str:
@@ -51,7 +50,8 @@ def one_line(text: str, signs: Mapping[str, str] = MappingProxyType({})) -> str:
     for character in text:
         category = unicodedata.category(character)
         plain = " " if category == "Cc" else signs.get(unicodedata.normalize("NFKC", character), signs.get(category))
-        if plain is not None or category != "Cf" or character in _JOINERS:
+        # Emoji and several scripts need the joiners.
+        if plain is not None or category != "Cf" or character in "\u200c\u200d":
             kept.append(character if plain is None else plain)
     return " ".join("".join(kept).split())
 

@@ -72,7 +72,6 @@ _PAIR: Final = re.compile(
     re.DOTALL,
 )
 _KEYS: Final = (r'"(?:tool_)?(?:name|tool|function)"\s*:\s*', r'"(?:arguments|parameters|args|input)"\s*:')
-_FENCE: Final = re.compile(r"\n {0,3}(`{3,}|~{3,})([^\n]*)")
 _decode: Final = json.JSONDecoder(strict=False).raw_decode
 
 
@@ -117,7 +116,7 @@ def first_doubt(text: str, start: int) -> int:
 def is_code(before: str) -> bool:
     """True if the text before a place opens code or a quotation and does not close it."""
     fence, has_fences = "", "```" in before or "~~~" in before
-    for line, rest in _FENCE.findall(f"\n{before}") if has_fences else ():
+    for line, rest in re.findall(r"\n {0,3}(`{3,}|~{3,})([^\n]*)", f"\n{before}") if has_fences else ():
         fence = line if not fence else "" if line.startswith(fence) and not rest.strip() else fence
     last = before.rpartition("\n")[2]
     return bool(fence) or last.count("`") % 2 == 1 or last.startswith((" " * 4, "\t", ">"))

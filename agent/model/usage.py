@@ -20,8 +20,6 @@ from hermes_state.values import CanonicalUsage, Message, MicroUsd, micro_usd
 
 MAX_TOKENS = 100_000_000
 """Most tokens of one call. A higher count would close a conversation for ever, or not fit into the database."""
-MAX_DOLLARS = 10_000
-"""Highest cost of one call that is believed, in US dollars."""
 UsageFormat: TypeAlias = Literal["chat_completions", "responses", "anthropic"]
 """API that names the counts of a `usage`."""
 
@@ -104,7 +102,8 @@ def reported_cost(usage: object) -> MicroUsd | None:
 
 
 def _amount(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and 0 < value <= MAX_DOLLARS else 0.0
+    # No call is believed to cost more, in US dollars.
+    return float(value) if isinstance(value, int | float) and 0 < value <= 10_000 else 0.0
 
 
 def _field(holder: object, name: str) -> object:

@@ -119,10 +119,6 @@ _NOT_PLAIN = re.compile(
     "[^\x00-\x7f\u00ae-\u024f\u0400-\u0482\u048a-\u052f\u3041-\u3096\u30a1-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
 )
 """Any character but ASCII and common letters, all of which are visible."""
-_HIDDEN = frozenset({"Cf", "Zl", "Zp", "Co", "Cn"})
-"""Categories of characters that format, or mean nothing."""
-_JOINERS = "\u200c\u200d\ufe0f"
-"""Characters that emoji and scripts other than Latin need."""
 _SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F, 0x17B4, 0x17B5, 0x2800)))
 
 _WORD, _LATIN = re.compile(r"(?<!\\)\w+"), re.compile("[A-Za-z]")  # the first letter behind a backslash is an escape's
@@ -167,8 +163,10 @@ def _coded(found: re.Match[str]) -> str:
 
 def _shown(found: re.Match[str]) -> str:
     character, before = found[0], found.string[max(0, found.start() - 1) : found.start()]
-    joins = character in _JOINERS and not before.isascii() and unicodedata.category(before)[0] in "LMS"
-    is_hidden = unicodedata.category(character) in _HIDDEN or character in _SELECTORS
+    # Emoji, and scripts other than Latin, need these.
+    joins = character in "\u200c\u200d\ufe0f" and not before.isascii() and unicodedata.category(before)[0] in "LMS"
+    # These categories format, or mean nothing.
+    is_hidden = unicodedata.category(character) in {"Cf", "Zl", "Zp", "Co", "Cn"} or character in _SELECTORS
     is_hidden = is_hidden or "FILLER" in unicodedata.name(character, "")
     return f"\\u{ord(character):04x}" if is_hidden and not joins else character
 

@@ -72,8 +72,6 @@ def change_notes(notes: MemoryDirectory, chat_id: ChatId, person: Person | None,
 
 _MAX_FILES: Final = 50
 """Most files of a skill that are listed."""
-_MAX_CHARACTERS: Final = 40_000
-"""Longest part of a file that one call returns; less if the model's window is small."""
 
 
 class _SkillFile(Arguments, frozen=True):
@@ -95,9 +93,7 @@ def skill_tool(catalog: SkillCatalog) -> Tool:
     async def skill(asked: _SkillFile, context: ToolContext) -> str:
         if asked.name not in catalog.skills:
             raise ToolError(f"there is no such skill; there are: {', '.join(catalog.skills) or 'none'}")
-        return await asyncio.to_thread(
-            _read_skill, catalog.skills[asked.name], asked, min(_MAX_CHARACTERS, context.result_size)
-        )
+        return await asyncio.to_thread(_read_skill, catalog.skills[asked.name], asked, min(40_000, context.result_size))
 
     return skill
 

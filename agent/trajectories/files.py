@@ -25,10 +25,6 @@ from hermes_state.errors import CommandError
 
 MAX_LINE_BYTES: Final = 67_108_864
 """Longest line that is read as a trajectory. A longer one is rejected without being held in memory."""
-MAX_AHEAD_BYTES: Final = 67_108_864
-"""Most bytes of lines that wait for the lines before them, not counting the newest."""
-CHECKPOINT_SECONDS: Final = 1.0
-"""Seconds between two checkpoints. A killed process loses the work of that time, paid summaries included."""
 _COPY_BYTES: Final = 1_048_576
 _SUFFIXES: Final = {"out": "", "rejected": ".rejected.jsonl", "metrics": ".metrics.jsonl"}
 _encode = msgspec.json.Encoder().encode
@@ -127,7 +123,8 @@ class TrajectoryWriter:
             read_digest=line.digest,
             written_bytes={name: file.tell() for name, file in self._files.items()},
         )
-        if time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS:
+        # A killed process loses the work of a second, paid summaries included.
+        if time.monotonic() - self._saved_at >= 1.0:
             self.checkpoint()
 
     def checkpoint(self, *, is_complete: bool = False) -> None:
@@ -207,7 +204,8 @@ class TrajectoryRunner:
         for line in lines:
             pending.append((line, group.create_task(self._outcome(line))))
             ahead += line.size
-            while len(pending) >= max(1, self.parallel) or ahead > MAX_AHEAD_BYTES:
+            # Bytes of lines that wait for the lines before them.
+            while len(pending) >= max(1, self.parallel) or ahead > 67_108_864:
                 ahead -= await finish_first()
         while pending:
             await finish_first()

@@ -23,7 +23,6 @@ _ALONE = (
     "The database is a file, which one gateway has alone. Several nodes need PostgreSQL: set store.url, and see "
     "docs/cluster.md."
 )
-_HEAD = ("NODE", "ROLE", "VERSION", "SINCE", "STATE", "SEATS LOST", "CHATS", "SERVES")
 _EMPTY = ClusterStatus(nodes=[], unserved=[], waiting=0, oldest_waiting_seconds=None, load=None)
 
 
@@ -51,7 +50,9 @@ def _lines(found: ClusterStatus) -> Iterator[str]:
     if not found.nodes:
         yield "No gateway has had a seat at this database yet."
         return
-    yield from table(_HEAD, map(_row, found.nodes))
+    yield from table(
+        ("NODE", "ROLE", "VERSION", "SINCE", "STATE", "SEATS LOST", "CHATS", "SERVES"), map(_row, found.nodes)
+    )
     for node in found.nodes:
         if node.chats:
             yield f"At work on {node.label}: {', '.join(node.chats)}."

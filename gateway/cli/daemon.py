@@ -20,8 +20,6 @@ from hermes_state.imports import without
 from hermes_state.text import counted
 from hermes_state.values import SystemClock
 
-EXIT_NOT_RUNNING = 3
-
 _SIGNS = {"fine": "ok", "skipped": "--", "warning": "!!", "failed": "XX"}
 """Marks before the lines of `doctor`, by `CheckStatus`."""
 
@@ -61,7 +59,7 @@ def status(as_json: Json = False) -> None:
                 answer["database"] = msgspec.structs.asdict(load_overview(db))
     show(answer, tree(answer), as_json=as_json)
     if not answer["running"]:
-        raise typer.Exit(EXIT_NOT_RUNNING)
+        raise typer.Exit(3)  # as systemctl says of a service that is not running
 
 
 def url(

@@ -41,7 +41,6 @@ from hermes_state.redaction import Redactor
 from hermes_state.text import counted, dollars
 from hermes_state.values import SystemClock
 
-EXIT_INTERRUPTED = 130
 _DEFAULTS = TrajectorySettings()
 
 trajectories = typer.Typer(
@@ -101,7 +100,7 @@ def compress(
             total = asyncio.run(_run(runner, summary, source, target, is_forced=is_forced))
     except KeyboardInterrupt:
         echo("interrupted; the same command goes on from here", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise typer.Exit(130) from None  # as a shell reports Ctrl-C
     except OSError as error:
         reason = f"{error.filename or target}: {error.strerror or error}"
         raise CommandError(f"{reason}; the same command goes on from here") from error

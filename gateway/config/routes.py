@@ -13,12 +13,10 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, ValidationError
 
+from agent.context.limits import MIN_INPUT_WINDOW
 from agent.model.catalog import sees_images
 from gateway.config.blocks import BaseConfig, checked_block, first_problem, setting
 from hermes_state.kinds import AnyCase, Body, Effort, FrozenBlock, Headers, Secret, Url, keyed, listed, plain_texts
-
-MIN_INPUT_WINDOW = 2_048
-"""Smallest input window, in tokens: in less a system prompt and one exchange do not fit."""
 
 DEFAULT_MODEL = "gpt-4.1-mini"
 """Model that a key alone gets: the customary variable in the environment must be enough to chat."""
@@ -168,7 +166,6 @@ def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:
     return FrozenBlock({key: getattr(block, key) for key in known if key in given})
 
 
-_ALIAS = re.compile(r"[a-z0-9][a-z0-9._:/@+-]{0,63}")
 _SIZES = ("context_length", "max_output_tokens", "images")
 """Keys that belong to a model, at whatever API."""
 
@@ -225,7 +222,7 @@ def _aliases(value: object) -> object:
     found: dict[str, WrittenRoute] = {}
     for name, row in keyed(value).items():
         alias = str(name).strip().lower()
-        if _ALIAS.fullmatch(alias) is None:
+        if re.fullmatch(r"[a-z0-9][a-z0-9._:/@+-]{0,63}", alias) is None:
             raise ValueError(f"{name!r} cannot be an alias: write one word of letters, digits and . _ : / @ + -")
         if alias == CONFIGURED:
             raise ValueError(f"{CONFIGURED!r} is what /model calls the configured model: choose another alias")

@@ -11,9 +11,6 @@ from gateway.config.blocks import BaseConfig, checked_block, fields_of, setting
 from hermes_state.kinds import AnyCase, keyed
 from hermes_state.values import ChatKey, ToolEffect
 
-EVERY_TOOL = "*"
-"""Name that stands for every tool which a block of switches does not name."""
-
 ToolSwitch: TypeAlias = Literal["on", "off", "admins"]
 PolicyWord: TypeAlias = Literal["ask", "ask_admin", "allow", "deny"]
 
@@ -70,7 +67,7 @@ class ToolsConfig(BaseConfig):
     def switch_of(self, tool: str, chat: ChatKey) -> ToolSwitch:
         """The switch of a tool in a chat."""
         blocks = [self.use_on[place] for place in places_of(chat) if place in self.use_on]
-        found = (block[name] for block in (*blocks, self.use) for name in (tool, EVERY_TOOL) if name in block)
+        found = (block[name] for block in (*blocks, self.use) for name in (tool, "*") if name in block)
         return next(found, "on")
 
     def approval_in(self, chat: ChatKey) -> ApprovalConfig:

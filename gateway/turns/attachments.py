@@ -53,8 +53,6 @@ log = structlog.get_logger()
 
 MAX_TEXT_CHARS = 50_000
 """Longest part of a text document that is read into the turn; tools read the rest."""
-FETCH_SECONDS = 120.0
-"""Longest fetch of one file, in seconds; its chat waits, others do not."""
 FETCH_ATTEMPTS = 3
 
 T = TypeVar("T")
@@ -206,7 +204,7 @@ class AttachmentHandler:
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
                 try:
-                    async with asyncio.timeout(FETCH_SECONDS):
+                    async with asyncio.timeout(120.0):  # its chat waits, others do not
                         await adapter.download(attachment, target, limit)
                     return await use(target)
                 except FileSizeExceeded as error:

@@ -113,12 +113,11 @@ def _keep(
 def _file_name(recording: IncomingAttachment) -> str:
     """Return a file name whose suffix tells the format, as transcription endpoints require."""
     suffix = Path(recording.name).suffix.lower()
-    if suffix not in _SUFFIXES:
+    if suffix not in (".flac", ".m4a", ".mp3", ".mp4", ".mpeg", ".mpga", ".oga", ".ogg", ".wav", ".webm"):
         suffix = _SUFFIX_OF.get((recording.mime or "").partition(";")[0].strip().lower(), ".ogg")
     return f"recording{'.ogg' if suffix == '.oga' else suffix}"
 
 
-_SUFFIXES = (".flac", ".m4a", ".mp3", ".mp4", ".mpeg", ".mpga", ".oga", ".ogg", ".wav", ".webm")
 _SUFFIX_OF = {
     "audio/flac": ".flac",
     "audio/mp4": ".m4a",

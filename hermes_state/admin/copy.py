@@ -61,7 +61,6 @@ FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id"}
 # Notes that belong to an engine: its mark, versions and checksums, its index, and the note of a copy.
 _ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_from', '{COPY_NOTE}')
   OR substr(key, 1, 10) = 'migration:' OR substr(key, 1, 7) = 'search_' OR substr(key, 1, 8) = 'segment_'"""
-_WHERE = {"meta": f"NOT ({_ENGINES_OWN})"}
 
 _Row: TypeAlias = Sequence[Any]  # Any: the values of the columns
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -208,7 +207,7 @@ def _slices(
 
 
 def _where(table: str, condition: str = "") -> str:
-    parts = [part for part in (_WHERE.get(table), condition) if part]
+    parts = [part for part in ({"meta": f"NOT ({_ENGINES_OWN})"}.get(table), condition) if part]
     return f" WHERE {' AND '.join(parts)}" if parts else ""
 
 

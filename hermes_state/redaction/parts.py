@@ -13,12 +13,10 @@ from hermes_state.redaction.named import is_reference, is_secret_name, listed
 
 MIN_SECRET_CHARS = 8
 """Shorter configured values (`ollama`, `none`) are ordinary words, and their removal would shred the text."""
-_SCHEME = re.compile(r"(?:[\w=-]+\s*:\s*)?([A-Za-z][\w-]*)[\s:]+(\S+)")
 _TAKES_ANY = re.compile(r"basic|bot|oauth|negotiate|[a-z0-9-]{0,40}(?:key|auth|token|bearer)", re.IGNORECASE)
 _PAIR = re.compile(r"""([\w.\[\]-]{1,100})["']?\s*[=:]\s*("[^"]*"|'[^']*'|[^\s;,&"']+)""")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:([^\s/?#@]*)@)?([^\s?#\"'<>]*)(?:[?#]([^\s\"'<>]*))?")
 _SHORT_NAME = re.compile(r"(?:.*[_.-])?(?:key|sig|signature|code|sid|session|jwt|sas)|.*session[_-]?id", re.IGNORECASE)
-_RANDOM = re.compile(r"[\w+/=~-]{16,}", re.ASCII)
 
 
 @lru_cache(maxsize=4_000)
@@ -54,14 +52,14 @@ def _is_random(text: str) -> bool:
     digits = sum(map(str.isdigit, text))
     if not digits or not any(map(str.isalpha, text)):
         return False
-    is_mixed = _RANDOM.fullmatch(text) is not None and text not in (text.lower(), text.upper())
+    is_mixed = re.fullmatch(r"[\w+/=~-]{16,}", text, re.ASCII) is not None and text not in (text.lower(), text.upper())
     is_uuid = re.fullmatch(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", text, re.IGNORECASE) is not None
     return is_mixed or (text.isalnum() and 5 * digits >= len(text)) or is_uuid
 
 
 def _in_scheme(value: str, *, is_secret: bool) -> Iterator[str]:
     """Yield the credential after `Bearer`, `Basic`, `token` or another scheme, and the login that it encodes."""
-    match = _SCHEME.fullmatch(value.strip())
+    match = re.fullmatch(r"(?:[\w=-]+\s*:\s*)?([A-Za-z][\w-]*)[\s:]+(\S+)", value.strip())
     if match is not None and (_TAKES_ANY.fullmatch(match[1]) or (is_secret and _is_random(match[2]))):
         yield match[2]
         yield from _in_basic(match[2])

@@ -11,9 +11,6 @@ from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.store.segment import folded
 from hermes_state.store.sql import Connection
 
-RARE_ROWS = 10
-"""Most messages with a rare word: all of them are shown next to those that have more words."""
-
 MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
 """Most words of a query that are replaced, in 15 to 40 ms each, and most words in place of one."""
 
@@ -38,7 +35,8 @@ def search_in_other_words(
     left_out = bisect_left(range(len(order)), True, key=lambda first: _count(matches, " ".join(order[first:]), 1) > 0)
     kept = " ".join(word for word in (*counts, *near) if word in order[left_out:])
     # The rarest word may be the wrong one to keep, so half of the room is for messages with any other rare word.
-    rare = [*near, *(word for word in reversed(known) if counts[word] <= RARE_ROWS)]
+    # All messages with a rare word are shown, next to those that have more words.
+    rare = [*near, *(word for word in reversed(known) if counts[word] <= 10)]
     asked = [found for words in (kept, *rare) if (found := parse_query(words)) is not None]
     best = [matches.best(one.expression, one.terms, limit) for one in asked if one.expression is not None]
     first, *others = best or [[]]

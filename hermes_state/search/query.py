@@ -15,17 +15,11 @@ from typing import TypeAlias
 
 from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, folded, segment_query
 
-MAX_CHARACTERS = 2_000
-"""Characters of a query that count: a pasted word of a megabyte keeps the index busy for seconds."""
-
 MAX_TERMS = 32  # words of a query that count: a pasted page is not a query
 
-MAX_DEPTH = 20  # depth of parentheses that counts; FTS5's own parser gives up at 256
 
 _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])|(?P<word>[^\s"()]+)')
 _DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"} | {0x2014: "--"}
-_WORDS = re.compile(r"[^\W_]+")
-_WORDS_OR_EMOJI = re.compile(rf"[^\W_]+|[{EMOJI}]")
 _IN_WORD = rf"[^\W_{CJK}]"
 LETTER = r"[^\W_]"
 """Pattern of a letter or digit of any script, which compiles a hundred times as fast as one without Chinese."""
@@ -44,7 +38,7 @@ class Term:
     @property
     def words(self) -> list["Term"]:
         """Words of the index in it, each a term."""
-        *words, last = _WORDS.findall(segment_query(self.text)) or [""]
+        *words, last = re.findall(r"[^\W_]+", segment_query(self.text)) or [""]
         return [*(Term(word, False) for word in words), Term(last, self.is_prefix)] if last else []
 
     def pattern(self, words: int | None = None, edge: str = _IN_WORD) -> str | None:
@@ -52,7 +46,7 @@ class Term:
 
         It begins with the plain word, which is found ten times as fast as with a boundary before it.
         """
-        pieces: list[str] = _WORDS_OR_EMOJI.findall(folded(self.text))[:words]
+        pieces: list[str] = re.findall(rf"[^\W_]+|[{EMOJI}]", folded(self.text))[:words]
         if not pieces:
             return None
         first, *others = map(re.escape, pieces)
@@ -104,7 +98,8 @@ class Query:
 def parse_query(text: str) -> Query | None:
     """Parse a query of which all words must occur; None for nothing, or for exclusions alone. Never raises."""
     # Half an emoji and NUL cannot reach SQLite.
-    clean = text[:MAX_CHARACTERS].encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
+    # A pasted word of a megabyte keeps the index busy for seconds.
+    clean = text[:2_000].encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
     items = _limited(_items(clean))
     terms = tuple(item for item in items if isinstance(item, Term))
     has_exclusions, has_words = "NOT" in items, len(terms) > 1
@@ -210,7 +205,7 @@ def _operand(item: str | Term, items: deque[str | Term], wanted: list[Term], dep
     if isinstance(item, Term):
         wanted.append(item)
         return item
-    if depth >= MAX_DEPTH:
+    if depth >= 20:  # FTS5's own parser gives up at 256
         return None
     expression = _any(items, wanted, depth + 1)
     if items and items[0] == ")":

@@ -27,8 +27,6 @@ RECENT_ROWS = 500  # newest messages that are looked through first, in half a mi
 COUNTED_HITS = 300
 """Newest matches that are ranked by words in their texts: to fetch and to fold a text takes 20 µs."""
 
-LOOKED_UP_COST = 10
-"""Time of a match in the index, relative to a message that is looked through."""
 
 # Purpose: the newest matches among the newest messages. (IS TRUE keeps the index out of it.)
 _RECENT = """
@@ -98,7 +96,8 @@ class TsMatches(MatchReader):
             if len(rows) == limit or span >= self._top:
                 return rows
             needed = 2 * limit * span // max(1, len(rows))
-            if needed > LOOKED_UP_COST * self._top * len(rows) / span:
+            # A match in the index takes ten times as long as a message that is looked through.
+            if needed > 10 * self._top * len(rows) / span:
                 return self._looked_up(query, limit, shape)
             span = needed
 

@@ -38,7 +38,6 @@ CJK = (
 """Characters of scripts without spaces between words: Thai, Lao, Burmese and Khmer, Hangul, kana and Han."""
 EMOJI = "\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 _REWRITTEN = re.compile(f"(?P<run>[{CJK}]+)|[{EMOJI}]")
-_LONE_CJK_AT_END = re.compile(f"(?:^|[^{CJK}])[{CJK}]$")
 _CYRILLIC = re.compile("[\u0438\u0443]\u0306|\u0456\u0308")
 """Letters of their own, whose marks are no accents."""
 _NASAL = re.compile("[\u0919\u091e\u0923\u0928\u092e]\u094d(?=[\u0915-\u0939])")
@@ -104,7 +103,7 @@ def phrase(text: str) -> str:
 
 def ends_in_half_a_pair(text: str) -> bool:
     """Return True for a single CJK character at the end, whose pair is unknown."""
-    return _LONE_CJK_AT_END.search(folded(text.rstrip())) is not None
+    return re.search(f"(?:^|[^{CJK}])[{CJK}]$", folded(text.rstrip())) is not None
 
 
 def _rewrite(text: str, *, is_query: bool) -> str:

@@ -85,9 +85,6 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     started_by: UserRef
 
 
-_NOT_IN_NAMES = re.compile(r"[^\w .'-]|_")
-"""Characters that could format, or hide, a part of the line that a person's name stands in."""
-
 # Purpose: a question about a call that was not asked about before.
 _ASK = """
 INSERT INTO approvals (turn_id, call_message_id, tool_call_id, tool_name, shape, answerer, question, asked_at,
@@ -162,7 +159,8 @@ def decide(
     db: Connection, one: PendingApproval, state: ApprovalState, by: str, reason: str | None, now: Millis, name: str = ""
 ) -> None:
     """Store the answer of a person; the turn runs again after its last answer."""
-    shown = " ".join(_NOT_IN_NAMES.sub(" ", name).split())[:40] or by
+    # Other characters could format, or hide, a part of the line that the name stands in.
+    shown = " ".join(re.sub(r"[^\w .'-]|_", " ", name).split())[:40] or by
     _close(db, one, state, by, reason, f"{state.capitalize()} by {shown}", now)
 
 

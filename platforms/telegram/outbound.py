@@ -37,7 +37,6 @@ _NOBODY_THERE = (
     "user is deactivated",
 )
 _TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
-_NOT_MODIFIED = ("message is not modified",)
 _NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
 
 _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten sources is not about the first of them
@@ -193,7 +192,7 @@ async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] 
     try:
         made = await call
     except TelegramError as error:
-        if is_refused(error, _NOT_MODIFIED):
+        if is_refused(error, ("message is not modified",)):
             return ""
         if is_refused(error, unless):
             return None

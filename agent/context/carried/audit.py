@@ -19,7 +19,6 @@ PIECE_CHARACTERS = 50_000
 """Length of the texts in which identifiers are looked up, because an expression holds all threads while it runs."""
 PIECE_OVERLAP = 400  # characters of the longest identifier
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
-_PART = re.compile(r"[\w.]*\w")
 _GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
 
 
@@ -72,7 +71,7 @@ class _Source:
             return True
         if _is_in(written, self._pieces) or _is_in(token, self._texts):
             return True
-        parts = [part for part in _PART.findall(token) if any(map(str.isdigit, part))]
+        parts = [part for part in re.findall(r"[\w.]*\w", token) if any(map(str.isdigit, part))]
         return _is_in(_GROUPED.sub("", token), self._plain) or (
             len(parts) > 1 and "/" not in token[:1] and all(_is_in(part, self._texts) for part in parts)
         )

@@ -43,7 +43,6 @@ _MARKS = _UNQUOTED | {
     "「": re.compile(r"「[^」\n]{1,60}」"),
 }
 """Expressions by a text that each match begins with or holds."""
-_DIGIT = re.compile("[0-9]")
 _NUMBER = re.compile(r"[0-9](?:[0-9A-Za-z_]|[.,:/+-](?=[0-9A-Za-z])|[ ](?=[0-9]{2})){0,60}")
 _BEFORE = re.compile(r"(?:[A-Za-z0-9_#$€£¥+][-./]?|[($€£¥] ?){1,24}\Z")
 _JOINED = re.compile(r"[A-Za-z0-9_#$€£¥+./(-]|(?<=[($€£¥]) ")
@@ -54,7 +53,6 @@ _UNIT = re.compile(
     r"|янв|фев|мар|апр|мая|июн|июл|авг|сен|окт|ноя|дек)",
     re.IGNORECASE,
 )
-_VALUE = re.compile(r"[0-9/][\w.:,+/@-]*")
 _without_hex = methodcaller("rstrip", "abcdefABCDEF")
 _Patterns: TypeAlias = Sequence[tuple[str, re.Pattern[str]]]
 
@@ -280,7 +278,7 @@ def _leaves(name: str, value: Any) -> Iterator[str]:  # `Any` because that is wh
 
 
 def _shape(text: str) -> str:
-    *pieces, last = _VALUE.sub("#", text).split("#")
+    *pieces, last = re.sub(r"[0-9/][\w.:,+/@-]*", "#", text).split("#")
     return "#".join([*map(_without_hex, pieces), last])
 
 
@@ -315,7 +313,7 @@ def identifiers(text: str) -> Iterator[str]:
 
 def _patterns(text: str, marks: Mapping[str, re.Pattern[str]]) -> _Patterns:
     found = [(hint, pattern) for hint, pattern in marks.items() if hint in text]
-    return found if _DIGIT.search(text) is None else [*found, ("", _NUMBER)]
+    return found if re.search("[0-9]", text) is None else [*found, ("", _NUMBER)]
 
 
 def _identifier_spans(text: str, patterns: _Patterns) -> Iterator[tuple[int, int]]:

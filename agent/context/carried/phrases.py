@@ -19,8 +19,6 @@ _SCRIPTS = tuple(
     for span in ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
 )
 """Scripts other than Latin. Only words in a text's own scripts are looked for."""
-_BEYOND_LATIN = re.compile("[\u0370-\u06ff\u3040-\ud7a3]")
-_VOWEL_MARK = re.compile("[\u064b-\u0652]")
 
 
 class Language:
@@ -92,7 +90,7 @@ Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
 def plain(text: str) -> str:
     """Return a text in lower case, with `'` as apostrophe, and Arabic without vowel marks."""
     lower = text.lower().replace("\u2019", "'")
-    return lower if lower.isascii() else _VOWEL_MARK.sub("", lower)
+    return lower if lower.isascii() else re.sub("[\u064b-\u0652]", "", lower)
 
 
 def hinted(text: str) -> Hinted:
@@ -119,7 +117,7 @@ def _scripts(text: str) -> int:
     """Return 0 for ASCII, else 1 and a bit for each of `_SCRIPTS` in the text."""
     if text.isascii():
         return 0
-    if _BEYOND_LATIN.search(text) is None:
+    if re.search("[\u0370-\u06ff\u3040-\ud7a3]", text) is None:
         return 1
     return 1 + sum(2 << bit for bit, script in enumerate(_SCRIPTS) if script.search(text) is not None)
 

@@ -29,7 +29,6 @@ _QUOTED = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _CLAUSE = re.compile(r"[,;:\uff0c\uff1b]")
-_BULLET = re.compile(r"\A(?:[-*•\u2013]|\d{1,2}[.)])\s+")
 _TAG = re.compile(
     r"[,\uff0c、]?\s*(?:ok|okay|please|alright|right|yes|ja|bitte|klar|gut|d'accord|vale|tudo bem|va bene|хорошо|ладно"
     r"|tá|né|deal|yeah|understood|verstanden|compris|entendido|capito|понял"
@@ -38,7 +37,6 @@ _TAG = re.compile(
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
 _WORD = re.compile(rf"[{_CJK}]+|[^\W{_CJK}]+")
 _IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}")
-_ACCENTS = re.compile(r"[\u0300-\u036f\u064b-\u0655]")
 _ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
 _DROPPED: Final = "was taken back with /rules and holds no longer:"
 
@@ -165,7 +163,7 @@ def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
 
 
 def _item(sentence: str) -> str:
-    return _BULLET.sub("", one_line(sentence, SENTENCE_CHARACTERS))
+    return re.sub(r"\A(?:[-*•\u2013]|\d{1,2}[.)])\s+", "", one_line(sentence, SENTENCE_CHARACTERS))
 
 
 def person_of(row: Message) -> str:
@@ -192,7 +190,7 @@ def _words(text: str) -> frozenset[str]:
     """Return stems of the longer words, and pairs of characters in scripts without spaces."""
     found: set[str] = set()
     said = any_of("common").sub(" ", plain(text))
-    for word in _WORD.findall(normalize("NFC", _ACCENTS.sub("", normalize("NFKD", said)))):
+    for word in _WORD.findall(normalize("NFC", re.sub(r"[\u0300-\u036f\u064b-\u0655]", "", normalize("NFKD", said)))):
         if _IS_CJK.match(word):
             found.update(pair for pair in map("".join, pairwise(word)) if _KANA_ALONE.fullmatch(pair) is None)
         elif len(word := _ARTICLE.sub("", word)) > 3 or word.isdigit():

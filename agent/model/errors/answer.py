@@ -17,7 +17,6 @@ from typing import Final
 
 MAX_CHARACTERS: Final = 4_000
 """Most characters of one answer that are judged; the reason stands at the beginning."""
-MAX_DEPTH: Final = 10
 MAX_WAIT_SECONDS: Final = 31 * 86_400.0
 """Longest pause that is believed, in seconds: quotas are counted by the month at most."""
 
@@ -162,7 +161,7 @@ class _AnswerReader:
         self.parts += 1
         if key == "flagged_input":  # OpenRouter's moderation says so by nothing else
             self.names.append("flagged")
-        if depth > MAX_DEPTH or self.parts > 200 or key in _QUOTING:
+        if depth > 10 or self.parts > 200 or key in _QUOTING:
             return
         if isinstance(value, Mapping):
             for name, part in value.items():

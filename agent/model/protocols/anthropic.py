@@ -38,7 +38,6 @@ from hermes_state.errors import ContentRejected, ContextOverflow, ModelError, Ou
 from hermes_state.text import well_formed
 from hermes_state.values import Reasoning, ReasoningEffort, Transcript
 
-BASE_URL: Final = "https://api.anthropic.com"
 ANTHROPIC_SDK: Final = Sdk(
     client=anthropic.AsyncAnthropic,
     http_client=anthropic.DefaultAioHttpClient,
@@ -52,7 +51,7 @@ class AnthropicModel(HttpChatModel):
 
     def __init__(self, endpoint: Endpoint) -> None:
         # The SDK's paths begin with the version; people who are used to other SDKs have it in the address.
-        base_url = re.sub(r"/v1/?$", "", endpoint.base_url or BASE_URL)
+        base_url = re.sub(r"/v1/?$", "", endpoint.base_url or "https://api.anthropic.com")
         headers: dict[str, Any] = dict(endpoint.extra_headers)
         for name in headers:
             if name.lower() == "authorization" and not headers[name]:

@@ -33,12 +33,11 @@ _MAX_FOUND = 100
 _FOUND_IN_FILE = 20
 _LINE_CHARACTERS = 300
 _OUTPUT_BYTES = 1 << 20
-_MAX_MEMORY_MB = 512
-"""Memory of one process. It holds a line without an end whole, and the attempts of some expressions."""
-_BOUNDS = f"ulimit -c 0; ulimit -v {_MAX_MEMORY_MB << 10}; echo 1000 >/proc/self/oom_score_adj"
-_BOUNDED = ("/bin/sh", "-c", f'{{ {_BOUNDS}; }} 2>/dev/null; exec "$@"', "search")
-"""Words that bound a process before it begins. A bound that cannot be set here is lower already."""
-_FOUND = re.compile(rb"^/proc/self/fd/(\d+)\0(\d+):(\d+):(.*)", re.MULTILINE)
+_BOUNDS = '{ ulimit -c 0; ulimit -v 524288; echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"'
+"""Bounds of a process, set before it begins. One that cannot be set here is lower already.
+
+Its memory, 512 MB, holds a line without an end whole, and the attempts of some expressions.
+"""
 
 _WORKER = f"""
 import os, re, sys
@@ -172,7 +171,7 @@ async def _search(command: Sequence[str], batch: dict[int, str], deadline: float
             if not state.is_cut:
                 await _search(command, {handle: batch[handle] for handle in half}, deadline, state)
     else:
-        for handle, line, column, text in _FOUND.findall(output):
+        for handle, line, column, text in re.findall(rb"^/proc/self/fd/(\d+)\0(\d+):(\d+):(.*)", output, re.MULTILINE):
             where = f" (column {int(column)})" if int(column) > _LINE_CHARACTERS else ""
             state.rows.append(f"{batch[int(handle)]}:{int(line)}{where}: {text.decode(errors='replace').rstrip()}")
         state.files += len(batch)
@@ -182,7 +181,10 @@ async def _search(command: Sequence[str], batch: dict[int, str], deadline: float
 async def _output(command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState) -> bytes | None:
     """Return the output of the process; None if it ran out of memory. Raises `ToolError` for a broken expression."""
     process = await asyncio.create_subprocess_exec(
-        *_BOUNDED,
+        "/bin/sh",
+        "-c",
+        _BOUNDS,
+        "search",
         *command,
         *(f"/proc/self/fd/{handle}" for handle in batch),
         stdin=asyncio.subprocess.DEVNULL,

@@ -28,12 +28,9 @@ MAX_DEPTH = 40
 """Most folders on the way to a file. Walks hold one handle a level."""
 MAX_ENTRIES = 100_000
 """Most files and folders of a workspace. With more, nothing new is written, and walks end."""
-_JOINERS = "\u200c\u200d"
-"""Invisible characters of Persian words and of emoji with several signs."""
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 PathParts: TypeAlias = tuple[str, ...]
 """Names on the way from the workspace to a file. Empty: the workspace itself."""
@@ -66,7 +63,8 @@ def parse_path(text: str) -> PathParts:
     if len(parts) > MAX_DEPTH:
         raise ToolError(f"the path has {len(parts)} folders; at most {MAX_DEPTH} are possible")
     for part in parts:
-        if "\\" in part or not all(character.isprintable() or character in _JOINERS for character in part):
+        # Persian words and emoji with several signs need the two joiners.
+        if "\\" in part or not all(character.isprintable() or character in "\u200c\u200d" for character in part):
             raise ToolError(f"{shown(part)} cannot be a name here: it has a backslash or characters that do not print")
         if len(part.encode()) > 255:
             raise ToolError(f"{shown(part)} is too long for a name: at most 255 bytes")
@@ -248,7 +246,7 @@ def _replace(folder: int, name: str, data: bytes, mode: int) -> None:
     draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.draft"
     with suppress(FileNotFoundError):
         os.unlink(draft, dir_fd=folder)
-    handle = os.open(draft, _NEW_FLAGS, 0o600, dir_fd=folder)
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         with open(handle, "wb") as file:
             file.write(data)

@@ -19,8 +19,6 @@ MAX_DEPTH: Final = 8
 """Deepest level of a schema that is described. Below it everything is allowed."""
 MAX_NODES: Final = 400
 """Most places of a schema, because references can make billions of it."""
-MAX_MERGED: Final = 2_000
-"""Most places that are merged with their references: a few that refer to each other make millions."""
 MAX_SCHEMA_BYTES: Final = 20_000
 """Largest schema, as JSON. A larger one loses its texts, then all but the names of the arguments."""
 MAX_TOOL_TEXT: Final = 1_500
@@ -28,8 +26,6 @@ MAX_PLACE_TEXT: Final = 400
 """Longest description of a tool and of a place in its schema, in characters."""
 MAX_ENUM: Final = 100
 _TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
-_KEY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-"""Names of arguments that every provider accepts."""
 _INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]+"
 )
@@ -97,7 +93,7 @@ class _SchemaBuilder:
         own = _mapping(place)
         parts = [self._target(own.pop("$ref", None)), *_listed(own.pop("allOf", None))]
         self._merges += 1
-        if depth > MAX_DEPTH or self._merges > MAX_MERGED:
+        if depth > MAX_DEPTH or self._merges > 2_000:  # a few places that refer to each other make millions
             return own
         for part in parts:
             other = self._merged(part, depth + 1)
@@ -151,7 +147,7 @@ class _SchemaBuilder:
         properties = {
             name: self._place(inner, depth + 1)
             for name, inner in _mapping(rule.get("properties")).items()
-            if isinstance(name, str) and _KEY.fullmatch(name)
+            if isinstance(name, str) and re.fullmatch(r"[a-zA-Z0-9_.-]{1,64}", name)  # every provider accepts these
         }
         required = [name for name in dict.fromkeys(map(str, _listed(rule.get("required")))) if name in properties]
         cleaned: dict[str, Any] = {"properties": properties}

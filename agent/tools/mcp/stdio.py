@@ -40,7 +40,6 @@ TOO_LARGE: Final = "the answer was larger than a message may be (8 MB, less wher
 _KEPT_BYTES = 256
 _ID = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
 _PIECE_BYTES = 1 << 16
-_ANSWER = re.compile(rb'"(?:result|error)"\s*:')
 
 _GUARD: Final = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
@@ -159,7 +158,7 @@ def _parsed(line: bytes) -> JSONRPCMessage | None:
     """Return the message of a line. An answer that cannot be read becomes an error of its request alone."""
     with suppress(ValueError, RecursionError):
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
-    if _ANSWER.search(line) is None:
+    if re.search(rb'"(?:result|error)"\s*:', line) is None:
         return None
     with suppress(ValueError, RecursionError):  # this parser accepts deeper values, lone surrogates and invalid UTF-8
         message = json.loads(line.decode("utf-8", "replace"))

@@ -15,8 +15,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from hermes_state.errors import ToolError
 from hermes_state.values import Millis
 
-_SEARCHED_DAYS = 8 * 366 + 2
-"""Days in which an occurrence is searched: around 2100, two 29ths of February are eight years apart."""
 MAX_SPEC_CHARACTERS = 500
 """Longest cron expression, enough to name every value of every field."""
 
@@ -29,13 +27,12 @@ _ALIASES = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_MONTHS = ("", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _FIELDS: tuple[tuple[str, int, int, Sequence[str]], ...] = (
     ("minute", 0, 59, ()),
     ("hour", 0, 23, ()),
     ("day of the month", 1, 31, ()),
-    ("month", 1, 12, _MONTHS),
+    ("month", 1, 12, ("", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")),
     ("day of the week", 0, 7, _WEEKDAYS),
 )
 _PART = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d{1,4}))?", re.ASCII)
@@ -190,7 +187,7 @@ def _nearest(
     times, found = crontab.times, list[Occurrence]()
     # A skipped time comes up to a day later: the search begins a day before, and looks at one day more.
     day = datetime.fromtimestamp(moment / 1000, place).date() - timedelta(days=max(direction, 0))
-    for _ in range(_SEARCHED_DAYS):
+    for _ in range(8 * 366 + 2):  # around 2100, two 29ths of February are eight years apart
         all_day = (_occurrence(datetime.combine(day, one), place) for one in times) if crontab.has(day) else ()
         beside = [one for one in all_day if fits(one)]
         if found:

@@ -31,10 +31,7 @@ from hermes_state.disk import MIN_ROOM, Room
 from hermes_state.errors import ToolError
 from hermes_state.text import printable, well_formed
 
-_LOOKS: Final = Backoff(0.02, 0.2)
-"""Pauses between looks at a command's processes, memory and disk: short at first, because programs can multiply."""
 _OWN_PROCESSES = 4
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CREDENTIALS = struct.Struct("iii")
 """Process, user and group id of a socket's writer, as they are outside of the sandbox."""
 
@@ -245,7 +242,7 @@ class RunningCommand:
             return f"stopped, for {self.stopped_for}"
         code = self._process.returncode or 0
         number = -code if code < 0 else code - 128
-        return f"ended by {signal.Signals(number).name}" if number in _SIGNALS else f"exit code {code}"
+        return f"ended by {signal.Signals(number).name}" if number in frozenset(signal.Signals) else f"exit code {code}"
 
     def report(self) -> str:
         """Return the state, and the output since the last report, for the model."""
@@ -255,7 +252,7 @@ class RunningCommand:
 
     async def _watch(self) -> None:
         """End the command when all its processes together take more than they may."""
-        for pause in _LOOKS:
+        for pause in Backoff(0.02, 0.2):  # short at first, because programs can multiply
             await asyncio.sleep(pause)  # nothing tells of a process that takes too much
             try:
                 excess = await asyncio.to_thread(self._find_excess)
@@ -294,7 +291,6 @@ class RunningCommand:
 
 
 _RUNNING: Final[set[RunningCommand]] = set()
-_SIGNALS = frozenset(signal.Signals)
 
 
 def _part(commands: Iterable[RunningCommand]) -> float:
@@ -326,7 +322,7 @@ class SandboxMemory:
         for path in inside:
             with suppress(OSError):  # it has ended meanwhile
                 processes += len(os.listdir(path / "task"))
-                own += int((path / "statm").read_bytes().split()[1]) * _PAGE_BYTES
+                own += int((path / "statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
                 for link in (path / "fd").iterdir():
                     if os.readlink(link).startswith("/memfd:"):
                         status = link.stat()

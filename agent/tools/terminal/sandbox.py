@@ -228,8 +228,6 @@ def bound_process(pid: int, settings: TerminalSettings, *, max_file_bytes: int, 
 _ROOT: Final = Path("/sys/fs/cgroup")
 _JOIN: Final = 'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit; shift; done; shift; exec "$@"'
 _COMMANDS: Final = count()
-_FIGURES: Final = re.compile(r"^(?:(\w+) )?(\d+)$", re.MULTILINE)
-_MEMORY_LIMITS: Final = ("memory.max", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
 _LEFT: Final[set[Path]] = set()
 """Groups that could not be removed yet, because a process in them was still ending."""
 
@@ -257,7 +255,9 @@ class ControlGroup:
                         control.write_text("+memory +pids")
                     folder /= name
                     folder.mkdir(exist_ok=True)
-                    memory = dict.fromkeys(_MEMORY_LIMITS, most.memory)
+                    memory = dict.fromkeys(
+                        ("memory.max", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), most.memory
+                    )
                     for file, limited in {**memory, "memory.swap.max": 0, "pids.max": most.processes}.items():
                         if (folder / file).exists():
                             (folder / file).write_text(str(limited))
@@ -339,5 +339,8 @@ def _figures(folders: list[Path], names: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for file in (folder / name for folder in folders for name in names.split()):
         with suppress(OSError):
-            found |= {key or file.name: int(value) for key, value in _FIGURES.findall(file.read_text())}
+            found |= {
+                key or file.name: int(value)
+                for key, value in re.findall(r"^(?:(\w+) )?(\d+)$", file.read_text(), re.MULTILINE)
+            }
     return found

@@ -15,16 +15,12 @@ from hermes_state.errors import ToolError
 if TYPE_CHECKING:
     from yarl import URL
 
-# IANA's registries of special-purpose addresses, and 168.63.129.16, where each machine at Azure finds its services.
-_PRIVATE_V4 = """0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 168.63.129.16/32 169.254.0.0/16 172.16.0.0/12
-192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3"""
-_GLOBAL_V6 = ip_network("2000::/3")
-"""All assigned addresses. Others are local, multicast, mapped, or do not exist."""
-_PRIVATE_V6 = "2001::/23 2001:db8::/32 2002::/16 3fff::/20"
-"""Assigned addresses of protocols such as Teredo, of documentation, and of 6to4."""
-_PRIVATE = tuple(ip_network(block) for block in f"{_PRIVATE_V4} {_PRIVATE_V6}".split())
-_NAT64 = ip_network("64:ff9b::/96")
-"""IPv4 addresses in networks without IPv4."""
+# IANA's registries of special-purpose addresses, and 168.63.129.16, where each machine at Azure finds its services. The
+# last line has assigned addresses of protocols such as Teredo, of documentation, and of 6to4.
+_PRIVATE = """0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 168.63.129.16/32 169.254.0.0/16 172.16.0.0/12
+192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3
+2001::/23 2001:db8::/32 2002::/16 3fff::/20"""
+_PRIVATE_NETWORKS = tuple(map(ip_network, _PRIVATE.split()))
 
 
 def is_public(address: str) -> bool:
@@ -37,11 +33,12 @@ def is_public(address: str) -> bool:
         ip = ip_address(address)
     except ValueError:
         return False
-    if ip in _NAT64:
+    if ip in ip_network("64:ff9b::/96"):  # IPv4 addresses in networks without IPv4
         ip = IPv4Address(int(ip) & 0xFFFFFFFF)
-    if ip.version == 6 and ip not in _GLOBAL_V6:
+    # All assigned addresses; others are local, multicast, mapped, or do not exist.
+    if ip.version == 6 and ip not in ip_network("2000::/3"):
         return False
-    return ip.is_global and not any(ip in block for block in _PRIVATE)
+    return ip.is_global and not any(ip in block for block in _PRIVATE_NETWORKS)
 
 
 class AddressRejected(OSError):
@@ -59,9 +56,6 @@ def open_socket(info: tuple[Any, ...], *, is_allowed: Callable[[str], bool]) -> 
     return socket.socket(family, kind, protocol)
 
 
-_BROKEN = re.compile(r"[\x00-\x20\x7f\\]")
-
-
 def host_of(url: "URL") -> str:
     return (url.raw_host or "").rstrip(".").lower()
 
@@ -72,7 +66,7 @@ def checked_url(text: str, hosts: WebSettings) -> "URL":
 
     text = text.strip()
     try:
-        if _BROKEN.search(text) or len(text) > 4_000:
+        if re.search(r"[\x00-\x20\x7f\\]", text) or len(text) > 4_000:
             raise ValueError
         url = URL(text)
         host, port = host_of(url), url.port

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from yarl import URL
 
 MAX_REDIRECTS = 5
-_CODINGS = ("", "identity", "gzip", "deflate")
-"""Encodings that are read. Others need megabytes before they give anything."""
 _HEADERS = {
     "User-Agent": "Mozilla/5.0 (compatible; hermes-gateway)",
     "Accept": "text/html, text/markdown, text/plain, application/json, application/xml;q=0.9, */*;q=0.5",
@@ -178,7 +176,8 @@ async def _page(response: "ClientResponse", max_bytes: int) -> FetchResult:
         wait = retry_after(response)
         pause = f"; it asks to wait {wait} seconds" if wait else ""
         raise ToolError(f"{host} answered with HTTP status {response.status}{pause}")
-    if response.headers.get("Content-Encoding", "").strip().lower() not in _CODINGS:
+    # Other encodings need megabytes before they give anything.
+    if response.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity", "gzip", "deflate"):
         raise ToolError(f"{host} packs its answer in a way that was not asked for")
     if not is_readable(kind):
         raise ToolError(f"{response.url} is {kind[:100]}, which cannot be read; only text of any kind is")

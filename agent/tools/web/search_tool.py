@@ -19,7 +19,6 @@ from hermes_state.values import ToolEffect
 
 Json: TypeAlias = dict[str, Any]
 
-_MAX_BYTES = 2_000_000
 _REJECTED_KEY = "it does not accept the key (web.search_key)"
 
 
@@ -125,7 +124,7 @@ async def _answer(service: SearchService, query: str, count: int) -> Json:
                 allow_redirects=False,
             ) as response,
         ):
-            data, _ = await read_body(response, _MAX_BYTES)
+            data, _ = await read_body(response, 2_000_000)
     except TimeoutError:
         raise ToolError(f"{service.name} did not answer within {service.seconds:g} seconds") from None
     except (aiohttp.ClientError, ValueError) as error:
@@ -176,9 +175,6 @@ def _told(query: str, service: SearchService, found: list[Json]) -> str:
     return f"{head}\n<web-results>\n{enclosed('web-results', well_formed(rows))}\n</web-results>"
 
 
-_TAG = re.compile(r"<[^<>]*>")
-
-
 def _plain(text: object) -> str:
     """Return a text of a result, which may have tags in it, on one line of at most 500 characters."""
-    return shortened(html.unescape(_TAG.sub("", str(text or ""))), 500)
+    return shortened(html.unescape(re.sub(r"<[^<>]*>", "", str(text or ""))), 500)

@@ -14,9 +14,6 @@ import sys
 from importlib import import_module
 from typing import Final
 
-_BOUNDS: Final = ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 20), (resource.RLIMIT_FSIZE, 0))
-"""Most memory, seconds of work, and bytes of files."""
-_COMMENT: Final = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
 _META: Final = re.compile(rb"<\s*meta\b[^>]*?\bcharset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
 _XML: Final = re.compile(rb"\s*<\?xml\b[^>]*?\bencoding\s*=\s*[\"']([\w:.-]+)")
 _BOMS: Final = (
@@ -29,7 +26,6 @@ _MEANT: Final = {
     **{"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
 }
-_AFFIX: Final = re.compile(r"^x-|(?<=8)-[ie]$", re.IGNORECASE)
 _NONE: Final = ("utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined")
 _HEAD: Final = ("title", "script", "style", "template", "textarea", "meta", "link", "base", "noscript")
 """Elements whose text is not part of the page's text."""
@@ -39,7 +35,8 @@ def main(kind: str, charset: str, url: str, max_characters: int) -> int:
     """Write the text of the page to standard output. Return the exit code."""
     if kind != "text":
         import_module("trafilatura")  # while files can be written: the first import writes compiled modules
-    for bound, most in _BOUNDS:
+    # Most memory, seconds of work, and bytes of files.
+    for bound, most in ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 20), (resource.RLIMIT_FSIZE, 0)):
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some
             resource.setrlimit(bound, (most, most))
     try:
@@ -72,7 +69,7 @@ def decoded(data: bytes, stated: str) -> str:
 
 def declared(data: bytes) -> str | None:
     """Return the codec that a page declares in `<meta>` or as XML."""
-    start = _COMMENT.sub(b"", data[:4_096])
+    start = re.sub(rb"<!--.*?(?:-->|\Z)", b"", data[:4_096], flags=re.DOTALL)
     found = _XML.match(start) or _META.search(start)
     name = known(found[1].decode()) if found is not None else None
     return "utf-8" if name is not None and name.startswith("utf-16") else name  # or it could not have been read
@@ -81,7 +78,7 @@ def declared(data: bytes) -> str | None:
 def known(charset: str) -> str | None:
     """Return the codec of a character set, if there is one."""
     try:
-        name = codecs.lookup(_AFFIX.sub("", charset.strip())).name
+        name = codecs.lookup(re.sub(r"^x-|(?<=8)-[ie]$", "", charset.strip(), flags=re.IGNORECASE)).name
         b"\0\0\0\0".decode(name)  # or it packs bytes
     except (LookupError, ValueError):
         return None

@@ -16,10 +16,6 @@ from operator import or_
 from hermes_state.store.locks import EVERYTHING, ROW_KINDS, LockKeys
 from hermes_state.store.sql import Connection, Cursor
 
-# Keys of two numbers are apart from those of one.
-_SHARED = "SELECT pg_advisory_xact_lock_shared(CAST(? AS integer), 0)"
-_ALONE = "SELECT pg_advisory_xact_lock(CAST(? AS integer), 0)"
-
 # Purpose: the chats that rows lead to, by the kind of their ids.
 _CHATS_OF = {
     "chat": "SELECT 'chat' AS kind, id, id AS chat_id FROM unnest(CAST(:chat AS bigint[])) AS id",
@@ -52,9 +48,10 @@ def begin(db: Connection, batch: Sequence[LockKeys]) -> list[list[int]]:
     db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # not the role's own level: rows are read after the locks
     keys = reduce(or_, batch)
     if EVERYTHING in keys.names:
-        db.execute(_ALONE, (0,))
+        # Keys of two numbers are apart from those of one.
+        db.execute("SELECT pg_advisory_xact_lock(CAST(? AS integer), 0)", (0,))
         return [[*range(len(batch))]]
-    db.execute(_SHARED, (0,))
+    db.execute("SELECT pg_advisory_xact_lock_shared(CAST(? AS integer), 0)", (0,))
     taken = _take(db, keys) if keys != LockKeys() else None
     if taken is None or len(batch) == 1:  # the locks travel with the first statement
         return [[at] for at in range(len(batch))]

@@ -26,9 +26,7 @@ from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, Sea
 from hermes_state.values import Millis
 
 CHANNEL = "hermes_gateway"
-PINGS = 5  # requests in the time after which a silent session is ended
 
-_AT_ONCE = 500  # most requests in one statement
 
 # Purpose: take the first free locks. No lock after the limit is tried: nothing is sorted, so rows come one by one.
 _TAKE = """ARRAY(SELECT place FROM unnest(ARRAY[{kinds}], ARRAY[{keys}]) WITH ORDINALITY AS asked (kind, key, place)
@@ -143,10 +141,11 @@ class PostgresSeat(Seat):
         batch: list[_Request] = []
         try:
             while True:
-                pause = self._sent_at + self._seconds / PINGS - time.monotonic()
+                # Five requests in the time after which a silent session is ended.
+                pause = self._sent_at + self._seconds / 5 - time.monotonic()
                 await wait_until(self._arrived, max(0.0, pause))
                 self._arrived.clear()
-                batch = [self._requests.popleft() for _ in range(min(_AT_ONCE, len(self._requests)))]
+                batch = [self._requests.popleft() for _ in range(min(500, len(self._requests)))]  # in one statement
                 if self._requests:
                     self._arrived.set()
                 results = await self._execute(f"SELECT {', '.join(call for call, _ in batch) or 'true'}")

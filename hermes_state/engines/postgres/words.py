@@ -21,8 +21,6 @@ MAX_WORD_BYTES = 2_046  # a longer word counts by its beginning: PostgreSQL take
 MAX_POSITION, MAX_PLACES = 16_000, 255
 """Last position and most places of a word for phrases; PostgreSQL's own limits are 16,383 and 255."""
 
-MAX_BYTES = 900_000
-"""Words after this limit are not found, because a `tsvector` of more than 1 MiB is an error."""
 
 _BLOCK = 256
 
@@ -66,7 +64,7 @@ def mark(scope: str) -> str:
 def vector(text: str, scopes: Iterable[str]) -> str:
     """Return the text of a row's `tsvector`: words with their positions, then the scope."""
     places: dict[str, list[int]] = {}
-    room = MAX_BYTES
+    room = 900_000  # a `tsvector` of more than 1 MiB is an error: words after this are not found
     for position, word in enumerate(tokens(text), 1):
         found = places.get(word)
         if found is None:

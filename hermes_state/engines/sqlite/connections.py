@@ -43,8 +43,6 @@ _TROUBLE = {
     sqlite3.SQLITE_NOTADB: "the file is not a database",
 }
 
-REPAIR_HINT = "stop the gateway, then `hermes-gateway doctor --repair` saves what can be read"
-
 
 def is_trouble(error: BaseException) -> bool:
     """Return True for errors of the disk, the file or its locks, not of the statement."""
@@ -64,7 +62,8 @@ def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
     text = f"{path.name}: {_TROUBLE.get(code, 'the database failed')} ({error})"
     is_derived = getattr(error, "sqlite_errorcode", code) == sqlite3.SQLITE_CORRUPT_VTAB  # the search index
     is_broken = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) and not is_derived
-    told = StoreBroken(f"{text}; {REPAIR_HINT}") if is_broken else StoreUnavailable(text)
+    hint = "stop the gateway, then `hermes-gateway doctor --repair` saves what can be read"
+    told = StoreBroken(f"{text}; {hint}") if is_broken else StoreUnavailable(text)
     told.__cause__ = error
     return told
 
@@ -197,10 +196,9 @@ def prepare_reader(db: sqlite3.Connection, busy_seconds: float) -> None:
 NETWORK_KINDS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "davfs", "fuse.sshfs", "fuse.rclone", "fuse.davfs2"}
 )
-MOUNTS = Path("/proc/self/mountinfo")
 
 
-def refuse_network_disk(path: Path, mounts: Path = MOUNTS) -> None:
+def refuse_network_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
     """Raise `ConfigError` when `path` lies on a network file system; says nothing where there is no mount table."""
     try:
         table = mounts.read_text(encoding="utf-8", errors="replace")

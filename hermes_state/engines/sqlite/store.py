@@ -28,9 +28,6 @@ from hermes_state.store.writer import Store
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BACKUP_SECONDS = 3_600.0
-"""Time limit of a backup: enough for a terabyte on a fast disk or 100 gigabytes on a slow one."""
-
 
 def _begin(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> list[Sequence[WriteRequest]]:
     db.execute("BEGIN IMMEDIATE")
@@ -45,9 +42,6 @@ RULES = TransactionRules(
     rejection=sqlite3.IntegrityError,
 )
 
-_DEADLINE_CHECK_STEPS = 20_000
-"""SQLite virtual machine steps between two looks at the clock, well under a millisecond of work."""
-
 
 class _Reader:
     """Connection for reading, with the deadline of its current read."""
@@ -60,7 +54,7 @@ class _Reader:
 
     def prepare(self, db: sqlite3.Connection, busy_seconds: float) -> None:
         connections.prepare_reader(db, busy_seconds)
-        db.set_progress_handler(self._is_over, _DEADLINE_CHECK_STEPS)
+        db.set_progress_handler(self._is_over, 20_000)  # steps, well under a millisecond of work
 
     def run(self, db: sqlite3.Connection, seconds: float, call: Callable[[sqlite3.Connection], T]) -> T:
         self._deadline = time.monotonic() + seconds
@@ -172,7 +166,8 @@ class SqliteStore(Store):
         # An open connection also reads a file that was deleted or replaced.
         if self._files.uses(target):
             raise StoreUnavailable(f"{target} is in use: name another file")
-        return await self.read_within(BACKUP_SECONDS, copy_into, target, lambda: self._is_open)
+        # An hour is enough for a terabyte on a fast disk or 100 gigabytes on a slow one.
+        return await self.read_within(3_600.0, copy_into, target, lambda: self._is_open)
 
     def check_files(self) -> None:
         self.loss = self._files.find_loss()
@@ -227,10 +222,8 @@ class SqliteStore(Store):
 
 MAX_STEPS = 2_500
 """Most SQLite virtual machine steps of a short read, some 100 rows: less than a millisecond."""
-MAX_ROW_BYTES = 16_384  # longest row of a short read
 SLOW_SECONDS = 0.02
 """Time after which a read was held up, by the disk or by other threads: usual ones take a tenth of a millisecond."""
-PAUSE_SECONDS = 5.0  # time for which everything is left to the reader threads after that
 
 _CHECK_STEPS = 250
 
@@ -245,7 +238,7 @@ class ShortReader:
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, cached_statements=64)
         connections.prepare_reader(self._db, 0.0)
-        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
+        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 16_384)  # longest row of a short read
         self._db.set_progress_handler(self._is_over, _CHECK_STEPS)
         self._steps = 0
         self._began = self._paused_until = 0.0
@@ -269,7 +262,7 @@ class ShortReader:
                     self._db.execute("ROLLBACK")
             ended = time.monotonic()
             if ended - self._began > SLOW_SECONDS:
-                self._paused_until = ended + PAUSE_SECONDS
+                self._paused_until = ended + 5.0  # everything is left to the reader threads until then
 
     def close(self) -> None:
         self._db.close()
