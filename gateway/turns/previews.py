@@ -141,7 +141,8 @@ class LivePreview(TurnPreview):
             except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.not_found", error=type(error).__name__)
             except Exception:  # an SDK's bug must cost neither the answer nor its preview
-                return log.exception("preview.crashed")
+                log.exception("preview.crashed")
+                return
             await asyncio.sleep(0.5)
 
     async def _run(self) -> None:
