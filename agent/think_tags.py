@@ -68,9 +68,10 @@ class ThinkTagParser:
             text = self._held.lstrip()
             found = _marker(text)
             if found is None or self._markers >= 200:
-                may_become_one = any(marker.startswith((text, text.lower())) for marker in _MARKERS)
                 # Blanks may go on for ever.
-                return "" if len(self._held) < 4_096 and may_become_one else self._answer(text)
+                if len(self._held) < 4_096 and any(one.startswith((text, text.lower())) for one in _MARKERS):
+                    return ""  # it may become a marker
+                return self._answer(text)
             self._markers += 1  # each costs the length of the text after it
             length, end = found
             self._is_cut, self._held = True, text[length:]

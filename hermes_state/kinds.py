@@ -7,6 +7,7 @@ import json
 import re
 import zoneinfo
 from collections.abc import Callable, Mapping
+from datetime import date
 from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -207,13 +208,13 @@ As secrets, a path or a word would be taken out of everything that people and th
 
 
 def _names_key(name: str) -> bool:
-    return re.search(r"auth|key|token|secret|pass|pwd|cred|cookie|sign", name, re.IGNORECASE) is not None
+    return re.search(r"auth|key|token|secret|pass|pwd|cred|cookie|(?<![a-z])sign", name, re.IGNORECASE) is not None
 
 
 def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str, str], bool]) -> BeforeValidator:
     """Return a validator for a block of texts by name. A text is the group of `shape`; `is_secret` looks at both.
 
-    YAML reads numbers and booleans; their text is meant.
+    YAML reads numbers, booleans and dates; their text is meant.
     """
 
     def check(value: object) -> Mapping[str, str | SecretStr]:
@@ -221,7 +222,7 @@ def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str
         for name, written in ((str(name), written) for name, written in keyed(value).items()):
             word = plain(written)
             text = str(word).lower() if isinstance(word, bool) else str(word)
-            if not isinstance(word, str | int | float) or "\0" in text:
+            if not isinstance(word, str | int | float | date) or "\0" in text:
                 raise ValueError(f"{name[:100]!r} must have a text behind it")
             match = re.fullmatch(shape, text, re.DOTALL)
             if match is None or re.fullmatch(name_shape, name, re.ASCII | re.DOTALL) is None:

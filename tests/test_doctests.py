@@ -23,7 +23,6 @@ MODULES = (
     "agent.tools.arguments",
     "agent.tools.registry",
     "gateway.config",
-    "gateway.config.old_keys",
     "gateway.times",
     "gateway.cluster.lanes",
     "hermes_state",

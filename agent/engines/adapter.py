@@ -42,6 +42,7 @@ from agent.engines.mapping import MappedMessages, SentMessages, mapped_messages,
 from agent.handoff import framed
 from agent.model.base import FinishReason, ModelReply, ModelRequest, ToolSchema
 from agent.tools.registry import Tool, ToolContext
+from hermes_state.aio import cancel_all
 from hermes_state.compressions import Layer
 from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, ToolError
 from hermes_state.sessions import Session, load_session
@@ -169,6 +170,9 @@ class PluginEngine:
 
     async def close(self) -> None:
         hung = {handle.given_up for handle in self._handles.values() if handle.given_up is not None}
+        for handle in self._handles.values():
+            handle.events.clear()
+            await cancel_all(handle.telling)
         self._handles.clear()
         for running in hung:
             running.cancel()

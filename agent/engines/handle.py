@@ -24,6 +24,7 @@ from agent.context.state import state_of
 from agent.engines.contract import ContextEngine, EngineError
 from agent.engines.mapping import SentMessages, sent_messages
 from agent.model.wire import WireStyle
+from hermes_state.aio import track
 from hermes_state.errors import StateError
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
@@ -61,6 +62,8 @@ class EngineHandle:
     events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=32))
     """Events for a busy engine; the oldest are dropped."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    telling: set[asyncio.Task[None]] = field(default_factory=set)
+    """Tells the events that waited for a call that was given up."""
 
     @property
     def hangs(self) -> bool:
@@ -103,9 +106,19 @@ class EngineHandle:
     async def on_event(self, event: EngineEvent) -> None:
         """Tell the engine at once, or as soon as it is no longer busy and no call hangs. Never raises."""
         self.events.append(event)
-        if not self.lock.locked():
+        await self._tell_waiting()
+
+    async def _tell_waiting(self) -> None:
+        if not self.lock.locked():  # the caller that has it tells them in the end
             async with self.lock:
                 await self._deliver()
+
+    def _come_back(self, call: "asyncio.Future[Any]") -> None:
+        """Note that a call that was given up has ended. Its outcome is of no use."""
+        if not call.cancelled():
+            call.exception()
+        if self.events:
+            track(self.telling, asyncio.create_task(self._tell_waiting(), name=f"engine-{self.name}"))
 
     async def _prepare(self, session: Session, model: ModelInfo | None = None, window: int | None = None) -> None:
         """Make an engine if there is none, and tell it the model and the session."""
@@ -209,7 +222,7 @@ class EngineHandle:
         finally:
             if not running.done():
                 self.engine, self.given_up = None, running
-                running.add_done_callback(lambda _: running.cancelled() or running.exception())  # nothing awaits it
+                running.add_done_callback(self._come_back)
                 if isinstance(running, asyncio.Task):
                     running.cancel()
 

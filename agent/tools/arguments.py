@@ -23,7 +23,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base class of declared arguments. `Meta` describes a field to models and bounds it."""
 
 
@@ -103,7 +103,7 @@ def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(key: str, value: object, rule: Mapping[str, Any]) -> None:
-    wanted = rule.get("type", [])
+    wanted = rule.get("type") or []
     kinds = [wanted] if isinstance(wanted, str) else wanted
     is_bool = isinstance(value, bool)  # a bool is an int to Python, not to JSON
     fits = (kind == "boolean" if is_bool else isinstance(value, _TYPES.get(kind, (object,))) for kind in kinds)

@@ -100,18 +100,21 @@ def skill_tool(catalog: SkillCatalog) -> Tool:
 
 def _read_skill(skill: SkillInfo, asked: _SkillFile, room: int) -> str:
     root, name, end = skill.folder.resolve(), asked.file, asked.offset + room
-    files = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
-    more = [f"and {len(files) - _MAX_FILES} more"] if len(files) > _MAX_FILES else []
-    listed = "\n".join([*files[:_MAX_FILES], *more])
+
+    def listed() -> str:
+        files = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+        more = [f"and {len(files) - _MAX_FILES} more"] if len(files) > _MAX_FILES else []
+        return "\n".join([*files[:_MAX_FILES], *more])
+
     try:
         path = (root / name).resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a NUL in it, or links that go in a circle
         raise ToolError(f"{name[:100]!r} names no file") from error
     text = read_text(path) if path.is_relative_to(root) else None
     if text is None:
-        raise ToolError(f"the skill has no file {name[:100]!r}; it has:\n{listed}")
+        raise ToolError(f"the skill has no file {name[:100]!r}; it has:\n{listed()}")
     part = text[asked.offset : end]
     if end < len(text):
         part += f"\n[{counted(len(text) - end, 'character')} more: read on with offset {end}]"
     is_beginning = name == SKILL_FILE and not asked.offset
-    return f"{part}\n\n[Files of this skill]\n{listed}" if is_beginning else part
+    return f"{part}\n\n[Files of this skill]\n{listed()}" if is_beginning else part

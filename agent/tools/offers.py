@@ -109,15 +109,15 @@ class OfferRegistry:
         """Return the tools in the prompts of a session."""
         if (kept := self._kept.get(session_id)) is not None:
             return kept
-        usable = self.usable(conversation.chat, conversation.chat_kind)
         names = await self._store.read_short(load_offer, session_id)
         if names is None:
             uses = await self._store.read_short(count_tool_uses, conversation.chat_id)
-            offered = offer(usable, uses, threshold)
+            offered = offer(self.usable(conversation.chat, conversation.chat_kind), uses, threshold)
             names = await self._store.write(keep_offer, session_id, [tool.name for tool in offered])
         found = [self.registry.get(name) for name in names]
         tools = tuple(tool for tool in found if tool is not None)
         if MORE_TOOLS in names:
+            usable = self.usable(conversation.chat, conversation.chat_kind)  # a server may have connected meanwhile
             tools = (*tools, more_tools(tool for tool in usable if tool.name not in names))
         if not any(self.registry.is_awaited(name) for name in names):  # of a server that is not connected yet
             self._kept[session_id] = tools

@@ -196,7 +196,7 @@ class ToolRegistry:
         self._tools[tool.name] = tool
 
     def get(self, name: str) -> Tool | None:
-        return self.by_name.get(name)
+        return self._tools.get(name) or (self._source.by_name.get(name) if self._source is not None else None)
 
     @property
     def by_name(self) -> Mapping[str, Tool]:

@@ -95,9 +95,10 @@ def _target(text: str) -> Path | str:
         return Path(os.path.abspath(text))
     try:
         url = checked_store_url(text)
+        has_password = urlsplit(url).password is not None or "password=" in url
     except ValueError as error:
         raise CommandError(f"--to {error}") from None
-    if urlsplit(url).password is not None or "password=" in url:
+    if has_password:
         raise CommandError(
             "leave the password out of --to, where process lists show it: set PGPASSWORD, or write it into ~/.pgpass"
         )

@@ -34,7 +34,10 @@ async def new(request: CommandRequest) -> CommandResult:
     context = request.context
     before = await request.load_open_session()
 
-    after = None if before is None else partial(context.runtime.agent.context.ended, before.id, was_reset=True)
+    async def after() -> None:
+        if before is not None:  # the agent is the one after the write, because a reload replaces it
+            await context.runtime.agent.context.ended(before.id, was_reset=True)
+
     return CommandResult(apply=partial(_new, request.chat.id, title), after=after)
 
 

@@ -132,13 +132,18 @@ def problem(detail: ErrorDetails, field: FieldInfo) -> str:
     return detail["msg"].removeprefix("Value error, ")
 
 
-def checked_block(block: type[Block], values: Mapping[Any, Any], name: str, known: Iterable[str]) -> Block:
-    """Return the block that people wrote under `name`, in which they may use the keys `known`. Raises `ValueError`."""
+def checked_block(
+    block: type[Block], values: Mapping[Any, Any], name: str, known: Iterable[str], own: Mapping[str, str] | None = None
+) -> Block:
+    """Return the block that people wrote under `name`, in which they may use the keys `known`; `own` values join it.
+
+    Raises `ValueError`.
+    """
     for key in values:
         if key not in known:
             raise ValueError(f"{name}: {unknown_key(key, known)}")
     try:
-        return TypeAdapter(block).validate_python(values)
+        return TypeAdapter(block).validate_python({**values, **(own or {})})
     except ValidationError as error:
         raise ValueError(f"{name}.{first_problem(error, block)}") from None
 

@@ -15,11 +15,13 @@ ToolSwitch: TypeAlias = Literal["on", "off", "admins"]
 PolicyWord: TypeAlias = Literal["ask", "ask_admin", "allow", "deny"]
 
 
-# YAML reads `on` and `off` as booleans.
+# YAML reads `on` and `off` as booleans, and a name of digits as a number.
 _Switch: TypeAlias = Annotated[
-    ToolSwitch, BeforeValidator(lambda word: ("off", "on")[word] if isinstance(word, bool) else word)
+    ToolSwitch, BeforeValidator(lambda word: ("off", "on")[bool(word)] if word in (0, 1) else word)
 ]
-Switches: TypeAlias = Annotated[dict[str, _Switch], BeforeValidator(keyed)]
+Switches: TypeAlias = Annotated[
+    dict[str, _Switch], BeforeValidator(lambda block: {str(name): word for name, word in keyed(block).items()})
+]
 SwitchesByPlace: TypeAlias = Annotated[dict[str, Switches], BeforeValidator(keyed)]
 
 
@@ -101,14 +103,14 @@ def _servers(value: object) -> Mapping[str, ServerSettings]:
     """Return a block of names, each with a block under it; as JSON in a variable."""
     found: dict[str, ServerSettings] = {}
     for name, row in keyed(value).items():
-        if re.fullmatch(r"(?=.{1,24}$)[a-z0-9]+([_-][a-z0-9]+)*", str(name)) is None:
+        if not isinstance(name, str) or re.fullmatch(r"(?=.{1,24}$)[a-z0-9]+([_-][a-z0-9]+)*", name) is None:
             raise ValueError(
                 f"{name!r} cannot be the name of a server: write at most 24 of the characters a-z 0-9, "
                 "with single - or _ between"
             )
         if not isinstance(row, Mapping):
             raise ValueError(f"{name} must be a block with command or url")
-        found[name] = checked_block(ServerSettings, {**row, "name": name}, name, (*fields_of(ServerSettings), "name"))
+        found[name] = checked_block(ServerSettings, row, name, fields_of(ServerSettings), {"name": name})
         if (complaint := found[name].complaint) is not None:
             raise ValueError(f"{name}.{complaint}")
     return found

@@ -91,6 +91,8 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     yield from state
     for check in (_access, _models, _settings, _installed, _costs, _files, _attachments):
         yield from check(loaded)
+    if loaded.config.store.url is not None and "cluster" not in done:
+        yield from _cluster(loaded, loaded.config.store.url)
     yield from _context(loaded, is_done="context" in done)
     yield from _tokens(loaded, is_online=is_online)
     if "terminal" not in done:
@@ -163,16 +165,10 @@ def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckR
                 yield checks.check_database(db)
                 if isinstance(state, LoadedConfig):
                     yield from checks.check_admins(db, state.config)
-                    yield from checks.check_cluster(db, state.config)
                 if url is None:
                     yield checks.check_index(state.database, load_progress(db))
             elif url is not None:
                 yield skipped("database", "The database is still empty. The next start makes the tables.")
-                if isinstance(state, LoadedConfig):
-                    try:
-                        refuse_early(state, url, is_fresh=False)
-                    except HermesError as error:
-                        yield warning("cluster", f"{error}.")
             elif state.database.exists():
                 why = "a start failed before it had made the tables"
                 yield skipped("database", f"The database is still empty: {why}. The next start makes the tables.")
@@ -194,6 +190,20 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
         else:
             text += "pairing is off too: nobody can write unless paired earlier. Set access.allow."
             yield warning("access", text)
+
+
+def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
+    """Check the needs of several nodes; in an empty database, those of a start. Another finding names its faults."""
+    is_empty = False
+    with suppress(HermesError), open_resting(loaded.database, url) as db:
+        is_empty = db is None
+        if db is not None:
+            yield from checks.check_cluster(db, loaded.config)
+    if is_empty:
+        try:
+            refuse_early(loaded, url, is_fresh=False)
+        except HermesError as error:
+            yield warning("cluster", f"{error}.")
 
 
 def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:

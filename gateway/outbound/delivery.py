@@ -210,6 +210,9 @@ class Delivery:
         except PlatformError as error:
             log.info("delivery.unstored_failed", chat=chat.name, error=type(error).__name__)
             return False
+        except Exception:  # an SDK's bug must not end the daemon, whose task this is
+            log.exception("delivery.crashed", chat=chat.name)
+            return False
         return True
 
     async def flush(self, seconds: float) -> None:

@@ -151,15 +151,15 @@ class AttachmentHandler:
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:
         limit = self.runtime.config.attachments.max_bytes
-        sees_images = await self._sees_images(chat)
         if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # a game, a story: nothing to fetch
-            raise AttachmentError(file_kinds.unreadable(attachment, sees_images=sees_images))
+            raise AttachmentError(file_kinds.unreadable(attachment, sees_images=await self._sees_images(chat)))
         if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
             file_kinds.refuse_large(attachment, limit)
             self.transcriber.refuse_long(attachment)
             data = await self._fetch(chat.key, attachment, limit, lambda file: asyncio.to_thread(file.read_bytes))
             gathered.transcripts.append(await self.transcriber.transcribe(row, attachment, data))
             return
+        sees_images = await self._sees_images(chat)
         if self._workspace_of(chat) is None or attachment.kind is AttachmentKind.VOICE:
             file_kinds.refuse_unusable(attachment, sees_images=sees_images)
         file_kinds.refuse_large(attachment, limit)

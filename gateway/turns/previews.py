@@ -140,6 +140,9 @@ class LivePreview(TurnPreview):
                 return await self._save()
             except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.not_found", error=type(error).__name__)
+            except Exception:  # an SDK's bug must cost neither the answer nor its preview
+                log.exception("preview.crashed")
+                return
             await asyncio.sleep(0.5)
 
     async def _run(self) -> None:

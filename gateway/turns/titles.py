@@ -80,8 +80,10 @@ class TitleWriter:
                     if len(self._settled) >= 4_096:
                         self._settled.clear()
                     self._settled.add(lineage_id)
-        except HermesError as error:  # asyncio logs any other error, which the chats do not notice
+        except HermesError as error:
             log.info("title.failed", error=type(error).__name__, detail=str(error))
+        except Exception:  # no other task waits for this one, and the chats must not notice
+            log.exception("title.crashed")
 
     async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> bool:
         """Ask for a title and store it; return True if there is nothing more to do for this conversation."""

@@ -512,7 +512,7 @@ def test_an_answer_that_is_sent_at_once_is_committed_as_sending(db: sqlite3.Conn
     answer = ModelAnswer(text="a", call=CALL, reported_prompt_tokens=None)
     parts = [OutboundPart(text=text, plain=text) for text in ("a1", "a2")]
     claim, _ = take_account(db, "telegram")
-    rendered = RenderedReply(parts=parts, claim=claim)
+    rendered = RenderedReply(parts=parts, ownership=claim)
     _, first = journal.finish_turn(db, turn, answer, START, rendered)
     assert first is not None
     assert (first.rendered, first.attempts, first.first_tried_at) == (parts[0], 1, START)
@@ -527,7 +527,7 @@ def test_an_answer_waits_for_what_the_chat_is_owed_before_it(db: sqlite3.Connect
     outbox.enqueue(db, Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown="first", dedupe_key="k"), START)
     answer = ModelAnswer(text="a", call=CALL, reported_prompt_tokens=None)
     claim, _ = take_account(db, "telegram")
-    rendered = RenderedReply(parts=[OutboundPart(text="a", plain="a")], claim=claim)
+    rendered = RenderedReply(parts=[OutboundPart(text="a", plain="a")], ownership=claim)
     assert journal.finish_turn(db, turn, answer, START, rendered)[1] is None
     assert [row.state for row in outbox.load_open(db, chat)] == [OutboxState.PENDING] * 2
 

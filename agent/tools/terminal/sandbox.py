@@ -283,7 +283,8 @@ class ControlGroup:
         _LEFT.update(self._folders)
         for folder in tuple(_LEFT):
             with suppress(OSError):
-                folder.rmdir()
+                with suppress(FileNotFoundError):
+                    folder.rmdir()
                 _LEFT.discard(folder)
                 folder.parent.rmdir()
                 folder.parent.parent.rmdir()

@@ -334,7 +334,6 @@ async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_
         result, _ = await prepared(engine, job())
         assert isinstance(result, Aborted)
         assert "does not come back" in result.reason
-        await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))
     assert await engine.request(job(tokens=10)) is None
     assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
     assert (len(made), len(entered)) == (1, 1), "a conversation holds one thread at most"
@@ -347,6 +346,26 @@ async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_
     assert isinstance(result, Aborted)
     assert "it is empty" in result.reason
     assert len(made) == 3
+    await engine.close()
+
+
+async def test_an_event_that_waits_for_a_hanging_call_is_told_when_that_call_has_ended() -> None:
+    entered, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    def end(*_: object) -> None:
+        loop.call_soon_threadsafe(ended.set)
+
+    loop = asyncio.get_running_loop()
+    engine = plugin(engine_that(list, update_from_response=hang, on_session_end=end), quick_seconds=0.02)
+    replied = asyncio.create_task(engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1))))
+    await entered.wait()
+    await engine.on_event(EndedEvent(view=View(session=session(), transcript=ROWS), was_reset=False))
+    await replied
+    await asyncio.wait_for(ended.wait(), 10)
     await engine.close()
 
 

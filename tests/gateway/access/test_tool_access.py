@@ -30,6 +30,7 @@ def control(**settings: object) -> AccessControl:
         ({}, False),
         ({"use": {"history_search": False}}, True),
         ({"use": {"*": "off"}}, True),
+        ({"use": {"history_search": 0, 1: True}}, True),
         ({"use": {"*": "off", "history_search": "on"}}, False),
         ({"use": {"history_search": "off"}, "use_on": {"telegram": {"history_search": "on"}}}, False),
         ({"use_on": {"telegram": {"history_search": "on"}, "telegram:-100": {"history_search": "off"}}}, True),

@@ -176,7 +176,7 @@ async def test_a_duty_that_cannot_be_taken_up_is_left_to_others_and_holds_up_non
         await eventually(lambda: second.begun, "the other is taken")
         assert (first.begun, seats.opened[0].let_go_of) == (0, [first.duty.lock])
         await eventually(lambda: first.begun, "it is taken up at the next look")
-        assert [duty.name for duty in node._state.duties] == ["telegram", "second", "first"]
+        assert [duty.name for duty in node.state.duties] == ["telegram", "second", "first"]
 
 
 async def test_a_duty_that_crashes_goes_on(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

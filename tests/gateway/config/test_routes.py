@@ -236,7 +236,10 @@ def test_routes_with_further_fields_can_be_looked_up_and_told_apart() -> None:
 
 
 def test_headers_that_are_secrets_are_kept_as_such(load: Load) -> None:
-    loaded = load("model: {name: m, extra_headers: {X-Title: Hermes Lab, Authorization: Basic bGFiOnNlY3JldA==}}")
+    loaded = load(
+        "model: {name: m, extra_headers: {X-Title: Hermes Lab, X-Design: plain words, anthropic-version: 2023-06-01, "
+        "Authorization: Basic bGFiOnNlY3JldA==}}"
+    )
     assert loaded.secrets() == ("Basic bGFiOnNlY3JldA==",)
     assert "bGFi" not in loaded.config.model_dump_json()
     assert loaded.config.model.plain_headers["Authorization"] == "Basic bGFiOnNlY3JldA=="

@@ -78,6 +78,7 @@ def test_a_changed_secret_is_a_change_that_a_reload_takes_over(tmp_path: Path) -
         ({"a": {"comand": "x"}}, "did you mean command?"),
         ({"A b": {"command": "x"}}, "cannot be the name of a server"),
         ({"a__b": {"command": "x"}}, "cannot be the name of a server"),
+        ({"a": {"command": "x", "name": "b"}}, "a: there is no key name"),
         ({"a": "npx"}, "a must be a block"),
         ({"a": {"command": "x", "env": {"A B": "sec-ret-1"}}}, "a.env: 'A B' is no name of a variable"),
         ({"a": {"command": "x", "env": {"A": ["sec-ret-1"]}}}, "a.env: 'A' must have a text behind it"),
@@ -92,3 +93,9 @@ def test_what_is_wrong_is_said_by_its_key(servers: Any, words: str, tmp_path: Pa
     assert "mcp.servers" in str(caught.value)
     assert words in str(caught.value)
     assert "sec-ret-1" not in str(caught.value)
+
+
+def test_a_number_is_no_name_of_a_server(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mcp: {servers: {1: {command: a}}}")
+    with pytest.raises(ConfigRejected, match="1 cannot be the name of a server"):
+        load_config({"HOME": str(tmp_path), "HERMES_HOME": str(tmp_path)})
