@@ -69,6 +69,7 @@ class Chat:
     async def seen(self) -> str:
         """Everything that was ever shown in the chat: messages, edits and previews."""
         if self.platform == "web":
+            await self._answers("")
             return "\n".join(self._pages)
         server, kind = (self.world.tg, "calls") if self.platform == "telegram" else (self.world.dc, "sent")
         return json.dumps(await server.get(kind), ensure_ascii=False)

@@ -515,6 +515,28 @@ async def test_a_question_that_is_closed_loses_its_buttons_and_says_how_on_each_
         assert await chat.buttons() == []
 
 
+@about_files
+@pytest.mark.parametrize("platform", ["discord", "web"])
+async def test_a_question_that_nobody_answers_expires_on_other_platforms(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol, program=run_with_tools) as chat:
+        await chat.start()
+        calls = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
+        await chat.world.script(match="do it", last_role="user", tool_calls=calls, times=1)
+        await chat.ask("do it", "May I use")
+        await delivered(chat.world)
+        await chat.world.gateway.stop()
+        with closing(sqlite3.connect(chat.world.home / "state.db")) as db, db:
+            db.execute("UPDATE approvals SET expires_at = 1")
+        await chat.start()
+        await chat.ask("and now?", "echo: (.|\n)*and now")
+        await delivered(chat.world)
+        assert re.search(f"Expired without an answer {TIME}", await chat.seen())
+        assert await chat.buttons() == []
+        assert notebook(chat.world) == []
+
+
 async def test_an_admin_says_yes_in_the_chat_of_the_turn(world: World) -> None:
     await start(world, ADMIN)
     await ask(world, chat_id=GROUP)
