@@ -14,15 +14,19 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.databases import about_files
+from tests.e2e.chats import PLATFORMS, chat_on
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.test_approvals import delivered, notebook
 from tests.e2e.test_compression import page_of
 from tests.e2e.test_discord import ALICE, ready, say
+from tests.e2e.test_mcp import connected, events, server
 from tests.e2e.test_schedules import reach
 from tests.e2e.with_tools import run_with_tools
 from tests.e2e.world import World, world_in
+from tests.sandboxes import needs_sandbox
 
 ADMIN, SECOND, GROUP = 1, 2, -100200
+BOB = 100000000000000002
 ASKS = {"HERMES_TOOLS__APPROVAL__WRITES": "ask_admin", "HERMES_ACCESS__ADMINS": "telegram:1,telegram:2"}
 TIME = r"at \d\d:\d\d"
 
@@ -401,10 +405,20 @@ async def test_a_sub_agent_of_a_group_writes_no_instructions_and_asks_nobody(wor
 # ---- other platforms
 
 
-async def test_in_a_discord_channel_a_note_needs_the_yes_of_a_moderator(discord_world: World) -> None:
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [("memory", NOTE), ("write_file", {"path": INSTRUCTIONS, "content": "the pier is closed"})],
+    ids=["a note", "instructions"],
+)
+async def test_in_a_discord_channel_instructions_and_notes_need_the_yes_of_a_moderator(
+    discord_world: World, tool: str, arguments: dict[str, str]
+) -> None:
     world = discord_world
-    await ready(world)
-    await world.script(match="do it", last_role="user", tool_calls=[{"name": "memory", "arguments": NOTE}], times=1)
+    people = {"HERMES_ACCESS__ALLOW": f"discord:{ALICE},discord:{BOB}", "HERMES_ACCESS__MODERATORS": f"discord:{BOB}"}
+    await ready(world, **people, HERMES_TOOLS__APPROVAL__WRITES="allow")
+    await say(world, "/memory add the pier is closed", channel="general", mention=True)
+    assert await world.dc.get("sent", match="for admins here", wait=15, count=1)
+    await world.script(match="do it", last_role="user", tool_calls=[{"name": tool, "arguments": arguments}], times=1)
     await say(world, "do it", channel="general", mention=True)
     [question] = await world.dc.get("sent", match="May I use", wait=15, count=1)
     labels = {button["label"]: button["custom_id"] for button in question["components"][0]["components"]}
@@ -413,6 +427,9 @@ async def test_in_a_discord_channel_a_note_needs_the_yes_of_a_moderator(discord_
     await world.dc.post("interaction", {**press, "user_id": ALICE})
     assert await world.dc.get("sent", match="Only an admin or a moderator can answer that", wait=15, count=1)
     assert written(world) == ""
+    await world.dc.post("interaction", {**press, "user_id": BOB})
+    assert await world.dc.get("sent", match=r"Wrote \d|Noted\.", wait=15, count=1)
+    assert "the pier is closed" in written(world)
 
 
 async def test_a_discord_admin_is_asked_in_their_direct_chat_and_answers_by_button(
@@ -457,6 +474,69 @@ async def test_on_discord_a_long_question_is_whole_and_only_its_last_message_cha
         assert not edited.get("components")
 
 
+@needs_sandbox
+@pytest.mark.each_protocol
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_programs_and_tools_of_servers_need_an_admin_by_default(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    """The person of the web chat owns it; nobody else here is an admin, and the one there is cannot be reached."""
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        world = chat.world
+        servers = json.dumps({"harbour": server(world)})
+        await chat.start(HERMES_TERMINAL__ENABLED="true", HERMES_MCP__SERVERS=servers)
+        await connected(world)
+        calls = {"terminal": {"command": "touch note"}, "harbour__book": {"boat": "Anna", "days": 3}}
+        for name, arguments in calls.items():
+            call = [{"name": name, "arguments": arguments}]
+            await world.script(match=f"use {name}", last_role="user", tool_calls=call, times=1)
+            expected = f"May I use {name}" if platform == "web" else "no admin can be reached"
+            await chat.ask(f"use {name}", expected)
+            assert not list(world.home.glob("workspaces/*/note"))
+            assert "book Anna 3" not in events(world)
+            if platform == "web":
+                await chat.ask("/deny", "a person said no")
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize(
+    ("line", "outcome"), [("/approve", "Approved by"), ("/deny", "Denied by"), ("/stop", "Withdrawn, because")]
+)
+async def test_a_question_that_is_closed_loses_its_buttons_and_says_how_on_each_platform(
+    tmp_path: Path, protocol: ModelProtocol, platform: str, line: str, outcome: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol, program=run_with_tools) as chat:
+        await chat.start()
+        calls = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
+        await chat.world.script(match="do it", last_role="user", tool_calls=calls, times=1)
+        await chat.ask("do it", "May I use")
+        assert len(await chat.buttons()) == 4
+        assert "buy flour" in await chat.ask(line, f"{outcome}.* {TIME}")
+        assert await chat.buttons() == []
+
+
+@about_files
+@pytest.mark.parametrize("platform", ["discord", "web"])
+async def test_a_question_that_nobody_answers_expires_on_other_platforms(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol, program=run_with_tools) as chat:
+        await chat.start()
+        calls = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
+        await chat.world.script(match="do it", last_role="user", tool_calls=calls, times=1)
+        await chat.ask("do it", "May I use")
+        await delivered(chat.world)
+        await chat.world.gateway.stop()
+        with closing(sqlite3.connect(chat.world.home / "state.db")) as db, db:
+            db.execute("UPDATE approvals SET expires_at = 1")
+        await chat.start()
+        await chat.ask("and now?", "echo: (.|\n)*and now")
+        await delivered(chat.world)
+        assert re.search(f"Expired without an answer {TIME}", await chat.seen())
+        assert await chat.buttons() == []
+        assert notebook(chat.world) == []
+
+
 async def test_an_admin_says_yes_in_the_chat_of_the_turn(world: World) -> None:
     await start(world, ADMIN)
     await ask(world, chat_id=GROUP)
@@ -474,11 +554,14 @@ async def test_the_web_chat_is_the_owners_direct_chat(tmp_path: Path, protocol: 
         async with page_of(world) as page:
             await page.write("hello")
             await page.until_answered(1)
-            await ask(world)
+            await ask(world, line=" ".join(f"word{number}" for number in range(700)))
             await page.until("May I use write_down? It is for Ann")
-            assert 'value="/approve a1"' in await page.html()
+            await page.until("/approve a1 says yes")
+            shown_here = await page.html()
+            assert 'value="/approve a1"' in shown_here
+            assert [number for number in range(700) if f"word{number}" not in shown_here] == []
             await page.write("/approve a1")
-            assert await world.replies(1, match="written: buy flour")
+            assert await world.replies(1, match="written: word0")
             await page.until("Approved by ")
             assert 'value="/approve a1"' not in await page.html()
             await shown(world, 42, f"Approved by .* {TIME}")

@@ -205,6 +205,9 @@ class Page:
         async with self._browser.get(f"{self._root}/chat/main/stream", headers=self._headers) as answer:
             return (await Listener(answer).next()).data
 
+    async def entries(self) -> list[Shown]:
+        return Screen(await self.html()).entries
+
     async def fetch(self, path: str, *, has_key: bool = True) -> tuple[int, bytes, Mapping[str, str]]:
         """Status, body and headers of something that is asked for with the cookie, and with the key or without."""
         headers = self._headers if has_key else {"Origin": self._root}
@@ -214,9 +217,8 @@ class Page:
     async def _until(self, claim: Callable[[list[Shown]], bool], seconds: float) -> None:
         async with asyncio.timeout(seconds):
             while True:
-                async with self._browser.get(f"{self._root}/chat/main/stream", headers=self._headers) as answer:
-                    if claim(Screen((await Listener(answer).next()).data).entries):
-                        return
+                if claim(await self.entries()):
+                    return
                 await asyncio.sleep(0.05)  # a page of another process has no event to wait for
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.agent.tools.test_mcp_servers import LINES
-from tests.e2e.protocols import prompt_of
+from tests.e2e.chats import PLATFORMS, chat_on
+from tests.e2e.protocols import ModelProtocol, prompt_of
 from tests.e2e.world import World
 from tests.sandboxes import all_gone, processes_with
 
@@ -228,13 +229,17 @@ while True:
 
 
 @pytest.mark.each_protocol
-async def test_lists_and_tools_that_are_wrong_cost_nothing_else_of_the_server(world: World) -> None:
-    odd = {"command": sys.executable, "args": ["-c", LINES + BAD_LISTS, str(world.home)], **READS}
-    await start(world, odd=odd)
-    assert "look is done" in await call(world, "odd__look")
-    assert "book is done" in await call(world, "odd__book", word="book")
-    await world.say("/mcp", chat_id=1)
-    [listed] = await world.replies(1, chat_id=1, match="odd")
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_lists_and_tools_that_are_wrong_cost_nothing_else_of_the_server(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        odd = {"command": sys.executable, "args": ["-c", LINES + BAD_LISTS, str(chat.world.home)], **READS}
+        await chat.start(HERMES_MCP__SERVERS=json.dumps({"odd": odd}), HERMES_ACCESS__ADMINS=chat.person)
+        await connected(chat.world, "odd")
+        await chat.ask("go [[tool:odd__look {}]]", "look is done")
+        await chat.ask("go [[tool:odd__book {}]]", "book is done")
+        listed = await chat.ask("/mcp", "odd")
     assert "connected since" in listed
     assert "resources/list failed: Method not found" in listed
     assert "prompts/list failed: the answer of the server does not follow the protocol" in listed

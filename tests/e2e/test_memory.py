@@ -4,15 +4,20 @@ import asyncio
 import os
 import re
 import stat
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.protocols import conversation_of, prompt_of
+from tests.e2e.chats import PLATFORMS, chat_on
+from tests.e2e.protocols import ModelProtocol, conversation_of, prompt_of
+from tests.e2e.test_discord import ALICE, ready, say, sent
 from tests.e2e.world import World
 
 FLUSH = {"HERMES_MEMORY__FLUSH": "true"}
 ASKING = "Note now what must be noted"
-TALK = ["Please always answer me in Danish, and call me Anna.", *("words " * 400 + str(number) for number in range(7))]
+WORDS = "words " * 320
+"""As much as fits into one message on each platform."""
+TALK = ["Please always answer me in Danish, and call me Anna.", *(f"{WORDS}{number}" for number in range(9))]
 NOTES = [
     {"name": "memory", "arguments": {"action": "add", "target": "user", "text": "wants answers in Danish"}},
     {"name": "memory", "arguments": {"action": "add", "target": "user", "text": "is called Anna"}},
@@ -93,31 +98,35 @@ async def test_a_compression_that_is_stopped_ends_its_flush(world: World) -> Non
 
 
 @pytest.mark.each_protocol
-@pytest.mark.parametrize("tokens", [8_192, 128_000], ids=["without room", "by hand"])
-async def test_a_summary_is_committed_while_its_notes_are_still_taken(world: World, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("platform", "tokens"), [("telegram", 8_192), *((platform, 128_000) for platform in PLATFORMS)]
+)
+async def test_a_summary_is_committed_while_its_notes_are_still_taken(
+    tmp_path: Path, protocol: ModelProtocol, platform: str, tokens: int
+) -> None:
     """By hand, and where a turn waits for the summary: the notes follow, once."""
     window = {"HERMES_MODEL__CONTEXT_LENGTH": str(tokens), "HERMES_SESSIONS__MERGE_SECONDS": "0"}
-    await world.gateway.start(**FLUSH, **window)
-    await world.hold(match=ASKING, tool_calls=NOTES[:1], text="")
-    if tokens > 10_000:
-        await world.converse(*TALK)
-        await world.say("/compress")
-        assert await world.replies(1, match="^Compressed")
-    else:
-        for number in range(12):
-            await world.say(f"{number} {'words ' * 400}")
-            assert await world.replies(1, match=f"echo: .*{number} words")
-    assert world.query("SELECT max(depth) > 0 FROM sessions") == [(1,)]
-    assert notes_of(world, "USER.md") == ""
-    await world.release()
-    await noted(world, NOTED)
-    if tokens > 10_000:
-        await world.say("and now?")
-        assert await world.replies(1, match="echo: .*and now")
-        assert NOTED in prompt_of((await world.asked(1))[-1])[0].text, "nobody had seen the child's prompt yet"
-    [(splits,)] = world.query("SELECT max(depth) FROM sessions")
-    assert len(world.query(f"{FLUSHES} AND outcome = 'ok'")) <= splits
-    assert not await world.violations()
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        world = chat.world
+        await chat.start(**FLUSH, **window)
+        await world.hold(match=ASKING, tool_calls=NOTES[:1], text="")
+        if tokens > 10_000:
+            for words in TALK:
+                await chat.ask(words, "^echo")
+            await chat.ask("/compress", "^Compressed")
+        else:
+            for number in range(12):
+                await chat.ask(f"{number} {'words ' * 400}", f"echo: (.|\n)*{number} words")
+        assert world.query("SELECT max(depth) > 0 FROM sessions") == [(1,)]
+        assert notes_of(world, "USER.md") == ""
+        await world.release()
+        await noted(world, NOTED)
+        if tokens > 10_000:
+            await chat.ask("and now?", "echo: (.|\n)*and now")
+            assert NOTED in prompt_of((await world.asked(1))[-1])[0].text, "nobody had seen the child's prompt yet"
+        [(splits,)] = world.query("SELECT max(depth) FROM sessions")
+        assert len(world.query(f"{FLUSHES} AND outcome = 'ok'")) <= splits
+        assert not await world.violations()
 
 
 async def test_several_turns_go_on_after_a_split_while_notes_are_taken(world: World) -> None:
@@ -256,29 +265,37 @@ async def test_in_a_group_notes_are_added_by_moderators_and_everybody_removes_th
 
 
 @pytest.mark.each_protocol
-async def test_instructions_that_a_tool_read_are_named_behind_every_compression(world: World) -> None:
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_instructions_that_a_tool_read_are_named_behind_every_compression(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
     """A skill and a file of instructions, in use, like the to-do list; a file that was only data is not named."""
-    folder = world.home / "skills" / "trips"
-    folder.mkdir(parents=True)
-    (folder / "SKILL.md").write_text("---\nname: trips\ndescription: Use when: somebody travels\n---\nBook by rail.")
-    app = world.home / "workspaces" / "1" / "app"
-    app.mkdir(parents=True)
-    (app / "AGENTS.md").write_text("Answer with the number of the ticket.")
-    (app / "data.md").write_text("1, 2, 3")
-    await world.gateway.start(HERMES_COMPRESSION__PROTECT_FIRST_N="0", HERMES_MODEL__NAME="lab-128k")
-    files = " ".join(f'[[tool:read_file {{"path": "app/{name}"}}]]' for name in ("AGENTS.md", "data.md", "CLAUDE.md"))
-    await world.converse(f'I travel [[tool:skill {{"name": "trips"}}]] {files}')
-    assert "Book by rail." in conversation_of((await world.asked(2))[-1])
-    named = "read again before you go on: skill trips; file app/AGENTS.md"
-    for number in range(1, 3):
-        await world.converse(*TALK)
-        await world.say("/compress")
-        assert len(await world.replies(number, match="^Compressed")) == number
-        await world.converse("and now?")
-        said = conversation_of((await world.asked(1))[-1])
-        assert "Book by rail." not in said
-        assert said.count(named) == 1
-    assert not await world.violations()
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        world = chat.world
+        folder = world.home / "skills" / "trips"
+        folder.mkdir(parents=True)
+        (folder / "SKILL.md").write_text(
+            "---\nname: trips\ndescription: Use when: somebody travels\n---\nBook by rail."
+        )
+        app = world.home / "workspaces" / "1" / "app"
+        app.mkdir(parents=True)
+        (app / "AGENTS.md").write_text("Answer with the number of the ticket.")
+        (app / "data.md").write_text("1, 2, 3")
+        await chat.start(HERMES_COMPRESSION__PROTECT_FIRST_N="0", HERMES_MODEL__CONTEXT_LENGTH="64000")
+        names = ("AGENTS.md", "data.md", "CLAUDE.md")
+        files = " ".join(f'[[tool:read_file {{"path": "app/{name}"}}]]' for name in names)
+        await chat.ask(f'I travel [[tool:skill {{"name": "trips"}}]] {files}', "tool said")
+        assert "Book by rail." in conversation_of((await world.asked(2))[-1])
+        named = "read again before you go on: skill trips; file app/AGENTS.md"
+        for _ in range(2):
+            for words in TALK:
+                await chat.ask(words, "^echo")
+            await chat.ask("/compress here 1", "^Compressed")
+            await chat.ask("and now?", "^echo")
+            said = conversation_of((await world.asked(1))[-1])
+            assert "Book by rail." not in said
+            assert said.count(named) == 1
+        assert not await world.violations()
 
 
 async def test_skills_are_named_in_the_prompt_and_read_when_they_are_needed(world: World) -> None:
@@ -335,3 +352,16 @@ async def test_in_a_group_nothing_is_noted_before_a_compression_unless_that_is_s
     await world.tg.post("message", {**body, "user_id": 1, "text": "/compress@lab_gateway_bot"})
     assert await world.replies(1, chat_id=-100200, match="Compressed")
     assert notes_of(world, "MEMORY.md") == ("" if flush is None else "- the harbour project\n")
+
+
+async def test_in_a_discord_channel_nothing_is_noted_before_a_compression(discord_world: World) -> None:
+    world = discord_world
+    await world.dc.post("config", {"rate_limits": False})
+    del world.gateway.environ["HERMES_MEMORY__FLUSH"]
+    await ready(world, HERMES_ACCESS__ADMINS=f"discord:{ALICE}")
+    for number, words in enumerate(TALK, start=1):
+        await say(world, words, channel="general", mention=True)
+        assert len(await sent(world, number)) == number
+    await say(world, "/compress", channel="general", mention=True)
+    assert await world.dc.get("sent", action="send|edit", match="^Compressed", wait=20, count=1)
+    assert world.query(CALLS) == [("summary", "ok")]

@@ -1,55 +1,25 @@
 """Servers with rules of their own: a conversation that one of them refuses does not stay refused."""
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e import test_discord as discord
+from tests.e2e.chats import PLATFORMS, Chat, chat_on
 from tests.e2e.protocols import ModelProtocol, conversation_of, prompt_of
-from tests.e2e.world import World, world_in
+from tests.e2e.world import World
 
 pytestmark = pytest.mark.each_protocol
 
 LOOK = 'look [[tool:history_search {"query": "harbour"}]]'
 
 
-@pytest.fixture(params=["telegram", "discord"])
-async def chat(request: pytest.FixtureRequest, tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator["Chat"]:
+@pytest.fixture(params=PLATFORMS)
+async def chat(request: pytest.FixtureRequest, tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[Chat]:
     """A person who writes on each platform."""
-    on_discord = request.param == "discord"
-    async with world_in(tmp_path, protocol, telegram=not on_discord, discord=on_discord) as world:
-        yield Chat(world, on_discord=on_discord)
-
-
-class Chat:
-    """One person's chat, whatever the platform is."""
-
-    def __init__(self, world: World, *, on_discord: bool) -> None:
-        self.world = world
-        self._on_discord = on_discord
-
-    async def start(self, **changes: str) -> None:
-        await (discord.ready(self.world, **changes) if self._on_discord else self.world.gateway.start(**changes))
-
-    async def ask(self, text: str, match: str) -> str:
-        """Write something; the newest message that matches, which was not there before."""
-        query = {"match": match, **({} if self._on_discord else {"method": "sendMessage|editMessageText"})}
-        server = self.world.dc if self._on_discord else self.world.tg
-        count = len(await server.get("sent", **query))
-        await (discord.say(self.world, text) if self._on_discord else self.world.say(text))
-        found = await server.get("sent", **query, count=count + 1, wait=20)
-        assert len(found) > count, f"nothing like {match!r}"
-        return str(found[-1]["text"])
-
-    async def seen(self) -> str:
-        """Everything that was ever shown in the chat: messages, edits and previews."""
-        calls = await (self.world.dc if self._on_discord else self.world.tg).get(
-            "sent" if self._on_discord else "calls"
-        )
-        return json.dumps(calls, ensure_ascii=False)
+    async with chat_on(request.param, tmp_path, protocol) as made:
+        yield made
 
 
 async def outcomes(world: World) -> list[str]:

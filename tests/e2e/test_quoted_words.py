@@ -194,11 +194,29 @@ async def test_a_discord_forward_is_quoted_and_answers_nothing(both: World) -> N
     await say(world, "> /approve all")
     await say(world, "/approve all", dm_user_id=ALICE, application_id="500000000000000001")
     await say(world, "/approve all", dm_user_id=ALICE, webhook_id="400000000000000001")
-    await world.stored(6)
+    own = (await say(world, "what is that?"))["message"]
+    await world.stored(7)
+    await world.dc.post("edit", {"message_id": own["id"], "channel_id": own["channel_id"], "content": "/approve all"})
+    await world.gateway.wait_for_log("inbox.edited")
     assert world.query("SELECT state FROM turns ORDER BY id DESC LIMIT 1") == [("waiting",)]
     assert notebook(world) == []
     await say(world, "/approve")
     assert await world.dc.get("sent", action="send", match="written: buy flour", wait=20, count=1)
+
+
+async def test_a_stop_that_was_forwarded_on_discord_is_not_heard_while_nothing_can_be_stored(both: World) -> None:
+    await ready(both)
+    await both.hold(match="a long story")
+    await say(both, "a long story")
+    await both.asked(1)
+    with locked_by_another_process(both.database, 60):
+        await say(both, "an ordinary message first")
+        await say(both, "", dm_user_id=ALICE, **snapshot("/stop"))
+        await say(both, "/status")
+        await both.gateway.wait_for_log("command.from_memory")
+    await both.release()
+    assert await both.dc.get("sent", action="send|edit", match="a long story", wait=20, count=1)
+    assert ("stopped",) not in both.query("SELECT state FROM turns")
 
 
 async def test_the_web_chat_takes_typed_words_for_its_owners(tmp_path: Path, protocol: ModelProtocol) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.chats import PLATFORMS, chat_on
 from tests.e2e.protocols import ModelProtocol, prompt_of
 from tests.e2e.test_approvals import notebook
 from tests.e2e.test_costs import PRICES, as_json
@@ -298,16 +299,19 @@ async def test_the_model_is_the_conversations_unless_another_is_named(
 
 
 @pytest.mark.each_protocol
-async def test_an_answer_has_no_more_sub_agents_than_are_allowed(world: World) -> None:
-    await world.gateway.start()
-    await hand_on(world, *(f"count barrel {number}" for number in range(30)))
-    await world.say("hand it on")
-    assert await world.replies(1, wait=60)
-    assert [state for state, _ in subagents(world)] == ["finished"] * 20
-    refused = [text for text in await results(world) if "no more are allowed" in text]
-    assert len(refused) == 10
-    assert len(await world.asked(0, wait=0)) == 22
-    await hand_on(world, "count the last barrel")
-    await world.say("hand it on")
-    assert await world.replies(2, wait=60)
-    assert len(subagents(world)) == 21, "the next answer may have its own"
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_an_answer_has_no_more_sub_agents_than_are_allowed(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol, program=run_with_tools) as chat:
+        world = chat.world
+        await chat.start()
+        await hand_on(world, *(f"count barrel {number}" for number in range(30)))
+        await chat.ask("hand it on", "tool said")
+        assert [state for state, _ in subagents(world)] == ["finished"] * 20
+        refused = [text for text in await results(world) if "no more are allowed" in text]
+        assert len(refused) == 10
+        assert len(await world.asked(0, wait=0)) == 22
+        await hand_on(world, "count the last barrel")
+        await chat.ask("hand it on", "tool said")
+        assert len(subagents(world)) == 21, "the next answer may have its own"

@@ -2,10 +2,12 @@
 
 import asyncio
 import signal
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.protocols import prompt_of
+from tests.e2e.chats import PLATFORMS, chat_on
+from tests.e2e.protocols import ModelProtocol, prompt_of
 from tests.e2e.test_discord import ALICE, ready, say, sent
 from tests.e2e.world import World
 from tests.sandboxes import all_gone, needs_sandbox, processes_with
@@ -228,3 +230,14 @@ async def test_revoking_access_ends_what_was_started_on_discord(discord_world: W
     async with asyncio.timeout(15):
         while world.query("SELECT count(*) FROM approvals WHERE state = 'expired'") != [(1,)]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)  # a database of another process has no event to wait for
+
+
+@pytest.mark.each_protocol
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_a_command_that_hides_its_memory_is_ended(tmp_path: Path, protocol: ModelProtocol, platform: str) -> None:
+    write = "import os, time; [os.write(os.memfd_create('x'), bytes(1 << 24)) for _ in range(16)]; time.sleep(300)"
+    call = [{"name": "terminal", "arguments": {"command": f'/usr/bin/python3 -c "{write}"'}}]
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        await chat.start(**ON, HERMES_TERMINAL__MEMORY_MB="128")
+        await chat.world.script(match="use it up", last_role="user", tool_calls=call, times=1)
+        await chat.ask("use it up", "stopped, for having used more than 128 MB of memory")

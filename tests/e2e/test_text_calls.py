@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.chats import PLATFORMS, Chat, chat_on
 from tests.e2e.protocols import ModelProtocol, prompt_of
-from tests.e2e.test_odd_servers import Chat, outcomes
+from tests.e2e.test_odd_servers import outcomes
 from tests.e2e.with_tools import NOTEBOOK, run_with_tools
-from tests.e2e.world import world_in
 
 pytestmark = pytest.mark.each_protocol
 
@@ -36,13 +36,11 @@ FORMS = {
 MARKUP = re.compile(r"tool_call|function|arg_key|DSML|invoke|TOOL_CALLS|tool▁|python_tag|channel\|")
 
 
-@pytest.fixture(params=["telegram", "discord"])
+@pytest.fixture(params=PLATFORMS)
 async def chat(request: pytest.FixtureRequest, tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[Chat]:
     """A person who writes on each platform, to an agent with tools that change something."""
-    on_discord = request.param == "discord"
-    places = {"telegram": not on_discord, "discord": on_discord}
-    async with world_in(tmp_path, protocol, program=run_with_tools, **places) as world:
-        yield Chat(world, on_discord=on_discord)
+    async with chat_on(request.param, tmp_path, protocol, program=run_with_tools) as made:
+        yield made
 
 
 async def test_a_call_in_the_text_is_run_and_never_seen_not_even_while_it_is_written(chat: Chat) -> None:

@@ -2,11 +2,13 @@
 
 import re
 from datetime import datetime, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.e2e import test_discord as discord
+from tests.e2e.chats import PLATFORMS, chat_on
+from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import World
 
 ZONE = "Pacific/Kiritimati"  # fourteen hours ahead, so that the day differs, too
@@ -24,30 +26,17 @@ def is_now(text: str) -> bool:
     )
 
 
-async def test_times_on_telegram_are_local(world: World) -> None:
-    await world.gateway.start(HERMES_AGENT__TIME_ZONE=ZONE, HERMES_ACCESS__ADMINS="telegram:42")
-    await world.converse("hello there")
-    for number, command in enumerate(COMMANDS):
-        await world.say(command)
-        replies = await world.replies(number + 2)
-        assert is_now(replies[-1]), replies[-1]
-    today = datetime.now(ZoneInfo(ZONE)).date()
-    for number, (day, is_found) in enumerate([(today, True), (today + timedelta(days=1), False)]):
-        await world.say(f"/search hello --since {day}")
-        replies = await world.replies(len(COMMANDS) + number + 2)
-        assert ("hello there" in replies[-1]) == is_found
-
-
-async def test_times_on_discord_are_local(discord_world: World) -> None:
-    world = discord_world
-    await world.dc.post("config", {"rate_limits": False})
-    await discord.ready(world, HERMES_AGENT__TIME_ZONE=ZONE, HERMES_ACCESS__ADMINS=f"discord:{discord.ALICE}")
-    await discord.say(world, "hello there")
-    await discord.sent(world, 1)
-    for number, command in enumerate(COMMANDS):
-        await discord.say(world, command)
-        replies = await discord.sent(world, number + 2)
-        assert is_now(replies[-1]), replies[-1]
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_times_are_local(tmp_path: Path, protocol: ModelProtocol, platform: str) -> None:
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        await chat.start(HERMES_AGENT__TIME_ZONE=ZONE, HERMES_ACCESS__ADMINS=chat.person)
+        await chat.ask("hello there", "hello there")
+        for command in COMMANDS:
+            told = await chat.ask(command, r"\d\d:\d\d")
+            assert is_now(told), told
+        today = datetime.now(ZoneInfo(ZONE)).date()
+        await chat.ask(f"/search hello --since {today}", "hello there")
+        await chat.ask(f"/search hello --since {today + timedelta(days=1)}", "Nothing matches")
 
 
 @pytest.mark.parametrize(("zone", "shown"), [("Europe/Berlin", "CEST"), ("Asia/Tehran", "+0330"), ("UTC", "UTC")])

@@ -6,11 +6,13 @@ import json
 import re
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from tests.e2e.protocols import prompt_of
+from tests.e2e.chats import PLATFORMS, chat_on
+from tests.e2e.protocols import ModelProtocol, prompt_of
 from tests.e2e.world import World
 from tests.fakes.labkit import Server
 
@@ -108,15 +110,21 @@ async def test_no_secret_of_the_configuration_leaves_in_an_address(world: World,
     assert site.asked == []
 
 
-async def test_no_token_of_a_configured_header_leaves_in_an_encoding(world: World, site: Site) -> None:
+@pytest.mark.each_protocol
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_no_token_of_a_configured_header_leaves_in_an_encoding(
+    tmp_path: Path, protocol: ModelProtocol, platform: str, site: Site
+) -> None:
     token = "hbr7Qm2xLd9vTz4K"
     servers = {"ghost": {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": f"Bearer {token}"}}}
-    await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1", HERMES_MCP__SERVERS=json.dumps(servers))
     encoded = base64.b64encode(f"ab{token}".encode()).decode()
-    for path in (f"/{token}", f"/{token[:7]}/{token[7:]}", f"/?q={encoded}", f"/{token.swapcase()}"):
-        result = await result_of(world, "web_fetch", url=site.url + path)
-        assert "a secret of the gateway" in result, path
-        await world.converse("/new")
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        await chat.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1", HERMES_MCP__SERVERS=json.dumps(servers))
+        paths = (f"/{token}", f"/{token[:7]}/{token[7:]}", f"/?q={encoded}", f"/{token.swapcase()}")
+        for number, path in enumerate(paths):
+            call = [{"name": "web_fetch", "arguments": {"url": site.url + path}}]
+            await chat.world.script(match=f"fetch {number};", last_role="user", tool_calls=call, times=1)
+            await chat.ask(f"fetch {number};", "a secret of the gateway")
     assert site.asked == []
 
 

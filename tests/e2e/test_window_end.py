@@ -1,7 +1,10 @@
 """Conversations near the end of their window: compressions that hardly help, and compressions that are taken back."""
 
+from pathlib import Path
+
 import pytest
 
+from tests.e2e.chats import chat_on
 from tests.e2e.protocols import ModelProtocol, conversation_of
 from tests.e2e.test_compression import REPORTED, SMALL, summaries, turns
 from tests.e2e.test_discord import ready, sent
@@ -34,6 +37,19 @@ async def report(world: World, count: int, words: str = LONG) -> None:
         before = len(await world.replies(0, wait=0, match="^Noted"))
         await world.say(f"Report {number}. {words}")
         assert len(await world.replies(before + 1, match="^Noted")) == before + 1
+
+
+@pytest.mark.parametrize("platform", ["discord", "web"])
+async def test_compressions_that_hardly_help_stop_on_other_platforms(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        await chat.start(**SMALL)
+        await count_as(chat.world, 21_000)
+        for number in range(16):
+            await chat.ask(f"Report {number}. {LONG[:1_800]}", "^Noted")
+        assert len(await summaries(chat.world)) <= 2
+        assert BLOCKED in await chat.seen()
 
 
 @pytest.mark.each_protocol

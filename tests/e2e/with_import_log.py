@@ -2,8 +2,8 @@
 
     python -m tests.e2e.with_import_log
 
-Each line of `imports.log` in the home directory is a time and a module, or `waits`. Other threads import slowly, as on
-a busy machine.
+Each line of `imports.log` in the home directory is a time and a module, or `waits` and the place. Other threads import
+slowly, as on a busy machine.
 """
 
 import os
@@ -19,6 +19,7 @@ LOG = "imports.log"
 SLOW = ("agent.model", "anthropic", "openai")
 SLOW_SECONDS = 0.001
 LOOK_SECONDS = 0.01
+"""Between two looks. Only two in a row are a wait: a busy machine stops a thread anywhere for a moment."""
 
 
 def main() -> None:
@@ -34,10 +35,14 @@ def main() -> None:
             time.sleep(SLOW_SECONDS)
 
     def watch() -> None:
+        looks = 0
         while True:
             frame = sys._current_frames().get(main_thread.ident or 0)
-            if frame is not None and "importlib" in frame.f_code.co_filename:
-                log.write(f"{time.time()} waits\n")
+            looks = looks + 1 if frame is not None and "importlib" in frame.f_code.co_filename else 0
+            while looks > 1 and frame is not None and "importlib" in frame.f_code.co_filename:
+                frame = frame.f_back
+            if looks > 1 and frame is not None:
+                log.write(f"{time.time()} waits:{frame.f_code.co_filename}:{frame.f_lineno}\n")
             del frame
             time.sleep(LOOK_SECONDS)
 

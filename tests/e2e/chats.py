@@ -1,0 +1,100 @@
+"""One person's chat on any platform, for promises that hold on each of them."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.e2e import test_discord as discord
+from tests.e2e.protocols import ModelProtocol
+from tests.e2e.test_compression import Page, page_of
+from tests.e2e.world import World, world_in
+
+PLATFORMS = ("telegram", "discord", "web")
+
+
+class Chat:
+    """A person who writes to the gateway, and all that person is shown."""
+
+    def __init__(self, world: World, platform: str, stack: AsyncExitStack) -> None:
+        self.world = world
+        self.person = {"telegram": "telegram:42", "discord": f"discord:{discord.ALICE}", "web": "local:owner"}[platform]
+        self.platform = platform
+        self._stack = stack
+        self._page: Page
+        self._channel = ""
+        self._pages: list[str] = []
+
+    async def start(self, **changes: str) -> None:
+        if self.platform == "discord":
+            await discord.ready(self.world, **changes)
+            return
+        await self.world.gateway.start(**changes)
+        if self.platform == "web":
+            self._page = await self._stack.enter_async_context(page_of(self.world))
+
+    async def ask(self, text: str, match: str) -> str:
+        """Write something; the newest message that matches, which was not there before."""
+        if self.platform == "web":
+            return await self._ask_page(text, match)
+        query = {"match": match, **({"method": "sendMessage|editMessageText"} if self.platform == "telegram" else {})}
+        server = self.world.tg if self.platform == "telegram" else self.world.dc
+        count = len(await server.get("sent", **query))
+        if self.platform == "telegram":
+            await self.world.say(text)
+        else:
+            self._channel = (await discord.say(self.world, text))["channel_id"]
+        found = await server.get("sent", **query, count=count + 1, wait=20)
+        assert len(found) > count, f"nothing like {match!r}"
+        return str(found[-1]["text"])
+
+    async def _ask_page(self, text: str, match: str) -> str:
+        known = {ref for ref, _ in await self._answers(match)}
+        await self._page.write(text)
+        async with asyncio.timeout(20):
+            while True:
+                if new := [words for ref, words in await self._answers(match) if ref not in known]:
+                    return new[-1]
+                await asyncio.sleep(0.02)  # a page of another process has no event to wait for
+
+    async def _answers(self, match: str) -> list[tuple[str, str]]:
+        shown = await self._page.entries()
+        self._pages.append(str(shown))
+        whole = [entry for entry in shown if entry.kind in ("answer", "notice")]
+        return [(entry.ref, entry.text) for entry in whole if re.search(match, entry.text)]
+
+    async def seen(self) -> str:
+        """Everything that was ever shown in the chat: messages, edits and previews."""
+        if self.platform == "web":
+            await self._answers("")
+            return "\n".join(self._pages)
+        server, kind = (self.world.tg, "calls") if self.platform == "telegram" else (self.world.dc, "sent")
+        return json.dumps(await server.get(kind), ensure_ascii=False)
+
+    async def buttons(self) -> list[str]:
+        """Labels of all buttons that the bot's messages show now."""
+        match self.platform:
+            case "telegram":
+                rows = [one.get("reply_markup") for one in (await self.world.tg.get("chat/42"))["messages"]]
+                keyboards = [row["inline_keyboard"] for row in rows if row]
+                return [button["text"] for keyboard in keyboards for row in keyboard for button in row]
+            case "discord":
+                messages = await self.world.dc.get("messages", channel_id=self._channel)
+                rows = [row for message in messages for row in message.get("components") or ()]
+                return [button["label"] for row in rows for button in row["components"]]
+        return [label for entry in await self._page.entries() for label in entry.buttons]
+
+
+@asynccontextmanager
+async def chat_on(platform: str, folder: Path, protocol: ModelProtocol, **options: Any) -> AsyncIterator[Chat]:
+    """A person who writes on one platform; the gateway is not started yet."""
+    places = {"telegram": platform == "telegram", "discord": platform == "discord"}
+    async with world_in(folder, protocol, **places, **options) as world, AsyncExitStack() as stack:
+        if platform == "discord":
+            await world.dc.post("config", {"rate_limits": False})
+        if platform == "web":
+            world.gateway.environ |= {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
+        yield Chat(world, platform, stack)
