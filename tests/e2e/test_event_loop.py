@@ -17,7 +17,7 @@ WARM = ("encodings.", "stringprep", "idna")
 
 
 def imported(world: World, since: float) -> list[str]:
-    lines = [line.split() for line in (world.home.parent / LOG).read_text().splitlines()]
+    lines = [line.split(maxsplit=1) for line in (world.home.parent / LOG).read_text().splitlines()]
     return [module for moment, module in lines if float(moment) >= since and not module.startswith(WARM)]
 
 

@@ -23,14 +23,14 @@ LOOK_SECONDS = 0.01
 
 
 def main() -> None:
-    log = (Path(os.environ["HOME"]) / LOG).open("a", buffering=1)
+    log = os.open(Path(os.environ["HOME"]) / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     main_thread = threading.main_thread()
 
     def note(event: str, arguments: tuple[object, ...]) -> None:
         if event != "import":
             return
         if threading.current_thread() is main_thread:
-            log.write(f"{time.time()} {arguments[0]}\n")
+            os.write(log, f"{time.time()} {arguments[0]}\n".encode())
         elif str(arguments[0]).startswith(SLOW):
             time.sleep(SLOW_SECONDS)
 
@@ -42,7 +42,7 @@ def main() -> None:
             while looks > 1 and frame is not None and "importlib" in frame.f_code.co_filename:
                 frame = frame.f_back
             if looks > 1 and frame is not None:
-                log.write(f"{time.time()} waits:{frame.f_code.co_filename}:{frame.f_lineno}\n")
+                os.write(log, f"{time.time()} waits:{frame.f_code.co_filename}:{frame.f_lineno}\n".encode())
             del frame
             time.sleep(LOOK_SECONDS)
 
