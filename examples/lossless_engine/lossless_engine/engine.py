@@ -49,7 +49,7 @@ Ask: TypeAlias = Callable[[Sequence[str]], str]
 
 
 class View(NamedTuple):
-    """What the model sees now: nodes for the older messages, then messages, with how each is kept, if it is."""
+    """Current view of the model: nodes for the older messages, then messages, and how each one is kept."""
 
     tops: list[Node]
     said: list[Message]
