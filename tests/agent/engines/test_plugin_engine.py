@@ -721,9 +721,9 @@ async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None
     assert recorder.last_prompt_tokens == 11
 
 
-async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
-    asked, answer_now, told, go_on = (threading.Event() for _ in range(4))
-    usages, threads = list[int](), list[threading.Thread]()
+async def test_events_that_a_cancellation_left_are_told_later() -> None:
+    asked, answer_now, told, go_on, all_told = (threading.Event() for _ in range(5))
+    usages = list[int]()
 
     class Slow(KeepNewest):
         def should_compress(self, prompt_tokens: int | None = None) -> bool:
@@ -733,9 +733,10 @@ async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
 
         def update_from_response(self, usage: dict[str, Any]) -> None:
             usages.append(usage["prompt_tokens"])
-            threads.append(threading.current_thread())
             told.set()
             assert go_on.wait(10)
+            if len(usages) == 3:
+                all_told.set()
 
     engine = plugin(Slow)
     task = asyncio.create_task(engine.request(job(tokens=10)))
@@ -747,8 +748,8 @@ async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
     task.cancel()
     await asyncio.wait({task})
     go_on.set()
-    await asyncio.to_thread(threads[0].join, 10)
     await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=3)))
+    assert await asyncio.to_thread(all_told.wait, 10)
     assert usages == [1, 2, 3]
 
 
