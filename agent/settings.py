@@ -60,7 +60,7 @@ class WorkspaceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TerminalSettings:
-    """Shell commands of the agent, each in a sandbox (`docs/tools.md`)."""
+    """Shell commands of the agent, each in a sandbox (`docs/reference/tools.md`)."""
 
     enabled: Annotated[bool, Setting()] = False
     """Offer the tool `terminal`."""
@@ -143,7 +143,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class WebSettings:
-    """Pages that the agent reads, and searches of the web (`docs/tools.md`)."""
+    """Pages that the agent reads, and searches of the web (`docs/reference/tools.md`)."""
 
     enabled: Annotated[bool, Setting()] = True
     """Offer `web_fetch`, and `web_search` where there is a service for it."""

@@ -44,7 +44,7 @@ def passages() -> Mapping[str, list[str]]:
     chance = random.Random(20)
     ours = sorted((_ROOT / "hermes_state").glob("*.py"))[:12]
     return {
-        "English": [*_pieces(_ENGLISH), _prose("operations.md"), _prose("storage.md")],
+        "English": [*_pieces(_ENGLISH), _prose("reference/operations.md"), _prose("reference/storage.md")],
         "Python": [path.read_text(encoding="utf-8")[:4_000] for path in ours],
         "JSON": [json.dumps(_record(chance, 3), indent=indent) for indent in (None, 2, None, 2, None, 2)],
         "logs": ["\n".join(_log_line(chance) for _ in range(30)) for _ in range(6)],

@@ -1,7 +1,7 @@
 """Context engines that plugins bring: the contract, the loader, and the adapter that runs them on stored rows.
 
-A plugin subclasses `ContextEngine`, whose methods take message lists (docs/plugins.md). `ContextCompressor` is the
-built-in engine with the same contract:
+A plugin subclasses `ContextEngine`, whose methods take message lists (docs/reference/plugins.md). `ContextCompressor`
+is the built-in engine with the same contract:
 
 >>> engine = ContextCompressor(context_length=8_192)
 >>> engine.threshold_tokens, engine.should_compress(4_000), engine.should_compress(4_096)

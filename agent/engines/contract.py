@@ -1,4 +1,4 @@
-"""The contract of context engines: `ContextEngine`, which plugins subclass (docs/plugins.md).
+"""The contract of context engines: `ContextEngine`, which plugins subclass (docs/reference/plugins.md).
 
 Its methods take and return message lists in the form of the chat completions API.
 """

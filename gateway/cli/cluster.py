@@ -21,7 +21,7 @@ cluster = typer.Typer(no_args_is_help=True, help="Look at the nodes that share a
 
 _ALONE = (
     "The database is a file, which one gateway has alone. Several nodes need PostgreSQL: set store.url, and see "
-    "docs/cluster.md."
+    "docs/reference/cluster.md."
 )
 _EMPTY = ClusterStatus(nodes=[], unserved=[], waiting=0, oldest_waiting_seconds=None, load=None)
 

@@ -42,7 +42,7 @@ def describe_settings() -> tuple[SettingRow, ...]:
 
 
 def settings_markdown() -> str:
-    """The tables of `docs/configuration.md`, a heading and a table for each block."""
+    """The tables of `docs/reference/configuration.md`, a heading and a table for each block."""
     rows = describe_settings()
     parts: list[str] = []
     for key, block in BLOCKS.items():

@@ -1,6 +1,6 @@
 """Settings: every key with its default, unit, range and meaning.
 
-`docs/configuration.md` is compared with these classes by a test. How values are found and checked is in
+`docs/reference/configuration.md` is compared with these classes by a test. How values are found and checked is in
 `loader.py`; nothing else reads a file or the environment.
 
 The docstring below a field is what people read about it. `setting()`, or a `Setting` at a field of a part's own

@@ -78,7 +78,7 @@ class ToolsConfig(BaseConfig):
 
 
 class ScheduleConfig(BaseConfig):
-    """Schedules: messages that come back into a chat at a time (`docs/tools.md`)."""
+    """Schedules: messages that come back into a chat at a time (`docs/reference/tools.md`)."""
 
     missed: Annotated[Literal["once", "skip"], AnyCase] = "once"
     """Times that have passed while the gateway was not running: `once` makes up for all of them by one message, `skip`
@@ -117,7 +117,7 @@ def _servers(value: object) -> Mapping[str, ServerSettings]:
 
 
 class McpConfig(BaseConfig):
-    """MCP servers, whose tools the agent has beside its own (`docs/tools.md`)."""
+    """MCP servers, whose tools the agent has beside its own (`docs/reference/tools.md`)."""
 
     servers: Annotated[dict[str, ServerSettings], BeforeValidator(_servers)] = setting({}, default_text="none")
     """Servers by name, each a block: `command` with `args`, `env` and `cwd`, or `url` with `headers`; `allow` and

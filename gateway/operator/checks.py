@@ -125,7 +125,9 @@ def check_terminal(config: Config) -> Iterator[CheckResult]:
     elif (fault := terminal_fault(settings)) is not None:
         yield failed("terminal", f"The terminal is on, but no command can be run: {fault}.")
     else:
-        counted_by = "the kernel" if group_parents() else "the gateway, without control groups (docs/tools.md)"
+        counted_by = (
+            "the kernel" if group_parents() else "the gateway, without control groups (docs/reference/tools.md)"
+        )
         text = f"Commands run in a sandbox, {'with' if settings.network else 'without'} the network."
         yield fine("terminal", f"{text} Their memory is counted by {counted_by}.")
 

@@ -124,7 +124,7 @@ class Redactor:
         return any(form in text for form in self._forms)
 
     def would_leak(self, text: str) -> bool:
-        """True when a configured secret is in `text`, also in a common encoding (`docs/tools.md`)."""
+        """True when a configured secret is in `text`, also in a common encoding (`docs/reference/tools.md`)."""
         return self.knows(text) or holds_encoded(text, self._known)
 
 

@@ -80,7 +80,7 @@ async def _lose_and_bring_back(world: World, tmp_path: Path, what: str) -> None:
     assert (code, "exists already" in output) == (1, True)
     assert await world.gateway.stop() == 0
 
-    # what docs/operations.md says: with the gateway stopped, and its files out of the way
+    # what docs/reference/operations.md says: with the gateway stopped, and its files out of the way
     world.home.mkdir(exist_ok=True)
     for name in ("state.db", "state.db-wal", "state.db-shm"):
         (world.home / name).unlink(missing_ok=True)

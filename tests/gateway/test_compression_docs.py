@@ -20,7 +20,7 @@ from gateway.outbound.notices import ACCURACY_EVERY, ACCURACY_FROM
 from gateway.turns.fallbacks import MIN_HYGIENE_MESSAGES
 from tests.gateway.test_docs import between
 
-PAGE = (Path(__file__).parents[2] / "docs/compression.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/compression.md").read_text(encoding="utf-8")
 WINDOWS = (32_768, 128_000, 200_000, 1_000_000)
 BLOCKS = ("compression.", "hygiene.", "auxiliary.compression.", "context.", "notices.")
 

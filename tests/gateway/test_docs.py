@@ -40,7 +40,7 @@ def between(text: str, start: str, end: str) -> str:
 
 
 def test_the_settings_tables_are_those_of_the_code() -> None:
-    assert between(read("docs/configuration.md"), "settings:", "end of settings") == settings_markdown(), (
+    assert between(read("docs/reference/configuration.md"), "settings:", "end of settings") == settings_markdown(), (
         "put the output of `hermes-gateway config keys --format markdown` between the markers"
     )
 
@@ -53,7 +53,7 @@ def test_every_variable_in_the_documentation_is_one_that_counts() -> None:
 
 
 def test_the_compose_file_of_the_guide_is_a_configuration(tmp_path: Path) -> None:
-    block = re.search(r"```yaml\n(.*?)```", read("docs/cluster.md"), re.DOTALL)
+    block = re.search(r"```yaml\n(.*?)```", read("docs/reference/cluster.md"), re.DOTALL)
     assert block is not None
     compose = yaml.safe_load(block[1])
     example = {"store.url": "postgresql://hermes:secret@db/hermes", "telegram.token": "1:x", "model.api_key": "sk-x"}
@@ -92,7 +92,7 @@ def _row(command: Command) -> str:
 
 
 def test_the_chat_commands_are_those_of_the_registry() -> None:
-    table = between(read("docs/commands.md"), "commands:", "end of commands").splitlines()[2:]
+    table = between(read("docs/reference/commands.md"), "commands:", "end of commands").splitlines()[2:]
     assert [line.replace("\\|", "|") for line in table] == [_row(command) for command in REGISTRY.commands]
 
 
@@ -106,7 +106,9 @@ def _command_lines(group: typer.Typer) -> Iterator[str]:
 
 
 def test_the_command_line_is_documented_completely() -> None:
-    documented = set(re.findall(r"^\| `hermes-gateway ([a-z ]+)` \|", read("docs/operations.md"), re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `hermes-gateway ([a-z ]+)` \|", read("docs/reference/operations.md"), re.MULTILINE)
+    )
     assert documented == set(_command_lines(app))
 
 
@@ -119,7 +121,7 @@ def test_the_documentation_calls_only_commands_that_exist() -> None:
 
 
 def test_the_exit_codes_are_documented() -> None:
-    table = read("docs/operations.md").partition("## Exit codes")[2]
+    table = read("docs/reference/operations.md").partition("## Exit codes")[2]
     for code in (EXIT_CONFIG, EXIT_OWNED_ELSEWHERE):
         assert f"| {code} |" in table
 
@@ -172,19 +174,19 @@ def test_the_tables_of_the_database_are_documented() -> None:
     schema = "\n".join(
         path.read_text("utf-8") for path in sorted(ROOT.glob("hermes_state/engines/sqlite/migrations/*.sql"))
     )
-    text = read("docs/storage.md")
+    text = read("docs/reference/storage.md")
     for table in re.findall(r"^CREATE (?:VIRTUAL )?TABLE (\w+)", schema, re.MULTILINE):
         assert f"`{table}`" in text, table
 
 
 def test_every_migration_is_documented() -> None:
-    text = read("docs/storage.md")
+    text = read("docs/reference/storage.md")
     for path in ROOT.glob("hermes_state/engines/sqlite/migrations/*.sql"):
         assert f"| `{path.name}` |" in text, path.name
 
 
 async def test_the_queries_of_the_documentation_find_a_conversation(store: Store) -> None:
-    for query in re.findall(r"```sql\n(.*?)```", read("docs/storage.md"), re.DOTALL):
+    for query in re.findall(r"```sql\n(.*?)```", read("docs/reference/storage.md"), re.DOTALL):
         await store.read(lambda db, query=query: db.execute(query).fetchall())
 
 

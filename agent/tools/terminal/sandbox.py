@@ -90,7 +90,9 @@ def probe_sandbox() -> SandboxInfo:
             said = said or (getattr(error, "stderr", None) or b"").decode(errors="replace") or str(error)
         else:
             return SandboxInfo(options=options)
-    return SandboxInfo(fault=f"bubblewrap cannot make a sandbox here ({shortened(said, 200)}); docs/tools.md helps")
+    return SandboxInfo(
+        fault=f"bubblewrap cannot make a sandbox here ({shortened(said, 200)}); docs/reference/tools.md helps"
+    )
 
 
 def terminal_fault(settings: TerminalSettings) -> str | None:

@@ -280,7 +280,7 @@ def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailab
     """Return the error of a process that cannot start: `DatabaseRejected` where waiting does not help."""
     told = unavailable(url, error)
     if error.sqlstate is None and _REFUSED.search(str(error)):
-        return DatabaseRejected(f"{told}; see store.url, and docs/operations.md, PostgreSQL")
+        return DatabaseRejected(f"{told}; see store.url, and docs/reference/operations.md, PostgreSQL")
     return told
 
 

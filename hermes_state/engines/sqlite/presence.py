@@ -74,8 +74,8 @@ def refuse_loss(path: Path) -> None:
     if (sign := next((sign for sign in signs if sign.exists()), None)) is not None:
         raise DatabaseRejected(
             f"the database {path} is {'empty' if path.exists() else 'missing'}, but {sign} shows that there was one: "
-            "put it or a backup of it back (docs/operations.md, A lost database), or begin anew, without anything that "
-            "was said, with `hermes-gateway run --fresh`"
+            "restore it or a backup of it (docs/reference/operations.md, A lost database), or start with an empty "
+            "database, without the conversations, with `hermes-gateway run --fresh`"
         )
 
 
@@ -116,5 +116,5 @@ def _loss(name: Path, where: str | None, *, is_replaced: bool) -> str:
         happened = f"{happened}; once it is back, the gateway goes on"
     return (
         f"{name} {happened}. Nothing new is taken. Everything is still open here: `hermes-gateway backup FILE` copies "
-        "it out, before the gateway stops; docs/operations.md, A lost database, says how to put it back."
+        "it out, before the gateway stops; docs/reference/operations.md, A lost database, says how to put it back."
     )

@@ -207,7 +207,7 @@ def test_a_plugin_named_like_the_built_in_engine_is_not_taken_for_it(home: Path)
 
 
 def documented_engine() -> str:
-    text = (Path(__file__).parents[3] / "docs/plugins.md").read_text("utf-8")
+    text = (Path(__file__).parents[3] / "docs/reference/plugins.md").read_text("utf-8")
     found = re.search(r"<!-- example:.*?-->\n```python\n(.*?)```", text, re.DOTALL)
     assert found is not None
     return found[1]
