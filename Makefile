@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures walk catalog crash chaos months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures texts walk catalog crash chaos months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -161,6 +161,9 @@ quality: setup ## what compressions keep, beside other policies; ARGS="--windows
 
 figures: setup ## sizes, words and imports of the code, beside libraries'; ARGS="--show headlines" lists places
 	@$(BIN)/python -m bench.figures $(ARGS)
+
+texts: setup ## the sentences that users and operators can read, by place; ARGS=--faults lists those that break a rule
+	@$(BIN)/python -m bench.texts $(ARGS)
 
 walk: setup ## the modules that one Telegram message passes; ARGS="--all" with those that compress
 	@$(BIN)/python -m bench.walk $(ARGS)

@@ -1,0 +1,178 @@
+"""Sentences that users and operators can read: `make texts` lists them by place, with file and line.
+
+Sources are string literals of the product, help texts, descriptions of settings, page templates and their script. A
+value that the program fills in is shown as `…`. `ARGS=--faults` lists only sentences that break a rule of this page.
+"""
+
+import argparse
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+
+from bench.source import ROOT, Module, product
+
+MAX_WORDS = 25
+"""Words in one sentence."""
+HABITS = {
+    "a clause instead of a noun": r"\b[Ww](?:hoever|homever|hatever)\b|^(?:[Ww]ho|[Ww]hat|[Ww]hether) (?!.*\?)",
+    "a participle before its subject": r"^(?:Refused|Understood|Kept|Known|Meant|Shown|Allowed|Told) (?:is|are)\b",
+    "bookish words": r"\b(?:anew|beside|nobody|thereof|of which|behind (?:it|them)|as it was said)\b",
+    "for instead of because": r", for (?:it|they|he|she|there|nobody|no|this) (?:\w+ ){0,3}(?:is|was|has|does|says)\b",
+    "to be instead of must": r"\b(?:is|are|was) to be \w+ed\b|\b(?:has|have) to be\b",
+    "nothing that could be": r"\b[Nn]o(?:thing)? (?:\w+ )?(?:that|which) could be\b",
+    "told instead of receives": r"\b(?:is|are|was|were) told\b",
+    "figures of speech": r"\b(?:rests|signs? of life|at work|takes nothing|let in by)\b",
+}
+"""Kinds of sentences that make readers stumble, each with the expression that finds it."""
+
+_LOGGERS = frozenset({"log", "_log", "logger"})
+_FOR_MODELS = re.compile(
+    r"^agent/(?:prompt|handoff|context|memory|images|engines|tools|turn|model/(?:messages|wire))|^gateway/turns/prompt"
+)
+_NOT_PROSE = re.compile(
+    r"\b(?:SELECT|INSERT INTO|UPDATE \w+ SET|DELETE FROM|CREATE|ALTER|DROP|PRAGMA|WHERE|JOIN|VACUUM|REINDEX)\b"
+    r"|\(\?|\\[bswd]|\[\^|^[-\w]+(?: [-\w]+)*=|^\W+$"
+)
+_WORD = re.compile(r"[A-Za-z][\w'-]*")
+_SENTENCE_END = re.compile(r"(?<=[.!?…])[*_\"”)]*\s+(?=[A-Z`“(…])|\n+|(?<=[.!?])\s*<br>")
+_TAG = re.compile(r"<[^>]*>|\{[%#].*?[%#]\}", re.DOTALL)
+_SHOWN_ATTRIBUTE = re.compile(r'\b(?:aria-label|placeholder|title|alt)="([^"{]+)"')
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sentence:
+    """One sentence and where the product states it."""
+
+    place: str
+    path: str
+    line: int
+    text: str
+
+
+def faults(text: str) -> list[str]:
+    """Rules that a sentence breaks; empty for a good one."""
+    count = len(_WORD.findall(re.sub(r"`[^`]*`|https?://\S+", "x", text)))
+    found = [f"{count} words"] if count > MAX_WORDS else []
+    return found + [name for name, pattern in HABITS.items() if re.search(pattern, text)]
+
+
+def sentences_of(text: str) -> Iterator[str]:
+    """Sentences of a text with at least three words; labels and single words are left out."""
+    for part in _SENTENCE_END.split(text):
+        sentence = " ".join(part.split())
+        if sum(1 for word in sentence.split(" ") if _WORD.search(word)) >= 3 and not _NOT_PROSE.search(sentence):
+            yield sentence
+
+
+@cache
+def all_sentences() -> tuple[Sentence, ...]:
+    """Every sentence of the product, sorted by place, file and line."""
+    found = [sentence for module in product() for sentence in texts_of(module)]
+    found += _settings()
+    for page in sorted((ROOT / "platforms/local").glob("**/*")):
+        if page.suffix in {".html", ".js"} and ".min." not in page.name:
+            found += _of_page(str(page.relative_to(ROOT)), page.read_text("utf-8"))
+    return tuple(sorted(set(found)))
+
+
+def texts_of(module: Module) -> Iterator[Sentence]:
+    """Sentences in the literals of a module, and in the help texts of its commands."""
+    skipped: set[int] = set()
+    raised: set[int] = set()
+    for node in module.nodes:
+        if isinstance(node, ast.Raise):
+            raised.update(id(child) for child in ast.walk(node))
+        elif isinstance(node, ast.Call) and _is_unseen(node):
+            skipped.update(id(child) for child in ast.walk(node))
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            skipped.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            skipped.update(id(child) for child in ast.walk(node) if child is not node)
+    for node in module.nodes:
+        if id(node) not in skipped and (text := _literal(node)):
+            place = _place(module.path, is_raised=id(node) in raised)
+            yield from (Sentence(place, module.path, node.lineno, found) for found in sentences_of(text))  # type: ignore[attr-defined]
+        elif isinstance(node, ast.FunctionDef) and _is_command(node):
+            for found in sentences_of(ast.get_docstring(node) or ""):
+                yield Sentence("command line", module.path, node.lineno, found)
+
+
+def _literal(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return ""
+
+
+def _is_unseen(call: ast.Call) -> bool:
+    """True for log calls and compiled patterns, whose strings nobody reads as sentences."""
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=name)):
+            return name in _LOGGERS or name == "re"
+        case ast.Attribute(value=ast.Attribute(attr=name)):
+            return name in _LOGGERS
+    return False
+
+
+def _is_command(node: ast.FunctionDef) -> bool:
+    return any(
+        ".command" in ast.unparse(decorator) or ".callback" in ast.unparse(decorator)
+        for decorator in node.decorator_list
+    )
+
+
+def _place(path: str, *, is_raised: bool) -> str:
+    if path.startswith("gateway/cli/"):
+        return "command line"
+    if is_raised or path.endswith("errors.py"):
+        return "errors"
+    if path.startswith("gateway/operator/"):
+        return "operators"
+    if path.startswith("platforms/local/"):
+        return "web pages"
+    return "models" if _FOR_MODELS.search(path) else "chats"
+
+
+def _settings() -> Iterator[Sentence]:
+    from gateway.config.docs import describe_settings
+
+    for row in describe_settings():
+        yield from (Sentence("settings", row.key, 0, found) for found in sentences_of(row.text))
+
+
+def _of_page(path: str, text: str) -> Iterator[Sentence]:
+    pattern = r">([^<>{}]+)<" if path.endswith(".html") else r"[\"`]([A-Z][^\"`\n]*)[\"`]"
+    blank = _TAG.sub(lambda found: "<" + "\n" * found[0].count("\n") + ">", text) if path.endswith(".html") else text
+    for found in [*re.finditer(pattern, blank), *_SHOWN_ATTRIBUTE.finditer(text)]:
+        line = text.count("\n", 0, found.start()) + 1
+        shown = re.sub(r"\$?\{+[^}]*\}+", "…", found[1])
+        yield from (Sentence("web pages", path, line, sentence) for sentence in sentences_of(shown))
+
+
+def lines(found: Iterable[Sentence], *, only_faults: bool) -> Iterator[str]:
+    """The list as people read it: a heading for each place, then file, line and sentence."""
+    for place, group in groupby(found, key=lambda sentence: sentence.place):
+        shown = [(sentence, faults(sentence.text)) for sentence in group]
+        shown = [pair for pair in shown if pair[1] or not only_faults]
+        yield f"\n== {place}: {len(shown)} sentences\n"
+        for sentence, broken in shown:
+            where = f"{sentence.path}:{sentence.line}" if sentence.line else sentence.path
+            yield f"{where}: {sentence.text}" + (f"  [{', '.join(broken)}]" if broken else "")
+
+
+def main() -> None:
+    """Print the list."""
+    parser = argparse.ArgumentParser(prog="make texts", description=__doc__.partition("\n")[0])
+    parser.add_argument("--faults", action="store_true", help="list only sentences that break a rule")
+    parser.add_argument("--place", help="list one place, such as chats")
+    asked = parser.parse_args()
+    chosen = [sentence for sentence in all_sentences() if asked.place in {None, sentence.place}]
+    print("\n".join(lines(chosen, only_faults=asked.faults)).strip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""`make texts`: it finds the sentences that people read, and names those that break a rule."""
+
+import pytest
+
+from bench.source import parse
+from bench.texts import all_sentences, faults, sentences_of, texts_of
+
+
+@pytest.mark.parametrize("place", ["chats", "command line", "errors", "models", "operators", "settings", "web pages"])
+def test_each_place_has_sentences(place: str) -> None:
+    assert any(found.place == place for found in all_sentences())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "assumed, for nobody says it; model.context_length does",
+        "Whoever runs this gateway has to check this model's api_key.",
+        "Refused are messages of strangers.",
+        "There is no compression that could be taken back.",
+        "What waits of one that is paused comes no more.",
+        "The table has to be made anew.",
+        "word " * 26,
+    ],
+)
+def test_sentences_that_make_readers_stumble_are_faults(text: str) -> None:
+    assert faults(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The model provider does not accept the API key; the bot owner must check `model.api_key`.",
+        "What can I do for you?",
+        "Nothing to undo.",
+        "Use `/find a | b | c | d | e | f | g | h | i | j | k | l | m | n | o | p | q | r | s | t | u | v | w | x`.",
+    ],
+)
+def test_plain_sentences_have_no_faults(text: str) -> None:
+    assert faults(text) == []
+
+
+def test_literals_are_found_with_their_place_and_line() -> None:
+    module = parse(
+        "gateway/commands/greeting.py",
+        '''"""Docstrings are for developers."""
+import re
+PATTERN = re.compile("not a sentence at all")
+
+def greet(name):
+    log.info("nobody reads this event here")
+    if not name:
+        raise CommandError(f"The name {name!r} is empty. Write /greet NAME.")
+    return "Welcome to the gateway!"
+''',
+    )
+    assert [(found.place, found.line, found.text) for found in sorted(texts_of(module))] == [
+        ("chats", 9, "Welcome to the gateway!"),
+        ("errors", 8, "The name … is empty."),
+        ("errors", 8, "Write /greet NAME."),
+    ]
+
+
+def test_sql_and_labels_are_not_sentences() -> None:
+    assert list(sentences_of("SELECT id FROM turns WHERE chat = ?\nTOTAL COST\nmodel.name")) == []
