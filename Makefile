@@ -117,8 +117,8 @@ chaos: setup ## 200 random schedules of faults on a cluster; RUNS=20 of them, AR
 months: setup ## 400 turns of one chat, on each platform, in three windows, with two context engines
 	@$(BIN)/python -m pytest -m months $(ARGS)
 
-protocols: setup ## the end-to-end tests, sampled kills and weeks included, over the other two protocols, on asyncio's loop
-	@failed=; for protocol in responses anthropic; do \
+protocols: setup ## the end-to-end tests, sampled kills and weeks included, over each of the three protocols, on asyncio's loop
+	@failed=; for protocol in chat_completions responses anthropic; do \
 		HERMES_EVENT_LOOP=asyncio $(BIN)/python -m pytest -n 3 --dist worksteal --protocol $$protocol \
 			-m "$(PLAIN)" tests/e2e tests/crash \
 			tests/agent/model/test_provider_errors.py tests/agent/images/test_refusals.py $(ARGS) || failed="$$failed $$protocol"; \

@@ -2,9 +2,11 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
+from tests.e2e.chats import PLATFORMS
 from tests.e2e.protocols import CHAT_COMPLETIONS, PROTOCOLS, ModelProtocol, chosen
 from tests.e2e.with_engine import EXAMPLE, install
 from tests.e2e.world import World, world_in
@@ -14,6 +16,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     is_marked = metafunc.definition.get_closest_marker("each_protocol") is not None
     if is_marked and "protocol" in metafunc.fixturenames and chosen(metafunc.config) is None:
         metafunc.parametrize("protocol", PROTOCOLS.values(), ids=str)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run a test of all platforms and all protocols with three pairs, each platform and each protocol once.
+
+    Which pairs differs from test to test. `--protocol` runs every platform over one protocol.
+    """
+    if chosen(config) is None:
+        left_out = [item for item in items if not _is_sampled(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_sampled(item)]
+
+
+def _is_sampled(item: pytest.Item) -> bool:
+    spec = getattr(item, "callspec", None)
+    protocol = spec.params.get("protocol") if spec is not None else None
+    platform = next((value for value in spec.params.values() if value in PLATFORMS), None) if spec is not None else None
+    if protocol is None or platform is None:
+        return True
+    others = spec.id.replace(platform, "").replace(protocol.name, "")
+    shift = crc32((item.nodeid.partition("[")[0] + others).encode())
+    return bool((PLATFORMS.index(platform) + list(PROTOCOLS).index(protocol.name) + shift) % len(PLATFORMS) == 0)
 
 
 @pytest.fixture
