@@ -23,6 +23,7 @@ from gateway.config.fields import FIELDS, variable_name
 from gateway.config.loader import NO_SETTINGS
 from gateway.config.old_keys import OLD_KEYS
 from gateway.config.settings import Config
+from gateway.models.window import window_of
 from gateway.operator.doctor import STOP_MARGIN_SECONDS
 from hermes_state.store.writer import Store
 from platforms.settings import LocalSettings
@@ -147,6 +148,14 @@ def test_the_model_guide_has_a_block_for_every_provider() -> None:
     headings = {heading for heading, _, _ in yaml_blocks(MODEL_GUIDE)}
     wanted = {"OpenAI", "Anthropic", "OpenRouter", "Ollama", "LM Studio", "vLLM", "Azure OpenAI", "Gemini", "DeepSeek"}
     assert wanted <= headings
+
+
+def test_the_guide_says_where_a_conversation_is_compressed(tmp_path: Path) -> None:
+    environ = {"HERMES_HOME": str(tmp_path), "OPENAI_API_KEY": "sk-x", "HERMES_MODEL__CONTEXT_LENGTH": "200000"}
+    limits, _ = window_of(load_config(environ).config)
+    page = read("docs/guides/how-it-works.md")
+    assert f"| the agent | from {limits.threshold:,} tokens" in page
+    assert f"| hygiene, before a turn | from {limits.hygiene:,} tokens" in page
 
 
 def test_the_tunnel_has_the_port_of_the_web_chat_on_both_sides() -> None:
