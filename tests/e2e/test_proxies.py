@@ -1,4 +1,4 @@
-"""The web chat behind reverse proxies with TLS, configured as their documentation shows."""
+"""The web chat behind reverse proxies with TLS, configured as docs/how-to/web-chat-from-a-phone.md shows."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ import secrets
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,42 +25,48 @@ pytestmark = pytest.mark.proxies
 
 NAME = "chat.example.org"
 
-NGINX = """
-user root;
-pid {folder}/nginx.pid;
-error_log {folder}/proxy.log;
-events {{}}
-http {{
-  access_log off;
-  client_body_temp_path {folder}/body;
-  proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/fastcgi;
-  uwsgi_temp_path {folder}/uwsgi;
-  scgi_temp_path {folder}/scgi;
-  server {{
-    listen 127.0.0.1:{port} ssl;
-    server_name {name};
-    ssl_certificate {folder}/certificate.pem;
-    ssl_certificate_key {folder}/key.pem;
-    location / {{
-      {header}
-      proxy_pass http://127.0.0.1:{behind};
-    }}
-  }}
-}}
-"""
-CADDY = """
-{{
-  admin off
-  auto_https disable_redirects
-  storage file_system {folder}/caddy
-}}
-https://{name}:{port} {{
-  bind 127.0.0.1
-  tls {folder}/certificate.pem {folder}/key.pem
-  reverse_proxy 127.0.0.1:{behind}
-}}
-"""
+PAGE = (Path(__file__).parents[2] / "docs/how-to/web-chat-from-a-phone.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    """Return the block of the page in this language."""
+    found = re.search(rf"^ *```{language}\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
+    assert found is not None, language
+    return found[1]
+
+
+def replaced(text: str, *changes: tuple[str, str]) -> str:
+    """Replace the parts of a block that cannot be the same on this machine, each exactly once."""
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def nginx(folder: Path, port: int, upstream: int, header: str = "") -> str:
+    """Return nginx's configuration with the block of the page in it."""
+    server = replaced(
+        block("nginx"),
+        ("443 ssl", f"127.0.0.1:{port} ssl"),
+        ("/etc/ssl/chat.example.org.pem", f"{folder}/certificate.pem"),
+        ("/etc/ssl/chat.example.org.key", f"{folder}/key.pem"),
+        ("proxy_pass http://127.0.0.1:8765;", f"{header} proxy_pass http://127.0.0.1:{upstream};"),
+    )
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    folders = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
+    head = f"user root;\npid {folder}/nginx.pid;\nerror_log {folder}/proxy.log;\nevents {{}}\n"
+    return f"{head}http {{\naccess_log off;\n{folders}{server}}}\n"
+
+
+def caddy(folder: Path, port: int, upstream: int, header: str = "") -> str:
+    """Return Caddy's configuration with the block of the page in it."""
+    certificate = f"bind 127.0.0.1\n  tls {folder}/certificate.pem {folder}/key.pem"
+    site = replaced(
+        block("caddy"),
+        (f"{NAME} {{", f"https://{NAME}:{port} {{\n  {certificate}"),
+        ("reverse_proxy 127.0.0.1:8765", f"{header}reverse_proxy 127.0.0.1:{upstream}"),
+    )
+    return f"{{\nadmin off\nauto_https disable_redirects\nstorage file_system {folder}/caddy\n}}\n{site}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class Kind:
     """A reverse proxy and how it is configured."""
 
     command: tuple[str, ...]
-    config: str
+    config: Callable[[Path, int, int, str], str]
     header: str = ""
 
     @property
@@ -79,9 +85,9 @@ class Kind:
 
 _NGINX_COMMAND = ("nginx", "-g", "daemon off;", "-c")
 PROXIES = {
-    "nginx": Kind(_NGINX_COMMAND, NGINX),
-    "nginx-with-host": Kind(_NGINX_COMMAND, NGINX, "proxy_set_header Host $host;"),
-    "caddy": Kind(("caddy", "run", "--adapter", "caddyfile", "--config"), CADDY),
+    "nginx": Kind(_NGINX_COMMAND, nginx),
+    "nginx-with-host": Kind(_NGINX_COMMAND, nginx, "proxy_set_header Host $host;"),
+    "caddy": Kind(("caddy", "run", "--adapter", "caddyfile", "--config"), caddy),
 }
 
 
@@ -121,7 +127,7 @@ async def served(kind: Kind, folder: Path, behind: int) -> AsyncIterator[Site]:
     port = World.free_port()
     await asyncio.to_thread(make_certificate, folder)
     config = folder / "proxy.conf"
-    config.write_text(kind.config.format(folder=folder, name=NAME, port=port, behind=behind, header=kind.header))
+    config.write_text(kind.config(folder, port, behind, kind.header))
     with (folder / "proxy.log").open("ab") as log:
         proxy = await asyncio.create_subprocess_exec(
             *kind.command, str(config), stdout=log, stderr=log, env={"PATH": os.environ["PATH"], "HOME": str(folder)}

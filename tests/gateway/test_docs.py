@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -11,6 +12,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from gateway.cli import EXIT_CONFIG, EXIT_OWNED_ELSEWHERE, app, load_command
 from gateway.commands.registry import Command
@@ -20,8 +22,12 @@ from gateway.config.docs import settings_markdown
 from gateway.config.fields import FIELDS, variable_name
 from gateway.config.loader import NO_SETTINGS
 from gateway.config.old_keys import OLD_KEYS
+from gateway.config.settings import Config
+from gateway.models.window import window_of
 from gateway.operator.doctor import STOP_MARGIN_SECONDS
 from hermes_state.store.writer import Store
+from platforms.settings import LocalSettings
+from tests.gateway.models.windows import CountingModel, talking
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -52,26 +58,127 @@ def test_every_variable_in_the_documentation_is_one_that_counts() -> None:
             assert name in known, (page.name, name)
 
 
-def test_the_compose_file_of_the_guide_is_a_configuration(tmp_path: Path) -> None:
-    block = re.search(r"```yaml\n(.*?)```", read("docs/reference/cluster.md"), re.DOTALL)
-    assert block is not None
-    compose = yaml.safe_load(block[1])
+def compose(page: str) -> Any:  # Any: YAML of another program
+    [block] = [block for block in re.findall(r"```yaml\n(.*?)```", read(page), re.DOTALL) if "services:" in block]
+    return yaml.safe_load(block)
+
+
+def load_service(file: Any, service: Any, tmp_path: Path) -> Config:
+    """Return the settings of a gateway that a compose file starts, with an example for each secret."""
     example = {"store.url": "postgresql://hermes:secret@db/hermes", "telegram.token": "1:x", "model.api_key": "sk-x"}
-    for name, role in (("node", "node"), ("worker", "worker")):
-        service = compose["services"][name]
-        given = tmp_path / name
-        given.mkdir()
-        for secret in service["secrets"]:
-            assert secret in compose["secrets"]
-            (given / secret).write_text(example[secret])
-        environ = service["environment"]
-        loaded = load_config({**environ, "CREDENTIALS_DIRECTORY": str(given), "HERMES_HOME": str(tmp_path / "home")})
-        assert loaded.warnings == ()
-        assert (loaded.config.cluster.role, loaded.config.store.url) == (role, example["store.url"])
-        (volume,) = service["volumes"]
-        assert loaded.config.attachments.url == f"file://{volume.partition(':')[2]}"
-        grace = float(service["stop_grace_period"].removesuffix("s"))
-        assert grace > loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
+    credentials = tmp_path / "credentials"
+    credentials.mkdir()
+    for secret in service["secrets"]:
+        assert secret in file["secrets"]
+        (credentials / secret).write_text(example[secret])
+    environ = {
+        **service["environment"],
+        "CREDENTIALS_DIRECTORY": str(credentials),
+        "HERMES_HOME": str(tmp_path / "home"),
+    }
+    loaded = load_config(environ)
+    assert loaded.warnings == ()
+    grace = float(service["stop_grace_period"].removesuffix("s"))
+    assert grace > loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
+    return loaded.config
+
+
+@pytest.mark.parametrize("role", ["node", "worker"])
+def test_the_compose_file_of_a_cluster_is_a_configuration(role: str, tmp_path: Path) -> None:
+    file = compose("docs/reference/cluster.md")
+    service = file["services"][role]
+    config = load_service(file, service, tmp_path)
+    assert (config.cluster.role, config.store.url) == (role, "postgresql://hermes:secret@db/hermes")
+    (volume,) = service["volumes"]
+    assert config.attachments.url == f"file://{volume.partition(':')[2]}"
+
+
+def test_the_compose_file_of_one_gateway_is_a_configuration(tmp_path: Path) -> None:
+    file = compose("docs/guides/deploying.md")
+    service = file["services"]["gateway"]
+    config = load_service(file, service, tmp_path)
+    assert config.telegram.token is not None
+    assert config.local.host == "0.0.0.0"
+    assert service["ports"] == [f"127.0.0.1:{config.local.port}:{config.local.port}"]
+    (volume,) = service["volumes"]
+    assert volume.partition(":")[2] == service["environment"]["HERMES_HOME"]
+
+
+MODEL_GUIDE = "docs/guides/connecting-a-model.md"
+YAML_PAGES = [
+    MODEL_GUIDE,
+    "README.md",
+    *(name for name in PAGE_NAMES if name.startswith(("docs/guides/", "docs/how-to/"))),
+]
+
+
+def yaml_blocks(name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the heading, the settings and the variables of each block of settings on a page."""
+    for section in re.split(r"^(?=#+ )", read(name), flags=re.MULTILINE):
+        for block in re.finditer(r"```yaml\n(.*?)```(?:\s*```sh\n(.*?)```)?", section, re.DOTALL):
+            if "services:" not in block[1]:
+                yield section.partition("\n")[0].lstrip("# "), block[1], block[2] or ""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "variables"),
+    [
+        pytest.param(name, settings, variables, id=f"{Path(name).stem}: {heading}")
+        for name in dict.fromkeys(YAML_PAGES)
+        for heading, settings, variables in yaml_blocks(name)
+    ],
+)
+def test_blocks_of_settings_pass_config_check(
+    name: str, settings: str, variables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in CUSTOMARY:
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "config.yaml").write_text(settings, encoding="utf-8")
+    (tmp_path / ".env").write_text((variables or "OPENAI_API_KEY=sk-…\n").replace("…", "example"), encoding="utf-8")
+    for file in tmp_path.iterdir():
+        file.chmod(0o600)
+    done = CliRunner().invoke(app, ["config", "check"], env={"HERMES_HOME": str(tmp_path)})
+    assert done.exit_code == 0, done.exception
+    assert "warning" not in done.output
+    if name == MODEL_GUIDE and variables:
+        assert load_config({"HERMES_HOME": str(tmp_path)}).config.model.api_key is not None
+
+
+def test_the_model_guide_has_a_block_for_every_provider() -> None:
+    headings = {heading for heading, _, _ in yaml_blocks(MODEL_GUIDE)}
+    wanted = {"OpenAI", "Anthropic", "OpenRouter", "Ollama", "LM Studio", "vLLM", "Azure OpenAI", "Gemini", "DeepSeek"}
+    assert wanted <= headings
+
+
+def test_the_guide_says_where_a_conversation_is_compressed(tmp_path: Path) -> None:
+    environ = {"HERMES_HOME": str(tmp_path), "OPENAI_API_KEY": "sk-x", "HERMES_MODEL__CONTEXT_LENGTH": "200000"}
+    limits, _ = window_of(load_config(environ).config)
+    page = read("docs/guides/how-it-works.md")
+    assert f"| the agent | from {limits.threshold:,} tokens" in page
+    assert f"| hygiene, before a turn | from {limits.hygiene:,} tokens" in page
+
+
+def test_the_tunnel_has_the_port_of_the_web_chat_on_both_sides() -> None:
+    [ports] = re.findall(r"ssh -N -L (\d+):127\.0\.0\.1:(\d+) ", read("docs/how-to/web-chat-from-a-phone.md"))
+    assert set(ports) == {str(LocalSettings().port)}
+
+
+async def test_the_chat_of_the_readme_has_the_replies_of_the_gateway(store: Store, tmp_path: Path) -> None:
+    chat = between(read("README.md"), "chat:", "end of chat").removeprefix("```text\n").removesuffix("```")
+    [command, *_] = re.findall(r"^Ann +(/.*)$", chat, re.MULTILINE)
+    shown = [re.sub(r"^ +", "", one, flags=re.MULTILINE) for one in re.split(r"^Bot +", chat, flags=re.MULTILINE)[1:]]
+    async with talking(store, tmp_path, CountingModel(), count=24) as gateway:
+        before = len(gateway.adapter.texts())
+        await gateway.say(command)
+        await gateway.quiet()
+        replies = gateway.adapter.texts()[before:]
+
+    def shape(text: str) -> str:
+        """Return a reply without its numbers, its id and the name of the model."""
+        text = re.sub(r"`[0-9a-z]{8}`", "ID", text.replace("scripted", "gpt-5"))
+        return re.sub(r"(?<!gpt-)\b\d[\d,]*", "N", text).strip()
+
+    assert [shape(one) for one in shown] == [shape(one) for one in replies]
 
 
 def test_every_key_in_the_documentation_is_a_setting() -> None:
@@ -160,6 +267,12 @@ def test_links_lead_somewhere(name: str) -> None:
         if heading:
             titles = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE)
             assert heading in {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}, link
+
+
+def test_the_index_names_every_page() -> None:
+    linked = set(re.findall(r"\]\(([^)#]+\.md)\)", read("docs/README.md")))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/*/*.md")}
+    assert pages <= linked, sorted(pages - linked)
 
 
 def test_decision_records_have_the_four_parts_in_order() -> None:
