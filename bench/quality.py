@@ -25,6 +25,7 @@ from agent.context import compressor, summary
 from agent.context.carried.facts import known_line
 from agent.model.catalog import price_of
 from agent.tools.registry import Tool
+from bench import charts
 from bench.agent_month import Record
 from bench.built_in import agent_with_all_tools
 from bench.compression_bench import prepared
@@ -123,7 +124,7 @@ def rules(bench: Bench) -> list[Row]:
     rows += bench.row("– casual sentences with a rule's words", listed("trap"), "≤ 2 %")
     invented = bench.over(lambda one: one.invented, "{:.0f}", kind="invents")
     rows += bench.row("identifiers nobody said, stand-in that invents", invented, "0", [32_768])
-    return rows + bench.row("newest request once behind the end marker", behind, "all")
+    return rows + bench.row("newest request once after the end marker", behind, "all")
 
 
 # ---- waiting
@@ -258,7 +259,10 @@ def main() -> None:
     bench = Bench(windows, asyncio.run(_all_tools()) if given.tools == "all" else ())
     rows = [row for name in groups for row in GROUPS[name](bench)]
     heads = ["measure", *(f"{window // 1_000}K" for window in windows), "to reach"]
-    print(aligned([heads, *([name, *(cells.get(window, "") for window in windows), bar] for name, cells, bar in rows)]))
+    lines = [[name, *(cells.get(window, "") for window in windows), bar] for name, cells, bar in rows]
+    found = aligned([heads, *lines])
+    print(found)
+    charts.write(found)
     print("\n".join(["", *(f"Left out: {name}" for name in dict.fromkeys(bench.left_out))]))
 
 
