@@ -169,7 +169,7 @@ def test_decision_records_have_the_four_parts_in_order() -> None:
     assert [record.name[:4] for record in records] == [f"{number:04}" for number in range(1, len(records) + 1)]
     for record in records:
         headings = re.findall(r"^## (.+)$", record.read_text("utf-8"), re.MULTILINE)
-        assert headings == ["Status", "Context", "Decision", "Consequences"], record.name
+        assert headings == ["Status", "Decision", "Reasons", "Consequences"], record.name
 
 
 def test_the_tables_of_the_database_are_documented() -> None:
