@@ -6,6 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import charts
+from bench.groups import run_groups
+from bench.measure import Measure
 
 FIGURES = Path(__file__).parents[2] / "docs/figures"
 TABLE = """\
@@ -35,6 +37,19 @@ def test_bars_are_as_long_as_their_figures_and_labels_are_escaped() -> None:
 def test_a_table_without_all_rows_of_a_chart_writes_none(tmp_path: Path) -> None:
     assert charts.write(TABLE, tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("options", "tables"), [([], 1), (["--quick"], 0)])
+def test_a_whole_run_of_the_benchmark_draws_its_charts(
+    options: list[str], tables: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = list[str]()
+    monkeypatch.setattr(charts, "write", drawn.append)
+    monkeypatch.setattr("sys.argv", ["bench", *options])
+    with pytest.raises(SystemExit):
+        run_groups("bench", None, {"one": lambda _: [Measure(name="speed", ours=2, unit="ms", bar=3)]})
+    assert len(drawn) == tables
+    assert all("| speed | 2 ms |" in table for table in drawn)
 
 
 @pytest.mark.parametrize("page", ["performance", "quality"])
