@@ -14,7 +14,7 @@ HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 HEIGHT" font-
 @media (prefers-color-scheme: dark) { .page { fill: #0d1117 } text { fill: #e6edf3 } }</style>
 <rect class="page" width="720" height="HEIGHT" rx="8"/>"""
 OURS, PEER, DASH = "hermes-gateway", "hermes-agent 0.19.0", "\u2013"
-SDK_CALL = "a call beside the bare SDK: {}, streamed, 60 messages"
+SDK_CALL = "a call against the bare SDK: {}, streamed, 60 messages"
 SEARCH = "search 1,000,000 messages: {}, p50"
 
 
