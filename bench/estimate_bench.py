@@ -62,7 +62,7 @@ def _cold(texts: Mapping[str, list[str]], count: Count) -> list[Measure]:
     return [
         Measure(name="mean error of an estimate, cold", ours=fmean(errors.values()), unit="%", bar=COLD_BAR),
         Measure(
-            name="the same beside four characters a token",
+            name="the same, against four characters a token",
             ours=fmean(errors.values()),
             yardstick=fmean(rough.values()),
             unit="%",

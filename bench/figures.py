@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 from bench.measure import aligned, percentile
 from bench.source import Graph, Module, cycles, import_graph, library, product
+from bench.words import documentation, per_ten_thousand, prose
 
 ANCHORS = (
     *("httpx", "structlog", "APScheduler", "procrastinate", "nonebot2", "aiogram", "pydantic-ai-slim", "llm"),
@@ -133,6 +134,7 @@ def figures(modules: Sequence[Module]) -> dict[str, dict[str, float]]:
         "import cycles": _cycles(import_graph(modules)),
         "import cycles, types too": _cycles(import_graph(modules, with_types=True)),
         "headlines without a head": {name: openings[name] for name in (OF, QUESTION, SEE)},
+        "in 10,000 words of docstrings and comments": per_ten_thousand(text for one in modules for text in prose(one)),
     }
 
 
@@ -222,9 +224,11 @@ def main() -> None:
     columns = {name: figures(modules) for name, modules in code.items()}
     inside = folders(ours)
     if given.json:
-        print(json.dumps({"figures": columns, "folders": {k: asdict(v) for k, v in inside.items()}}, indent=2))
+        data = {"figures": columns, "folders": {k: asdict(v) for k, v in inside.items()}, "docs": documentation()}
+        print(json.dumps(data, indent=2))
         return
-    print(table(columns), folder_table(inside), sep="\n\n")
+    docs = ", ".join(f"{number:,} {name}" for name, number in documentation().items())
+    print(table(columns), folder_table(inside), f"docs/: {docs}", sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -90,9 +90,9 @@ async def discord(quick: bool) -> list[Measure]:
                 found.append((one, await bursts(here, subject, 1 if quick else 3)))
     one, many = (Beside(ours=on_discord, yardstick=here) for here, on_discord in zip(*found, strict=True))
     return [
-        one.p50("Discord beside Telegram: one chat, p50", 1.3),
-        many.share(f"Discord beside Telegram: {CHATS} chats x 10", 0.8),
-        many.cpu_ratio(f"Discord beside Telegram: {CHATS} chats x 10, processor time per message", 1.3),
+        one.p50("Discord against Telegram: one chat, p50", 1.3),
+        many.share(f"Discord against Telegram: {CHATS} chats x 10", 0.8),
+        many.cpu_ratio(f"Discord against Telegram: {CHATS} chats x 10, processor time per message", 1.3),
     ]
 
 

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn
 
+from bench import charts
 from bench.measure import Measure, table
 
 Groups = Mapping[str, Callable[[bool], Sequence[Measure] | Coroutine[Any, Any, Sequence[Measure]]]]
@@ -13,7 +14,7 @@ Groups = Mapping[str, Callable[[bool], Sequence[Measure] | Coroutine[Any, Any, S
 
 
 def run_groups(module: str, description: str | None, groups: Groups) -> NoReturn:
-    """Run them and print the table; the exit code says whether every bar holds."""
+    """Run them, print the table and write its charts; the exit code says whether every bar holds."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--quick", action="store_true", help="smaller databases, fewer messages and rounds")
     parser.add_argument("groups", nargs="*", help=f"all of them by default: {', '.join(groups)}")
@@ -26,4 +27,6 @@ def run_groups(module: str, description: str | None, groups: Groups) -> NoReturn
         found = groups[name](given.quick)
         measures += asyncio.run(found) if isinstance(found, Coroutine) else found
     print(table(measures))
+    if not given.quick:
+        charts.write(table(measures))
     raise SystemExit(0 if all(measure.holds for measure in measures) else 1)

@@ -42,7 +42,7 @@ async def start(quick: bool) -> list[Measure]:
         Measure(name="idle memory, both platforms", ours=statistics.median(idle), unit="MB", bar=100),
         Measure(name="memory after the first answer", ours=statistics.median(answered), unit="MB", bar=115),
         Measure(
-            name="first answer after a start, beside the tenth",
+            name="first answer after a start, against the tenth",
             ours=statistics.median(first),
             unit="ms",
             yardstick=statistics.median(tenth),
@@ -88,9 +88,7 @@ async def half_open(quick: bool) -> list[Measure]:
                 found = await sequence(here, subject, 40 if quick else 200)
                 for holder in holders:
                     holder.cancel()
-    return [
-        Measure(name=f"answer beside {HALF_OPEN:,} half-open connections, p99", ours=found.p99, unit="ms", bar=2_000)
-    ]
+    return [Measure(name=f"answer with {HALF_OPEN:,} half-open connections, p99", ours=found.p99, unit="ms", bar=2_000)]
 
 
 async def _hold_open(port: int) -> None:

@@ -137,7 +137,7 @@ async def _calls(protocol: Protocol, url: str, streams: bool, folder: Path, roun
     how = "streamed" if streams else "whole"
     for rows in ROWS:
         bare, ours, recording = await _call(protocol, url, streams, rows, folder, rounds)
-        name = f"a call beside the bare SDK: {protocol.name}, {how}, {rows} message{'s' if rows > 1 else ''}"
+        name = f"a call against the bare SDK: {protocol.name}, {how}, {rows} message{'s' if rows > 1 else ''}"
         measures.append(Measure(name=name, ours=ours, unit="ms", yardstick=bare, bar=1.1, slack=SLACK))
         name = f"{name}, caps and ledger"
         measures.append(Measure(name=name, ours=recording, unit="ms", yardstick=bare, bar=1.1, slack=SLACK))

@@ -25,6 +25,7 @@ from agent.context import compressor, summary
 from agent.context.carried.facts import known_line
 from agent.model.catalog import price_of
 from agent.tools.registry import Tool
+from bench import charts
 from bench.agent_month import Record
 from bench.built_in import agent_with_all_tools
 from bench.compression_bench import prepared
@@ -118,12 +119,12 @@ def rules(bench: Bench) -> list[Row]:
     rows += bench.row("standing rules verbatim at its end, of 12", long(Record.kept_rules), "12")
     for kind in ("omits", "invents"):
         rows += bench.row(f"– stand-in that {kind}", bench.over(Record.kept_rules, "{:.0f}", kind=kind), "12", [32_768])
-    rows += bench.row("listed as rules: taken back", listed("taken back"), "0")
-    rows += bench.row("– what held once", listed("once"), "0")
+    rows += bench.row("listed as rules: revoked rules", listed("taken back"), "0")
+    rows += bench.row("– one-time wishes", listed("once"), "0")
     rows += bench.row("– casual sentences with a rule's words", listed("trap"), "≤ 2 %")
     invented = bench.over(lambda one: one.invented, "{:.0f}", kind="invents")
-    rows += bench.row("identifiers nobody said, stand-in that invents", invented, "0", [32_768])
-    return rows + bench.row("newest request once behind the end marker", behind, "all")
+    rows += bench.row("invented identifiers, stand-in that invents", invented, "0", [32_768])
+    return rows + bench.row("newest request once after the end marker", behind, "all")
 
 
 # ---- waiting
@@ -183,7 +184,7 @@ def without(bench: Bench) -> list[Row]:
         rows += bench.row("without rules: standing rules verbatim, of 12", kept, "", [32_768])
     with patch.object(summary, AUDIT[0], lambda text, *given: text):
         invented = Bench(bench.windows, bench.tools).over(lambda one: one.invented, "{:.0f}", kind="invents")
-        rows += bench.row("without audit: identifiers nobody said", invented, "", [32_768])
+        rows += bench.row("without audit: invented identifiers", invented, "", [32_768])
     both: dict[str, Any] = {name: partial(timed, getattr(summary, name)) for name in AUDIT}
     known_line.cache_clear()  # these months ran before, and what they left is not for the collector to walk over now
     with prepared(), patch.multiple(summary, **both), patch.object(compressor, "carried", timed_rows):
@@ -258,7 +259,10 @@ def main() -> None:
     bench = Bench(windows, asyncio.run(_all_tools()) if given.tools == "all" else ())
     rows = [row for name in groups for row in GROUPS[name](bench)]
     heads = ["measure", *(f"{window // 1_000}K" for window in windows), "to reach"]
-    print(aligned([heads, *([name, *(cells.get(window, "") for window in windows), bar] for name, cells, bar in rows)]))
+    lines = [[name, *(cells.get(window, "") for window in windows), bar] for name, cells, bar in rows]
+    found = aligned([heads, *lines])
+    print(found)
+    charts.write(found)
     print("\n".join(["", *(f"Left out: {name}" for name in dict.fromkeys(bench.left_out))]))
 
 

@@ -69,7 +69,7 @@ def topics(bench: Bench) -> list[Row]:
     found = [virtual(_focused(domain, bench.tools)) for domain in DOMAINS]
     return [
         (
-            f"after {count} × `/compress {{topic}}`: facts on it / beside it",
+            f"after {count} × `/compress {{topic}}`: facts on the topic / other facts",
             {32_768: " / ".join(str(span(found, lambda one: one[count - 1][at], "{:.0%}")) for at in (0, 1))},  # noqa: B023  # called at once
             "",
         )

@@ -43,7 +43,7 @@ async def run(quick: bool) -> list[Measure]:
                         answered.append(await _answer_after(here, due))
     return [
         Measure(
-            name=f"start to first poll, {COUNT:,} schedules beside none",
+            name=f"start to first poll, {COUNT:,} schedules, against none",
             ours=statistics.median(polled[COUNT]),
             unit="s",
             yardstick=statistics.median(polled[0]),
@@ -51,7 +51,7 @@ async def run(quick: bool) -> list[Measure]:
             slack=0.3,
         ),
         Measure(
-            name=f"memory at rest, {COUNT:,} schedules beside none",
+            name=f"memory at rest, {COUNT:,} schedules, against none",
             ours=statistics.median(memory[COUNT]),
             unit="MB",
             yardstick=statistics.median(memory[0]),

@@ -26,6 +26,7 @@ class Module:
     """Dotted; that of a package for its `__init__`."""
     path: str
     """Relative to the root of the checkout or the library."""
+    text: str
     lines: int
     tree: ast.Module
     nodes: Sequence[ast.AST]
@@ -50,7 +51,8 @@ def parse(path: str, text: str) -> Module:
     """A module from its text; `path` says how it is named."""
     parts = path.removesuffix(".py").removesuffix("/__init__").split("/")
     tree = ast.parse(text)
-    return Module(name=".".join(parts), path=path, lines=text.count("\n"), tree=tree, nodes=tuple(ast.walk(tree)))
+    nodes = tuple(ast.walk(tree))
+    return Module(name=".".join(parts), path=path, text=text, lines=text.count("\n"), tree=tree, nodes=nodes)
 
 
 def product() -> list[Module]:

@@ -152,7 +152,7 @@ async def _dispatch(rounds: int) -> Measure:
             await look.run({}, bench.context)
             took.append(whole - (time.perf_counter() - began))
     ours = percentile(took, 0.5) * 1e3
-    return Measure(name="a tool call, beside the bare function, p50", ours=ours, unit="ms", bar=DISPATCH_BAR)
+    return Measure(name="a tool call, above the bare function, p50", ours=ours, unit="ms", bar=DISPATCH_BAR)
 
 
 async def _flood(rounds: int) -> list[Measure]:

@@ -27,7 +27,9 @@ from gateway.models.window import window_of
 from gateway.operator.doctor import STOP_MARGIN_SECONDS
 from hermes_state.store.writer import Store
 from platforms.settings import LocalSettings
+from tests.databases import open_store, sqlite_only
 from tests.gateway.models.windows import CountingModel, talking
+from tests.hermes_state.rows import exchange, make_chat
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -280,7 +282,7 @@ def test_decision_records_have_the_four_parts_in_order() -> None:
     assert [record.name[:4] for record in records] == [f"{number:04}" for number in range(1, len(records) + 1)]
     for record in records:
         headings = re.findall(r"^## (.+)$", record.read_text("utf-8"), re.MULTILINE)
-        assert headings == ["Status", "Context", "Decision", "Consequences"], record.name
+        assert headings == ["Status", "Decision", "Reasons", "Consequences"], record.name
 
 
 def test_the_tables_of_the_database_are_documented() -> None:
@@ -301,6 +303,23 @@ def test_every_migration_is_documented() -> None:
 async def test_the_queries_of_the_documentation_find_a_conversation(store: Store) -> None:
     for query in re.findall(r"```sql\n(.*?)```", read("docs/reference/storage.md"), re.DOTALL):
         await store.read(lambda db, query=query: db.execute(query).fetchall())
+
+
+@sqlite_only
+async def test_the_python_example_prints_the_newest_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = re.search(r"<!-- example: .*?-->\n```python\n(.*?)```", read("docs/reference/storage.md"), re.DOTALL)
+    assert found is not None
+    store = await open_store(tmp_path / "state.db")
+    for chat_ref, text in (("1", "an older chat"), ("2", "Is the door open?")):
+        await store.write(lambda db, ref=chat_ref, text=text: exchange(db, make_chat(db, ref), text, "Yes."))
+    await store.close()
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path))
+    exec(compile(found[1], "storage.md", "exec"), {})
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d [\d:]{8} user Is the door open\?\n.* assistant Yes\.\n", capsys.readouterr().out
+    )
 
 
 def test_requirements_hold_what_the_project_names() -> None:
