@@ -25,9 +25,9 @@ def test_every_old_key_is_named_with_what_replaces_it_and_the_start_goes_on(load
     assert set(_keys(yaml.safe_load(FIXTURE))) == OLD_KEYS
     assert not OLD_KEYS & set(FIELDS)
     for key in map(dotted, OLD_KEYS):
-        [line] = [text for text in loaded.warnings if f": {key} is an old key" in text]
+        [line] = [text for text in loaded.warnings if f": {key} is no longer a setting" in text]
         assert "config.yaml line " in line
-        assert (f"fixed at {FIXED[key]}" if key in FIXED else f"replaced by {REPLACED[key]}") in line
+        assert (f"now {FIXED[key]}" if key in FIXED else f"use {REPLACED[key]}") in line
     assert "key-of-an-earlier-version" not in str(loaded.warnings)
 
 
@@ -44,14 +44,16 @@ def test_config_check_names_old_keys_and_ends_well(home: Path, monkeypatch: pyte
     (home / "config.yaml").write_text("store: {readers: 4}\nauxiliary: {title: {mode: off}}\n")
     done = CliRunner().invoke(app, ["config", "check"], env={"HERMES_HOME": str(home)})
     assert done.exit_code == 0, done.output
-    assert "store.readers is an old key and is ignored: its value is fixed at 2 connections" in done.output
-    assert "auxiliary.title.mode is an old key, replaced by auxiliary.title" in done.output
+    assert "store.readers is no longer a setting and is ignored: remove it; the value is now 2" in done.output
+    assert "auxiliary.title.mode is no longer a setting: use auxiliary.title" in done.output
 
 
 def test_old_keys_in_variables_are_named_by_the_variable(load: Load) -> None:
     for key in OLD_KEYS:
         loaded = load("", **{variable_name(key): "off"})
-        assert any(text.startswith(f"{variable_name(key)}: {dotted(key)} is an old key") for text in loaded.warnings)
+        assert any(
+            text.startswith(f"{variable_name(key)}: {dotted(key)} is no longer a setting") for text in loaded.warnings
+        )
 
 
 def test_a_secret_of_an_old_key_is_still_redacted(load: Load) -> None:
@@ -73,7 +75,7 @@ def test_a_misspelt_key_beside_an_old_one_is_named_without_its_value(load: Load)
 
 def test_an_old_key_for_one_model_is_named_and_the_others_hold(load: Load) -> None:
     loaded = load("compression: {models: {'g*': {tail_mode: lean, threshold: 0.3}}}")
-    assert any("compression.models: compression.tail_mode is an old key" in text for text in loaded.warnings)
+    assert any("compression.models: compression.tail_mode is no longer a setting" in text for text in loaded.warnings)
     assert loaded.config.compression.for_model("gpt").threshold == 0.3
 
 

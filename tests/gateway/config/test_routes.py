@@ -121,8 +121,8 @@ def test_a_variable_holds_names_with_commas_or_json(load: Load) -> None:
 
 
 REFUSED = {
-    "fallbacks: [{nmae: x}]": "model.fallbacks: [1]: there is no key nmae; did you mean name?",
-    "fallbacks: [a, {base_url: 'http://x/v1'}]": "model.fallbacks: [2].name is missing: name the model to use",
+    "fallbacks: [{nmae: x}]": "model.fallbacks: [1]: unknown key nmae; did you mean name?",
+    "fallbacks: [a, {base_url: 'http://x/v1'}]": "model.fallbacks: [2].name is missing: set it to the name of a model",
     "fallbacks: [{name: x, base_url: nonsense}]": "model.fallbacks: [1].base_url: must be an address such as",
     "fallbacks: [{name: x, context_length: 5}]": "model.fallbacks: [1].context_length: must be a whole number between",
     "fallbacks: [{name: x, protocol: smtp}]": "model.fallbacks: [1].protocol: must be one of chat_completions,",
@@ -130,10 +130,10 @@ REFUSED = {
     "fallbacks: [[a]]": "model.fallbacks: [1] must be the name of a model, or a block",
     "fallbacks: 7": "model.fallbacks: must be a list of models",
     "aliases: [a]": "model.aliases: must be a block of names",
-    "aliases: {default: x}": "model.aliases: 'default' is what /model calls the configured model",
+    "aliases: {default: x}": "model.aliases: 'default' is reserved for the configured model",
     "aliases: {two words: x}": "model.aliases: 'two words' cannot be an alias",
-    "aliases: {a: x, A: y}": "model.aliases: the alias 'a' is given twice",
-    "aliases: {a: {name: x, contextlength: 1}}": "model.aliases: a: there is no key contextlength; did you mean",
+    "aliases: {a: x, A: y}": "model.aliases: the alias 'a' occurs twice",
+    "aliases: {a: {name: x, contextlength: 1}}": "model.aliases: a: unknown key contextlength; did you mean",
 }
 
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_meant_is_refused_with_file_line_and_key(load: Load, home
 
 def test_a_window_too_small_for_a_prompt_names_its_block(load: Load) -> None:
     said = refusal(load, "model: {name: big, aliases: {tiny: {name: t, context_length: 2048}}}")
-    assert "model.aliases.tiny.context_length (2048) less model.aliases.tiny.max_output_tokens (512)" in said
+    assert "model.aliases.tiny.context_length (2048) minus model.aliases.tiny.max_output_tokens (512)" in said
 
 
 def test_a_mistake_shows_no_key(load: Load) -> None:
