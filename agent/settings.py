@@ -155,7 +155,7 @@ class WebSettings:
     deny_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
     """Hosts, including their subdomains, whose pages may not be read."""
     private_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
-    """Hosts that may have a private address, each written exactly as in the URL. All other private addresses are
+    """Hosts in your own network that may be read, written exactly as in the URL. All other private addresses are
     blocked."""
     search: Annotated[Literal["searxng", "brave", "tavily"] | None, Off, AnyCase, Setting(default_text="off")] = None
     """Search service for `web_search`."""

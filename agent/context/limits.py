@@ -25,12 +25,13 @@ MAX_SUMMARY_TOKENS = 12_000
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings:
     threshold: Annotated[float, Setting(ge=0.0, le=1.0, unit="of the context window")] = 0.50
-    """Prompt size at which the agent compresses, capped at 75 % of the input window. `0` uses `minimum_context_length`
-    alone."""
+    """Share of the context window at which the agent compresses, at most 75 % of the input window. Lower it to save
+    costs; `0` uses `minimum_context_length` alone."""
     target_ratio: Annotated[float, Setting(ge=0.10, le=0.80, unit="of the threshold")] = 0.20
-    """Maximum share of the newest messages, which stay unchanged."""
+    """Share of the threshold for the newest messages, which stay unchanged. Raise it to keep more of them word for
+    word."""
     minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
-    """Lowest threshold, for context windows that are at least twice as large."""
+    """Lowest threshold, for context windows at least twice as large. Lower it to compress earlier."""
     facts_share: float = 0.20
     """Share of the threshold for the facts of a record; 0: no facts."""
     hygiene_threshold: float = 0.85

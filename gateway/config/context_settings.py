@@ -63,7 +63,7 @@ AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "delegate", 
 
 
 class SummaryModelConfig(CallConfig):
-    """Model that writes summaries, and parameters of its calls."""
+    """Model that writes summaries. Parameters that are not set are those of the selected model."""
 
     mode: Annotated[Literal["auto", "same-as-main", "custom"], AnyCase] = "auto"
     """Model of the conversation (`auto`), `model` even after `/model` (`same-as-main`), or the key below (`custom`).

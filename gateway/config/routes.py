@@ -33,9 +33,6 @@ OWN_ADDRESSES: Mapping[str, str] = {
 """Default API addresses by protocol."""
 
 
-_UNSET = "the provider's default; for summaries, that of their model"
-
-
 class ApiConfig(BaseConfig):
     """Keys that name a model and its API."""
 
@@ -81,15 +78,15 @@ class ApiConfig(BaseConfig):
 class CallConfig(BaseConfig):
     """Keys for the parameters of every model call."""
 
-    temperature: float | None = setting(None, ge=0, le=2, default_text=_UNSET)
+    temperature: float | None = setting(None, ge=0, le=2)
     """Randomness of answers; `0` is the least random."""
-    top_p: float | None = setting(None, ge=0, le=1, default_text=_UNSET)
+    top_p: float | None = setting(None, ge=0, le=1)
     """Share of the most likely tokens to sample from. Set either this or the temperature."""
-    reasoning_effort: Effort = setting(None, default_text=_UNSET)
+    reasoning_effort: Effort = None
     """How long a reasoning model thinks before it answers. `/think` overrides it in one conversation."""
-    extra_headers: Headers = setting(FrozenBlock(), default_text="none; for summaries, those of their model")
+    extra_headers: Headers = setting(FrozenBlock(), default_text="none")
     """HTTP headers to add to every request, by name."""
-    extra_body: Body = setting(FrozenBlock(), default_text="none; for summaries, those of their model")
+    extra_body: Body = setting(FrozenBlock(), default_text="none")
     """Fields to add to every request body, as in the provider's documentation. They override the gateway's own
     fields."""
 

@@ -39,7 +39,7 @@ from platforms.settings import DiscordSettings, LocalSettings, TelegramSettings
 
 
 class ModelConfig(RouteConfig):
-    """Model that answers."""
+    """Model that answers. Parameters that are not set are not sent, so the provider's defaults apply."""
 
     fallbacks: Fallbacks = ()
     """Models to try, in this order, when the model fails. An entry is an alias, a model name at the same provider, or a
@@ -134,7 +134,7 @@ class SessionConfig(BaseConfig):
     merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
     """Queued messages that one person sends within this time become one turn. `0` turns merging off."""
     max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)
-    """Maximum number of turns that run at the same time, in all chats."""
+    """Maximum number of turns that run at the same time, in all chats. Lower it if your model server is slow."""
     messages_per_minute: int = setting(60, ge=0, le=10_000, unit="messages")
     """Messages that one person may send per minute; the gateway refuses the rest and says so once. `0` means no
     limit."""
@@ -191,7 +191,7 @@ class ClusterConfig(BaseConfig):
     name: str = setting(default_factory=lambda _: socket.gethostname(), default_text="the machine's name", restart=True)
     """Name of this node in logs and in `cluster status`."""
     role: Annotated[Literal["node", "worker"], AnyCase] = setting("node", restart=True)
-    """`worker` answers messages that other nodes received, and serves neither bots nor the web chat."""
+    """A `worker` answers messages that other nodes received, and serves neither bots nor the web chat."""
     seat_seconds: float = setting(5, ge=1, le=60, unit="seconds", restart=True)
     """Seconds of silence after which other nodes take over the work of this node."""
 
@@ -211,7 +211,8 @@ class LifecycleConfig(BaseConfig):
     """Shutdown of the daemon."""
 
     drain_seconds: float = setting(30, ge=0, le=600, unit="seconds")
-    """Time that running turns get to finish after SIGTERM. Interrupted turns resume at the next start."""
+    """Time that running turns get to finish after SIGTERM. If you raise it, raise `TimeoutStopSec` in the systemd unit
+    too."""
 
 
 class Config(BaseConfig):

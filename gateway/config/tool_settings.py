@@ -54,10 +54,12 @@ class ToolsConfig(BaseConfig):
     """Switch for each tool by name: `on`, `off`, or `admins` (only in turns that an admin started). `*` covers all
     other tools."""
     use_on: SwitchesByPlace = setting({}, default_text="none")
-    """Switches for one platform (`discord`) or one chat (`telegram:42`, see `/whoami`). Those of a chat win."""
+    """Switches for one platform (`discord`) or one chat (`telegram:42`, see `/whoami`). Those of a chat override those
+    of its platform."""
     approval: ApprovalConfig = Field(default_factory=ApprovalConfig)
     approval_on: ApprovalByPlace = setting({}, default_text="none")
-    """Approval policy for one platform or one chat, instead of the whole block `approval`. The one of a chat wins."""
+    """Approval policy for one platform or one chat, instead of `tools.approval`. That of a chat overrides that of its
+    platform."""
     approval_minutes: float = setting(60, ge=1, le=10_080, unit="minutes")
     """Time to answer an approval request. After it, the call is denied."""
     default_result_size: int = setting(100_000, ge=1_000, le=10_000_000, unit="characters")
