@@ -129,8 +129,8 @@ class SessionConfig(BaseConfig):
     groups: Annotated[Literal["shared", "per_user"], AnyCase] = "shared"
     """In a group, keep one conversation for everyone (`shared`) or one for each person (`per_user`)."""
     busy_mode: Annotated[Literal["queue", "steer", "interrupt"], AnyCase] = "queue"
-    """What a message does while an answer is being written: wait (`queue`), join the answer (`steer`) or stop it
-    (`interrupt`)."""
+    """Effect of a message that arrives during an answer: wait for the next turn (`queue`), join this one (`steer`) or
+    stop it (`interrupt`)."""
     merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
     """Queued messages that one person sends within this time become one turn. `0` turns merging off."""
     max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)

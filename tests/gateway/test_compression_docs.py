@@ -90,7 +90,7 @@ def test_the_text_has_the_shares_at_which_hygiene_acts() -> None:
 
 
 def test_the_headings_of_a_summary_are_those_that_are_asked_for() -> None:
-    listed = re.search(r"thirteen headings: (.*?)\.\n", PAGE, re.DOTALL)
+    listed = re.search(r"thirteen headings: (.*?)\.\s", PAGE, re.DOTALL)
     assert listed is not None
     assert tuple(" ".join(listed[1].split()).split(", ")) == HEADINGS
 
