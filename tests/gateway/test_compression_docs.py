@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.context.carried.rules import rules_in_force
 from agent.context.compressor import MAX_LENGTH_PERCENT
 from agent.context.controller import MAX_PASSES, PRESSURE_PERCENT
 from agent.context.limits import Limits, summary_input_tokens
@@ -22,6 +23,7 @@ from gateway.config import load_config
 from gateway.models.window import window_of
 from gateway.outbound.notices import ACCURACY_EVERY, ACCURACY_FROM
 from gateway.turns.fallbacks import MIN_HYGIENE_MESSAGES
+from tests.agent.context.rows import human
 from tests.gateway.test_docs import between
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/compression.md").read_text(encoding="utf-8")
@@ -87,6 +89,18 @@ def test_the_text_has_the_shares_at_which_hygiene_acts() -> None:
     window = int(smallest[1].replace(",", ""))
     assert share(limits_at(window)) == "85.0 %"
     assert limits_at(window - 100).hygiene < (window - 100) * 85 // 100
+
+
+def test_the_examples_of_standing_rules_are_told_apart() -> None:
+    table = PAGE.partition("| becomes a rule |")[2].partition("\n\n")[0]
+    examples = re.findall(r'^\| "(.+)" \| "(.+)" \|$', table, re.MULTILINE)
+    assert len(examples) == 4
+    for rule, other in examples:
+        found = [
+            [one.text for one in rules_in_force((), (), (human(text),), redact=str, is_shared=False)]
+            for text in (rule, other)
+        ]
+        assert found == [[rule], []]
 
 
 def test_the_headings_of_a_summary_are_those_that_are_asked_for() -> None:
