@@ -15,6 +15,7 @@ An empty value counts as not set.
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -257,7 +258,7 @@ def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]
 def _old_notices(old: Chosen, chosen: Chosen, file: YamlFile) -> Iterator[str]:
     """Yield warnings about old keys that are set."""
     for key, (_, source) in sorted(old.items()):
-        yield notice(key, file.position(key) if source == str(file.path) else source, chosen)
+        yield notice(key, _position(key, source, file), chosen)
     models, source = chosen.get(("compression", "models"), ({}, ""))
     yield from (notice(key, f"{source}: compression.models", chosen) for key in old_overrides(models))
 
@@ -299,12 +300,28 @@ def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], 
     location = tuple(str(part) for part in detail["loc"])  # after the key: a list index or a union member
     key = next((location[:end] for end in range(len(location), 0, -1) if location[:end] in FIELDS), None)
     if key is None:  # a check of several keys, whose message names them
-        return detail["msg"].removeprefix("Value error, ")
+        text = detail["msg"].removeprefix("Value error, ")
+        named = _first_named(text, chosen)
+        return f"{_position(named, chosen[named][1], file)}: {text}" if named is not None else text
     field, (value, source) = FIELDS[key], chosen.get(key, (None, DEFAULT_SOURCE))
-    where = file.position(key) if source == str(file.path) else source
+    where = _position(key, source, file)
     is_hidden = is_secret(field) or isinstance(value, (dict, list)) or detail["type"] == "value_error"
     shown = "" if is_hidden else redact(f" (is {value!r})")  # an address may contain a password
     return f"{where}: {dotted(key)}: {problem(detail, field)}{shown}"
+
+
+def _position(key: KeyPath, source: str, file: YamlFile) -> str:
+    return file.position(key) if source == str(file.path) else source
+
+
+def _first_named(text: str, chosen: Mapping[KeyPath, tuple[Any, str]]) -> KeyPath | None:
+    """Return the first key in a message that is set somewhere."""
+    for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text):
+        key = tuple(name.split("."))
+        for end in range(len(key), 1, -1):
+            if key[:end] in chosen:
+                return key[:end]
+    return None
 
 
 def _unknown_keys(file: YamlFile) -> Iterator[tuple[KeyPath, str]]:

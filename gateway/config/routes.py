@@ -146,7 +146,7 @@ class RouteConfig(CallConfig, ApiConfig):
         if window < MIN_INPUT_WINDOW:
             return (
                 f"{key}.context_length ({self.context_length}) minus {key}.max_output_tokens ({output}) leaves "
-                f"{window} tokens for the prompt; it needs {MIN_INPUT_WINDOW}: raise the first or lower the second"
+                f"{window} tokens for prompts, but {MIN_INPUT_WINDOW} are needed: raise the first or lower the second"
             )
         return None
 

@@ -316,6 +316,12 @@ def test_a_wrong_choice_names_the_choices(load: Load) -> None:
     assert "must be one of queue, steer, interrupt (is 'drop')" in refusal(load, "sessions: {busy_mode: drop}")
 
 
+def test_an_error_about_several_keys_names_the_source_of_one_of_them(load: Load, home: Path) -> None:
+    assert refusal(load, HERMES_LOCAL__HOST="0.0.0.0").startswith("HERMES_LOCAL__HOST: local.host 0.0.0.0 is reachable")
+    text = refusal(load, "model:\n  name: m\n  aliases: {tiny: {name: t, context_length: 2048}}")
+    assert text.startswith(f"{home / 'config.yaml'} line 3: model.aliases.tiny.context_length (2048)")
+
+
 def test_errors_that_follow_from_another_one_are_not_reported(load: Load) -> None:
     text = refusal(load, HERMES_MODEL__BASE_URL="localhost:1234")
     assert text.startswith("HERMES_MODEL__BASE_URL: model.base_url: must be an address")
