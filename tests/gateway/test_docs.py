@@ -35,7 +35,7 @@ def read(name: str) -> str:
 
 
 def between(text: str, start: str, end: str) -> str:
-    """What stands between the comment that begins with `start` and the one that is `end`."""
+    """Return the text between the comment that begins with `start` and the comment `end`."""
     found = re.search(rf"<!-- {start}[^\n]*-->\n(.*?)\n?<!-- {end} -->", text, re.DOTALL)
     assert found is not None, start
     return found[1].strip()
