@@ -83,7 +83,7 @@ class CallConfig(BaseConfig):
     top_p: float | None = setting(None, ge=0, le=1)
     """Share of the most likely tokens to sample from. Set either this or the temperature."""
     reasoning_effort: Effort = None
-    """How long a reasoning model thinks before it answers. `/think` overrides it in one conversation."""
+    """Amount of reasoning before an answer, for models that support it. `/think` overrides it in one conversation."""
     extra_headers: Headers = setting(FrozenBlock(), default_text="none")
     """HTTP headers to add to every request, by name."""
     extra_body: Body = setting(FrozenBlock(), default_text="none")

@@ -47,7 +47,7 @@ class ModelConfig(RouteConfig):
     aliases: Aliases = setting({}, default_text="none")
     """Short names for `/model`. Each stands for a model name at the same provider, or for a block as in `fallbacks`."""
     cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = "5m"
-    """How long Anthropic keeps the prompt of a Claude model in its cache. `1h` suits chats with long pauses, but
+    """Time that the prompt of a Claude model stays in the provider's cache. `1h` suits chats with long pauses, but
     writing to the cache costs more."""
     turn_seconds: float = setting(900, ge=1, le=86_400, unit="seconds")
     """Maximum time for one turn, including tool calls. The time starts again when a turn resumes after a restart."""
