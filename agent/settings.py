@@ -1,4 +1,5 @@
-"""Settings of the agent, its tools and memory. A field with a `Setting` is a key, the others are bounds of the code."""
+"""Settings of the agent, its tools and memory. Fields with a `Setting` are configuration keys; the others are
+constants."""
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,48 +15,50 @@ from hermes_state.values import ToolEffect
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """The agent's persona, and how far it goes in one turn."""
+    """Persona of the agent, and its limits in one turn."""
 
     persona: Annotated[str | None, Setting(default_text="built in")] = None
-    """Persona of the agent, in the words that open its system prompt; not set: those of `SOUL.md`, if there is one."""
+    """Persona of the agent, at the start of the system prompt. If not set, the gateway uses `SOUL.md` if that file
+    exists."""
     time_zone: Annotated[TimeZone | None, Setting(default_text="the server's")] = None
-    """Time zone for times in chats, message timestamps and new schedules, such as `Europe/Berlin`."""
+    """Time zone of message timestamps and new schedules, such as `Europe/Berlin`."""
     max_tool_rounds: Annotated[int, Setting(ge=1, le=1_000, unit="rounds")] = 50
-    """After so many rounds of tool calls the turn has to answer with what it has."""
+    """Maximum rounds of tool calls in one turn. After that the agent must answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptionSettings:
-    """Turning voice messages into words."""
+    """Transcription of voice messages."""
 
     model: Annotated[str | None, Setting(default_text="off")] = None
-    """Name of a speech-to-text model, such as `whisper-1`; set: recordings are heard."""
+    """Name of a speech-to-text model, such as `whisper-1`. Set it to enable voice messages."""
     base_url: Annotated[Url | None, Setting(default_text="`model.base_url`")] = None
-    """Root of the OpenAI-compatible API that has it."""
+    """Root of the OpenAI-compatible API for transcription."""
     api_key: Annotated[Secret | None, Setting(default_text="`model.api_key`")] = None
-    """Key for that API."""
+    """API key for transcription."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubagentSettings:
-    """Sub-agents, to which the agent hands tasks on by the tool `delegate`."""
+    """Sub-agents, started by the tool `delegate`."""
 
     max_parallel: Annotated[int, Setting(ge=1, le=50, unit="sub-agents")] = 3
-    """Most that work for one turn at one time; further ones wait. Set 1 for a server that serves one call at a time."""
+    """Maximum number of sub-agents that work for one turn at the same time. Set `1` if your server handles one call at
+    a time."""
     max_rounds: int = 20
-    """Most rounds of tool calls of one, which then has to report what it has."""
+    """Maximum rounds of tool calls of a sub-agent. After that it must report."""
     seconds: float = 600.0
-    """Longest time that one may work, begun anew by a restart. The turn's own deadline holds for all of them."""
+    """Maximum time for one sub-agent, counted again after a restart. The deadline of the turn applies too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkspaceSettings:
-    """The folder of each chat that the file tools reach."""
+    """Folder of each chat for the file tools."""
 
     max_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes", restart=True)] = 1 << 30
-    """Room on disk that one chat's files may take; beyond it tools write nothing more."""
+    """Maximum disk space for the files of one chat. Tools cannot write beyond it."""
     max_file_bytes: int = 50 << 20
-    """Largest file that tools read, write or send, in bytes: no platform takes a larger one from a bot."""
+    """Largest file that tools read, write or send, in bytes. No platform accepts a larger one from a bot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,34 +68,34 @@ class TerminalSettings:
     enabled: Annotated[bool, Setting()] = False
     """Offer the tool `terminal`."""
     network: Annotated[bool, Setting()] = False
-    """Let commands use the network, this machine's own services and local network included."""
+    """Let commands use the network, including services on this machine and in the local network."""
     seconds: Annotated[float, Setting(ge=1, le=86_400, unit="seconds")] = 120
-    """Longest time that a command may take, unless it runs in the background; `model.turn_seconds` holds, too."""
+    """Maximum time for a command in the foreground. `model.turn_seconds` also applies."""
     memory_mb: Annotated[int, Setting(ge=64, le=1_048_576, unit="MB")] = 512
-    """Memory of a command: all its processes, shared memory and files in `/tmp` together."""
+    """Memory limit of a command, for all its processes, shared memory and files in `/tmp`."""
     unsafe: Annotated[bool, Setting()] = False
-    """Run commands without a sandbox, with all rights of the gateway's own user: they can read its keys."""
+    """Run commands without a sandbox, with all rights of the gateway's user. They can then read your API keys."""
     max_processes: int = 100
-    """Processes and threads of a command: enough for a parallel build, and no fork bomb."""
+    """Maximum processes and threads of a command: enough for a parallel build, too few for a fork bomb."""
     output_chars: int = 20_000
-    """Longest output that is kept, in characters; of a longer one the beginning and the end, half of it each."""
+    """Maximum characters of output to keep. For longer output, keep the beginning and the end, half each."""
     max_background: int = 4
-    """Background commands of one chat at one time."""
+    """Maximum background commands of one chat at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings:
-    """Notes that the agent keeps for a chat beyond its conversations: `MEMORY.md` and `USER.md`."""
+    """Long-term memory of a chat: `MEMORY.md` and `USER.md`."""
 
     enabled: Annotated[bool, Setting()] = True
-    """Offer the tool `memory`, and show the notes to the model when a conversation begins."""
+    """Offer the tool `memory`, and show the notes to the model at the start of a conversation."""
     flush: Annotated[bool | None, Setting(default_text="on in direct chats")] = None
-    """Before a compression, let a model note what must be known beyond it: one more call, by `auxiliary.flush`. In
-    groups with a shared conversation it runs only if set to `true`, because anybody there can influence the notes."""
+    """Let a model write notes before each compression; `auxiliary.flush` selects it. In shared groups, where any member
+    can influence the notes, only `true` turns this on."""
     memory_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 2_200
-    """Longest `MEMORY.md`, of facts about the work."""
+    """Maximum length of `MEMORY.md`, which holds facts about the work."""
     user_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 1_400
-    """Longest `USER.md`, about the person; in a group the longest part of one person in it."""
+    """Maximum length of `USER.md`, which describes the user. In a group the limit applies to each person's part."""
 
 
 _Patterns: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(listed), Setting()]
@@ -102,7 +105,7 @@ _EffectWords: TypeAlias = dict[str, Literal["reads", "writes", "executes"]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Server that is started (`command`) or reached over HTTP (`url`), and what of it may be used."""
+    """MCP server that the gateway starts (`command`) or reaches over HTTP (`url`), and its permitted tools."""
 
     name: str
     command: Annotated[str | None, Setting()] = None
@@ -114,27 +117,27 @@ class ServerSettings:
     allow: _Patterns = ("*",)
     deny: _Patterns = ()
     effects: Annotated[_EffectWords, BeforeValidator(keyed), Setting()] = field(default_factory=dict)
-    """Effect of tools by name or pattern; the first that fits holds."""
+    """Effect of tools by name or pattern. The first match wins."""
     trust_hints: Annotated[bool, Setting()] = False
     seconds: Annotated[float, Setting(ge=1, le=3_600, unit="seconds")] = 60
     enabled: Annotated[bool, Setting()] = True
 
     @property
     def complaint(self) -> str | None:
-        """Fault of the keys together."""
+        """Fault in the combination of keys; None if there is none."""
         if (self.command is None) == (self.url is None):
-            return "command: name either the program to start (command) or an address (url)"
+            return "command: set either command (a program to start) or url (an address)"
         other, wrong = ("url", ("headers",)) if self.url is None else ("command", ("args", "env", "cwd"))
         given = next((key for key in wrong if getattr(self, key)), None)
-        return f"{given}: belongs to a server with {other}" if given is not None else None
+        return f"{given}: needs {other}: set that, or remove this key" if given is not None else None
 
     def offers(self, tool: str) -> bool:
-        """Return True for a tool that the agent may know of."""
+        """Return True if the agent may use this tool."""
         allowed, denied = (any(fnmatchcase(tool, one) for one in names) for names in (self.allow, self.deny))
         return allowed and not denied
 
     def effect_of(self, tool: str, *, claims_to_read: bool) -> ToolEffect:
-        """Return a tool's effect: by the operator, and by the server's own word only where that is trusted."""
+        """Return the effect of a tool: the configured one, or the server's own hint if `trust_hints` is on."""
         for pattern, word in self.effects.items():
             if fnmatchcase(tool, pattern):
                 return _EFFECTS[word]
@@ -143,25 +146,26 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class WebSettings:
-    """Pages that the agent reads, and searches of the web (`docs/reference/tools.md`)."""
+    """Web pages and web search (`docs/reference/tools.md`)."""
 
     enabled: Annotated[bool, Setting()] = True
-    """Offer `web_fetch`, and `web_search` where there is a service for it."""
+    """Offer `web_fetch`, and `web_search` if a search service is configured."""
     allow_hosts: Annotated[Hosts, Setting(default_text="all")] = ()
-    """The only hosts whose pages may be read; each stands for what is below it, too."""
+    """Hosts, including their subdomains, whose pages may be read. Set it to block all other hosts."""
     deny_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
-    """Hosts whose pages are not read, and what is below them."""
+    """Hosts, including their subdomains, whose pages may not be read."""
     private_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
-    """Hosts that may have a private address, by exactly the name or number in the address; no others may."""
+    """Hosts in your own network that may be read, written exactly as in the URL. All other private addresses are
+    blocked."""
     search: Annotated[Literal["searxng", "brave", "tavily"] | None, Off, AnyCase, Setting(default_text="off")] = None
-    """Service that `web_search` asks."""
+    """Search service for `web_search`."""
     search_url: Annotated[Url | None, Setting(default_text="the service's own")] = None
-    """Root of that service; SearXNG needs it, as in `http://127.0.0.1:8080`."""
+    """Root of the search service. SearXNG requires it, for example `http://127.0.0.1:8080`."""
     search_key: Annotated[Secret | None, Setting()] = None
-    """Key for that service; Brave and Tavily need one."""
+    """API key of the search service. Brave and Tavily require one."""
 
     def check(self, host: str) -> None:
-        """Raise `ToolError` for a host that must not be asked."""
+        """Raise `ToolError` if pages of this host may not be read."""
         allowed, denied = (
             any(host == name or host.endswith(f".{name}") for name in names)
             for names in (self.allow_hosts, self.deny_hosts)

@@ -15,28 +15,29 @@ from hermes_state.settings import Setting
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookSettings:
-    """Receive from Telegram by webhook instead of polling."""
+    """Webhook for Telegram, instead of long polling."""
 
     url: Annotated[Url | None, Setting(restart=True)] = None
-    """Public address that Telegram calls; its path is served. Set: webhook mode; not set: long polling."""
-    secret: Annotated[WebhookSecret | None, Setting(default_text="made at each start", restart=True)] = None
-    """Secret token that Telegram sends along with every call."""
+    """Public `https` address that Telegram calls, with its path. Set it to receive updates by webhook instead of long
+    polling."""
+    secret: Annotated[WebhookSecret | None, Setting(default_text="generated at each start", restart=True)] = None
+    """Secret token that Telegram sends with every call. Set it only if the token must stay the same after a restart."""
     host: Annotated[str, Setting(restart=True)] = "127.0.0.1"
-    """Address the webhook listener binds to, usually behind a reverse proxy."""
+    """Address on which the webhook listens. Keep the default if a reverse proxy runs on this machine."""
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8443
-    """Port of the webhook listener; 0 picks a free one."""
+    """Port on which the webhook listens. `0` picks a free port."""
     max_connections: int = 1
     """Most posts at the same time. With more than one, Telegram may deliver two messages of a chat out of order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TelegramSettings:
-    """Telegram; on as soon as there is a token."""
+    """Telegram bot; enabled when a token is set."""
 
     token: Annotated[Secret | None, Setting(restart=True)] = None
     """Bot token from @BotFather."""
     base_url: Annotated[Url, Setting(restart=True)] = "https://api.telegram.org"
-    """Root of the Bot API server, without `/bot`; set it for a local Bot API server."""
+    """Root of the Bot API server, without `/bot`. Change it for a local Bot API server."""
     webhook: Annotated[WebhookSettings, Setting()] = WebhookSettings()
 
     # The promises about liveness rest on these defaults.
@@ -62,16 +63,16 @@ class TelegramSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DiscordSettings:
-    """Discord; on as soon as there is a token."""
+    """Discord bot; enabled when a token is set."""
 
     token: Annotated[Secret | None, Setting(restart=True)] = None
-    """Bot token from the developer portal."""
+    """Bot token from the Discord developer portal."""
     api_url: Annotated[Url, Setting(restart=True)] = "https://discord.com"
-    """Root of the REST API; `/api/v10` is appended."""
+    """Root of the REST API; the gateway appends `/api/v10`. Change it for a proxy."""
     gateway_url: Annotated[SocketUrl, Setting(restart=True)] = "wss://gateway.discord.gg"
-    """Address of the gateway (WebSocket)."""
+    """WebSocket address of Discord's gateway. Change it for a proxy."""
     catch_up_hours: Annotated[float, Setting(ge=0, le=168, unit="hours", restart=True)] = 24
-    """Age up to which missed messages are fetched and answered after a gap. 0: none are."""
+    """After a gap in the connection, answer missed messages up to this age. `0` skips all of them."""
     catch_up_messages: int = 200
     """Most messages fetched per channel, not older than the hours above, after a connection that did not resume."""
     queue_size: int = 10_000
@@ -86,17 +87,18 @@ class DiscordSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSettings:
-    """The web chat on this machine."""
+    """Web chat on this machine."""
 
     enabled: Annotated[bool, Setting(restart=True)] = True
     """Serve the web chat."""
     host: Annotated[str, Setting(restart=True)] = "127.0.0.1"
-    """Address to bind to. Beyond loopback only when `access` names somebody."""
+    """Address on which the web chat listens. Any address other than loopback requires an entry in `access`."""
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8765
-    """Port; 0 picks a free one. Unless it is set, the next free one is taken where another program has it."""
+    """Port of the web chat; `0` picks a free port. If you do not set it and 8765 is in use, the gateway takes the next
+    free port."""
     public_url: Annotated[Origin | None, Setting(default_text="none", restart=True)] = None
-    """Address under which a reverse proxy serves the web chat, such as `https://chat.example.org`. The page accepts
-    requests for this name, and the printed link starts with it."""
+    """Address of the web chat at a reverse proxy, such as `https://chat.example.org`. The page then accepts this name,
+    and the sign-in link starts with it."""
     max_characters: int = 200_000
     """Longest message that a person may write, in characters."""
     max_part_units: int = 100_000

@@ -25,12 +25,13 @@ MAX_SUMMARY_TOKENS = 12_000
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings:
     threshold: Annotated[float, Setting(ge=0.0, le=1.0, unit="of the context window")] = 0.50
-    """Size of the prompt from which on the agent compresses. At most 75 % of the input window, whatever is set; `0`
-    leaves it to `minimum_context_length`."""
+    """Share of the context window at which the agent compresses, at most 75 % of the input window. Lower it to save
+    costs; `0` uses `minimum_context_length` alone."""
     target_ratio: Annotated[float, Setting(ge=0.10, le=0.80, unit="of the threshold")] = 0.20
-    """Most that the newest messages, which stay as they are, may take."""
+    """Share of the threshold for the newest messages, which stay unchanged. Raise it to keep more of them word for
+    word."""
     minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
-    """The threshold is not below it, on windows at least twice as large."""
+    """Lowest threshold, for context windows at least twice as large. Lower it to compress earlier."""
     facts_share: float = 0.20
     """Share of the threshold for the facts of a record; 0: no facts."""
     hygiene_threshold: float = 0.85
@@ -42,18 +43,18 @@ class CompressorSettings:
     """Settings of the built-in context engine, without sizes."""
 
     protect_last_n: Annotated[int, Setting(ge=1, le=1_000, unit="messages")] = 20
-    """Newest messages that stay, as long as they take no more than half again of their share."""
+    """Number of newest messages to keep unchanged if they fit in 1.5 times `target_ratio`."""
     protect_first_n: Annotated[int, Setting(ge=0, le=100, unit="messages")] = 3
-    """First messages that stay, within 4,000 tokens."""
+    """Number of first messages to keep unchanged, within 4,000 tokens."""
     keeps_head_once: bool = False
     """True: the second compression summarises the head."""
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
-    """Longest wait for one summary, however steadily it comes in; at most a quarter of `model.turn_seconds`. Raise it
-    for a slow model on your own machine."""
-    summary_template: Annotated[str | None, Setting(default_text="thirteen headings")] = None
-    """Headings and explanations that a summary has to follow instead."""
+    """Maximum time for one summary, and never more than a quarter of `model.turn_seconds`. Raise it for a slow local
+    model."""
+    summary_template: Annotated[str | None, Setting(default_text="thirteen built-in headings")] = None
+    """Your own headings and explanations for summaries, instead of the built-in ones."""
     note_in_system: Annotated[bool, Setting()] = True
-    """Add one sentence on compressed parts to the system prompt at the first compression."""
+    """Add one sentence about compressed parts to the system prompt at the first compression."""
     zone: tzinfo = UTC
 
 
@@ -62,10 +63,10 @@ class ContextSettings(LimitSettings, CompressorSettings):
     """Settings that keep conversations with a model inside its window."""
 
     enabled: Annotated[bool, Setting()] = True
-    """Compress by itself. Off: only `/compress` does."""
+    """Compress automatically. If off, only `/compress` does."""
     mode: Annotated[Literal["background", "blocking"], AnyCase, Setting()] = "background"
-    """`background`: a summary is written while the conversation goes on, and waited for only without room. `blocking`:
-    a compression that is due is finished before the next model call."""
+    """`background`: write the summary while the conversation continues, and wait only without room. `blocking`: finish
+    each compression before the next model call."""
     hard_message_limit: int = 5_000
     """Number of messages from which on hygiene acts, whatever their size."""
     hold_seconds: float = 10.0

@@ -4,12 +4,11 @@
 >>> loaded.config.local.port, loaded.sources["local.port"], loaded.config.model.protocol
 (9000, 'HERMES_LOCAL__PORT', 'offline')
 
-`settings.py` names every block. A block is a class of this package, or the settings that its part works with, where
-the fields marked with a `Setting` are keys (`agent/settings.py`, `platforms/settings.py`). `old_keys.py` knows the keys
-of earlier versions. `files.py` reads the state directory, `loader.py` chooses the value of each key among its sources
-and checks it, and `blocks.py` explains what is wrong. `fields.py` is the flat table of all keys, of which `docs.py`
-makes the documentation. Nothing else reads a file or the environment. A reload takes `merge_for_reload`, so that no
-part acts on half a change.
+`settings.py` lists every block. A block is a class of this package or a dataclass of settings in another package
+(`agent/settings.py`, `platforms/settings.py`), whose fields marked with a `Setting` are keys. `files.py` reads the
+state directory, `loader.py` chooses and checks the value of each key, and `blocks.py` writes the error messages.
+`old_keys.py` handles keys of earlier versions, `fields.py` is a flat table of all keys, and `docs.py` documents them.
+No other code reads the files or the environment. A reload uses `merge_for_reload`, so that no part sees half a change.
 """
 
 from gateway.config.blocks import ConfigRejected

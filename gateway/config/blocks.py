@@ -1,4 +1,4 @@
-"""Blocks of settings, and what is wrong with a value or a key, in words."""
+"""Blocks of settings, and error messages for invalid values and keys."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -17,7 +17,7 @@ Block = TypeVar("Block")
 
 
 class BaseConfig(BaseModel):
-    """Base of the blocks that no part owns; a misspelt key is an error, never ignored."""
+    """Base of the blocks that no other package defines. A misspelt key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -32,9 +32,9 @@ def setting(
     default_factory: Callable[[dict[str, Any]], Any] | None = None,
     restart: bool = False,
 ) -> Any:
-    """Return a field with the range and notes of a `Setting`. The docstring below the field is what people read.
+    """Return a field with the range and notes of a `Setting`. The docstring below the field is the user's description.
 
-    The type is Any, as for pydantic's `Field`: the annotation beside it is the type.
+    The return type is Any, as for pydantic's `Field`; the field's annotation gives the type.
     """
     notes = Setting(ge=ge, le=le, unit=unit, default_text=default_text, restart=restart)
     given: dict[str, Any] = {"default": default} if default_factory is None else {"default_factory": default_factory}
@@ -42,12 +42,12 @@ def setting(
 
 
 def is_block(kind: object) -> bool:
-    """Return True for a class whose fields are keys: one of `BaseConfig`, or the settings of a part."""
+    """Return True for a class whose fields are keys: a `BaseConfig` or a dataclass of settings."""
     return isinstance(kind, type) and (issubclass(kind, BaseModel) or is_dataclass(kind))
 
 
 def fields_of(block: type[Any]) -> Mapping[str, FieldInfo]:
-    """Return the keys of a block. Of the settings of a part, only the fields marked with a `Setting` are keys."""
+    """Return the keys of a block. In a dataclass, only fields marked with a `Setting` are keys."""
     return block.model_fields if issubclass(block, BaseModel) else _marked_fields(cast(Hashable, block))
 
 
@@ -59,25 +59,25 @@ def _marked_fields(block: Any) -> Mapping[str, FieldInfo]:
 
 
 def field_notes(field: FieldInfo) -> Setting:
-    """Return the unit, the default in words and the reload of a key."""
+    """Return the unit, the default in words and the restart flag of a key."""
     extra = cast(dict[str, Any], field.json_schema_extra or {})
     return next((mark for mark in field.metadata if isinstance(mark, Setting)), extra.get("notes", Setting()))
 
 
 def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
-    """Return the smallest and largest value allowed, None where there is no bound."""
+    """Return the smallest and largest allowed value; None where there is no bound."""
     low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
     high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     return low, high
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Return True for a value that is masked wherever it is shown."""
+    """Return True for a value that is masked in all output."""
     return "SecretStr" in str(field.annotation)
 
 
 def field_choices(field: FieldInfo) -> list[str]:
-    """Return the words that a setting may have; empty when it takes more than words."""
+    """Return the allowed words of a setting; empty if other values are allowed too."""
     return list(_words_in(field.annotation))
 
 
@@ -89,7 +89,7 @@ def _words_in(kind: object) -> Iterator[str]:
 
 
 class ConfigRejected(ConfigError):
-    """Settings that cannot be used: one line for each problem, and the warnings that there would have been."""
+    """Invalid settings: one line per problem, plus the warnings."""
 
     def __init__(self, problems: Iterable[str], warnings: Sequence[str]) -> None:
         super().__init__("\n".join(dict.fromkeys(problems)))
@@ -97,25 +97,25 @@ class ConfigRejected(ConfigError):
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the known name that was probably meant, as `; did you mean port?`; empty when none is alike."""
+    """Return a suggestion such as `; did you mean port?`, or an empty string if no known name is similar."""
     meant = closest(name, known, cutoff)
     return f"; did you mean {meant}?" if meant is not None else ""
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """Return the sentence about a key that a block does not have, with the nearest one or all that there are."""
+    """Return the message for an unknown key, with the most similar key or all valid ones."""
     names = list(known)
-    return f"there is no key {key}{did_you_mean(str(key), names) or '; known here: ' + ', '.join(names)}"
+    return f"unknown key {key}{did_you_mean(str(key), names) or '; valid keys: ' + ', '.join(names)}"
 
 
 def details_of(error: ValidationError) -> list[ErrorDetails]:
-    """Return every problem that pydantic found, less those that only follow from another one."""
+    """Return pydantic's problems without those that only follow from another one."""
     details = error.errors(include_url=False, include_context=False)
     return [detail for detail in details if detail["type"] != "default_factory_not_called"]
 
 
 def problem(detail: ErrorDetails, field: FieldInfo) -> str:
-    """Return the sentence about a value that `field` cannot have; without the value, which may be a secret."""
+    """Return the message for an invalid value. It never contains the value, which may be a secret."""
     kind = detail["type"]
     low, high = field_range(field)
     is_outside = kind in ("greater_than_equal", "less_than_equal", "finite_number") and low is not None
@@ -135,7 +135,7 @@ def problem(detail: ErrorDetails, field: FieldInfo) -> str:
 def checked_block(
     block: type[Block], values: Mapping[Any, Any], name: str, known: Iterable[str], own: Mapping[str, str] | None = None
 ) -> Block:
-    """Return the block that people wrote under `name`, in which they may use the keys `known`; `own` values join it.
+    """Return the block that the user wrote under `name`, limited to the keys `known` and merged with `own` values.
 
     Raises `ValueError`.
     """
@@ -149,7 +149,7 @@ def checked_block(
 
 
 def first_problem(error: ValidationError, block: type[Any]) -> str:
-    """Return the first problem of a block that stands in a list or under a name, as `key: what is wrong with it`."""
+    """Return the first problem of a block in a list or mapping, as `key: message`."""
     detail = details_of(error)[0]
     key = str(detail["loc"][0])
     return f"{key}: {problem(detail, fields_of(block)[key])}"

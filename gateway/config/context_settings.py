@@ -1,4 +1,4 @@
-"""Blocks of settings that keep conversations inside the window: compression, hygiene, auxiliary models, notices."""
+"""Settings for compression, hygiene, auxiliary models and notices."""
 
 import fnmatch
 from collections.abc import Mapping
@@ -16,34 +16,35 @@ from hermes_state.kinds import AnyCase, Secret, Trimmed, Url
 from hermes_state.settings import Setting
 
 GLOBAL_KEYS = ("models", "enabled", "mode")
-"""Keys of `compression` that hold for every model."""
+"""Keys of `compression` that apply to all models."""
 
 
 def _overrides(models: object) -> object:
     if not isinstance(models, dict) or not all(isinstance(values, dict) for values in models.values()):
-        raise ValueError("must be a block of patterns, each with a block of keys below it")
+        raise ValueError("must be a block of model patterns, each with a block of keys")
     known = [key for key in fields_of(CompressionConfig) if key not in GLOBAL_KEYS]
     found = {}
     for pattern, values in models.items():
         found[pattern] = {key: value for key, value in values.items() if ("compression", str(key)) not in OLD_KEYS}
         if key := next((key for key in values if key in GLOBAL_KEYS), None):
-            raise ValueError(f"{pattern}.{key} cannot be set for one model")
+            raise ValueError(f"{pattern}.{key} applies to all models: set compression.{key} instead")
         checked_block(CompressionConfig, found[pattern], pattern, known)
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionConfig(ContextSettings):
-    """Compressing conversations before they outgrow the model's window."""
+    """Automatic compression of conversations."""
 
     zone: Annotated[InstanceOf[tzinfo], PlainSerializer(str)] = UTC
     models: Annotated[dict[str, dict[str, Any]], BeforeValidator(_overrides), Setting(default_text="none")] = field(
         default_factory=dict, hash=False
     )
-    """Other values for some models: a pattern such as `gpt-5*`, and below it any of these keys."""
+    """Different values for some models: a pattern such as `gpt-5*` with any of these keys except `enabled` and
+    `mode`."""
 
     def for_model(self, name: str) -> "CompressionConfig":
-        """Settings for one model, with the overrides of every pattern that it matches, in the order of the file."""
+        """Return the settings for one model, with the overrides of every matching pattern in the order of the file."""
         values = vars(self) | {"models": {}}
         for pattern, overrides in self.models.items():
             if fnmatch.fnmatchcase(name.lower(), pattern.lower()):
@@ -52,31 +53,31 @@ class CompressionConfig(ContextSettings):
 
 
 class HygieneConfig(BaseConfig):
-    """The gateway's own look at a conversation, before a turn begins."""
+    """Hygiene: compression by the gateway before a turn begins."""
 
     threshold: float = setting(LimitSettings.hygiene_threshold, ge=0.85, le=0.95, unit="of the context window")
-    """Size of the prompt from which on it compresses; at 90 % of the input window at the latest."""
+    """Prompt size at which hygiene compresses. It acts at 90 % of the input window if that is smaller."""
 
 
 AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "delegate", "trajectories"]
 
 
 class SummaryModelConfig(CallConfig):
-    """Model that writes summaries, and settings of its calls, whichever model it is."""
+    """Model that writes summaries. Parameters that are not set are those of the selected model."""
 
     mode: Annotated[Literal["auto", "same-as-main", "custom"], AnyCase] = "auto"
-    """`auto`: the conversation's own model. `same-as-main`: the one of `model`, whatever `/model` chose. `custom`: the
-    one named below. A model that is named here is used in any mode."""
+    """Model of the conversation (`auto`), `model` even after `/model` (`same-as-main`), or the key below (`custom`).
+    The key below wins in every mode."""
     model: str | None = None
-    """Name or alias of the model; not set: the one that the mode picks."""
+    """Name or alias of the summary model. If not set, `mode` picks the model."""
     protocol: Annotated[Protocol | None, AnyCase] = setting(
         None, default_text="`model.protocol` at the same API, else `chat_completions`"
     )
-    """Protocol of that API."""
+    """Protocol of the summary model's API."""
     base_url: Url | None = setting(None, default_text="`model.base_url`")
-    """Root of its API."""
+    """Root of the summary model's API."""
     api_key: Secret | None = setting(None, default_text="`model.api_key`")
-    """Key for that API."""
+    """API key of the summary model."""
     context_length: int | None = setting(
         None,
         ge=1_024,
@@ -84,13 +85,14 @@ class SummaryModelConfig(CallConfig):
         unit="tokens",
         default_text="from the built-in list, else `model.context_length`, else 32768",
     )
-    """Its context window; bounds what it is shown, never where conversations are compressed."""
-    max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="the route's")
-    """Highest output limit of its calls; a summary sets one only where the protocol wants it."""
+    """Context window of the summary model, in tokens. It limits the text sent to that model, not when conversations are
+    compressed."""
+    max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="that of the model")
+    """Highest output limit of summary calls. The gateway sends a limit only if the protocol requires one."""
 
     @property
     def call_settings(self) -> dict[str, Any]:
-        """Keys of the calls that are set, with their values."""
+        """Return the call parameters that are set."""
         values = {key: getattr(self, key) for key in (*CALL_KEYS, "max_output_tokens")}
         return {key: value for key, value in values.items() if value not in (None, {})}
 
@@ -98,47 +100,47 @@ class SummaryModelConfig(CallConfig):
 RouteWord: TypeAlias = Annotated[
     str, BeforeValidator(lambda word: "off" if word is False or word == "false" else word), AnyCase
 ]
-"""`auto`, `main`, `off`, which YAML reads as false, or an alias."""
+"""`auto`, `main`, `off` (which YAML reads as false) or an alias."""
 
 
 class AuxiliaryConfig(BaseConfig):
-    """Models for the gateway's own work: `auto` (the conversation's own), `main` (`model`), `off`, or an alias."""
+    """Models for background work: `auto` (the conversation's own), `main` (`model`), `off`, or an alias."""
 
     compression: SummaryModelConfig = Field(default_factory=SummaryModelConfig)
     flush: RouteWord = "auto"
-    """Model that notes what must be known beyond a compression, see `memory.flush`. `off`: no notes are written."""
+    """Model that writes notes to memory before a compression (see `memory.flush`). `off` writes none."""
     title: RouteWord = "auto"
-    """Model that names a conversation after its first answer. `off`: conversations have the names that people give."""
+    """Model that names a conversation after its first answer. `off` leaves naming to `/title`."""
     delegate: RouteWord = "auto"
-    """Model of sub-agents, to which the agent hands tasks on. `off`: it has no sub-agents."""
+    """Model of sub-agents. `off` removes the tool `delegate`."""
     trajectories: RouteWord = "auto"
     """Model that summarises for `hermes-gateway trajectories compress`."""
 
     @property
     def routes(self) -> Mapping[str, str]:
-        """The word or alias of every task that has only a route."""
+        """Return the word or alias of every task except `compression`."""
         return {task: word for task, word in self if isinstance(word, str)}
 
     @model_validator(mode="after")
     def _is_complete(self) -> "AuxiliaryConfig":
         if self.compression.mode == "custom" and self.compression.model is None:
-            raise ValueError("auxiliary.compression.mode custom needs auxiliary.compression.model")
+            raise ValueError("auxiliary.compression.mode is custom: set auxiliary.compression.model, too")
         return self
 
 
 class ContextEngineConfig(BaseConfig):
-    """Context engine: the code that compresses."""
+    """Context engine: the code that compresses conversations."""
 
     engine: Annotated[str, Trimmed] = "compressor"
-    """The built-in `compressor`, or a plugin's name; `hermes-gateway plugins list` shows them."""
+    """Name of the engine: the built-in `compressor` or a plugin. `hermes-gateway plugins list` shows all engines."""
 
 
 class NoticeConfig(BaseConfig):
-    """Notices to a chat about the room of its conversation; never to the model."""
+    """Notices to the chat about compression. The model never sees them."""
 
     pressure: bool = True
-    """At 85 % of the threshold, once each time it is crossed."""
+    """Say once that the conversation reached 85 % of the threshold."""
     accuracy: bool = True
-    """At the second compression, then at every tenth: how often, and that details may have been lost."""
+    """Say after the 2nd and every 10th compression that details may be lost."""
     waiting: bool = True
-    """After 5 seconds of waiting for a compression that nobody asked for."""
+    """Explain the delay when an answer waits 5 seconds for an automatic compression."""

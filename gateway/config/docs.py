@@ -1,4 +1,4 @@
-"""Documentation of the settings: one row per key, made from the classes and the docstrings below their fields."""
+"""Documentation of the settings: one row per key, from the classes and the docstrings below their fields."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ from gateway.config.fields import BLOCKS, FIELDS, dotted, needs_restart, variabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingRow:
-    """One key. `allowed` is a range with its unit or a list of words; `default` is how YAML would write it."""
+    """One key. `allowed` is a range with its unit or a list of words; `default` is written as in YAML."""
 
     key: str
     variable: str
@@ -26,7 +26,7 @@ class SettingRow:
 
 
 def describe_settings() -> tuple[SettingRow, ...]:
-    """Every setting, in the order of the file."""
+    """Return every setting, in the order of the documentation."""
     texts = {key: _field_docstrings(block) for key, block in BLOCKS.items()}
     return tuple(
         SettingRow(
@@ -42,7 +42,7 @@ def describe_settings() -> tuple[SettingRow, ...]:
 
 
 def settings_markdown() -> str:
-    """The tables of `docs/reference/configuration.md`, a heading and a table for each block."""
+    """Return the tables of `docs/reference/configuration.md`, with a heading for each block."""
     rows = describe_settings()
     parts: list[str] = []
     for key, block in BLOCKS.items():
@@ -57,9 +57,9 @@ def settings_markdown() -> str:
 
 
 def _field_docstrings(block: type[Any]) -> dict[str, str]:
-    """The docstring below each field, in one line.
+    """Return the docstring below each field, on one line.
 
-    From the source, read for the documentation alone: pydantic's own reading of it would slow down every start.
+    Parses the source only for the documentation, because pydantic's own parsing would slow down every start.
     """
     found: dict[str, str] = {}
     for kind in reversed(block.__mro__):

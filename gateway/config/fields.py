@@ -1,6 +1,6 @@
 """Flat table of all settings by key, with their variables, values and secrets.
 
-A key path is the names from the top down (`("local", "port")`); people read it with dots (`local.port`).
+A key path is a tuple of names (`("local", "port")`); users see it with dots (`local.port`).
 """
 
 import re
@@ -20,21 +20,21 @@ Block = TypeVar("Block")
 
 PREFIX = "HERMES_"
 DEFAULT_SOURCE = "default"
-"""Source of a value that nobody set."""
+"""Source of a value that is not set anywhere."""
 
 
 def dotted(key: KeyPath) -> str:
-    """Key as people write it: `local.port`."""
+    """Return a key as users write it: `local.port`."""
     return ".".join(key)
 
 
 def variable_name(key: KeyPath) -> str:
-    """Environment variable of a key: `HERMES_LOCAL__PORT` for `local.port`."""
+    """Return the environment variable of a key: `HERMES_LOCAL__PORT` for `local.port`."""
     return PREFIX + "__".join(key).upper()
 
 
 def values_of(config: object, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every key of a block with its effective value; secrets stay wrapped."""
+    """Yield every key of a block with its effective value. Secrets stay wrapped."""
     for name in fields_of(type(config)):
         value = getattr(config, name)
         if is_block(type(value)):
@@ -44,12 +44,12 @@ def values_of(config: object, above: KeyPath = ()) -> Iterator[tuple[KeyPath, An
 
 
 def secrets_of(config: object) -> tuple[str, ...]:
-    """Every secret value in use, for exact redaction."""
+    """Return every secret value in use, for exact redaction."""
     return tuple(secret for _, value in values_of(config) for secret in _secrets_in(value) if secret)
 
 
 def _secrets_in(value: object, name: object = "") -> Iterator[str]:
-    """Yield the secrets in a value, and the value itself where its name says that it is one."""
+    """Yield the secrets in a value, and the value itself if `name` marks it as a secret."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, str):
@@ -61,17 +61,17 @@ def _secrets_in(value: object, name: object = "") -> Iterator[str]:
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _secrets_in(inner, key)
-    elif isinstance(value, (tuple, list)):  # `--api-key` stands in front of its value
+    elif isinstance(value, (tuple, list)):  # `--api-key` precedes its value
         for before, inner in zip(("", *value), value, strict=False):
             yield from _secrets_in(inner, before)
 
 
 _MAY_BE_KEY = re.compile(r"(?!-)(?=.{0,100}[0-9]|.{12}).+", re.DOTALL)
-"""Values that can be a secret, unlike the plain word in a setting such as `rotate_token: executes`."""
+"""Pattern of values that can be a secret, unlike a plain word such as in `rotate_token: executes`."""
 
 
 def with_values(block: Block, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Block:
-    """A copy with some values put in as they are: they were checked when they were loaded."""
+    """Return a copy with some values replaced. They are not checked again."""
     changed: dict[str, Any] = {}
     for name in fields_of(type(block)):
         value, key = getattr(block, name), (*above, name)
@@ -83,12 +83,12 @@ def with_values(block: Block, kept: Mapping[KeyPath, Any], above: KeyPath = ()) 
 
 
 def block_json(block: object) -> str:
-    """A block as JSON, its secrets masked."""
+    """Return a block as JSON with its secrets masked."""
     return TypeAdapter(type(block)).dump_json(block).decode()
 
 
 def needs_restart(key: KeyPath) -> bool:
-    """True where a running daemon keeps the old value of `key`."""
+    """Return True if a running daemon keeps the old value of `key`."""
     return field_notes(FIELDS[key]).restart
 
 

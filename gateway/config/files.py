@@ -1,7 +1,7 @@
-"""Files of the state directory: where they lie, whether they are ours, and what `config.yaml` and `.env` hold.
+"""Files of the state directory: their paths, their owner, and the contents of `config.yaml` and `.env`.
 
-Text comes in, plain nested values and their line numbers go out; `loader.py` knows what a setting means. Other
-programs use `HERMES_HOME` and the same file names: their files are named in the error and never touched.
+The functions return plain nested values with line numbers; `loader.py` interprets them. Other programs also use
+`HERMES_HOME` and these file names. Their files are named in the error and never changed.
 """
 
 import io
@@ -22,45 +22,45 @@ from hermes_state.store.lock import holder
 KeyPath: TypeAlias = tuple[str, ...]
 
 MAX_FILE_BYTES = 65_536
-"""Largest configuration that is read, in bytes: it is a few kilobytes, and reading as much takes half a second."""
+"""Largest configuration file, in bytes. Parsing a file of this size takes half a second."""
 
 MAX_VALUES = 50_000
-"""Most keys and values of a configuration: a few lines of aliases of aliases stand for billions."""
+"""Maximum keys and values of a configuration. Without a limit, a few nested YAML aliases expand to billions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlFile:
-    """Parsed YAML file. `lines` has the line number, counted from 1, of every key in it."""
+    """Parsed YAML file. `lines` contains the line number of every key, counted from 1."""
 
     path: Path
     values: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def position(self, key: KeyPath) -> str:
-        """Position of a key, as `/home/…/config.yaml line 7`; the path alone for one out of an alias or a merge."""
+        """Return the position of a key, as `/home/…/config.yaml line 7`; only the path for aliases and merges."""
         return f"{self.path} line {self.lines[key]}" if key in self.lines else str(self.path)
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Mapping in `path`; empty when the file does not exist or holds nothing.
+    """Return the mapping in `path`; an empty one if the file does not exist or is empty.
 
-    Raises `ConfigError` naming the line for bad YAML, a key given twice, or a file that is no mapping.
+    Raises `ConfigError` for bad YAML, a duplicate key, or a file that is not a mapping.
     """
     text = _read_text(path)
     if text is None:
         return YamlFile(path=path)
     try:
         loader = yaml.SafeLoader(text)
-    except yaml.YAMLError as error:  # a character that YAML does not have
+    except yaml.YAMLError as error:  # a character that YAML does not allow
         raise ConfigError(f"{path}: not valid YAML: {_problem(error)}") from error
     try:
         node = loader.get_single_node()
         if node is None or node.tag == "tag:yaml.org,2002:null":
             return YamlFile(path=path)
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{path}: must hold keys and values, such as `local:` and under it `port: 8765`")
+            raise ConfigError(f"{path}: must contain keys and values, such as `local: {{port: 8765}}`")
         if _count(node, {}) > MAX_VALUES:
-            raise ConfigError(f"{path}: more than {MAX_VALUES:,} keys and values; aliases (*name) repeat too much")
+            raise ConfigError(f"{path}: more than {MAX_VALUES:,} keys and values: use fewer YAML aliases (*name)")
         lines = dict(_key_lines(node, (), path))
         values = loader.construct_document(node)
     except yaml.YAMLError as error:
@@ -73,7 +73,7 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """Variables in `path`, and a warning for each line that says nothing; empty when there is no such file."""
+    """Return the variables in `path` and a warning for each ignored line; both are empty if the file does not exist."""
     content = _read_text(path)
     if content is None:
         return {}, ()
@@ -81,11 +81,11 @@ def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
     warnings: list[str] = []
     for binding in parse_stream(io.StringIO(content)):
         if binding.error:
-            text = binding.original.string  # it begins with the blank lines above it
+            text = binding.original.string  # includes the blank lines above
             line = binding.original.line + text[: len(text) - len(text.lstrip())].count("\n")
-            warnings.append(f"{path} line {line}: not understood and ignored; write NAME=value")
+            warnings.append(f"{path} line {line}: this line is ignored; write NAME=value")
         elif binding.key is not None and binding.value is None:
-            warnings.append(f"{path}: {binding.key} has no value")
+            warnings.append(f"{path}: {binding.key} has no value and is ignored; write {binding.key}=value")
         elif binding.key is not None and binding.value is not None:
             values[binding.key] = binding.value
     return values, tuple(warnings)
@@ -94,23 +94,23 @@ def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
 def _read_text(path: Path) -> str | None:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes; this is not a configuration file")
+            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes: remove what is not configuration")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from error
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}): save the file as UTF-8") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}; check its permissions") from error
 
 
 def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Keys and values below a node and itself, each as often as aliases repeat it; above `MAX_VALUES` no more exactly.
+    """Count the keys and values below a node and the node, repeated for each alias; stop above `MAX_VALUES`.
 
-    `known`: the counts of nodes that were counted before.
+    `known` contains the nodes already counted.
     """
     if node not in known:
-        known[node] = MAX_VALUES + 1  # of an alias for what it stands in
+        known[node] = MAX_VALUES + 1  # the count if an alias of this node is inside it
         held = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
         below = () if isinstance(node, yaml.ScalarNode) else held
         known[node] = min(1 + sum(_count(child, known) for child in below), MAX_VALUES + 1)
@@ -118,14 +118,14 @@ def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
 
 
 def _key_lines(node: yaml.MappingNode, above: KeyPath, path: Path) -> Iterator[tuple[KeyPath, int]]:
-    """Every key with its line. A key given twice is refused: the parser would silently keep the last."""
+    """Yield every key with its line. Raises `ConfigError` for a duplicate; the parser would silently keep the last."""
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         key = (*above, str(key_node.value))
         if isinstance(key_node, yaml.ScalarNode) and key_node.value in seen:
-            first = seen[key_node.value]
-            raise ConfigError(f"{path} line {line}: {'.'.join(key)} is given twice (first in line {first})")
+            first, name = seen[key_node.value], ".".join(key)
+            raise ConfigError(f"{path} line {line}: {name} occurs twice (first in line {first}): remove one of them")
         if isinstance(key_node, yaml.ScalarNode):
             seen[key_node.value] = line
         yield key, line
@@ -139,7 +139,7 @@ def _position(error: yaml.YAMLError) -> str:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """The parser's own words without the excerpt of the file, which may show a secret."""
+    """Return the parser's message without the excerpt of the file, which may contain a secret."""
     parts = (getattr(error, "context", None), getattr(error, "problem", None) or getattr(error, "reason", None))
     return ", ".join(part for part in parts if part) or type(error).__name__
 
@@ -156,7 +156,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDirectory:
-    """Paths of the state directory. Asking a running daemon takes no more, whatever the configuration says."""
+    """Paths of the state directory. Commands that ask a running daemon need nothing else."""
 
     home: Path
     """Absolute path; it may not exist yet."""
@@ -165,24 +165,24 @@ class StateDirectory:
     env_file = _Entry(".env")
     database = _Entry("state.db")
     lock_file = _Entry("state.db.lock")
-    """Held by the process that has the database open for writing."""
+    """Locked by the process that has the database open for writing."""
     attachments = _Entry("attachments")
     attachments_cache = _Entry("cache", "attachments")
-    """Copies of attachments that lie in an object store."""
+    """Local copies of attachments from an object store."""
     workspaces = _Entry("workspaces")
     logs = _Entry("logs")
     control_socket = _Entry("control.sock")
 
 
 def find_state(environ: Mapping[str, str]) -> StateDirectory:
-    """The state directory of this environment. Raises `ConfigError` when what lies there is not ours."""
+    """Return the state directory. Raises `ConfigError` if the directory belongs to another program."""
     home = locate_home(environ)
     check_home(home)
     return StateDirectory(home=home)
 
 
 def locate_home(environ: Mapping[str, str]) -> Path:
-    """The absolute state directory: `HERMES_HOME`, or `~/.hermes-gateway`. Raises `ConfigError`."""
+    """Return the absolute path of the state directory: `HERMES_HOME`, or `~/.hermes-gateway`. Raises `ConfigError`."""
     named = environ.get("HERMES_HOME", "").strip()
     if named and named != "~" and not named.startswith("~/"):
         return Path(os.path.abspath(named))
@@ -192,7 +192,7 @@ def locate_home(environ: Mapping[str, str]) -> Path:
 
 
 def find_user_home(environ: Mapping[str, str]) -> Path | None:
-    """Return the user's home directory; None without HOME and without an entry in passwd, as in some containers."""
+    """Return the user's home directory; None without HOME and a passwd entry, as in some containers."""
     try:
         return Path(environ.get("HOME") or Path.home())
     except RuntimeError:
@@ -200,33 +200,34 @@ def find_user_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def prepare_home(home: Path) -> None:
-    """Make the state directory and what is in it, closed to others. For the daemon and `init`, after `check_home`.
+    """Create the state directory and its folders with mode 0700. For the daemon and `init`, after `check_home`.
 
-    Raises `ConfigError` when it cannot be made or written.
+    Raises `ConfigError` if the directory cannot be created or written.
     """
     try:
         for directory in (home, home / "logs", home / "attachments"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{home}: the state directory cannot be made: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise ConfigError(f"{home}: cannot create the state directory: {reason}; set HERMES_HOME to another") from error
     if not os.access(home, os.W_OK | os.X_OK):
-        raise ConfigError(f"{home}: the state directory cannot be written by this user")
+        raise ConfigError(f"{home}: this user cannot write to the state directory: change its owner or permissions")
 
 
 def check_home(home: Path) -> None:
-    """Check that `home` can be our state directory. Raises `ConfigError` naming what is in the way."""
+    """Check that `home` can be the state directory. Raises `ConfigError` with the reason."""
     database = home / "state.db"
     try:
         if home.exists() and not home.is_dir():
-            raise ConfigError(f"{home}: is not a directory; HERMES_HOME must name the state directory")
-        if holder(home / "state.db.lock") is None:  # its holder knows better what became of its own file
+            raise ConfigError(f"{home}: is not a directory: set HERMES_HOME to the path of the state directory")
+        if holder(home / "state.db.lock") is None:  # the daemon that holds the lock checks the file itself
             check_ours(database)
     except DatabaseRejected as error:
         raise ConfigError(f"{error}; nothing was changed") from error
     except StoreUnavailable as error:
         raise ConfigError(f"{home}: {error}") from error
     except OSError as error:
-        raise ConfigError(f"{home}: cannot be looked at: {error.strerror or error}") from error
+        raise ConfigError(f"{home}: cannot be read: {error.strerror or error}; check its permissions") from error
 
 
 def check_config_is_ours(file: YamlFile) -> None:
@@ -235,8 +236,8 @@ def check_config_is_ours(file: YamlFile) -> None:
     alone = keys & {"_config_version", "toolsets", "platform_toolsets"}
     together = keys & {"browser", "checkpoints", "custom_providers", "delegation", "display", "fallback_providers"}
     together |= keys & {"personalities", "terminal", "tts"}
-    if alone or len(together) >= 2:  # two of these are no slip of ours, either
+    if alone or len(together) >= 2:  # two of these are not a typing error
         raise ConfigError(
-            f"{file.path}: is hermes-agent's configuration (it has {', '.join(sorted(alone or together))}). "
-            "Set HERMES_HOME to a directory of its own; nothing was changed"
+            f"{file.path}: belongs to hermes-agent (it has {', '.join(sorted(alone or together))}). "
+            "Nothing was changed; set HERMES_HOME to another directory for the gateway"
         )

@@ -1,19 +1,21 @@
-"""Loader of settings, for start, `config check` and reload: sources by rank, checks, differences.
+"""Load and check the settings for start, `config check` and reload.
 
-For each key the first of these that has a value wins:
+For each key, the first of these sources with a value wins:
 
-1. the environment, `HERMES_` and the key with `__` for each dot: `HERMES_LOCAL__PORT`
+1. the environment: `HERMES_` and the key, with `__` for each dot (`HERMES_LOCAL__PORT`)
 2. systemd credentials: a file in `$CREDENTIALS_DIRECTORY` named like the variable or like the key
 3. `.env` in the state directory, with the same names as the environment
 4. `config.yaml` in the state directory
-5. the customary variables (`CUSTOMARY`), looked for in the environment, the credentials and `.env`, in this order
+5. the customary variables (`CUSTOMARY`) in the environment, the credentials or `.env`, in this order
 6. the default
 
 An empty value counts as not set.
 """
 
 import difflib
+import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -60,39 +62,39 @@ CUSTOMARY: Mapping[str, KeyPath] = {
     "OPENAI_BASE_URL": ("model", "base_url"),
     "ANTHROPIC_API_KEY": ("model", "api_key"),
 }
-"""Variables that other programs use too; they count least, so that ours can overrule them."""
+"""Variables that other programs use too. They have the lowest priority."""
 
 NO_SETTINGS = frozenset({"HERMES_HOME", "HERMES_EVENT_LOOP"})
-"""Variables of ours that work in the environment only."""
+"""Variables that work only in the environment."""
 
 _READ_VARIABLES = frozenset((*VARIABLES, *CUSTOMARY, *map(variable_name, OLD_KEYS)))
 
-NOTHING_SERVED = "nothing is served: set telegram.token or discord.token, or local.enabled to true"
+NOTHING_SERVED = "no chat is configured: set telegram.token or discord.token, or set local.enabled to true"
 
 _Sources: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
-"""Places with variables, the first wins: the words that tell people where a value came from, and the values."""
+"""Sources of variables, highest priority first: a label for messages, and the values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig(StateDirectory):
-    """Configuration that passed every check, with the source of each value."""
+    """Checked configuration, with the source of each value."""
 
     config: Config
     warnings: tuple[str, ...]
-    """Sentences for the operator about things that are not fatal."""
+    """Messages for the operator about problems that do not prevent a start."""
     sources: Mapping[str, str]
-    """For every key (`local.port`) what gave its value: a variable, a credential, a file or `default`."""
+    """Source of the value of every key (`local.port`): a variable, a credential, a file or `default`."""
     old_secrets: tuple[str, ...] = ()
-    """Values of old keys that name a secret: nothing uses them, and they must not leak either."""
+    """Secrets in old keys. The gateway does not use them, but must redact them."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Every secret value, for exact redaction."""
+        """Return every secret value, for exact redaction."""
         return (*secrets_of(self.config), *self.old_secrets)
 
 
 @dataclass(slots=True)
 class LiveConfig:
-    """Configuration in force. Parts read it whenever they need a setting; a reload replaces it."""
+    """Effective configuration. Components read it when they need a setting; a reload replaces it."""
 
     loaded: LoadedConfig
 
@@ -101,23 +103,23 @@ class LiveConfig:
         return self.loaded.config
 
     def redactor(self) -> Redactor:
-        """Return a redactor that knows the secrets of the configuration in force."""
+        """Return a redactor for the secrets of the effective configuration."""
         return Redactor(self.loaded.secrets())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadPlan:
-    """Changes of a reload, as key names: taken over now, or waiting for a restart."""
+    """Keys that a reload changes: applied now, or at the next restart."""
 
     applied: tuple[str, ...]
     needs_restart: tuple[str, ...]
 
 
 def load_config(environ: Mapping[str, str]) -> LoadedConfig:
-    """Read and check everything. Reads only `environ`, never the process environment.
+    """Read and check the whole configuration. Reads only `environ`, never the process environment.
 
-    Raises `ConfigRejected` with every problem of the settings, each naming the file or variable and the key;
-    `ConfigError` where a file cannot be read or is not ours.
+    Raises `ConfigRejected` with every problem of the settings, each with its source and key, and
+    `ConfigError` if a file cannot be read or belongs to another program.
     """
     state = find_state(environ)
     sources, file, warnings = _read(environ, state)
@@ -132,8 +134,8 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
         raise ConfigRejected([*unknown, *problems], warnings)
     try:
         config.model_dump_json()
-    except ValueError as error:  # half a character, as bytes in a variable that are no text are read
-        raise ConfigError("a variable or a key has characters that are no text; write it again in UTF-8") from error
+    except ValueError as error:  # Python reads bytes that are not UTF-8 as surrogates
+        raise ConfigError(f"{_not_text(chosen)}: contains bytes that are not UTF-8 text: write it again") from error
     if not (config.telegram.token or config.discord.token or config.local.enabled):
         warnings = (*warnings, NOTHING_SERVED)
     return LoadedConfig(
@@ -145,8 +147,18 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     )
 
 
+def _not_text(chosen: Chosen) -> str:
+    """Return the source and key of the first value that UTF-8 cannot encode."""
+    for key, (value, source) in chosen.items():
+        try:
+            json.dumps(value, ensure_ascii=False, skipkeys=True, default=str).encode()
+        except UnicodeEncodeError:
+            return f"{source}: {dotted(key)}"
+    return "the configuration"
+
+
 def _secrets_of_old(old: Chosen) -> Iterator[str]:
-    """The secrets in old blocks of tasks, whose keys were those that `auxiliary.compression` has."""
+    """Yield the secrets in old task blocks, which had the keys of `auxiliary.compression`."""
     for key, (value, _) in old.items():
         if len(key) == 3:
             with suppress(ValidationError):
@@ -154,10 +166,10 @@ def _secrets_of_old(old: Chosen) -> Iterator[str]:
 
 
 def find_store_url(environ: Mapping[str, str]) -> str | None:
-    """Address of the database as it is configured, whatever is wrong with other settings; None for the file.
+    """Return the configured address of the database, even if other settings are invalid; None for the SQLite file.
 
-    Raises `ConfigError` where it cannot be used or is misspelt, or the files cannot be read: nobody may take the file
-    for the database then. The database itself is not looked at.
+    Raises `ConfigError` if the address is invalid or misspelt, or a file cannot be read, so that no command uses the
+    SQLite file by mistake. Does not open the database.
     """
     sources, file, _ = _read(environ, StateDirectory(home=locate_home(environ)))
     key: KeyPath = ("store", "url")
@@ -172,12 +184,12 @@ def find_store_url(environ: Mapping[str, str]) -> str | None:
 
 
 def process_environment() -> Mapping[str, str]:
-    """The environment of this process; the only place that reads it."""
+    """Return the environment of this process. Only this function reads it."""
     return dict(os.environ)
 
 
 def reload_differences(old: LoadedConfig, new: LoadedConfig) -> ReloadPlan:
-    """Keys that a reload from `old` to `new` changes. The daemon goes on with `merge_for_reload`."""
+    """Return the keys that a reload from `old` to `new` changes. The daemon then uses `merge_for_reload`."""
     before, after = dict(values_of(old.config)), dict(values_of(new.config))
     changed = [key for key in FIELDS if before[key] != after[key]]
     return ReloadPlan(
@@ -187,14 +199,14 @@ def reload_differences(old: LoadedConfig, new: LoadedConfig) -> ReloadPlan:
 
 
 def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
-    """`new` with the running values of every key that needs a restart, so that nobody acts on half a change."""
+    """Return `new` with the running values of keys that need a restart, so that no component sees half a change."""
     kept = {key: value for key, value in values_of(old.config) if needs_restart(key)}
     sources = {name: old.sources[name] if tuple(name.split(".")) in kept else new.sources[name] for name in new.sources}
     return replace(new, config=with_values(new.config, kept), home=old.home, sources=sources)
 
 
 def _read(environ: Mapping[str, str], state: StateDirectory) -> tuple[_Sources, YamlFile, tuple[str, ...]]:
-    """Return every place with variables, the file, and warnings."""
+    """Return every source of variables, the file, and warnings."""
     file = read_yaml(state.config_file)
     env_file, warnings = read_env_file(state.env_file)
     credentials, unknown = _read_credentials(environ)
@@ -203,7 +215,7 @@ def _read(environ: Mapping[str, str], state: StateDirectory) -> tuple[_Sources, 
 
 
 def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
-    """Files that systemd hands over, by the variable each one stands for; and a warning for each that means none."""
+    """Return the systemd credentials by variable name, and a warning for each unknown one."""
     directory = environ.get("CREDENTIALS_DIRECTORY")
     if not directory:
         return {}, []
@@ -219,12 +231,14 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
                 unknown.append(f"credential {path.name} {_not_a_setting(known)}")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{directory}: credentials cannot be read: {reason}") from error
+        raise ConfigError(
+            f"{directory}: cannot read credentials: {reason}; check LoadCredential= in the unit"
+        ) from error
     return found, unknown
 
 
 def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]:
-    """Return the winning value of each key that is set, also of old ones, with its source in words."""
+    """Return the effective value of each key that is set, including old keys, with its source in words."""
     in_file = dict(_leaves(file.values))
     chosen: dict[KeyPath, tuple[Any, str]] = {}
     for key in (*FIELDS, *OLD_KEYS):
@@ -234,7 +248,7 @@ def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]
             chosen[key] = in_file[key], str(file.path)
     protocol, _ = chosen.get(("model", "protocol"), ("", ""))
     is_anthropic = str(protocol).strip().lower() == "anthropic"
-    for name, key in CUSTOMARY.items():  # one provider's key is none for another's API
+    for name, key in CUSTOMARY.items():  # never send one provider's key to another provider
         is_fitting = key[0] != "model" or name.startswith("ANTHROPIC_") == is_anthropic
         if is_fitting and key not in chosen and (found := _first(sources, name)) is not None:
             chosen[key] = found
@@ -242,9 +256,9 @@ def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]
 
 
 def _old_notices(old: Chosen, chosen: Chosen, file: YamlFile) -> Iterator[str]:
-    """Sentences about keys of earlier versions that are set."""
+    """Yield warnings about old keys that are set."""
     for key, (_, source) in sorted(old.items()):
-        yield notice(key, file.position(key) if source == str(file.path) else source, chosen)
+        yield notice(key, _position(key, source, file), chosen)
     models, source = chosen.get(("compression", "models"), ({}, ""))
     yield from (notice(key, f"{source}: compression.models", chosen) for key in old_overrides(models))
 
@@ -268,7 +282,7 @@ def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Ke
 
 
 def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> tuple[Config | None, list[str]]:
-    """The configuration, or what is wrong with it; nothing of pydantic's own text, which may repeat a secret."""
+    """Return the configuration, or its problems. Pydantic's own messages may contain secrets, so they are dropped."""
     nested: dict[str, Any] = {}
     for key, (value, _) in chosen.items():
         section = nested
@@ -282,31 +296,47 @@ def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> tuple
 
 
 def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> str:
-    """One line for one problem: where the value came from, the key, what is wrong with it."""
-    location = tuple(str(part) for part in detail["loc"])  # behind a key: an index or a member of a union
+    """Return one line for one problem: source, key and message."""
+    location = tuple(str(part) for part in detail["loc"])  # after the key: a list index or a union member
     key = next((location[:end] for end in range(len(location), 0, -1) if location[:end] in FIELDS), None)
-    if key is None:  # a check over several keys; its sentence names them
-        return detail["msg"].removeprefix("Value error, ")
+    if key is None:  # a check of several keys, whose message names them
+        text = detail["msg"].removeprefix("Value error, ")
+        named = _first_named(text, chosen)
+        return f"{_position(named, chosen[named][1], file)}: {text}" if named is not None else text
     field, (value, source) = FIELDS[key], chosen.get(key, (None, DEFAULT_SOURCE))
-    where = file.position(key) if source == str(file.path) else source
+    where = _position(key, source, file)
     is_hidden = is_secret(field) or isinstance(value, (dict, list)) or detail["type"] == "value_error"
-    shown = "" if is_hidden else redact(f" (is {value!r})")  # an address may carry a password
+    shown = "" if is_hidden else redact(f" (is {value!r})")  # an address may contain a password
     return f"{where}: {dotted(key)}: {problem(detail, field)}{shown}"
 
 
+def _position(key: KeyPath, source: str, file: YamlFile) -> str:
+    return file.position(key) if source == str(file.path) else source
+
+
+def _first_named(text: str, chosen: Mapping[KeyPath, tuple[Any, str]]) -> KeyPath | None:
+    """Return the first key in a message that is set somewhere."""
+    for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text):
+        key = tuple(name.split("."))
+        for end in range(len(key), 1, -1):
+            if key[:end] in chosen:
+                return key[:end]
+    return None
+
+
 def _unknown_keys(file: YamlFile) -> Iterator[tuple[KeyPath, str]]:
-    """Yield every key in the file that is no setting, with a line that has the nearest one that is."""
+    """Yield every unknown key in the file, with a message that suggests the most similar one."""
     for key, value in _leaves(file.values):
         if key in BLOCKS:
             if value is not None:
                 inner = ", ".join(dotted(known) for known in FIELDS if known[: len(key)] == key)
-                yield key, f"{file.position(key)}: {dotted(key)} is a block of keys ({inner}), not a value"
+                yield key, f"{file.position(key)}: {dotted(key)} is a block, not a value: set one of its keys ({inner})"
         elif key not in FIELDS and key not in OLD_KEYS and not (key in OLD_BLOCKS and value is None):
             yield key, f"{file.position(key)}: unknown key {dotted(key)}{_suggestion(key)}"
 
 
 def _suggestion(key: KeyPath) -> str:
-    """Return the most similar key, the same block preferred; failing that, the keys of the block."""
+    """Return the most similar key, preferably of the same block, or else all keys of the block."""
     known = (*FIELDS, *sorted(BLOCKS))
     for other, field in FIELDS.items():
         if other[:-1] == key[:-1] and key[-1] in field_choices(field):
@@ -321,21 +351,20 @@ def _suggestion(key: KeyPath) -> str:
     if likeness(nearest) >= 0.65:
         return f"; did you mean {dotted(nearest)}?"
     siblings = ", ".join(dotted(other) for other in known if other[:-1] == key[:-1])
-    return f"; known here: {siblings}" if siblings else ""
+    return f"; valid keys: {siblings}" if siblings else ""
 
 
 def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
-    """Yield warnings about `HERMES_…` variables that are no setting: other programs use the prefix, too."""
+    """Yield warnings about unknown `HERMES_…` variables: no errors, because other programs use the prefix too."""
     for label, variables in sources:
         for name in sorted(variables):
             if name in NO_SETTINGS:
                 if label:
-                    yield f"{label}{name} works only in the environment"
+                    yield f"{label}{name} is ignored: it works only as an environment variable"
             elif name.startswith(PREFIX) and name not in _READ_VARIABLES:
                 yield f"{label}{name} {_not_a_setting(name)}"
 
 
 def _not_a_setting(variable: str) -> str:
-    return (
-        f"is not a setting and is ignored{did_you_mean(variable, VARIABLES, 0.75)}"  # less alike is another program's
-    )
+    # A less similar name belongs to another program.
+    return f"is not a setting and is ignored{did_you_mean(variable, VARIABLES, 0.75)}"

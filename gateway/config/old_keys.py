@@ -1,7 +1,7 @@
-"""Keys of earlier versions: what replaces each of them, or the value that it is fixed at now.
+"""Keys of earlier versions: their replacements, or the values that are fixed now.
 
-An old key is no mistake: `config check` and the start name it and go on. Where the new key takes the same words, the
-old value is read as its value.
+An old key is not an error: `config check` and `run` warn and continue. If the new key accepts the same words, it gets
+the old value.
 """
 
 import tomllib
@@ -29,14 +29,14 @@ REPLACED: Final[Mapping[str, str]] = {
     "auxiliary.mode": "auxiliary.compression.mode",
     "compression.summary_model": "auxiliary.compression.model",
 } | {f"auxiliary.{task}.{key}": f"auxiliary.{task}" for task in _TASKS for key in _TASK_KEYS}
-"""Keys that other keys replace."""
+"""Old keys and the keys that replace them."""
 
 OLD_KEYS: Final = frozenset(tuple(key.split(".")) for key in (*FIXED, *REPLACED))
 OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, len(key)))
 
 
 def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
-    """Values of new keys that old ones stand for. Only a model that is one of the `aliases` can be read as a route."""
+    """Return values for new keys from old ones. A model becomes a route only if it is one of the `aliases`."""
     found: dict[KeyPath, tuple[Any, str]] = {}
     if (summary_model := ("compression", "summary_model")) in old:
         found["auxiliary", "compression", "model"] = old[summary_model]
@@ -51,7 +51,7 @@ def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
         chooser = mode if mode in old else _MODE
         if _word(old, chooser) in ("off", "false"):
             found["auxiliary", task] = "off", old[chooser][1]
-        elif model in old:  # which was asked whatever the mode
+        elif model in old:  # it was used in every mode
             is_elsewhere = any(("auxiliary", task, key) in old for key in ("protocol", "base_url", "api_key"))
             if _word(old, model) in names - {"auto", "main", "off"} and not is_elsewhere:
                 found["auxiliary", task] = old[model]
@@ -65,21 +65,21 @@ def _word(old: Chosen, key: KeyPath) -> str:
 
 
 def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
-    """Sentence about an old key that is set at `where`. `chosen`: what is in force now."""
+    """Return the warning about an old key at `where`. `chosen` contains the effective values."""
     name = ".".join(key)
     if name in FIXED:
-        return f"{where}: {name} is an old key and is ignored: its value is fixed at {FIXED[name]}"
+        return f"{where}: {name} is no longer a setting and is ignored: remove it; the value is now {FIXED[name]}"
     new = REPLACED[name]
     words = " (auto, main, off, or an alias from model.aliases)" if len(key) == 3 else ""
     if key == _MODE:
-        words = " and, for each other task, by a word such as auxiliary.title: main"
+        words = " and, for each other task, a key such as auxiliary.title: main"
     value, _ = chosen.get(tuple(new.split(".")), ("auto" if words else "not set", ""))
-    state = "cannot be used" if isinstance(value, Mapping | list) else f"is now {value}"
-    return f"{where}: {name} is an old key, replaced by {new}{words}; {new} {state}"
+    state = "has a value that cannot be used" if isinstance(value, Mapping | list) else f"is now {value}"
+    return f"{where}: {name} is no longer a setting: use {new}{words}; {new} {state}"
 
 
 def old_overrides(models: object) -> Iterator[KeyPath]:
-    """Old keys in the blocks of `compression.models`."""
+    """Yield the old keys in the blocks of `compression.models`."""
     blocks = models.values() if isinstance(models, Mapping) else ()
     keys = (("compression", str(name)) for block in blocks if isinstance(block, Mapping) for name in block)
     yield from (key for key in keys if key in OLD_KEYS)

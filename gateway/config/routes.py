@@ -1,8 +1,7 @@
-"""Routes to models: the configured one, its fallbacks, and the aliases that people may choose.
+"""Routes to models: the configured model, its fallbacks, and the aliases for `/model`.
 
-A route is a model at an API. Whatever is written as a route (a name, or a block that leaves things out) is completed
-from `model` here, once; what it takes over from there ends where another API begins, so that no key meets a host that
-it was not given for.
+A route is one model at one API. A route in the configuration is a name or a block with some keys. This module completes
+it from `model`, but only while both use the same API, so that no key is sent to another host.
 """
 
 import re
@@ -19,10 +18,10 @@ from gateway.config.blocks import BaseConfig, checked_block, first_problem, sett
 from hermes_state.kinds import AnyCase, Body, Effort, FrozenBlock, Headers, Secret, Url, keyed, listed, plain_texts
 
 DEFAULT_MODEL = "gpt-4.1-mini"
-"""Model that a key alone gets: the customary variable in the environment must be enough to chat."""
+"""Model that is used if only a key is set, so that one customary variable is enough to chat."""
 
 CONFIGURED: Final = "default"
-"""Name of the configured model in `/model`; no alias may be called so."""
+"""Name of the configured model in `/model`. It cannot be an alias."""
 
 Protocol: TypeAlias = Literal["chat_completions", "responses", "anthropic", "offline"]
 
@@ -31,74 +30,72 @@ OWN_ADDRESSES: Mapping[str, str] = {
     "responses": "https://api.openai.com/v1",
     "anthropic": "https://api.anthropic.com",
 }
-"""Addresses of the APIs by protocol, where none is given."""
-
-
-_UNSET = "the provider's; for a task, the route's"
+"""Default API addresses by protocol."""
 
 
 class ApiConfig(BaseConfig):
-    """Keys that say which model answers, and where."""
+    """Keys that name a model and its API."""
 
-    base_url: Url | None = setting(None, default_text="the protocol's own")
-    """Root of the API, such as `http://127.0.0.1:11434/v1`; OpenAI's or Anthropic's own where none is given."""
+    base_url: Url | None = setting(None, default_text="the address of OpenAI or Anthropic")
+    """Root of the API, such as `http://127.0.0.1:11434/v1`."""
     api_key: Secret | None = None
-    """Key for that API. Servers on your own machine usually need none."""
+    """API key. Servers on your own machine usually need none."""
     name: str | None = setting(
         default_factory=lambda data: DEFAULT_MODEL if data.get("base_url") or data.get("api_key") else None,
-        default_text=f"`{DEFAULT_MODEL}` once a key or a base URL is set",
+        default_text=f"`{DEFAULT_MODEL}` if a key or a base URL is set",
     )
-    """Name of the model as its provider spells it."""
+    """Name of the model, as its provider spells it."""
     protocol: Annotated[Protocol, AnyCase] = setting(
         default_factory=lambda data: (
             "chat_completions" if any(map(data.get, ("name", "base_url", "api_key"))) else "offline"
         ),
-        default_text="`offline` while none of key, base URL and name is set, else `chat_completions`",
+        default_text="`chat_completions` if a key, base URL or name is set, else `offline`",
     )
-    """Protocol of the API. `offline` is built in and says so in every answer."""
+    """Protocol of the API. `offline` is a built-in stand-in that answers without a model."""
     context_length: int | None = setting(
         None,
         ge=1_024,
         le=20_000_000,
         unit="tokens",
-        default_text="as the provider says, else from the built-in list, else 32768",
+        default_text="from the provider, else from the built-in list, else 32768",
     )
-    """Size of the model's context window."""
+    """Context window of the model, in tokens. Set it for a local server, or to compress conversations earlier."""
     max_output_tokens: int | None = setting(
         None,
         ge=1,
         le=10_000_000,
         unit="tokens",
-        default_text="what the prompt leaves of the context, at most what the model can write and 32000",
+        default_text="the room left by the prompt, up to 32000 and the model's own limit",
     )
-    """Longest answer. It is kept free of the context, at least 2048 of which are left to prompts; where it is not set,
-    the smaller of 8192 and 25 % of the context is."""
+    """Longest answer, in tokens; this much of the window is reserved for it. Without it, 8192 tokens or a quarter of
+    the window are reserved, whichever is less."""
     images: bool | Literal["auto"] = "auto"
-    """The model sees images. `auto` decides by the name; images for one that does not get a friendly refusal."""
+    """Send images to the model; `auto` decides by its name. If the model cannot see them, the sender gets a notice."""
     streaming: bool = True
-    """Let answers come in piece by piece. `false` for servers that cannot: they are shown when whole."""
+    """Show answers while the model writes them. Set `false` for a server that cannot stream."""
 
 
 class CallConfig(BaseConfig):
-    """Keys of what every call says beside the conversation."""
+    """Keys for the parameters of every model call."""
 
-    temperature: float | None = setting(None, ge=0, le=2, default_text=_UNSET)
-    """Randomness of the answers: 0 for the likeliest words."""
-    top_p: float | None = setting(None, ge=0, le=1, unit="of the likeliest words", default_text=_UNSET)
-    """Share of the likeliest words that each next one is drawn from. Set this or the temperature, not both."""
-    reasoning_effort: Effort = setting(None, default_text=_UNSET)
-    """Effort of thinking, where the model can; `/think` overrides it for the answers of a conversation."""
-    extra_headers: Headers = setting(FrozenBlock(), default_text="none; for a task, the route's")
-    """Further HTTP headers of every request, by name."""
-    extra_body: Body = setting(FrozenBlock(), default_text="none; for a task, the route's")
-    """Further fields of every request, as the provider's documentation has them; they win over the gateway's own."""
+    temperature: float | None = setting(None, ge=0, le=2)
+    """Randomness of answers; `0` is the least random."""
+    top_p: float | None = setting(None, ge=0, le=1)
+    """Share of the most likely tokens to sample from. Set either this or the temperature."""
+    reasoning_effort: Effort = None
+    """Amount of reasoning before an answer, for models that support it. `/think` overrides it in one conversation."""
+    extra_headers: Headers = setting(FrozenBlock(), default_text="none")
+    """HTTP headers to add to every request, by name."""
+    extra_body: Body = setting(FrozenBlock(), default_text="none")
+    """Fields to add to every request body, as in the provider's documentation. They override the gateway's own
+    fields."""
 
 
 CALL_KEYS: Final = tuple(CallConfig.model_fields)
 
 
 class RouteConfig(CallConfig, ApiConfig):
-    """Complete route: a model at an API."""
+    """Complete route: one model at one API."""
 
     @property
     def sees_images(self) -> bool:
@@ -108,58 +105,60 @@ class RouteConfig(CallConfig, ApiConfig):
 
     @property
     def label(self) -> str:
-        """Name of the model in answers to people."""
+        """Return the model's name for messages to people."""
         return self.name or "offline"
 
     @property
     def address(self) -> str | None:
-        """Address of the API, the protocol's own where none was given; None for what is built in."""
+        """Return the address of the API; None for the built-in offline model."""
         return self.base_url or OWN_ADDRESSES.get(self.protocol)
 
     @property
     def host(self) -> str | None:
-        """Host that the route leads to; None for what is built in."""
+        """Return the host of the API; None for the built-in offline model."""
         return urlsplit(self.address).hostname if self.address is not None else None
 
     @property
     def plain_key(self) -> str:
-        """The API's key itself, for its client alone; empty where there is none."""
+        """Return the unmasked API key, for the API client only; empty if there is none."""
         return self.api_key.get_secret_value() if self.api_key is not None else ""
 
     @property
     def plain_headers(self) -> dict[str, str]:
-        """The further headers, with their secrets, for the API's client alone."""
+        """Return the extra headers with their secrets, for the API client only."""
         return plain_texts(self.extra_headers)
 
     @cached_property
     def route(self) -> "RouteConfig":
-        """The route alone, whatever else is set beside it: equal for equal routes."""
+        """Return the route without other settings. Equal routes compare equal."""
         return RouteConfig.model_construct(**{key: getattr(self, key) for key in RouteConfig.model_fields})
 
     def complaint(self, key: str) -> str | None:
-        """Sentence that says why the route cannot be used and calls its block `key`; None for a usable one."""
+        """Return the reason why the route cannot be used, with `key` as the name of its block; None for a usable
+        route."""
         if self.protocol != "offline" and not (self.name or "").strip():
-            how = " (HERMES_MODEL__NAME), or set model.protocol to offline" if key == "model" else ""
-            return f"{key}.name is missing: name the model to use{how}"
+            how = " (or HERMES_MODEL__NAME), or set model.protocol to offline" if key == "model" else ""
+            return f"{key}.name is missing: set it to the name of a model{how}"
         if self.context_length is None:
             return None
         output = self.max_output_tokens or self.context_length // 4
         window = self.context_length - output
         if window < MIN_INPUT_WINDOW:
             return (
-                f"{key}.context_length ({self.context_length}) less {key}.max_output_tokens ({output}) leaves {window} "
-                f"tokens for the prompt; at least {MIN_INPUT_WINDOW} are needed"
+                f"{key}.context_length ({self.context_length}) minus {key}.max_output_tokens ({output}) leaves "
+                f"{window} tokens for prompts, but {MIN_INPUT_WINDOW} are needed: raise the first or lower the second"
             )
         return None
 
 
 WrittenRoute: TypeAlias = str | Annotated[dict[str, Any], AfterValidator(FrozenBlock), PlainSerializer(str)]
-"""Name of an alias or of a model, or a block with the keys that are written: a written default stops following `model`.
+"""Name of an alias or model, or a block of the keys that are set. A key that is set does not follow `model`,
+even if it has the default value.
 """
 
 
 def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:
-    """Return the keys of a route that are written, checked; a null counts as left out. Raises `ValueError`."""
+    """Return the checked keys of a route that are set; null counts as not set. Raises `ValueError`."""
     known = RouteConfig.model_fields
     given = {key: value for key, value in row.items() if value is not None or key not in known}
     block = checked_block(RouteConfig, given, name, known)
@@ -167,25 +166,26 @@ def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:
 
 
 _SIZES = ("context_length", "max_output_tokens", "images")
-"""Keys that belong to a model, at whatever API."""
+"""Keys that describe a model and not its API."""
 
 
 def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
-    """The route that `written`, which is not the name of an alias, means beside `main`.
+    """Complete a route, which must not be the name of an alias, from `main`.
 
-    Raises `ValueError` with words that follow the block's key.
+    Raises `ValueError` with a message that follows the block's key.
     """
     values: dict[str, Any] = {"name": written} if isinstance(written, str) else dict(written)
     if "protocol" not in values:
         values["protocol"] = main.protocol
         is_elsewhere = "base_url" in values or main.protocol == "offline"
         if is_elsewhere and ("base_url" not in values or _origin(values["base_url"]) != _origin(main.address)):
-            values["protocol"] = "chat_completions"  # the one that nearly everybody speaks
+            values["protocol"] = "chat_completions"  # the most common protocol
     own_address = OWN_ADDRESSES.get(values["protocol"])
     if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # they share a root
         values["base_url"] = main.base_url
     if _origin(values.get("base_url") or own_address) == _origin(main.address):
-        kept = CALL_KEYS if values["protocol"] == main.protocol else CALL_KEYS[:-1]  # fields have other names there
+        # Another protocol has other names for the fields of `extra_body`, the last key.
+        kept = CALL_KEYS if values["protocol"] == main.protocol else CALL_KEYS[:-1]
         calls = {key: getattr(main, key) for key in kept if key in main.model_fields_set}
         values = {"api_key": main.api_key} | calls | values
     if values.get("name") == main.name:
@@ -199,7 +199,7 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
 
 
 def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
-    """Scheme, host and port: what a key is given for."""
+    """Return scheme, host and port of an address. A key belongs to one origin."""
     if address is None:
         return None
     parts = urlsplit(address)
@@ -208,7 +208,7 @@ def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
 
 
 def _fallbacks(value: object) -> object:
-    """A list of names and blocks, as YAML or JSON, or names with commas between them."""
+    """Return a list of names and blocks from YAML, JSON, or names with commas between them."""
     rows = listed(value)
     if isinstance(rows, dict):
         rows = [rows]
@@ -218,16 +218,16 @@ def _fallbacks(value: object) -> object:
 
 
 def _aliases(value: object) -> object:
-    """A block of names, each with a model's name or a block behind it; as JSON in a variable."""
+    """Return a mapping from names to a model's name or a block; a variable contains it as JSON."""
     found: dict[str, WrittenRoute] = {}
     for name, row in keyed(value).items():
         alias = str(name).strip().lower()
         if re.fullmatch(r"[a-z0-9][a-z0-9._:/@+-]{0,63}", alias) is None:
-            raise ValueError(f"{name!r} cannot be an alias: write one word of letters, digits and . _ : / @ + -")
+            raise ValueError(f"{name!r} cannot be an alias: use one word of letters, digits and . _ : / @ + -")
         if alias == CONFIGURED:
-            raise ValueError(f"{CONFIGURED!r} is what /model calls the configured model: choose another alias")
+            raise ValueError(f"{CONFIGURED!r} is reserved for the configured model: choose another alias")
         if alias in found:
-            raise ValueError(f"the alias {alias!r} is given twice")
+            raise ValueError(f"the alias {alias!r} occurs twice: remove one of them")
         found[alias] = _written(row, alias)
     return found
 
@@ -239,7 +239,7 @@ def _written(row: object, name: str) -> WrittenRoute:
         raise ValueError(f"{name} must be the name of a model, or a block with name, base_url and api_key")
     block = written_route(row, name)
     if "name" not in block and block.get("protocol") != "offline":
-        raise ValueError(f"{name}.name is missing: name the model to use")
+        raise ValueError(f"{name}.name is missing: set it to the name of a model")
     return block
 
 

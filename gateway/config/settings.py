@@ -1,10 +1,9 @@
 """Settings: every key with its default, unit, range and meaning.
 
-`docs/reference/configuration.md` is compared with these classes by a test. How values are found and checked is in
-`loader.py`; nothing else reads a file or the environment.
+A test compares `docs/reference/configuration.md` with these classes. `loader.py` finds and checks the values.
 
-The docstring below a field is what people read about it. `setting()`, or a `Setting` at a field of a part's own
-settings, adds the range and the unit, and tells whether a changed value needs a restart.
+The docstring below a field is its description for users. `setting()`, or a `Setting` in a dataclass of settings, adds
+the range, the unit and the restart flag.
 """
 
 import socket
@@ -40,44 +39,44 @@ from platforms.settings import DiscordSettings, LocalSettings, TelegramSettings
 
 
 class ModelConfig(RouteConfig):
-    """The model that answers."""
+    """Model that answers. Parameters that are not set are not sent, so the provider's defaults apply."""
 
     fallbacks: Fallbacks = ()
-    """Models that answer, in this order, when that one fails: aliases, names of models at the same provider, or blocks
-    with any of the keys from `base_url` to `extra_body`."""
+    """Models to try, in this order, when the model fails. An entry is an alias, a model name at the same provider, or a
+    block of keys from `base_url` to `extra_body`."""
     aliases: Aliases = setting({}, default_text="none")
-    """Short names for `/model`: each with the name of a model at the same provider, or with a block as above."""
+    """Short names for `/model`. Each stands for a model name at the same provider, or for a block as in `fallbacks`."""
     cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = "5m"
-    """Time for which Claude models keep a prompt for the next call; an hour costs more to write. Other providers keep
-    what they like."""
+    """Time that the prompt of a Claude model stays in the provider's cache. `1h` suits chats with long pauses, but
+    writing to the cache costs more."""
     turn_seconds: float = setting(900, ge=1, le=86_400, unit="seconds")
-    """Longest time a whole turn may take, tools included. It begins anew when a restart takes the turn up again."""
+    """Maximum time for one turn, including tool calls. The time starts again when a turn resumes after a restart."""
     connect_seconds: float = setting(5, ge=0.1, le=120, unit="seconds")
-    """Longest wait for a connection to the provider."""
+    """Maximum time to connect to the provider."""
     read_seconds: float = setting(120, ge=0.1, le=3_600, unit="seconds")
-    """Longest silence of the provider before a call counts as timed out. Once a reply has begun, what brings nothing of
-    it, such as comments that keep the line open, is silence, too."""
+    """Time without new output after which a call times out. Once a reply has begun, keep-alive comments do not count as
+    output."""
     first_piece_seconds: float = setting(300, ge=0.1, le=86_400, unit="seconds")
-    """Longest wait for a reply to begin, with text, reasoning or a call, while the provider keeps the line open: models
-    that think take their time."""
+    """Maximum time until a reply begins with text, reasoning or a tool call. Raise it for reasoning models that take
+    longer."""
 
     @cached_property
     def fallback_routes(self) -> tuple[RouteConfig, ...]:
-        """The fallbacks, complete, in their order; none is there twice."""
+        """Return the complete fallback routes in their order, without duplicates."""
         return tuple(dict.fromkeys(self.named_route(written) for written in self.fallbacks))
 
     @property
     def routes(self) -> tuple[RouteConfig, ...]:
-        """Every route that the configuration names, the configured model's first."""
+        """Return every configured route, first that of the configured model."""
         aliased = (self.alias_route(alias) for alias in self.aliases)
         return tuple(dict.fromkeys((self.route, *aliased, *self.fallback_routes)))
 
     def alias_route(self, alias: str) -> RouteConfig:
-        """The route that an alias stands for. Raises `KeyError`."""
+        """Return the route of an alias. Raises `KeyError`."""
         return completed(self.aliases[alias], self)
 
     def named_route(self, written: WrittenRoute) -> RouteConfig:
-        """The route of an alias, of a model at the same provider, or of a block. Raises `ValueError`."""
+        """Return the route of an alias, a model at the same provider, or a block. Raises `ValueError`."""
         if isinstance(written, str):
             written = self.aliases.get(written.lower(), written)
         return completed(written, self)
@@ -100,17 +99,17 @@ class ModelConfig(RouteConfig):
 
 
 class AccessConfig(BaseConfig):
-    """People who may write to the gateway. Nobody, unless named here or paired."""
+    """People who can use the bot. Everyone else needs a pairing code."""
 
     allow_all: bool = False
-    """Let everybody in. For bots that nobody else can find."""
+    """Let everyone use the bot. Set it only if nobody else can find the bot."""
     allow: People = ()
-    """People with the role user, as stable ids."""
+    """Stable ids of people with the role user, such as `telegram:42`."""
     admins: People = ()
-    """People with the role admin, as stable ids; they need no other entry."""
+    """Stable ids of people with the role admin. They need no entry in `allow`."""
     moderators: People = ()
-    """People who, beside admins, may use `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
-    add` in a chat of several people, as stable ids; they have the role user and need no other entry."""
+    """Stable ids of users who may also run `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
+    add` in shared chats. They need no entry in `allow`."""
 
     @property
     def names_somebody(self) -> bool:
@@ -118,67 +117,68 @@ class AccessConfig(BaseConfig):
 
 
 class PairingConfig(BaseConfig):
-    """Codes by which strangers ask for access in a direct chat."""
+    """Pairing codes, with which strangers ask for access in a direct chat."""
 
     enabled: bool = True
     """Answer a stranger's direct message with a pairing code that an admin can approve."""
 
 
 class SessionConfig(BaseConfig):
-    """Rules by which chats become conversations and turns."""
+    """Conversations and turns."""
 
     groups: Annotated[Literal["shared", "per_user"], AnyCase] = "shared"
-    """One conversation per group, or one per person in it."""
+    """In a group, keep one conversation for everyone (`shared`) or one for each person (`per_user`)."""
     busy_mode: Annotated[Literal["queue", "steer", "interrupt"], AnyCase] = "queue"
-    """Effect of a message that arrives during a turn: it waits for the next one, joins it, or ends it."""
+    """Effect of a message that arrives during an answer: wait for the next turn (`queue`), join this one (`steer`) or
+    stop it (`interrupt`)."""
     merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
-    """Waiting messages of one sender within this span become one turn. 0: off."""
+    """Queued messages that one person sends within this time become one turn. `0` turns merging off."""
     max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)
-    """Turns running at one time, over all chats."""
+    """Maximum number of turns that run at the same time, in all chats. Lower it if your model server is slow."""
     messages_per_minute: int = setting(60, ge=0, le=10_000, unit="messages")
-    """Messages of one person that are taken within a minute; one sentence refuses the next, and what follows until the
-    minute is over. 0: as many as come."""
+    """Messages that one person may send per minute; the gateway refuses the rest and says so once. `0` means no
+    limit."""
     idle_reset_hours: OffOrNumber = setting(None, ge=0.1, le=8_760, unit="hours", default_text="off")
-    """Silence after which a chat starts a new conversation."""
+    """Hours without a message after which a chat starts a new conversation."""
 
 
 MAX_DOLLARS = 1_000_000
 
 
 def _price_list(value: object) -> Mapping[str, Mapping[str, float]]:
-    """Return prices by pattern; from a variable as JSON."""
+    """Return prices by pattern; a variable contains them as JSON."""
     found = {}
     for pattern, prices in keyed(value).items():
         if not isinstance(prices, dict):
-            raise ValueError("must be a block of patterns, each with `input` and `output` below it")
+            raise ValueError("must be a block of model patterns, each with `input` and `output`")
         for key in (*prices, "input", "output"):
             price = prices.get(key)
             known = ("input", "output", "cache_read", "cache_write")
             if key not in known:
                 raise ValueError(f"{pattern}: {unknown_key(key, known)}")
             if price is None and key in ("input", "output"):
-                raise ValueError(f"{pattern}.{key} is missing: write it in US dollars for a million tokens")
+                raise ValueError(f"{pattern}.{key} is missing: set it in US dollars per million tokens")
             is_number = isinstance(price, int | float) and not isinstance(price, bool)
             if price is not None and not (is_number and 0 <= price <= MAX_DOLLARS):
-                raise ValueError(f"{pattern}.{key} must be US dollars for a million tokens, such as 2.50")
+                raise ValueError(f"{pattern}.{key} must be a price in US dollars per million tokens, such as 2.50")
         found[str(pattern).strip()] = {key: float(price) for key, price in prices.items() if price is not None}
     return found
 
 
 class CostConfig(BaseConfig):
-    """Prices of model calls, and caps on spending."""
+    """Prices of model calls, and spending caps."""
 
     prices: Annotated[dict[str, dict[str, float]], BeforeValidator(_price_list)] = setting(
-        {}, default_text="built in for well-known models"
+        {}, default_text="built-in list"
     )
-    """Price of models, in US dollars for a million tokens: a pattern such as `gpt-5*`, and below it `input`, `output`
-    and, where they differ, `cache_read` and `cache_write`. The longest pattern wins."""
+    """Prices in US dollars per million tokens, by model pattern such as `gpt-5*`: `input`, `output`, `cache_read`,
+    `cache_write`. The longest matching pattern wins."""
     daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
-    """Most that the whole gateway may spend in a day, which begins at midnight in `agent.time_zone`."""
+    """Maximum that the gateway may spend per day. The day begins at midnight in `agent.time_zone`."""
     chat_daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
-    """Most that one chat may spend in a day."""
+    """Maximum that one chat may spend per day."""
     conversation_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
-    """Most that one conversation may cost, from `/new` to `/new`."""
+    """Maximum that one conversation may cost, until the next `/new`."""
 
     @property
     def has_caps(self) -> bool:
@@ -186,39 +186,37 @@ class CostConfig(BaseConfig):
 
 
 class ClusterConfig(BaseConfig):
-    """This gateway among others that share its PostgreSQL database."""
+    """Node of a cluster that shares one PostgreSQL database."""
 
     name: str = setting(default_factory=lambda _: socket.gethostname(), default_text="the machine's name", restart=True)
-    """Name of this node, in the log and in `cluster status`."""
+    """Name of this node in logs and in `cluster status`."""
     role: Annotated[Literal["node", "worker"], AnyCase] = setting("node", restart=True)
-    """`worker`: it never serves a bot or the web chat, and answers what the others take in."""
+    """A `worker` answers messages that other nodes received, and serves neither bots nor the web chat."""
     seat_seconds: float = setting(5, ge=1, le=60, unit="seconds", restart=True)
-    """Time without a sign of life after which others take over the work of this node."""
+    """Seconds of silence after which other nodes take over the work of this node."""
 
 
 class LoggingConfig(BaseConfig):
-    """Log of the daemon; never message text or secrets."""
+    """Log of the daemon. It never contains message text or secrets."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = "info"
-    """Lowest level that is written."""
+    """Lowest level to write."""
     format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting("auto", restart=True)
-    """On standard error. `auto`: `console` at a terminal, else `json`."""
+    """Format on standard error. `auto` means `console` at a terminal, otherwise `json`."""
     file: bool = setting(True, restart=True)
-    """Also write JSON lines to `logs/gateway.log`, rotated at 10 MB, five old files kept."""
+    """Also write JSON lines to `logs/gateway.log`. The file rotates at 10 MB, and five old files are kept."""
 
 
 class LifecycleConfig(BaseConfig):
-    """Starting and stopping."""
+    """Shutdown of the daemon."""
 
     drain_seconds: float = setting(30, ge=0, le=600, unit="seconds")
-    """Time in which running turns may finish after SIGTERM; what is left resumes at the next start."""
+    """Time that running turns get to finish after SIGTERM. If you raise it, raise `TimeoutStopSec` in the systemd unit
+    too."""
 
 
 class Config(BaseConfig):
-    """Everything that can be configured, checked and complete.
-
-    Made by `gateway.config.load_config`, which alone knows where values come from; this reads nothing.
-    """
+    """Complete configuration, checked by `gateway.config.load_config`."""
 
     telegram: TelegramSettings = Field(default_factory=TelegramSettings)
     discord: DiscordSettings = Field(default_factory=DiscordSettings)
@@ -253,13 +251,13 @@ class Config(BaseConfig):
     def _is_safe(self) -> "Config":
         if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:
             raise ValueError(
-                f"local.host {self.local.host} is reachable from other machines, but access names nobody: "
-                "set access.admins (or access.allow), or keep local.host at 127.0.0.1"
+                f"local.host {self.local.host} is reachable from other machines, but nobody has access: "
+                "set access.admins or access.allow, or set local.host to 127.0.0.1"
             )
         for task, word in self.auxiliary.routes.items():
             if word not in (known := ("auto", "main", "off", *self.model.aliases)):
-                meant = did_you_mean(word, known) or "; write auto, main, off, or an alias"
-                raise ValueError(f"auxiliary.{task}: {word!r} is no alias of model.aliases{meant}")
+                meant = did_you_mean(word, known) or "; use auto, main, off or an alias"
+                raise ValueError(f"auxiliary.{task}: {word!r} is not an alias in model.aliases{meant}")
         if self.cluster.role == "worker" and self.store.url is None:
-            raise ValueError("cluster.role is worker, but store.url names no PostgreSQL database with other nodes")
+            raise ValueError("cluster.role is worker, but store.url is not set: set it to the PostgreSQL database")
         return self

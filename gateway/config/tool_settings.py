@@ -1,4 +1,4 @@
-"""Blocks of settings for tools: where each may be used, approvals, schedules and MCP servers."""
+"""Settings for tools: availability, approvals, schedules and MCP servers."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -26,18 +26,18 @@ SwitchesByPlace: TypeAlias = Annotated[dict[str, Switches], BeforeValidator(keye
 
 
 class ApprovalConfig(BaseConfig):
-    """Policy for calls that change something: `ask` the person whose turn it is, `ask_admin`, `allow` or `deny`."""
+    """Approval policy for tool calls: `ask` (the user who started the turn), `ask_admin`, `allow` or `deny`."""
 
     writes: Annotated[PolicyWord, AnyCase] = "ask"
-    """Calls that write files or change something elsewhere."""
+    """Policy for calls that write files or change something elsewhere."""
     executes: Annotated[PolicyWord, AnyCase] = "ask_admin"
-    """Calls that run programs."""
-    mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="ask_admin")
-    """Calls of tools on MCP servers that do more than read. Unless it is set, `allow` and `deny` of the keys above
-    apply to them, too."""
+    """Policy for calls that run programs."""
+    mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="`ask_admin`")
+    """Policy for calls of MCP tools that do more than read. If not set, an `allow` or `deny` from `writes` or
+    `executes` also applies here."""
 
     def policy_of(self, effect: ToolEffect, *, is_mcp: bool) -> PolicyWord:
-        """The policy for calls with an effect."""
+        """Return the policy for calls with an effect."""
         own = self.executes if effect is ToolEffect.EXECUTES else self.writes
         if not is_mcp:
             return own
@@ -48,45 +48,47 @@ ApprovalByPlace: TypeAlias = Annotated[dict[str, ApprovalConfig], BeforeValidato
 
 
 class ToolsConfig(BaseConfig):
-    """Tools of the agent: where each may be used, when a person is asked, and how much room results have."""
+    """Tools of the agent: where each is available, which calls need approval, and limits on results."""
 
     use: Switches = setting({}, default_text="all on")
-    """Switch of a tool by its name: `on`, `off`, or `admins` for turns that an admin has started; `*` stands for those
-    that are not named."""
+    """Switch for each tool by name: `on`, `off`, or `admins` (only in turns that an admin started). `*` covers all
+    other tools."""
     use_on: SwitchesByPlace = setting({}, default_text="none")
-    """The same for one platform (`discord`) or one chat by its name in `/whoami` (`telegram:42`); a chat's wins."""
+    """Switches for one platform (`discord`) or one chat (`telegram:42`, see `/whoami`). Those of a chat override those
+    of its platform."""
     approval: ApprovalConfig = Field(default_factory=ApprovalConfig)
     approval_on: ApprovalByPlace = setting({}, default_text="none")
-    """The block `approval` for one platform or one chat; a chat's wins."""
+    """Approval policy for one platform or one chat, instead of `tools.approval`. That of a chat overrides that of its
+    platform."""
     approval_minutes: float = setting(60, ge=1, le=10_080, unit="minutes")
-    """Time in which a question can be answered; after it the answer is no."""
+    """Time to answer an approval request. After it, the call is denied."""
     default_result_size: int = setting(100_000, ge=1_000, le=10_000_000, unit="characters")
-    """Longest result that the model is shown whole, at most a fifth of its input window. All of a longer one is stored,
-    and the model shown its beginning."""
+    """Longest tool result that the model sees whole, up to 20 % of its input window. Of longer results it sees the
+    beginning; everything is stored."""
     turn_budget: int = setting(200_000, ge=1_000, le=50_000_000, unit="characters")
-    """Room for the results of one round of calls together, at most two fifths of the input window."""
+    """Maximum size of all results in one round of tool calls, up to 40 % of the input window."""
 
     def switch_of(self, tool: str, chat: ChatKey) -> ToolSwitch:
-        """The switch of a tool in a chat."""
+        """Return the switch of a tool in a chat."""
         blocks = [self.use_on[place] for place in places_of(chat) if place in self.use_on]
         found = (block[name] for block in (*blocks, self.use) for name in (tool, "*") if name in block)
         return next(found, "on")
 
     def approval_in(self, chat: ChatKey) -> ApprovalConfig:
-        """The approval policy of a chat."""
+        """Return the approval policy of a chat."""
         return next((self.approval_on[place] for place in places_of(chat) if place in self.approval_on), self.approval)
 
 
 class ScheduleConfig(BaseConfig):
-    """Schedules: messages that come back into a chat at a time (`docs/reference/tools.md`)."""
+    """Scheduled messages (`docs/reference/tools.md`)."""
 
     missed: Annotated[Literal["once", "skip"], AnyCase] = "once"
-    """Times that have passed while the gateway was not running: `once` makes up for all of them by one message, `skip`
-    leaves them out. A message for one time comes late in either case."""
+    """Recurring messages that were due while the gateway was stopped: send one for all of them (`once`) or none
+    (`skip`). One-time messages are always sent late."""
 
 
 def places_of(chat: ChatKey) -> Iterator[str]:
-    """Names by which settings mean a chat, the narrowest first.
+    """Yield the names of a chat in settings, the most specific first.
 
     >>> list(places_of(ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="7")))
     ['telegram:-100/7', 'telegram:-100', 'telegram']
@@ -100,13 +102,13 @@ def places_of(chat: ChatKey) -> Iterator[str]:
 
 
 def _servers(value: object) -> Mapping[str, ServerSettings]:
-    """Return a block of names, each with a block under it; as JSON in a variable."""
+    """Return a mapping from names to blocks; a variable contains it as JSON."""
     found: dict[str, ServerSettings] = {}
     for name, row in keyed(value).items():
         if not isinstance(name, str) or re.fullmatch(r"(?=.{1,24}$)[a-z0-9]+([_-][a-z0-9]+)*", name) is None:
             raise ValueError(
-                f"{name!r} cannot be the name of a server: write at most 24 of the characters a-z 0-9, "
-                "with single - or _ between"
+                f"{name!r} cannot be the name of a server: use at most 24 of the characters a-z and 0-9, "
+                "with single - or _ between them"
             )
         if not isinstance(row, Mapping):
             raise ValueError(f"{name} must be a block with command or url")
@@ -117,12 +119,11 @@ def _servers(value: object) -> Mapping[str, ServerSettings]:
 
 
 class McpConfig(BaseConfig):
-    """MCP servers, whose tools the agent has beside its own (`docs/reference/tools.md`)."""
+    """MCP servers whose tools the agent can use (`docs/reference/tools.md`)."""
 
     servers: Annotated[dict[str, ServerSettings], BeforeValidator(_servers)] = setting({}, default_text="none")
-    """Servers by name, each a block: `command` with `args`, `env` and `cwd`, or `url` with `headers`; `allow` and
-    `deny` (names or patterns of tools), `effects` (by tool `reads`, `writes` or `executes`; else `writes`),
-    `trust_hints` (take the server's word for tools that only read), `seconds` (longest call, 60), `enabled`."""
+    """Servers by name. Each has `command` (with `args`, `env`, `cwd`) or `url` (with `headers`), and may have `allow`,
+    `deny`, `effects`, `trust_hints`, `seconds` and `enabled`."""
 
     @property
     def enabled_servers(self) -> list[ServerSettings]:

@@ -26,18 +26,18 @@ __all__ = ["AttachmentFolder", "AttachmentSettings", "missing_client", "open_fil
 
 @dataclass(frozen=True, kw_only=True)
 class AttachmentSettings:
-    """Files that people send and are given."""
+    """Files that people and the agent send."""
 
     url: Annotated[FilesUrl | None, Setting(default_text="`attachments/` in the state directory", restart=True)] = None
-    """Place of the stored files: an object store, such as `s3://bucket/folder`, `gs://…` or `az://…`, or a folder that
-    several machines share, such as `file:///mnt/shared`."""
+    """Storage for attachments: an object store such as `s3://bucket/folder`, `gs://…` or `az://…`, or a shared folder
+    such as `file:///mnt/shared`."""
     options: Annotated[Options, Setting(default_text="none", restart=True)] = field(default_factory=dict, hash=False)
-    """Options of the object store by name, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`; they
-    count before its own variables. What looks like a key counts as a secret."""
+    """Options of the object store, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`. They override
+    its environment variables, and keys among them are treated as secrets."""
     max_bytes: Annotated[int, Setting(ge=1 << 10, le=1 << 31, unit="bytes", restart=True)] = 20 << 20
-    """Largest file that is fetched."""
+    """Largest file to download from a chat."""
     total_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes")] = 2 << 30
-    """Room for stored files; beyond it the oldest go."""
+    """Total size of stored files. Beyond it, the gateway deletes the oldest."""
 
     @property
     def plain_options(self) -> dict[str, str]:

@@ -54,7 +54,7 @@ async def test_doctor_without_the_credentials_of_the_unit_does_not_say_that_noth
     assert "settings that this command cannot see" in said
     assert "set telegram.token" not in said
     await world.gateway.stop()
-    assert "nothing is served: set telegram.token" in (await world.command_line("doctor"))[1]
+    assert "no chat is configured: set telegram.token" in (await world.command_line("doctor"))[1]
 
 
 async def test_what_arrives_during_the_drain_is_answered_after_the_next_start(world: World) -> None:

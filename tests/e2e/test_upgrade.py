@@ -100,7 +100,7 @@ def settings_of(name: str, home: Path) -> dict[str, Any]:
     copied(BEFORE / "settings" / name, home)
     lines = (home / "environ").read_text().replace("$HERMES_HOME", str(home)).splitlines()
     shown = told(home, "config", "show", **dict(line.split("=", 1) for line in lines))
-    assert all(" is an old key" in warning for warning in shown["warnings"])
+    assert all(" is no longer a setting" in warning for warning in shown["warnings"])
     found = {key: [row["value"], row["source"].replace(str(home), "~")] for key, row in shown["settings"].items()}
     return {key: row for key, row in found.items() if not row[1].startswith("default")}
 

@@ -1,11 +1,14 @@
-"""The page on compression has the keys of the configuration and the numbers of the code."""
+"""The page on compression has the figures that the gateway works with."""
 
 import re
 from pathlib import Path
 
+import pytest
+
+from agent.context.carried.rules import rules_in_force
 from agent.context.compressor import MAX_LENGTH_PERCENT
 from agent.context.controller import MAX_PASSES, PRESSURE_PERCENT
-from agent.context.limits import LimitSettings, limits_of, summary_input_tokens
+from agent.context.limits import Limits, summary_input_tokens
 from agent.context.state import (
     MIN_GAIN_PERCENT,
     NO_MODEL_SECONDS,
@@ -13,62 +16,100 @@ from agent.context.state import (
     TIMEOUT_LADDER_SECONDS,
 )
 from agent.context.summary import HEADINGS
-from agent.model.sizes import DEFAULT_OUTPUT
+from agent.handoff import SYSTEM_NOTE, Handoff, framed
+from agent.tokens import estimated_text_tokens
 from agent.turn import MAX_OVERFLOWS
-from gateway.config.docs import describe_settings
+from gateway.config import load_config
+from gateway.models.window import window_of
 from gateway.outbound.notices import ACCURACY_EVERY, ACCURACY_FROM
 from gateway.turns.fallbacks import MIN_HYGIENE_MESSAGES
+from tests.agent.context.rows import human
 from tests.gateway.test_docs import between
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/compression.md").read_text(encoding="utf-8")
+TEXT = " ".join(PAGE.split())
 WINDOWS = (32_768, 128_000, 200_000, 1_000_000)
-BLOCKS = ("compression.", "hygiene.", "auxiliary.compression.", "context.", "notices.")
+
+
+def limits_with(**variables: object) -> Limits:
+    """Return the limits of a gateway with these variables and nothing else, as `doctor` and `/status` show them."""
+    config = load_config({"HERMES_HOME": "/nowhere/yet", **{name: str(value) for name, value in variables.items()}})
+    return window_of(config.config)[0]
+
+
+def limits_at(window: int) -> Limits:
+    return limits_with(HERMES_MODEL__NAME="some-model", HERMES_MODEL__CONTEXT_LENGTH=window)
 
 
 def limits_table() -> str:
-    """Every limit at the default settings."""
-    limits = [limits_of(window, min(DEFAULT_OUTPUT, window // 4), LimitSettings()) for window in WINDOWS]
+    """Return the table of limits at the default settings."""
+    limits = [limits_at(window) for window in WINDOWS]
     rows = {
-        "input window (the rest is reserved for the answer)": [one.input_window for one in limits],
-        "notice to the chat": [one.threshold * PRESSURE_PERCENT // 100 for one in limits],
-        "**the agent compresses** (threshold)": [one.threshold for one in limits],
-        "**hygiene compresses**": [one.hygiene for one in limits],
-        "no room to wait": [one.urgent for one in limits],
+        "input window": [one.input_window for one in limits],
+        "pressure notice": [one.threshold * PRESSURE_PERCENT // 100 for one in limits],
+        "**threshold**": [one.threshold for one in limits],
+        "**hygiene**": [one.hygiene for one in limits],
+        "no room (92 % of the input window)": [one.urgent for one in limits],
         "kept beginning, at most": [one.head for one in limits],
         "kept end": [one.tail for one in limits],
         "summary, at most": [one.summary_ceiling for one in limits],
         "standing rules, at most": [one.rules for one in limits],
         "facts, at most": [one.facts for one in limits],
-        "shown to the summary's model, at most": [summary_input_tokens(window) for window in WINDOWS],
+        "input of the summary model, at most": [summary_input_tokens(one.context_length) for one in limits],
     }
-    lines = ["| tokens | " + " | ".join(f"{window:,}" for window in WINDOWS) + " |", "|---|" + "--:|" * len(WINDOWS)]
+    lines = [
+        "| context window | " + " | ".join(f"{window:,}" for window in WINDOWS) + " |",
+        "|---|" + "--:|" * len(WINDOWS),
+    ]
     lines += [f"| {name} | " + " | ".join(f"{value:,}" for value in values) + " |" for name, values in rows.items()]
     return "\n".join(lines)
 
 
-def keys_table() -> str:
-    rows = [row for row in describe_settings() if row.key.startswith(BLOCKS)]
-    lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{row.key}` | {row.default} | {row.allowed} | {row.text} |" for row in rows]
-    return "\n".join(lines)
-
-
-def test_the_computed_values_are_those_of_the_code() -> None:
+def test_the_table_of_limits_has_the_limits_of_the_gateway() -> None:
     assert between(PAGE, "limits:", "end of limits") == limits_table(), limits_table()
 
 
-def test_every_key_is_there_with_its_default_and_its_range() -> None:
-    assert between(PAGE, "keys:", "end of keys") == keys_table(), keys_table()
+@pytest.mark.parametrize(("window", "tokens"), [(128_000, 107_828), (200_000, 170_000)])
+def test_hygiene_acts_at_the_documented_size(window: int, tokens: int) -> None:
+    assert limits_at(window).hygiene == tokens
+    [row] = re.findall(r"\| \*\*hygiene\*\* \|(.*)\|", PAGE)
+    assert row.split("|")[WINDOWS.index(window)].strip() == f"{tokens:,}"
+
+
+def test_the_text_has_the_shares_at_which_hygiene_acts() -> None:
+    def share(limits: Limits) -> str:
+        return f"{limits.hygiene * 100 / limits.context_length:.1f} %"
+
+    assert share(limits_at(8_192)) == share(limits_at(32_768))
+    assert f"{share(limits_at(8_192))} of the window at 8,192 and 32,768 tokens" in TEXT
+    assert f"{share(limits_at(128_000))} at 128,000" in TEXT
+    assert f"{share(limits_with(HERMES_MODEL__NAME='gpt-5'))} for `gpt-5`" in TEXT
+    smallest = re.search(r"windows below ([\d,]+) tokens, to models", TEXT)
+    assert smallest is not None
+    window = int(smallest[1].replace(",", ""))
+    assert share(limits_at(window)) == "85.0 %"
+    assert limits_at(window - 100).hygiene < (window - 100) * 85 // 100
+
+
+def test_the_examples_of_standing_rules_are_told_apart() -> None:
+    table = PAGE.partition("| becomes a rule |")[2].partition("\n\n")[0]
+    examples = re.findall(r'^\| "(.+)" \| "(.+)" \|$', table, re.MULTILINE)
+    assert len(examples) == 4
+    for rule, other in examples:
+        found = [
+            [one.text for one in rules_in_force((), (), (human(text),), redact=str, is_shared=False)]
+            for text in (rule, other)
+        ]
+        assert found == [[rule], []]
 
 
 def test_the_headings_of_a_summary_are_those_that_are_asked_for() -> None:
-    listed = re.search(r"thirteen headings: (.*?)\.\n", PAGE, re.DOTALL)
+    listed = re.search(r"thirteen headings: (.*?)\.\s", PAGE, re.DOTALL)
     assert listed is not None
     assert tuple(" ".join(listed[1].split()).split(", ")) == HEADINGS
 
 
 def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
-    text = " ".join(PAGE.split()).lower()
     first, second, third = TIMEOUT_LADDER_SECONDS
     for words in (
         f"at {PRESSURE_PERCENT} % of the threshold",
@@ -79,27 +120,31 @@ def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
         f"{NO_MODEL_SECONDS // 60} minutes",
         f"less than {MIN_GAIN_PERCENT} %",
         f"{MAX_LENGTH_PERCENT} % of the length",
-        {(2, 10): "At the second compression and then at every tenth"}[ACCURACY_FROM, ACCURACY_EVERY],
-        {2: "Two strikes in a row"}[STRIKES_TO_BLOCK],
+        f"after the {ACCURACY_FROM}nd and every {ACCURACY_EVERY}th compression",
+        {2: "two strikes in a row"}[STRIKES_TO_BLOCK],
     ):
-        assert words.lower() in text, words
+        assert words.lower() in TEXT.lower(), words
 
 
 def test_the_worked_example_adds_up() -> None:
-    """The window of the example, as the table has it, and its own sums."""
-    limits = limits_of(200_000, DEFAULT_OUTPUT, LimitSettings())
+    """The limits and the size of the markers are those of the gateway, and the sums are right."""
+    limits = limits_at(200_000)
     example = " ".join(PAGE.partition("## A worked example")[2].partition("\n## ")[0].split())
     assert f"from {limits.threshold:,} tokens on" in example
     assert f"{limits.tail:,} tokens for the kept end" in example
     assert f"at most {limits.summary_ceiling:,} tokens long" in example
-    before, system, head, middle, tail = (
-        int(re.search(rf"([\d,]+) tokens {words}", example)[1].replace(",", ""))  # type: ignore[index]
-        for words in ("in all", "of system prompt", "at the beginning", "in the middle", "at the end")
+    assert f"at most {summary_input_tokens(limits.context_length):,} tokens of the middle" in example
+    before, system, head, middle, tail, after = (
+        int(re.search(words.replace("N", r"([\d,]+)"), example)[1].replace(",", ""))  # type: ignore[index]
+        for words in (
+            *("N tokens in all", "N tokens of system prompt", "N tokens at the beginning", "N tokens in the middle"),
+            *("N tokens at the end", "next prompt has about N tokens"),
+        )
     )
     assert before == system + head + middle + tail >= limits.threshold
     assert tail <= limits.tail
     assert limits.summary_tokens(middle) == limits.summary_ceiling
-    frame = 400
-    after = re.search(r"next prompt has about ([\d,]+) tokens", example)
-    assert after is not None
-    assert int(after[1].replace(",", "")) == system + head + limits.summary_ceiling + limits.facts + frame + tail
+    markers = after - (system + head + limits.summary_ceiling + limits.facts + tail)
+    assert f"+ {markers} for the markers" in example
+    handoff = Handoff(text="", messages=240, first_id=4, last_id=243)
+    assert abs(markers - estimated_text_tokens(framed(handoff.stored()) + SYSTEM_NOTE)) < 100

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from agent.model import bodies, replies
 from gateway.cli import EXIT_CONFIG, EXIT_OWNED_ELSEWHERE, app, load_command
 from gateway.commands.registry import Command
 from gateway.commands.table import REGISTRY
@@ -24,7 +25,7 @@ from gateway.config.loader import NO_SETTINGS
 from gateway.config.old_keys import OLD_KEYS
 from gateway.config.settings import Config
 from gateway.models.window import window_of
-from gateway.operator.doctor import STOP_MARGIN_SECONDS
+from gateway.operator.doctor import STOP_MARGIN_SECONDS, stop_timeout_seconds
 from hermes_state.store.writer import Store
 from platforms.settings import LocalSettings
 from tests.databases import open_store, sqlite_only
@@ -41,7 +42,7 @@ def read(name: str) -> str:
 
 
 def between(text: str, start: str, end: str) -> str:
-    """What stands between the comment that begins with `start` and the one that is `end`."""
+    """Return the text between the comment that begins with `start` and the comment `end`."""
     found = re.search(rf"<!-- {start}[^\n]*-->\n(.*?)\n?<!-- {end} -->", text, re.DOTALL)
     assert found is not None, start
     return found[1].strip()
@@ -233,6 +234,24 @@ def test_the_exit_codes_are_documented() -> None:
     table = read("docs/reference/operations.md").partition("## Exit codes")[2]
     for code in (EXIT_CONFIG, EXIT_OWNED_ELSEWHERE):
         assert f"| {code} |" in table
+
+
+def test_the_limits_of_the_units_are_documented() -> None:
+    unit, page = read("systemd/hermes-gateway.service"), read("docs/reference/operations.md")
+    memory, tasks, files = (
+        re.search(rf"^{name}=(\d+)", unit, re.MULTILINE)[1]  # type: ignore[index]
+        for name in ("MemoryMax", "TasksMax", "LimitNOFILE")
+    )
+    assert f"{memory} GB of memory, {tasks} tasks, {int(files):,} open files" in page
+    stop = stop_timeout_seconds(unit)
+    assert stop is not None
+    assert f"`lifecycle.drain_seconds` plus {stop - Config().lifecycle.drain_seconds:.0f} s" in page
+
+
+def test_the_limits_on_replies_are_documented() -> None:
+    page = read("docs/reference/models.md")
+    assert f"{bodies.MAX_BODY_BYTES // 1_000_000} MB and {bodies.MAX_VALUES:,} values" in page
+    assert f"{replies.MAX_CHARACTERS:,} characters and {replies.MAX_CALLS} tool calls" in page
 
 
 def test_every_target_of_make_that_is_mentioned_exists() -> None:

@@ -15,7 +15,9 @@ from agent.context.limits import (
     limits_of,
     summary_input_tokens,
 )
-from hermes_state.values import EstimatedTokens, ReportedTokens
+from agent.model.base import ModelLimits
+from agent.model.sizes import model_size
+from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
 from tests.sampling import examples
 
 DEFAULT = LimitSettings()
@@ -32,17 +34,18 @@ def test_a_window_of_200k_compresses_at_half_keeps_a_fifth_of_that_and_summarise
 @pytest.mark.parametrize(
     ("context", "threshold", "hygiene", "urgent", "tail", "ceiling"),
     [
-        (8_192, 4_096, 6_636, 6_784, 819, 409),
-        (32_768, 16_384, 26_543, 27_133, 3_276, 1_638),
-        (100_000, 50_000, 81_000, 82_800, 10_000, 5_000),
-        (131_072, 65_536, 106_169, 108_528, 13_107, 6_553),
-        (1_000_000, 500_000, 810_000, 828_000, 100_000, 12_000),
+        (8_192, 4_096, 5_530, 5_653, 819, 409),
+        (32_768, 16_384, 22_119, 22_610, 3_276, 1_638),
+        (128_000, 64_000, 107_828, 110_224, 12_800, 6_400),
+        (200_000, 100_000, 170_000, 176_464, 20_000, 10_000),
+        (1_000_000, 500_000, 850_000, 912_464, 100_000, 12_000),
     ],
 )
-def test_the_lines_of_common_windows_with_a_tenth_for_the_answer(
+def test_common_windows_have_the_limits_of_the_default_reserve(
     context: int, threshold: int, hygiene: int, urgent: int, tail: int, ceiling: int
 ) -> None:
-    limits = limits_of(context, context // 10, DEFAULT)
+    size = model_size("some-model", ModelLimits(context_length=Tokens(context)))
+    limits = limits_of(context, size.reserved_output, DEFAULT)
     assert (limits.threshold, limits.hygiene, limits.urgent) == (threshold, hygiene, urgent)
     assert (limits.tail, limits.summary_ceiling) == (tail, ceiling)
 

@@ -250,7 +250,7 @@ def test_a_database_that_is_a_file_is_no_cluster(run: Run) -> None:
 def test_a_worker_without_other_nodes_is_a_configuration_error(environ: dict[str, str]) -> None:
     done = spawned(environ, "run", "--role", "worker")
     assert done.returncode == 78
-    assert "cluster.role is worker, but store.url names no PostgreSQL database" in done.stderr
+    assert "cluster.role is worker, but store.url is not set" in done.stderr
 
 
 # -- config --------------------------------------------------------------------------------------------------------

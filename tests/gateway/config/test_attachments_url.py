@@ -1,4 +1,4 @@
-"""The place of attachments elsewhere, and that its keys are seen nowhere."""
+"""Address and options of an object store; their keys are never shown."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def environ(home: Path, **variables: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "url", ["s3://bucket", "s3://bucket/a/folder", "gs://bucket/x", "az://container", "file:///mnt/shared%20disk"]
 )
-def test_object_stores_and_folders_are_taken(tmp_path: Path, url: str) -> None:
+def test_addresses_of_object_stores_and_folders_are_accepted(tmp_path: Path, url: str) -> None:
     assert load_config(environ(tmp_path, URL=f" {url}/\n")).config.attachments.url == url
 
 
@@ -36,21 +36,21 @@ def test_object_stores_and_folders_are_taken(tmp_path: Path, url: str) -> None:
         "s3://",
     ],
 )
-def test_any_other_address_is_refused_in_one_sentence_without_its_keys(tmp_path: Path, url: str) -> None:
+def test_other_addresses_are_refused_without_showing_keys(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match=r"HERMES_ATTACHMENTS__URL: attachments\.url: must be an address") as caught:
         load_config(environ(tmp_path, URL=url))
     assert "s3cretWord" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_keys_among_the_options_are_secrets_and_nothing_else_is(tmp_path: Path) -> None:
+def test_only_keys_among_the_options_are_secrets(tmp_path: Path) -> None:
     loaded = load_config(environ(tmp_path, OPTIONS=json.dumps({**OPTIONS, **KEYS})))
     assert loaded.config.attachments.plain_options == {**OPTIONS, **KEYS}
     assert sorted(loaded.secrets()) == sorted(KEYS.values())
     assert not any(word in repr(loaded) for word in KEYS.values())
 
 
-def test_options_are_texts_as_yaml_reads_them(tmp_path: Path) -> None:
+def test_options_from_yaml_become_texts(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "config.yaml").write_text("attachments: {options: {skip_signature: yes, timeout: 5}}")
     options = load_config(environ(tmp_path)).config.attachments.plain_options
@@ -58,7 +58,7 @@ def test_options_are_texts_as_yaml_reads_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", ["[1]", "s3cretWord", '{"region": {"s3cretWord": 1}}', '{"region": null}'])
-def test_options_of_another_kind_are_refused_without_what_they_are(tmp_path: Path, options: str) -> None:
+def test_invalid_options_are_refused_without_showing_them(tmp_path: Path, options: str) -> None:
     with pytest.raises(ConfigError, match=r"attachments\.options") as caught:
         load_config(environ(tmp_path, OPTIONS=options))
     assert "s3cretWord" not in str(caught.value)

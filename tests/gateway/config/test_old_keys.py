@@ -1,4 +1,4 @@
-"""Keys of earlier versions are named, with what replaces them, and the start goes on."""
+"""Keys of earlier versions cause a warning with their replacement and no error."""
 
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ FIXTURE = (Path(__file__).parents[2] / "fixtures" / "old_keys.yaml").read_text()
 MODEL = "model: {name: main, aliases: {small: little}}\n"
 
 
-def test_every_old_key_is_named_with_what_replaces_it_and_the_start_goes_on(load: Load) -> None:
+def test_every_old_key_warns_with_its_replacement(load: Load) -> None:
     loaded = load(FIXTURE)
     assert set(_keys(yaml.safe_load(FIXTURE))) == OLD_KEYS
     assert not OLD_KEYS & set(FIELDS)
     for key in map(dotted, OLD_KEYS):
-        [line] = [text for text in loaded.warnings if f": {key} is an old key" in text]
+        [line] = [text for text in loaded.warnings if f": {key} is no longer a setting" in text]
         assert "config.yaml line " in line
-        assert (f"fixed at {FIXED[key]}" if key in FIXED else f"replaced by {REPLACED[key]}") in line
+        assert (f"now {FIXED[key]}" if key in FIXED else f"use {REPLACED[key]}") in line
     assert "key-of-an-earlier-version" not in str(loaded.warnings)
 
 
@@ -39,19 +39,21 @@ def _keys(block: dict[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str,
     return found
 
 
-def test_config_check_names_old_keys_and_ends_well(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_check_warns_about_old_keys_and_succeeds(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.mkdir(mode=0o700, exist_ok=True)
     (home / "config.yaml").write_text("store: {readers: 4}\nauxiliary: {title: {mode: off}}\n")
     done = CliRunner().invoke(app, ["config", "check"], env={"HERMES_HOME": str(home)})
     assert done.exit_code == 0, done.output
-    assert "store.readers is an old key and is ignored: its value is fixed at 2 connections" in done.output
-    assert "auxiliary.title.mode is an old key, replaced by auxiliary.title" in done.output
+    assert "store.readers is no longer a setting and is ignored: remove it; the value is now 2" in done.output
+    assert "auxiliary.title.mode is no longer a setting: use auxiliary.title" in done.output
 
 
-def test_old_keys_in_variables_are_named_by_the_variable(load: Load) -> None:
+def test_warnings_about_old_keys_in_variables_name_the_variable(load: Load) -> None:
     for key in OLD_KEYS:
         loaded = load("", **{variable_name(key): "off"})
-        assert any(text.startswith(f"{variable_name(key)}: {dotted(key)} is an old key") for text in loaded.warnings)
+        assert any(
+            text.startswith(f"{variable_name(key)}: {dotted(key)} is no longer a setting") for text in loaded.warnings
+        )
 
 
 def test_a_secret_of_an_old_key_is_still_redacted(load: Load) -> None:
@@ -64,16 +66,16 @@ def test_a_secret_of_an_old_key_is_still_redacted(load: Load) -> None:
     assert load("", HERMES_AUXILIARY__TITLE__API_KEY=b"ab\xffcdef".decode(errors="surrogateescape")).secrets() == ()
 
 
-def test_a_misspelt_key_beside_an_old_one_is_named_without_its_value(load: Load) -> None:
+def test_an_unknown_key_next_to_an_old_one_is_reported_without_its_value(load: Load) -> None:
     with pytest.raises(ConfigRejected) as refused:
         load("auxiliary: {title: {mode: custom, model: x, apikey: abcdef-live-1234}}")
     assert "unknown key auxiliary.title.apikey" in str(refused.value)
     assert "abcdef-live-1234" not in f"{refused.value} {refused.value.warnings}"
 
 
-def test_an_old_key_for_one_model_is_named_and_the_others_hold(load: Load) -> None:
+def test_an_old_key_for_one_model_warns_and_other_keys_apply(load: Load) -> None:
     loaded = load("compression: {models: {'g*': {tail_mode: lean, threshold: 0.3}}}")
-    assert any("compression.models: compression.tail_mode is an old key" in text for text in loaded.warnings)
+    assert any("compression.models: compression.tail_mode is no longer a setting" in text for text in loaded.warnings)
     assert loaded.config.compression.for_model("gpt").threshold == 0.3
 
 
@@ -90,9 +92,7 @@ def test_an_old_key_for_one_model_is_named_and_the_others_hold(load: Load) -> No
         ("auxiliary: {delegate: {model: small, base_url: 'http://127.0.0.1:1/v1'}}", {"delegate": "auto"}),
     ],
 )
-def test_an_old_block_of_a_task_is_read_as_a_route_where_one_says_the_same(
-    load: Load, old: str, new: dict[str, str]
-) -> None:
+def test_an_old_task_block_becomes_an_equivalent_route(load: Load, old: str, new: dict[str, str]) -> None:
     routes = load(MODEL + old).config.auxiliary.routes
     assert {task: routes[task] for task in new} == new  # type: ignore[index]
 
@@ -105,7 +105,7 @@ def test_a_new_key_wins_over_the_old_one(load: Load) -> None:
     assert load("compression: {summary_model: old}").config.auxiliary.compression.model == "old"
 
 
-def test_what_was_never_a_key_is_still_refused(load: Load) -> None:
+def test_keys_that_never_existed_are_refused(load: Load) -> None:
     assert "unknown key web.minutes" in refusal(load, "web: {minutes: 3, seconds: 4}")
     assert "unknown key delivery" in refusal(load, "delivery: {parts: 3}")
     assert load("delivery:\nweb: {}").config == Config()

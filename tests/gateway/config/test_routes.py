@@ -1,4 +1,4 @@
-"""Routes as people write them: what they take over from `model`, which keys they get, and what is wrong with them."""
+"""Fallbacks and aliases: keys inherited from `model`, API keys and errors."""
 
 import contextlib
 from pathlib import Path
@@ -32,7 +32,7 @@ def block(**values: object) -> FrozenBlock:
     return written_route({"name": "small", **values}, "a")
 
 
-def test_a_name_alone_is_another_model_at_the_same_api() -> None:
+def test_a_plain_name_is_another_model_at_the_same_api() -> None:
     model = main(protocol="responses", base_url="https://api.example.org/v1", context_length=200_000)
     route = completed("small", model)
     assert (route.name, route.protocol, route.base_url) == ("small", "responses", "https://api.example.org/v1")
@@ -40,7 +40,7 @@ def test_a_name_alone_is_another_model_at_the_same_api() -> None:
     assert route.context_length is None, "what is known of the size belongs to the other model"
 
 
-def test_the_same_model_elsewhere_keeps_its_sizes() -> None:
+def test_the_same_model_at_another_api_keeps_its_sizes() -> None:
     model = main(context_length=200_000, max_output_tokens=4_000, images=True)
     route = completed(block(name="big", base_url="http://127.0.0.1:1234/v1"), model)
     assert (route.context_length, route.max_output_tokens, route.images) == (200_000, 4_000, True)
@@ -66,7 +66,7 @@ def test_the_same_model_elsewhere_keeps_its_sizes() -> None:
         ({}, {"protocol": "offline"}, None),
     ],
 )
-def test_a_key_goes_to_no_host_that_it_was_not_given_for(
+def test_a_key_is_used_only_for_its_own_host(
     model: dict[str, object], written: dict[str, object], key: str | None
 ) -> None:
     assert key_of(block(**written), main(**model)) == key
@@ -78,7 +78,7 @@ def test_a_key_goes_to_no_host_that_it_was_not_given_for(
     our_protocol=st.sampled_from(["chat_completions", "responses", "anthropic"]),
     their_protocol=st.sampled_from(["chat_completions", "responses", "anthropic", None]),
 )
-def test_whatever_is_written_the_key_stays_with_its_host(
+def test_the_key_stays_with_its_host_for_any_route(
     ours: str | None, theirs: str | None, our_protocol: str, their_protocol: str | None
 ) -> None:
     model = main(base_url=ours, protocol=our_protocol)
@@ -89,7 +89,7 @@ def test_whatever_is_written_the_key_stays_with_its_host(
     assert (route.api_key is not None) == same_host
 
 
-def test_an_address_alone_is_spoken_to_like_most_are() -> None:
+def test_a_base_url_alone_gets_the_protocol_chat_completions() -> None:
     assert (
         completed(block(base_url="http://127.0.0.1:1234/v1"), main(protocol="anthropic")).protocol == "chat_completions"
     )
@@ -111,7 +111,7 @@ def test_fallbacks_are_names_aliases_and_blocks(load: Load) -> None:
     assert model.alias_route("fast").name == "small"
 
 
-def test_a_variable_holds_names_with_commas_or_json(load: Load) -> None:
+def test_a_variable_contains_names_with_commas_or_json(load: Load) -> None:
     one = load(HERMES_MODEL__NAME="big", HERMES_MODEL__FALLBACKS="a, b").config.model
     assert [route.name for route in one.fallback_routes] == ["a", "b"]
     json = '[{"name": "c", "base_url": "http://127.0.0.1:1/v1"}]'
@@ -121,8 +121,8 @@ def test_a_variable_holds_names_with_commas_or_json(load: Load) -> None:
 
 
 REFUSED = {
-    "fallbacks: [{nmae: x}]": "model.fallbacks: [1]: there is no key nmae; did you mean name?",
-    "fallbacks: [a, {base_url: 'http://x/v1'}]": "model.fallbacks: [2].name is missing: name the model to use",
+    "fallbacks: [{nmae: x}]": "model.fallbacks: [1]: unknown key nmae; did you mean name?",
+    "fallbacks: [a, {base_url: 'http://x/v1'}]": "model.fallbacks: [2].name is missing: set it to the name of a model",
     "fallbacks: [{name: x, base_url: nonsense}]": "model.fallbacks: [1].base_url: must be an address such as",
     "fallbacks: [{name: x, context_length: 5}]": "model.fallbacks: [1].context_length: must be a whole number between",
     "fallbacks: [{name: x, protocol: smtp}]": "model.fallbacks: [1].protocol: must be one of chat_completions,",
@@ -130,25 +130,25 @@ REFUSED = {
     "fallbacks: [[a]]": "model.fallbacks: [1] must be the name of a model, or a block",
     "fallbacks: 7": "model.fallbacks: must be a list of models",
     "aliases: [a]": "model.aliases: must be a block of names",
-    "aliases: {default: x}": "model.aliases: 'default' is what /model calls the configured model",
+    "aliases: {default: x}": "model.aliases: 'default' is reserved for the configured model",
     "aliases: {two words: x}": "model.aliases: 'two words' cannot be an alias",
-    "aliases: {a: x, A: y}": "model.aliases: the alias 'a' is given twice",
-    "aliases: {a: {name: x, contextlength: 1}}": "model.aliases: a: there is no key contextlength; did you mean",
+    "aliases: {a: x, A: y}": "model.aliases: the alias 'a' occurs twice",
+    "aliases: {a: {name: x, contextlength: 1}}": "model.aliases: a: unknown key contextlength; did you mean",
 }
 
 
 @pytest.mark.parametrize("yaml", REFUSED)
-def test_what_cannot_be_meant_is_refused_with_file_line_and_key(load: Load, home: Path, yaml: str) -> None:
+def test_invalid_routes_are_refused_with_file_line_and_key(load: Load, home: Path, yaml: str) -> None:
     said = refusal(load, f"model:\n  name: big\n  {yaml}\n")
     assert f"{home}/config.yaml line 3: {REFUSED[yaml]}" in said
 
 
 def test_a_window_too_small_for_a_prompt_names_its_block(load: Load) -> None:
     said = refusal(load, "model: {name: big, aliases: {tiny: {name: t, context_length: 2048}}}")
-    assert "model.aliases.tiny.context_length (2048) less model.aliases.tiny.max_output_tokens (512)" in said
+    assert "model.aliases.tiny.context_length (2048) minus model.aliases.tiny.max_output_tokens (512)" in said
 
 
-def test_a_mistake_shows_no_key(load: Load) -> None:
+def test_an_error_in_a_route_shows_no_key(load: Load) -> None:
     for yaml in (
         "model: {name: big, fallbacks: [{name: x, api_key: 'sk secret word'}]}",
         "model: {name: big, aliases: {a: {name: x, api_key: 'sk-secret-word', nope: 1}}}",
@@ -157,7 +157,7 @@ def test_a_mistake_shows_no_key(load: Load) -> None:
     assert "secret" not in refusal(load, "", HERMES_MODEL__NAME="m", HERMES_MODEL__FALLBACKS='[{"api_key": "secret"')
 
 
-def test_keys_in_lists_and_behind_names_are_known_and_never_printed(load: Load) -> None:
+def test_keys_of_fallbacks_and_aliases_are_redacted(load: Load) -> None:
     loaded = load(
         "model:\n  name: big\n  api_key: sk-first\n"
         "  fallbacks: [{name: x, base_url: 'https://b.example', api_key: sk-second}]\n"
@@ -168,15 +168,15 @@ def test_keys_in_lists_and_behind_names_are_known_and_never_printed(load: Load) 
     assert not [key for key in loaded.secrets() if key in repr(loaded)]
 
 
-def test_a_default_that_is_written_down_is_a_difference(load: Load) -> None:
-    """What is left out follows `model`; what is written stays, even where both are the same today."""
+def test_an_explicit_default_does_not_follow_the_main_model(load: Load) -> None:
+    """Keys that are not set follow `model`. Keys that are set stay, even with the same value."""
     yaml = "model: {name: big, aliases: {a: {name: small%s}}}"
     plan = reload_differences(load(yaml % ""), load(yaml % ", streaming: true"))
     assert plan.applied == ("model.aliases",)
     assert reload_differences(load(yaml % ""), load(yaml % ", streaming: null")).applied == ()
 
 
-def test_a_changed_key_in_a_list_is_a_difference(load: Load) -> None:
+def test_a_reload_sees_a_changed_key_in_a_list(load: Load) -> None:
     yaml = "model: {name: big, fallbacks: [{name: x, base_url: 'https://b.example', api_key: %s}]}"
     plan = reload_differences(load(yaml % "one"), load(yaml % "two"))
     assert plan.applied == ("model.fallbacks",)
@@ -191,14 +191,14 @@ def test_a_changed_key_in_a_list_is_a_difference(load: Load) -> None:
         max_leaves=6,
     )
 )
-def test_whatever_is_written_the_answer_is_routes_or_a_sentence(value: object) -> None:
+def test_any_fallbacks_give_routes_or_an_error(value: object) -> None:
     for key in ("fallbacks", "aliases"):
         with contextlib.suppress(ValueError):
             model = main(**{key: value})
             assert all(route.name or route.protocol == "offline" for route in model.fallback_routes)
 
 
-# -- what every call says ------------------------------------------------------------------------------------------
+# -- call parameters ------------------------------------------------------------------------------------------------
 
 CALLS = {
     "temperature": 0.2,
@@ -223,19 +223,19 @@ def calls_of(route: RouteConfig) -> dict[str, object]:
         ({"name": "big", "base_url": "https://api.example.org/v1"}, set()),
     ],
 )
-def test_what_calls_say_is_taken_over_at_the_same_api_alone(written: str | dict[str, object], kept: set[str]) -> None:
+def test_call_parameters_are_inherited_only_at_the_same_api(written: str | dict[str, object], kept: set[str]) -> None:
     block = written if isinstance(written, str) else written_route(written, "a")
     assert set(calls_of(completed(block, main(**CALLS)))) == kept
 
 
-def test_routes_with_further_fields_can_be_looked_up_and_told_apart() -> None:
+def test_routes_with_extra_fields_are_hashable_and_distinct() -> None:
     routes = [completed(block(extra_body=body), main()) for body in ({"a": 1}, {"a": 2}, {"a": 1})]
     assert len(set(routes)) == 2
     secrets = [completed(block(extra_headers={"X-Key": key}), main()) for key in ("one-secret", "other-secret")]
     assert len(set(secrets)) == 2
 
 
-def test_headers_that_are_secrets_are_kept_as_such(load: Load) -> None:
+def test_secret_headers_stay_secret(load: Load) -> None:
     loaded = load(
         "model: {name: m, extra_headers: {X-Title: Hermes Lab, X-Design: plain words, anthropic-version: 2023-06-01, "
         "Authorization: Basic bGFiOnNlY3JldA==}}"
@@ -245,7 +245,7 @@ def test_headers_that_are_secrets_are_kept_as_such(load: Load) -> None:
     assert loaded.config.model.plain_headers["Authorization"] == "Basic bGFiOnNlY3JldA=="
 
 
-def test_blocks_may_come_as_json_in_a_variable(load: Load) -> None:
+def test_a_variable_may_contain_blocks_as_json(load: Load) -> None:
     variables = {
         "HERMES_MODEL__NAME": "m",
         "HERMES_MODEL__EXTRA_BODY": '{"top_k": 40}',
@@ -259,7 +259,7 @@ def test_blocks_may_come_as_json_in_a_variable(load: Load) -> None:
     assert load("model: {name: m, reasoning_effort: off}").config.model.reasoning_effort == "off"
 
 
-def test_further_fields_may_have_numbers_for_names(load: Load) -> None:
+def test_extra_fields_may_have_numbers_as_names(load: Load) -> None:
     config = load("model: {name: m, extra_body: {logit_bias: {50256: -100}}}").config
     assert config.model.extra_body == {"logit_bias": {"50256": -100}}
 
@@ -284,7 +284,7 @@ def test_further_fields_may_have_numbers_for_names(load: Load) -> None:
         ),
     ],
 )
-def test_what_calls_cannot_say_is_refused_with_a_reason(load: Load, settings: str, words: str) -> None:
+def test_invalid_call_parameters_are_refused_with_a_reason(load: Load, settings: str, words: str) -> None:
     said = refusal(load, f"model: {{name: m, {settings}}}")
     assert words.replace("a number between", "between") in said.replace("a number between", "between")
     assert "\n" not in said.strip()

@@ -1,4 +1,4 @@
-"""Blocks of MCP servers: what is wrong with one is said by its key, and nothing of its secrets is shown."""
+"""Blocks of MCP servers: errors name the key and show no secret."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def environ(folder: Path, servers: Any) -> dict[str, str]:
     return {"HOME": str(folder), "HERMES_HOME": str(folder), "HERMES_MCP__SERVERS": json.dumps(servers)}
 
 
-def test_a_server_as_the_agent_takes_it(tmp_path: Path) -> None:
+def test_a_server_block_becomes_server_settings(tmp_path: Path) -> None:
     block = {
         "command": "npx",
         "args": ["-y", "server"],
@@ -37,7 +37,7 @@ def test_a_server_as_the_agent_takes_it(tmp_path: Path) -> None:
     assert "sec-ret-1" not in repr(loaded.config)
 
 
-def test_secrets_in_arguments_addresses_and_routes_are_known(tmp_path: Path) -> None:
+def test_secrets_in_arguments_addresses_and_routes_are_redacted(tmp_path: Path) -> None:
     servers = {
         "a": {"command": "npx", "args": ["mcp-remote", "--header", "Authorization: Bearer pier-seven-1"]},
         "b": {"command": "npx", "args": ["-y", "server", "--api-key", "pier-seven-2", "--port", "12345678"]},
@@ -58,7 +58,7 @@ def test_secrets_in_arguments_addresses_and_routes_are_known(tmp_path: Path) -> 
     assert Redactor(secrets)(shown) == shown
 
 
-def test_a_changed_secret_is_a_change_that_a_reload_takes_over(tmp_path: Path) -> None:
+def test_a_reload_applies_a_changed_secret(tmp_path: Path) -> None:
     old, new = (
         load_config(environ(tmp_path, {"a": {"url": "https://example.org", "headers": {"X-Key": key}}}))
         for key in ("one", "two")
@@ -70,15 +70,15 @@ def test_a_changed_secret_is_a_change_that_a_reload_takes_over(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("servers", "words"),
     [
-        ({"a": {}}, "a.command: name either"),
-        ({"a": {"command": "x", "url": "https://example.org"}}, "a.command: name either"),
-        ({"a": {"command": "x", "headers": {"A": "b"}}}, "a.headers: belongs to a server with url"),
-        ({"a": {"url": "https://example.org", "env": {"A": "b"}}}, "a.env: belongs to a server with command"),
+        ({"a": {}}, "a.command: set either"),
+        ({"a": {"command": "x", "url": "https://example.org"}}, "a.command: set either"),
+        ({"a": {"command": "x", "headers": {"A": "b"}}}, "a.headers: needs url"),
+        ({"a": {"url": "https://example.org", "env": {"A": "b"}}}, "a.env: needs command"),
         ({"a": {"url": "https://example.org/?key=sec-ret-1"}}, "a.url: must be an address"),
         ({"a": {"comand": "x"}}, "did you mean command?"),
         ({"A b": {"command": "x"}}, "cannot be the name of a server"),
         ({"a__b": {"command": "x"}}, "cannot be the name of a server"),
-        ({"a": {"command": "x", "name": "b"}}, "a: there is no key name"),
+        ({"a": {"command": "x", "name": "b"}}, "a: unknown key name"),
         ({"a": "npx"}, "a must be a block"),
         ({"a": {"command": "x", "env": {"A B": "sec-ret-1"}}}, "a.env: 'A B' is no name of a variable"),
         ({"a": {"command": "x", "env": {"A": ["sec-ret-1"]}}}, "a.env: 'A' must have a text behind it"),
@@ -87,7 +87,7 @@ def test_a_changed_secret_is_a_change_that_a_reload_takes_over(tmp_path: Path) -
         ({"a": {"url": "https://example.org", "headers": {"A b": "sec-ret-1"}}}, "a.headers:"),
     ],
 )
-def test_what_is_wrong_is_said_by_its_key(servers: Any, words: str, tmp_path: Path) -> None:
+def test_an_error_names_the_key_of_the_server(servers: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigRejected) as caught:
         load_config(environ(tmp_path, servers))
     assert "mcp.servers" in str(caught.value)
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said_by_its_key(servers: Any, words: str, tmp_path: Pa
     assert "sec-ret-1" not in str(caught.value)
 
 
-def test_a_number_is_no_name_of_a_server(tmp_path: Path) -> None:
+def test_a_number_is_refused_as_the_name_of_a_server(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("mcp: {servers: {1: {command: a}}}")
     with pytest.raises(ConfigRejected, match="1 cannot be the name of a server"):
         load_config({"HOME": str(tmp_path), "HERMES_HOME": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""The address of a database elsewhere, and that its password is seen nowhere."""
+"""Address of a PostgreSQL database; its password is never shown."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def environ(home: Path, **variables: str) -> dict[str, str]:
         "postgresql://hermes@[::1]:5432/hermes",
     ],
 )
-def test_addresses_that_postgresql_knows_are_taken(tmp_path: Path, url: str) -> None:
+def test_postgresql_addresses_are_accepted(tmp_path: Path, url: str) -> None:
     assert load_config(environ(tmp_path, HERMES_STORE__URL=f" {url}\n")).config.store.url == url
 
 
@@ -41,14 +41,14 @@ def test_addresses_that_postgresql_knows_are_taken(tmp_path: Path, url: str) -> 
         "postgresql://hermes:s3cretWord\0more@db/hermes",
     ],
 )
-def test_any_other_address_is_refused_in_one_sentence_without_its_password(tmp_path: Path, url: str) -> None:
+def test_other_addresses_are_refused_without_showing_the_password(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match=r"HERMES_STORE__URL: store\.url: must be an address such as") as caught:
         load_config(environ(tmp_path, HERMES_STORE__URL=url))
     assert "s3cretWord" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_the_password_counts_as_a_secret_as_it_is_written_and_as_it_is_meant(tmp_path: Path) -> None:
+def test_the_password_is_a_secret_both_quoted_and_unquoted(tmp_path: Path) -> None:
     url = f"postgresql://hermes:{PASSWORD}@db/hermes?sslpassword=of-the-key"
     loaded = load_config(environ(tmp_path, HERMES_STORE__URL=url))
     assert {PASSWORD, "s3cret@Word", "of-the-key"} <= set(loaded.secrets())
@@ -56,11 +56,11 @@ def test_the_password_counts_as_a_secret_as_it_is_written_and_as_it_is_meant(tmp
     assert not any(secret in shown for secret in loaded.secrets())
 
 
-def test_an_address_without_a_password_holds_no_secret(tmp_path: Path) -> None:
+def test_an_address_without_a_password_has_no_secret(tmp_path: Path) -> None:
     assert load_config(environ(tmp_path, HERMES_STORE__URL="postgresql://hermes@db/hermes")).secrets() == ()
 
 
-def test_the_address_is_found_whatever_is_wrong_with_other_settings(tmp_path: Path) -> None:
+def test_the_address_is_found_despite_errors_in_other_settings(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     text = "store: {url: 'postgresql://db/hermes', writers: -1}\nnonsense: 1\n"
     (tmp_path / "state" / "config.yaml").write_text(text)
@@ -79,7 +79,7 @@ def test_the_address_is_found_whatever_is_wrong_with_other_settings(tmp_path: Pa
         "store: {url: 'postgresql://db/hermes'",
     ],
 )
-def test_an_address_that_is_misspelt_is_not_taken_for_none(tmp_path: Path, text: str) -> None:
+def test_a_misspelt_address_is_an_error_and_not_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "config.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"store|not valid YAML"):

@@ -75,14 +75,14 @@ def test_a_task_goes_the_way_of_its_route_and_no_other_does(
 
 def test_a_route_must_be_an_alias_that_there_is(load: Load) -> None:
     said = refusal(load, MAIN + "auxiliary: {title: fats}")
-    assert "auxiliary.title: 'fats' is no alias of model.aliases; did you mean fast?" in said
+    assert "auxiliary.title: 'fats' is not an alias in model.aliases; did you mean fast?" in said
     said = refusal(load, MAIN, HERMES_AUXILIARY__FLUSH="gpt-4.1-nano")
-    assert "auxiliary.flush: 'gpt-4.1-nano' is no alias of model.aliases; write auto, main, off, or an alias" in said
+    assert "auxiliary.flush: 'gpt-4.1-nano' is not an alias in model.aliases; use auto, main, off or an alias" in said
 
 
 def test_a_custom_model_has_to_be_named(load: Load) -> None:
     said = refusal(load, "auxiliary: {compression: {mode: custom}}")
-    assert "auxiliary.compression.mode custom needs auxiliary.compression.model" in said
+    assert "auxiliary.compression.mode is custom: set auxiliary.compression.model" in said
     assert "auxiliary.compression.mode" in refusal(load, "auxiliary: {compression: {mode: 'off'}}")
 
 

@@ -84,12 +84,12 @@ def test_prices_come_from_the_file_or_as_json_from_a_variable(tmp_path: Path) ->
     ("prices", "words"),
     [
         ("{m: {input: 1}}", "m.output is missing"),
-        ("{m: {input: 1, output: -2}}", "m.output must be US dollars"),
-        ("{m: {input: 1, output: two}}", "m.output must be US dollars"),
-        ("{m: {input: .inf, output: 2}}", "m.input must be US dollars"),
-        ("{m: {input: true, output: 2}}", "m.input must be US dollars"),
+        ("{m: {input: 1, output: -2}}", "m.output must be a price in US dollars"),
+        ("{m: {input: 1, output: two}}", "m.output must be a price in US dollars"),
+        ("{m: {input: .inf, output: 2}}", "m.input must be a price in US dollars"),
+        ("{m: {input: true, output: 2}}", "m.input must be a price in US dollars"),
         ("{m: {input: 1, output: 2, cache_reads: 1}}", "did you mean cache_read?"),
-        ("{m: 3}", "a block of patterns"),
+        ("{m: 3}", "a block of model patterns"),
         ("[m]", "a block of names"),
     ],
 )

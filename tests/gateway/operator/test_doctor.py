@@ -75,7 +75,7 @@ def test_a_state_directory_that_is_a_file_is_not_called_missing(environ: dict[st
 
 def test_a_state_directory_that_nobody_can_look_at_is_one_finding(environ: dict[str, str]) -> None:
     found = findings({**environ, "HERMES_HOME": f"/{'x' * 300}"})
-    assert "cannot be looked at" in found["config"].text
+    assert "cannot be read" in found["config"].text
     assert "home" not in found
 
 
