@@ -1,12 +1,12 @@
-"""Files of attachments: the bytes, named by their hash; `hermes_state.attachments` has their rows.
+"""Attachment files, named by their hash. Their rows are in `hermes_state.attachments`.
 
-    files = open_files(url, options, cache)     # a folder, or a bucket of an object store with a folder as its cache
+    files = open_files(url, options, cache)     # a folder, or an object store with a folder as its cache
     fetched = files.new_file()
     fetched.write_bytes(data)
     stored = files.keep(fetched, "plan.md", "text/markdown")
     files.read(stored.path)
 
-Every call blocks, and raises `OSError`; a `FileNotFoundError` says that the bytes are not kept any more.
+Every call blocks and may raise `OSError`. `FileNotFoundError` means that the file is no longer stored.
 """
 
 import importlib.util
@@ -26,46 +26,47 @@ __all__ = ["AttachmentFolder", "AttachmentSettings", "missing_client", "open_fil
 
 @dataclass(frozen=True, kw_only=True)
 class AttachmentSettings:
-    """Files that people send and are given."""
+    """Files that people send and receive."""
 
     url: Annotated[FilesUrl | None, Setting(default_text="`attachments/` in the state directory", restart=True)] = None
-    """Place of the stored files: an object store, such as `s3://bucket/folder`, `gs://…` or `az://…`, or a folder that
-    several machines share, such as `file:///mnt/shared`."""
+    """Place of the stored files: an object store such as `s3://bucket/folder`, `gs://…` or `az://…`, or a shared folder
+    such as `file:///mnt/shared`.
+    """
     options: Annotated[Options, Setting(default_text="none", restart=True)] = field(default_factory=dict, hash=False)
-    """Options of the object store by name, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`; they
-    count before its own variables. What looks like a key counts as a secret."""
+    """Options of the object store by name, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`. They
+    override its environment variables. Values that look like keys are treated as secrets.
+    """
     max_bytes: Annotated[int, Setting(ge=1 << 10, le=1 << 31, unit="bytes", restart=True)] = 20 << 20
-    """Largest file that is fetched."""
+    """Largest file that is downloaded."""
     total_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes")] = 2 << 30
-    """Room for stored files; beyond it the oldest go."""
+    """Space for stored files. When it is used up, the oldest files are deleted."""
 
     @property
     def plain_options(self) -> dict[str, str]:
-        """The options as the client of the object store is given them."""
         return plain_texts(self.options)
 
 
 def missing_client(url: str | None) -> str | None:
-    """Return advice how to install the client that an address needs; None if nothing is missing. Imports nothing."""
+    """Return how to install the client that an address needs; None if nothing is missing. Imports nothing."""
     if url is None or url.startswith("file:") or importlib.util.find_spec("obstore") is not None:
         return None
     return (
         "attachments.url needs a client for object stores, which is not installed: run `make cluster` in a clone, or "
-        "`pip install 'hermes-gateway[cluster]'` where the gateway is installed as a package"
+        "`pip install 'hermes-gateway[cluster]'` for an installed package"
     )
 
 
 def open_files(url: str, options: Mapping[str, str], cache: Path) -> AttachmentFolder:
-    """Open the files at `url` and try to write there; `cache` is the folder for those of an object store.
+    """Open the files at `url` and test writing. `cache` is the local folder for an object store.
 
-    Blocks. Raises `ConfigError` for an address that cannot be used, `StoreUnavailable` for one that cannot now.
+    Blocks. Raises `ConfigError` for an unusable address, `StoreUnavailable` for a temporary failure.
     """
     if url.startswith("file:"):
         folder = Path(unquote(urlsplit(url).path))
         files = AttachmentFolder(folder)
         try:
-            if not folder.is_dir():  # making it would hide that a disk is not mounted
-                raise ConfigError(f"attachments.url: {folder} is no folder: make it, or mount what it is on")
+            if not folder.is_dir():  # creating it would hide that a disk is not mounted
+                raise ConfigError(f"attachments.url: {folder} is not a folder: create it, or mount its disk")
             files.new_file().unlink()
         except OSError as error:
             raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror or error}") from error

@@ -127,7 +127,7 @@ FAULTS = [
         message="The specified bucket does not exist.",
         more="<BucketName>lab</BucketName>",
         kind="wrong",
-        word="make the bucket",
+        word="create the bucket",
         source=AWS,
     ),
     Fault(
@@ -135,7 +135,7 @@ FAULTS = [
         code="ContainerNotFound",
         message="The specified container does not exist.\nRequestId:1D",
         kind="wrong",
-        word="make the bucket",
+        word="create the bucket",
         source="https://github.com/Azure/azure-cli/issues/10315",
     ),
     Fault(

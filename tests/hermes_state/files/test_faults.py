@@ -54,13 +54,13 @@ def test_keys_that_may_not_remove_are_told_of_although_the_request_is_taken(
     fake: FakeObjectStore, tmp_path: Path
 ) -> None:
     fake.may_remove = False
-    with pytest.raises(ConfigError, match="may not be written, read and removed from with the keys"):
+    with pytest.raises(ConfigError, match="may not write, read and delete in"):
         open_files(fake.url, fake.options, tmp_path / "cache")
 
 
 def test_what_gives_back_something_else_is_no_object_store(fake: FakeObjectStore, tmp_path: Path) -> None:
     fake.faults["GET"] = (200, "Welcome")
-    with pytest.raises(ConfigError, match="is not what is read there: check the endpoint"):
+    with pytest.raises(ConfigError, match="does not return the bytes that were written: check the endpoint"):
         open_files(fake.url, fake.options, tmp_path / "cache")
 
 

@@ -197,7 +197,7 @@ def test_bytes_that_somebody_has_changed_are_not_taken(store: MemoryStore, tmp_p
     path = keep(machine(store, tmp_path / "one"), b"as it was").path
     store.put(path, b"changed")
     other = machine(store, tmp_path / "other")
-    with pytest.raises(OSError, match="other bytes"):
+    with pytest.raises(OSError, match="different bytes"):
         other.read(path)
     assert everything(other) == []
 

@@ -37,18 +37,18 @@ def test_an_object_store_is_tried_and_nothing_stays_there(fake: FakeObjectStore,
 
 def test_wrong_keys_are_an_error_of_the_configuration(fake: FakeObjectStore, tmp_path: Path) -> None:
     wrong = {**fake.options, "access_key_id": "SOMEBODY"}
-    assert "with the keys of attachments.options" in refused(fake.url, wrong, tmp_path / "cache")
+    assert "the keys in attachments.options" in refused(fake.url, wrong, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("method", ["PUT", "GET", "POST"])
 def test_keys_that_may_not_write_read_and_remove_are_too(fake: FakeObjectStore, tmp_path: Path, method: str) -> None:
     fake.faults[method] = 403
-    assert f"{fake.url} may not be written, read and removed" in refused(fake.url, fake.options, tmp_path / "cache")
+    assert f"may not write, read and delete in {fake.url}" in refused(fake.url, fake.options, tmp_path / "cache")
 
 
 def test_a_bucket_that_is_missing_is_too(fake: FakeObjectStore, tmp_path: Path) -> None:
     said = refused(fake.url.replace(BUCKET, "other"), fake.options, tmp_path / "cache")
-    assert "there is no s3://other/gateway" in said
+    assert "s3://other/gateway does not exist" in said
 
 
 def test_an_option_that_nobody_knows_is_too(fake: FakeObjectStore, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_shared_folder_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    assert "is no folder: make it, or mount" in refused(f"file://{tmp_path}/gone", {}, tmp_path / "cache")
+    assert "is not a folder: create it, or mount" in refused(f"file://{tmp_path}/gone", {}, tmp_path / "cache")
     assert not (tmp_path / "gone").exists()
 
 
