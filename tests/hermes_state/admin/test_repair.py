@@ -261,7 +261,7 @@ async def test_what_was_said_outlives_the_row_of_its_session_or_chat(path: Path,
     overwrite(path, pages_of(path, name), noise(random.Random(8)))
     report = repaired(path)
     assert texts(path) == before
-    assert any("anew" in note for note in report.notes)
+    assert any("recreated" in note for note in report.notes)
     store = await open_store(path)
     try:
         listed = await store.read(
@@ -366,7 +366,7 @@ def test_a_database_that_cannot_be_repaired_is_left_as_it_is(path: Path, monkeyp
     monkeypatch.setenv("PATH", "/nowhere")
     overwrite(path, [1], noise(random.Random(10)))
     before = path.read_bytes()
-    with pytest.raises(StoreUnavailable, match=r"nothing was changed.*sqlite3"):
+    with pytest.raises(StoreUnavailable, match=r"is unchanged.*sqlite3"):
         repair_database(path)
     assert path.read_bytes() == before
     assert {file.name for file in path.parent.iterdir()} == {"state.db", "state.db.lock"}

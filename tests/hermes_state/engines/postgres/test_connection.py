@@ -248,7 +248,7 @@ async def test_a_server_that_says_nothing_any_more_is_given_up(
         with contextlib.closing(await asyncio.to_thread(PostgresConnection.open, address)) as db:
             db.silence_seconds = 0.2
             proxy.hang()
-            with pytest.raises(psycopg.OperationalError, match=r"said nothing for 0\.2 seconds"):
+            with pytest.raises(psycopg.OperationalError, match=r"has not answered for 0\.2 seconds"):
                 await asyncio.to_thread(db.execute, "SELECT ?" if parameters else "SELECT 1", parameters)
             assert db.is_over
 

@@ -129,8 +129,8 @@ async def test_what_differs_is_said_with_both_values_and_both_names(postgres_url
         two = node("two", **{"costs.daily_cap": "not set", "telegram.token": "b", "new.key": "y"})
         assert find_differences(db, two, SystemClock().now()) == [
             "costs.daily_cap is not set at two and 5 at one, which has the same database: nodes must agree",
-            "telegram.token is b at two and a at one, which has the same database: a cluster of another bot needs "
-            "another database",
+            "telegram.token is b at two and a at one, which has the same database: another bot's cluster "
+            "needs another database",
         ]
     await gone(db, "one")
     assert find_differences(db, two, SystemClock().now()) == []
@@ -150,7 +150,7 @@ async def test_a_server_with_too_few_connections_for_all_nodes_is_a_fault(
 ) -> None:
     db.execute("BEGIN")
     [fault] = find_faults(db, node("one"), 1_000, SystemClock().now())
-    assert "and 1 node with 1000 each need 1000: raise its max_connections" in fault
+    assert "but 1 node with 1000 each need 1000: raise its max_connections" in fault
     async with seat(postgres_url, node("two")):
         [fault] = find_faults(db, node("one"), 100, SystemClock().now())
         assert "2 nodes with 100 each need 200" in fault

@@ -105,7 +105,7 @@ async def test_a_store_that_closes_breaks_a_backup_off_and_leaves_nothing(
     ending = asyncio.ensure_future(store.close())
     await asyncio.sleep(0)
     closing.set()
-    with pytest.raises(StoreUnavailable, match="broken off"):
+    with pytest.raises(StoreUnavailable, match="was cancelled, because the gateway is stopping"):
         await copying
     await ending
     assert [name for name in os.listdir(tmp_path) if "copy" in name] == []

@@ -43,7 +43,7 @@ async def assert_stopped(store: Store, words: str, target: Path) -> None:
     assert said is not None
     assert words in said
     assert "hermes-gateway backup" in said
-    with pytest.raises(StoreBroken, match="Nothing new is taken"):
+    with pytest.raises(StoreBroken, match="New messages are not accepted"):
         await store.write(save_note, "n", "lost")
     both = threading.Barrier(2, timeout=10)
     reads = [store.read(lambda db: (both.wait(), load_note(db, "n"))[1]) for _ in range(2)]
@@ -64,7 +64,7 @@ async def test_a_replaced_file_stops_the_writer(noted: Store, suffix: str, tmp_p
     path = Path(f"{noted.path}{suffix}")
     other = Path(shutil.copy(path, tmp_path / "other"))
     os.replace(other, path)
-    await assert_stopped(noted, "another file has its place", tmp_path / "copy.db")
+    await assert_stopped(noted, "replaced by another file", tmp_path / "copy.db")
 
 
 async def test_a_moved_file_is_found_and_once_it_is_back_the_store_goes_on(noted: Store, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_a_replaced_folder_stops_the_writer(noted: Store, tmp_path: Path) 
     await assert_stopped(noted, f"was moved to {tmp_path / 'old' / noted.path.name}", tmp_path / "copy.db")
     home.mkdir()
     (home / noted.path.name).touch()
-    await assert_stopped(noted, "another file has its place", tmp_path / "copy2.db")
+    await assert_stopped(noted, "replaced by another file", tmp_path / "copy2.db")
 
 
 async def test_a_deleted_folder_stops_the_writer(noted: Store, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_a_link_is_followed_and_pointing_it_elsewhere_is_noticed(tmp_path:
         other = Path(shutil.copy(real, tmp_path / "other.db"))
         link.unlink()
         link.symlink_to(other)
-        await assert_stopped(store, "another file has its place", tmp_path / "copy.db")
+        await assert_stopped(store, "replaced by another file", tmp_path / "copy.db")
         link.unlink()
         link.symlink_to(real)
         store.check_files()

@@ -350,7 +350,7 @@ class TestLocked:
                     *(store.write(save_note, f"n{number}", "") for number in range(3)), return_exceptions=True
                 )
                 assert [type(result) for result in results] == [StoreUnavailable] * 3
-                assert "another process keeps the database locked" in str(results[0])
+                assert "another process has locked the database" in str(results[0])
             assert await store.read(count_notes) == 0
             await store.write(save_note, "n", "")
         finally:
