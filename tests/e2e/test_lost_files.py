@@ -77,7 +77,7 @@ async def _lose_and_bring_back(world: World, tmp_path: Path, what: str) -> None:
     assert code == 0, output
     assert await texts_of(target) == ["before the loss"]
     code, output = await world.command_line("backup", str(target))
-    assert (code, "exists already" in output) == (1, True)
+    assert (code, "already exists" in output) == (1, True)
     assert await world.gateway.stop() == 0
 
     # what docs/reference/operations.md says: with the gateway stopped, and its files out of the way
