@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 MAX_AT_ONCE = 16
-"""Most tasks that may start in one round of the event loop. Each may run for half a millisecond."""
+"""Maximum number of tasks that start in one round of the event loop. Each may run for half a millisecond."""
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = WeakKeyDictionary()
-"""Tasks that started in this round, followed by tasks waiting for a later one."""
+"""Tasks that started in this round of an event loop, followed by tasks that wait for a later round."""
 
 
 class CancelledElsewhereError(Exception):
@@ -39,7 +39,7 @@ class Backoff:
     max_seconds: float = 30.0
 
     def after(self, failures: int) -> float:
-        """Return the seconds to wait after `failures` (at least 1) in a row."""
+        """Return the seconds to wait after this number of consecutive `failures` (at least 1)."""
         doublings = min(failures - 1, 32)  # enough for any maximum; keeps the power small
         return min(self.max_seconds, self.first_seconds * 2.0**doublings)
 
@@ -106,7 +106,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def taken_by(self, who: Hashable) -> AsyncIterator[None]:
-        """Hold a slot inside this block."""
+        """Wait for a slot and hold it inside this block."""
         while self._held[who] >= self._free:
             await self._changed.wait()
         self._free, self._held[who] = self._free - 1, self._held[who] + 1

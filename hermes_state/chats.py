@@ -47,7 +47,7 @@ def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None,
 def meet_chat(
     db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis
 ) -> tuple[ChatId, Millis | None]:
-    """Return the chat's id, creating the chat if needed, and the time since which the bot cannot write there."""
+    """Return the chat's id, creating the chat if needed, and the time since which the bot cannot write to it."""
     query = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
     known = db.execute(query, astuple(key)).fetchone()
     if known is not None and known[1] == kind and (title is None or title == known[2]):
@@ -81,13 +81,13 @@ def find_chat(db: Connection, key: ChatKey) -> Chat | None:
 
 
 def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
-    """Load all chats at one place of a platform: one, or one for each person under `per_user`."""
+    """Load all chats at one place of a platform. Under `per_user`, each person has a separate chat there."""
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ?"
     return select(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref))
 
 
 def find_chats_named(db: Connection, name: str) -> list[Chat]:
-    """Load the chats that match `telegram:42`, or the bare id `42`."""
+    """Load the chats with this name, such as `telegram:42`, or with this bare id, such as `42`."""
     query = f"""SELECT {_COLUMNS} FROM chats WHERE platform || ':' || chat_ref
       || CASE thread_ref WHEN '' THEN '' ELSE '/' || thread_ref END
       || CASE user_ref WHEN '' THEN '' ELSE '#' || user_ref END = :name
@@ -104,7 +104,7 @@ def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -
 
 
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
-    """Load an existing chat."""
+    """Load a chat, which must exist."""
     chat = select_one(db, Chat, f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,))
     assert chat is not None, f"there is no chat {chat_id}"
     return chat
@@ -163,7 +163,7 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()  # attachment names
 
 
-# Purpose: the messages of one session, newest first.
+# Purpose: load the messages of a session, newest first.
 _HISTORY = """
 SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_call_id, m.created_at,
   (SELECT r.state FROM tool_runs r WHERE r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id

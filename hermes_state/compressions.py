@@ -37,7 +37,7 @@ class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A compression that is ready to commit."""
 
     parent: Session
-    """The session when its view was loaded. Later rows of the session follow unchanged."""
+    """The session at the time when its view was loaded. Rows added since then follow unchanged."""
     context: Sequence[ContextItem]
     """The view in order, with the parent's view edits applied."""
     row: CompressionRow  # the split adds the message counts
@@ -81,7 +81,6 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
 def record_compression(
     db: Connection, parent_id: SessionId, row: CompressionRow, now: Millis, child_id: SessionId | None = None
 ) -> None:
-    """Store the result of a compression."""
     values = msgspec.structs.asdict(row) | {"parent_id": parent_id, "child_id": child_id, "created_at": now}
     db.execute(insertion("compressions", values), values)
 
@@ -109,7 +108,7 @@ class UndoPlan:
 
 
 def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
-    """Restore the rows before the newest compression and add all later ones. None if there is no compression.
+    """Plan a view of the rows before the newest compression and all later ones. None if there is no compression.
 
     Later view edits stay in force, so undone messages stay hidden. Later handoffs are dropped. Raises
     `SessionNotFound`.
@@ -144,14 +143,14 @@ def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_sta
         "UPDATE compressions SET undone_by = ? WHERE id = ? AND undone_by IS NULL", (child_id, plan.compression_id)
     )
     if undone.rowcount != 1:
-        raise LineageMoved(f"the compression of session {plan.compressed.short_key} is undone already")
+        raise LineageMoved(f"the compression of session {plan.compressed.short_key} was already undone")
     return child_id
 
 
 def _require_open(db: Connection, planned: Session) -> Session:
     session = load_session(db, planned.id)
     if session.version != planned.version or session.ended_at is not None:
-        raise LineageMoved(f"session {session.short_key} has changed since this was planned")
+        raise LineageMoved(f"session {session.short_key} has changed since the plan was made")
     return session
 
 
@@ -173,7 +172,7 @@ def _continue(
         (child_id, now, parent.chat_id, parent.id),
     )
     if moved.rowcount != 1 and not is_subagent(db, parent.lineage_id):
-        raise LineageMoved(f"session {parent.short_key} is not the chat's active one any more")
+        raise LineageMoved(f"session {parent.short_key} is no longer the chat's active session")
     return child_id
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Room(NamedTuple):
-    """Free bytes and free inodes on a disk."""
+    """Free bytes and inodes on a disk."""
 
     bytes: int
     files: int
@@ -36,7 +36,7 @@ _RESERVE_FILES, _RESERVE_BYTES = 16, 1 << 18
 
 
 def take_reserve(home: Path) -> None:
-    """Create files in `home` that the gateway deletes to start on a full disk, as many as fit."""
+    """Create reserve files in `home`, as many as fit. The gateway deletes them to start on a full disk."""
     with suppress(OSError):
         (home / "reserve").mkdir(mode=0o700, exist_ok=True)
         for file in (home / "reserve" / str(number) for number in range(_RESERVE_FILES)):

@@ -104,15 +104,14 @@ class ModelError(HermesError):
 
     message: str
     retry_after: float | None = field(default=None, kw_only=True)
-    """Seconds to wait, if the provider says so."""
+    """Seconds to wait before the next call, if the provider says so."""
     usage: CanonicalUsage | None = field(default=None, init=False)
     """Usage that the provider reported before the failure. The call is still billed."""
     reported_cost: MicroUsd | None = field(default=None, init=False)
-    """Cost stated by the provider."""
     has_answered: bool = field(default=False, init=False)
     """The model has answered in this conversation before, so its address and name are correct."""
     refused: "tuple[ModelError, ...]" = field(default=(), init=False)
-    """Earlier refusals of the same request in other forms. Each of them was a call, too."""
+    """Earlier refusals of the same request in other forms. Each was also a call."""
 
     def __str__(self) -> str:
         return self.message
@@ -155,7 +154,7 @@ class ModelNotFound(ModelError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ContextOverflow(ModelError):
-    """The prompt does not fit."""
+    """The prompt exceeds the context window or another limit."""
 
     prompt_tokens: int | None = None
     window: int | None = None  # context window in tokens, if known
@@ -174,13 +173,13 @@ class OutputCapExceeded(ModelError):
 
 
 class ImageFault(StrEnum):
-    """Reasons for which a provider rejects images."""
+    """Reason why a provider rejected an image."""
 
     UNSUPPORTED = "unsupported"  # the model accepts no images
     TOO_LARGE = "too_large"
     """Too many bytes or pixels, or the whole request is too large because of its images."""
     TOO_MANY = "too_many"
-    UNREADABLE = "unreadable"  # this image cannot be processed; another one may work
+    UNREADABLE = "unreadable"  # this image cannot be processed; others may work
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -242,7 +241,7 @@ class SessionNotFound(StateError):
 
 
 class LookupReason(StrEnum):
-    """Reasons for which a name or id from a user is rejected."""
+    """Reason why a name or id from a user was rejected."""
 
     MALFORMED = "malformed"
     NOT_FOUND = "not_found"
@@ -264,7 +263,7 @@ class LookupRejected(StateError):
 
 
 class PairingNotFound(StateError):
-    """No person has this pairing code or id."""
+    """No person has this pairing code or user id."""
 
 
 class LineageMoved(StateError):

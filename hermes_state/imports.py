@@ -45,7 +45,7 @@ def defer(name: str) -> None:
             raise AttributeError(attribute)
         if PathFinder.find_spec(f"{name}.{attribute}", package.__path__) is not None:
             return importlib.import_module(f"{name}.{attribute}")
-        loading.add(thread)  # another thread may run it as well; waiting for this one could deadlock
+        loading.add(thread)  # another thread may run it as well, because a wait could deadlock
         try:
             loader.exec_module(package)
         finally:

@@ -36,9 +36,9 @@ class InboxKind(StrEnum):
 class InboxMode(StrEnum):
     QUEUE = "queue"
     STEER = "steer"
-    """Joins the running turn before its next model call, or starts the next turn."""
+    """A message that joins the running turn before its next model call, or starts the next turn."""
     ALONE = "alone"
-    """Never merged with its neighbours: a `/queue` message, or a command that runs at once."""
+    """Not merged with neighbouring rows: a `/queue` message, or a command that runs at once."""
 
 
 class InboxState(StrEnum):
@@ -103,7 +103,7 @@ IS_SCHEDULED = f"event_ref LIKE '{SCHEDULE_PREFIX}_%'"
 
 OPEN = "state IN ('new','claimed')"  # row is not settled
 WAITS = "state IN ('new','claimed') AND state = 'new'"
-"""Row not claimed by a turn. Without the first half, SQLite ignores the index and reads all rows of the chat."""
+"""SQL condition for unclaimed rows. Without the first half, SQLite ignores the index and reads all rows of the chat."""
 
 _COLUMNS = columns(InboxRow, "inbox")
 
@@ -115,7 +115,7 @@ def find_new(db: Connection, platform: str, account: str, event_ref: str) -> Inb
 
 
 def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None = None) -> InboxId | None:
-    """Store an event, already claimed if it has a turn. None if it was stored before."""
+    """Store an event, already claimed if `turn_id` is given. Return None if it was stored before."""
     state = InboxState.NEW if turn_id is None else InboxState.CLAIMED
     stored = {"payload": _encode(row.payload).decode(), "received_at": now, "state": state, "turn_id": turn_id}
     query = """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name,
@@ -167,7 +167,6 @@ def load_chats_with_waiting(db: Connection) -> list[ChatId]:
 
 
 def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
-    """Count a person's waiting messages and commands in a chat."""
     written = f"kind <> 'notice' AND NOT {IS_SCHEDULED}"
     query = f"SELECT count(*) FROM inbox WHERE chat_id = ? AND {WAITS} AND {written} AND sender_ref = ?"
     return scalar(db, int, query, (chat_id, sender_ref))
@@ -194,7 +193,7 @@ def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *pa
 
 
 def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, now: Millis) -> int:
-    """Drop a chat's waiting messages, optionally of one person only. Return their number."""
+    """Drop a chat's waiting messages, or only those of a person. Return their number."""
     where = f"chat_id = ? AND {WAITS} AND kind <> 'command' AND sender_ref = coalesce(?, sender_ref)"
     return settle_where(db, InboxState.DROPPED, now, where, chat_id, sender_ref)
 
@@ -304,7 +303,7 @@ def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> 
 
 @locks(chat="cursor")
 def advance_cursor(db: Connection, cursor: Cursor | None) -> None:
-    """Move a channel's cursor forward, never back. None: the event has no cursor."""
+    """Move a channel's cursor forward, never back. Does nothing for None."""
     # Platform ids are decimal numbers of growing length.
     query = """INSERT INTO cursors VALUES (?, ?, ?, ?)
     ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref

@@ -103,7 +103,7 @@ def start_turn(
     """Start a turn with waiting rows and store a message for each. Raises `InboxMoved` before writing anything."""
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
-        raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows wait no longer")
+        raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows are gone")
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
     turn_id, lineage_id = _insert_turn(db, chat_id, starter.sender_ref, now)
     _bind(db, turn_id, lineage_id, rows, prepared, now)
@@ -137,7 +137,7 @@ def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: User
     turn_id, _ = _insert_turn(db, chat_id, starter, now)
     claim = "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'"
     if db.execute(claim, (turn_id, command)).rowcount != 1:
-        raise InboxMoved(f"command {command} was settled before")
+        raise InboxMoved(f"command {command} was already settled")
     return load_running(db, turn_id)
 
 
@@ -311,10 +311,10 @@ def finish_turn(
     assert not answer.calls, "an answer that calls tools does not end the turn"
     closed = db.execute(_FINISH, (now, turn.id, turn.epoch)).fetchone()
     if closed is None:
-        raise TurnMoved(f"turn {turn.id} does not run in epoch {turn.epoch}")
+        raise TurnMoved(f"turn {turn.id} is not running in epoch {turn.epoch}")
     preview_ref, question_ref, ticket, has_late_steers, is_owed, has_subagents = closed
     if has_subagents:  # the store failed when a sub-agent ended
-        _stop_subagents(db, turn, "the turn has gone on without it", now)
+        _stop_subagents(db, turn, "the turn continued without this sub-agent", now)
     turn = msgspec.structs.replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
     message = _append_answer(db, turn, answer, answer.text, now)
     if turn.parent is not None:
@@ -369,7 +369,7 @@ def fail_turn(db: Connection, claim: TurnClaim, error: str, sentence: str, now: 
     if turn is None:
         return False
     _stop_subagents(db, turn, "the turn has failed", now)
-    _answer_open_calls(db, turn, "not known: the turn failed before this call was answered", ToolRunState.UNKNOWN, now)
+    _answer_open_calls(db, turn, "outcome unknown: the turn failed before this result", ToolRunState.UNKNOWN, now)
     if turn.parent is None:
         outbox.enqueue(db, _reply(turn, OutboxKind.ERROR, sentence, None), now)
     _close(db, turn, TurnState.FAILED, error if turn.parent is None else sentence, now)
@@ -432,7 +432,7 @@ def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> Runni
     moved = "epoch = epoch + 1, restarts = restarts + ?"
     query = f"UPDATE turns SET {moved} WHERE id = ? AND epoch = ? AND state = 'running'"
     if db.execute(query, (int(is_restart), claim.id, claim.epoch)).rowcount != 1:
-        raise TurnMoved(f"turn {claim.id} does not run in epoch {claim.epoch}")
+        raise TurnMoved(f"turn {claim.id} is not running in epoch {claim.epoch}")
     remove_preview(db, claim.id)
     return load_running(db, claim.id)
 

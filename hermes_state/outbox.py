@@ -100,7 +100,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedReply:
-    """A rendered reply that the account's owner sends at once."""
+    """A rendered reply that its sender, the account's owner, sends at once."""
 
     parts: Sequence[OutboundPart]
     ownership: AccountClaim
@@ -190,12 +190,11 @@ def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRo
 
 
 def load_chats_owed_questions(db: Connection) -> list[ChatId]:
-    """Load the chats with an unsent question, or an unsent edit of an answered one."""
+    """Load the chats with an unsent question, or an unsent edit of an answered question."""
     return scalars(db, ChatId, f"SELECT DISTINCT chat_id FROM outbox WHERE {OPEN} AND dedupe_key LIKE 'approval:%'")
 
 
 def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
-    """Load the account's chats with unsent replies."""
     query = f"SELECT DISTINCT o.chat_id FROM outbox o JOIN chats c ON c.id = o.chat_id WHERE c.account = ? AND o.{OPEN}"
     return scalars(db, ChatId, query, (account,))
 
@@ -307,7 +306,6 @@ def close_question(
 
 
 def close_questions(db: Connection, turn_id: TurnId, now: Millis) -> None:
-    """Close the open questions of a turn that ends."""
     for number in scalars(db, int, "SELECT id FROM approvals WHERE turn_id = ? AND state = 'pending'", (turn_id,)):
         close_question(db, number, "expired", "", None, "Withdrawn, because the turn ended,", now)
 

@@ -32,7 +32,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: Millis | None
     end_reason: EndReason | None
     version: int
-    """Increases with every change of the view. A split planned for an older version is refused."""
+    """Version of the view, which increases with every change. A split planned for an older version is refused."""
     next_seq: int
     next_view_seq: int = -1  # decreases with every row made for a view
     message_count: int
@@ -65,7 +65,7 @@ MIN_KEY_PREFIX = 4  # shortest key prefix that people can look up
 
 _COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
-"""Key of the conversation of session `s`. Its first session may have been removed."""
+"""SQL expression for the conversation key of session `s`. The first session may have been removed."""
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -121,7 +121,7 @@ def load_active(db: Connection, chat_id: ChatId) -> Session | None:
 
 
 def load_open(db: Connection, chat_id: ChatId) -> Session | None:
-    """Load the session that the chat's next message joins; None if it will start a new one."""
+    """Load the session that the chat's next message joins; None if the message will start a session."""
     active = load_active(db, chat_id)
     return active if active is not None and active.ended_at is None else None
 
@@ -132,7 +132,7 @@ def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 
 
 IS_SUBAGENT = "EXISTS (SELECT 1 FROM sessions r WHERE r.id = s.lineage_id AND r.kind = 'subagent')"
-"""Condition for sessions `s` that belong to a sub-agent."""
+"""SQL condition for sessions `s` that belong to a sub-agent."""
 
 
 def is_subagent(db: Connection, lineage_id: LineageId) -> bool:
@@ -170,7 +170,7 @@ def end_session(db: Connection, session_id: SessionId, reason: EndReason, now: M
         {"now": now, "reason": reason, "id": session_id},
     )
     if ended.rowcount != 1:
-        raise LineageMoved(f"session {session_id} has ended already")
+        raise LineageMoved(f"session {session_id} has already ended")
 
 
 def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
@@ -220,7 +220,7 @@ def find_sessions(db: Connection, key_prefix: str, chat_id: ChatId | None, limit
 
 @locks(session="session_id")
 def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
-    """Store a session's system prompt unless it has one. Return the stored one."""
+    """Store a session's system prompt unless it has one. Return the stored prompt."""
     db.execute("UPDATE sessions SET system_prompt = ? WHERE id = ? AND system_prompt IS NULL", (text, session_id))
     stored = load_session(db, session_id).system_prompt
     assert stored is not None

@@ -54,7 +54,7 @@ def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, T
 
 @locks(session="session_id")
 def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> list[str]:
-    """Store the names of a session's tools unless some are stored. Return the stored ones."""
+    """Store the names of a session's tools unless some are stored. Return the stored names."""
     encoded = msgspec.json.encode(list(names)).decode()
     db.execute("INSERT INTO tool_offers VALUES (?, ?) ON CONFLICT DO NOTHING", (session_id, encoded))
     kept = load_offer(db, session_id)

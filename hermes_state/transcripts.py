@@ -40,7 +40,7 @@ SCHEDULED_NOTE = "the message was scheduled earlier and came by itself: nobody t
 NOT_SAID_NOW = frozenset(
     {FORWARDED_NOTE, "the message was forwarded: its words are those of somebody else", SCHEDULED_NOTE}
 )
-"""Notes on messages that their sender did not write just now. Earlier versions stored the second one."""
+"""Notes on messages that their sender did not write just now. Earlier versions stored the second note."""
 _decode_body = msgspec.json.Decoder(MessageBody).decode
 _encode_body = msgspec.json.Encoder().encode
 
@@ -167,7 +167,7 @@ def load_own_rows(
 
 
 def load_message(db: Connection, message_id: MessageId) -> Message:
-    """Load an existing row."""
+    """Load a row, which must exist."""
     return _load_rows(db, [message_id])[message_id]
 
 

@@ -106,7 +106,6 @@ def find_unended(db: Connection, turn: TurnClaim) -> RunningTurn | None:
 
 
 def find_subagents(db: Connection, turn_id: TurnId) -> list[RunningTurn]:
-    """Load the running sub-agents of a turn, oldest first."""
     query = f"{_TURN} WHERE t.parent_turn_id = ? AND t.state = 'running' ORDER BY t.id"
     return select(db, RunningTurn, query, (turn_id,))
 
@@ -120,7 +119,7 @@ def require_running(db: Connection, turn: TurnClaim) -> RunningTurn:
     where = "t.id = ? AND t.epoch = ? AND t.state = 'running'"
     found = select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
     if found is None:
-        raise TurnMoved(f"turn {turn.id} does not run in epoch {turn.epoch}")
+        raise TurnMoved(f"turn {turn.id} is not running in epoch {turn.epoch}")
     return found
 
 
@@ -128,7 +127,7 @@ def load_running(db: Connection, turn_id: TurnId) -> RunningTurn:
     """Load a running turn of any epoch. Raises `TurnMoved`."""
     found = find_turn(db, turn_id)
     if found is None:
-        raise TurnMoved(f"turn {turn_id} does not run")
+        raise TurnMoved(f"turn {turn_id} is not running")
     return found
 
 

@@ -23,7 +23,7 @@ Tokens = NewType("Tokens", int)
 """Size in tokens set by people or providers: a window, a limit, a budget."""
 
 EstimatedTokens = NewType("EstimatedTokens", int)
-"""Estimate by the gateway. Never mixed with reported tokens."""
+"""Size in tokens estimated by the gateway. Never mixed with reported tokens."""
 
 ReportedTokens = NewType("ReportedTokens", int)  # counted by a provider
 
@@ -148,7 +148,7 @@ class InputKind(StrEnum):
 class InboundMessage:
     """A message, slash command or button press from a platform.
 
-    `event_ref` identifies the platform event and starts with the bot's id. Redelivered events have the same one. For a
+    `event_ref` identifies the platform event and starts with the bot's id. Redelivered events have the same key. For a
     slash command or button, `text` holds the command line (`/stop`, `/title Plans`), without a mention of the bot.
     """
 
@@ -176,8 +176,6 @@ class InboundMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditEvent:
-    """A person edited an earlier message."""
-
     event_ref: str
     chat: ChatKey
     sender: Sender
@@ -189,8 +187,6 @@ class EditEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionEvent:
-    """A message was deleted on the platform."""
-
     event_ref: str
     chat: ChatKey
     message_ref: str
@@ -425,5 +421,4 @@ MICROS = 1_000_000
 
 
 def micro_usd(value: float) -> MicroUsd:
-    """Convert dollars to millionths."""
     return MicroUsd(round(value * MICROS))

@@ -52,7 +52,7 @@ def add(db: Connection, browser: SignedInBrowser, max_browsers: int) -> None:
 
 @locks("browsers")
 def remove(db: Connection, browser_id: str | None, now: Millis) -> int:
-    """Sign out one browser, or all for None. Return their number."""
+    """Sign out the browser with this id, or all for None. Return their number."""
     db.execute(_REMOVE_OLD, (now - LIFETIME_MS,))
     if browser_id is None:
         return db.execute("DELETE FROM browsers").rowcount

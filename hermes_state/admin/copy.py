@@ -21,9 +21,9 @@ from hermes_state.store.sql import Connection, load_note, nested, save_note, sca
 from hermes_state.text import shortened
 
 MAX_NAMED = 10
-"""Rejected rows of a slice that an error message names."""
+"""Maximum number of rejected rows that an error message names."""
 SLICE_ROWS = 500
-"""Rows in one transaction. They fit into memory even with the longest texts."""
+"""Rows per transaction. They fit into memory even with the longest texts."""
 
 TABLES: Final = {
     "meta": ("key",),
@@ -64,7 +64,7 @@ _ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_fro
 
 _Row: TypeAlias = Sequence[Any]  # Any: column values
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called after each slice with the table, its number of copied rows, and its total number of rows."""
+"""Callback after each slice, with the table, its number of copied rows, and its total number of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,6 @@ def copy_database(source: Connection, target: Connection, name: str, progress: P
 
 
 def _begin(source: Connection, target: Connection, name: str) -> None:
-    """Store the source's name in the target, unless it is there."""
     counts = [_count(source, table) for table in TABLES]
     origin = f"{name}, {hashlib.sha256(repr((counts, _highest_ids(source))).encode()).hexdigest()[:16]}"
     begun = load_note(target, COPY_NOTE)

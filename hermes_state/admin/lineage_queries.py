@@ -37,7 +37,6 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     parent_key: str | None
     child_key: str | None
     lineage_key: str
-    """Key of the chain's first session."""
     depth: int
     kind: SessionKind
     """`subagent` for a sub-agent's first session. Its parent is the calling session."""
@@ -137,7 +136,7 @@ def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int
 
 
 def load_lineage_session(db: Connection, session_id: SessionId) -> LineageSession:
-    """Load an existing session."""
+    """Load a session, which must exist."""
     return _load_sessions(db, "s.id = :value", session_id, 1)[0]
 
 

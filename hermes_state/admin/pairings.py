@@ -28,7 +28,7 @@ _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """Characters of a code, without the confusable I, O, 0 and 1. Eight of them hold 40 bits."""
 
 MIN_CODE_AGE_MS = 300_000
-"""Milliseconds for which no other code replaces a new code, so that there is time to approve it."""
+"""Milliseconds during which a new code cannot be replaced, so that there is time to approve it."""
 
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 _COLUMNS = columns(Pairing, "pairings")
 _IS_VALID = "(state = 'pending' AND expires_at > :now AND created_at <= :now + 60000)"
-"""Code that can still be approved. A code from the future was made before the clock was set back."""
+"""SQL condition for codes that can still be approved. A code from the future was made before the clock was set back."""
 
 # Purpose: make room for another stranger's code.
 _DROP_OLDEST = """DELETE FROM pairings WHERE code_hash = (
@@ -61,7 +61,7 @@ def hash_code(code: str) -> str:
 
 
 def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pending: int, now: Millis) -> bool:
-    """Store a new code for a stranger. Return False if they already have a valid one, or too many people wait.
+    """Store a new code for a stranger. Return False if they already have a valid code, or too many people wait.
 
     If `max_pending` people wait, the new code replaces the oldest, provided that one is `MIN_CODE_AGE_MS` old. So a
     crowd can use up all codes for a while, but not for good.

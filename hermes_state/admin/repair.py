@@ -65,7 +65,7 @@ class TableReport:
     name: str
     rows: int
     expected: int | None
-    """Number of rows according to a readable index; None without one."""
+    """Number of rows according to a readable index; None if no index is readable."""
     lost: str
     """Lost keys, if they are numbers; `all` if the table's definition is lost."""
 
@@ -80,7 +80,7 @@ class RepairReport:
 
 
 def repair_database(path: Path) -> RepairReport | None:
-    """Replace the damaged database at `path` with one that contains all readable rows. None if it is not damaged.
+    """Replace the damaged database at `path` with a new file of all readable rows. Return None if it is not damaged.
 
     Holds the database's lock and needs three times its size on disk. Nothing changes until the new database has passed
     every check. Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` like `SqliteStore.open`, and
@@ -148,7 +148,7 @@ def _version_of(path: Path) -> int | None:
     except sqlite3.DatabaseError:
         return None
     if is_ours and version > len(shipped_migrations()):
-        raise DatabaseRejected(f"this database was written by a newer version of hermes-gateway (schema {version})")
+        raise DatabaseRejected(f"a newer version of hermes-gateway (schema {version}) wrote this database: install it")
     return version if is_ours and version else None
 
 
@@ -174,7 +174,7 @@ def _check(db: sqlite3.Connection) -> None:
 
 
 def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:
-    """Create an empty database with the same schema, which the next start migrates like the old one."""
+    """Create an empty database with the same schema, which the next start migrates as usual."""
     register_functions(db)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute("PRAGMA journal_mode = MEMORY")
@@ -196,7 +196,7 @@ def _replace_header(damaged: Path, donor: Path) -> None:
 
 
 def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
-    """Copy every ordinary table. The search index is filled from the messages."""
+    """Copy every ordinary table. Triggers fill the search index."""
     query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT LIKE 'sqlite_%'"
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as old:
         with contextlib.suppress(sqlite3.DatabaseError):
@@ -370,7 +370,6 @@ class SalvageJob:
 
 
 def _shown(ranges: list[tuple[int, int]]) -> str:
-    """Return the ranges in order, with neighbours joined."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:

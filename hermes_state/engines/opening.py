@@ -39,7 +39,7 @@ class StoreSettings:
     A password in it is a secret.
     """
     writers: Annotated[int, Setting(ge=1, le=16, unit="connections", restart=True)] = 2
-    """PostgreSQL connections for writing. A database file has one."""
+    """PostgreSQL connections for writing. Not used with a database file."""
     busy_seconds: Annotated[float, Setting(ge=1, le=600, unit="seconds", restart=True)] = 30
     """Longest wait of a write while another process locks the database. Raise this if backups lock it for longer."""
     synchronous: Synchronous = "FULL"

@@ -159,7 +159,7 @@ def os_errors(path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         if _code_of(error) in ("NoSuchBucket", "ContainerNotFound"):
             raise OSError(errno.EIO, reason(error)) from None
-        raise FileNotFoundError(errno.ENOENT, "the object store does not have it", path) from None
+        raise FileNotFoundError(errno.ENOENT, "not in the object store", path) from None
     except BaseError as error:
         raise OSError(errno.EIO, reason(error)) from None
 
@@ -200,7 +200,6 @@ def reason(error: BaseException) -> str:
 
 
 def _is_passing(error: Exception, code: str) -> bool:
-    """Return True if the error may go away by itself."""
     if re.search(r"QuotaExceeded$|StorageFull$|^RequestTimeout$", code):  # whatever the status
         return True
     status = re.search(r"status code: (\d{3})", str(error))

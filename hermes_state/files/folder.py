@@ -20,7 +20,7 @@ class AttachmentFolder:
         self.folder = folder
 
     def new_file(self) -> Path:
-        """Create an empty file to fill and pass to `keep`."""
+        """Create an empty file. Fill it, then pass it to `keep`."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="incoming-", dir=self.folder)
         os.close(handle)

@@ -13,7 +13,7 @@ from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCall, 
 ADD_USAGE = """input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
   cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,
   reasoning_tokens = reasoning_tokens + ?, cost_microusd = cost_microusd + ?, unpriced_calls = unpriced_calls + ?"""
-"""Assignments that add a call to a session's totals. `usage_of` returns the parameters."""
+"""SQL assignments that add a call to a session's totals. `usage_of` returns the parameters."""
 
 
 @locks(turn="turn_id", lineage="lineage_id", chat="chat_id")
@@ -90,7 +90,7 @@ class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     cost: MicroUsd = MicroUsd(0)
-    """Cost of the calls with a known price."""
+    """Cost of calls with a known price."""
     calls: int = 0
     failed_calls: int = 0
     estimated_calls: int = 0
@@ -133,7 +133,7 @@ _SUMS = """coalesce(sum(cost_microusd), 0) AS "{0}cost", count(*) AS "{0}calls",
   coalesce(sum(cache_read_tokens), 0) AS "{0}cache_read_tokens",
   coalesce(sum(cache_write_tokens), 0) AS "{0}cache_write_tokens",
   coalesce(sum(reasoning_tokens), 0) AS "{0}reasoning_tokens\""""
-"""Columns of `TotalUsage`. `{0}` is a prefix of their names."""
+"""SQL columns of `TotalUsage`. `{0}` is a prefix of their names."""
 
 
 def load_by_purpose(
@@ -159,7 +159,6 @@ def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> 
 
 
 def cost_of_conversation(db: Connection, lineage_id: LineageId) -> MicroUsd:
-    """Return the cost of a conversation from its sessions' totals."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM sessions WHERE lineage_id = ?"
     return scalar(db, MicroUsd, query, (lineage_id,))
 
@@ -189,7 +188,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one chat, model and purpose in a quarter of an hour."""
 
     at: Millis
-    """Start of the quarter-hour. No time zone has midnight inside one."""
+    """Start of the quarter-hour. Midnight is never inside it, in any time zone."""
     chat_id: ChatId | None
     model: str
     purpose: str

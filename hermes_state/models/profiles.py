@@ -11,7 +11,7 @@ from hermes_state.store.sql import Connection, scalar_or_none, select_one
 from hermes_state.values import Millis, Tokens
 
 MIN_SCALE, MAX_SCALE = 0.2, 5.0
-"""Bounds of `Calibration.scale`. No tokenizer deviates more from the one that our estimates use."""
+"""Bounds of `Calibration.scale`. No tokenizer deviates more from our estimates."""
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
 """Bounds of an image's size in tokens. Providers' figures are well inside."""
 MAX_LIMIT_AGE_MS = 7 * 86_400_000
@@ -19,7 +19,7 @@ MAX_LIMIT_AGE_MS = 7 * 86_400_000
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Calibration of our estimates to a model's token counts."""
+    """Calibration of token estimates for a model."""
 
     scale: Annotated[float, msgspec.Meta(ge=MIN_SCALE, le=MAX_SCALE)] = 1.0
     """Reported tokens per estimated token."""
@@ -85,7 +85,7 @@ class ModelProfile:
     learned_input: Tokens | None = None
     """Smallest limit for a prompt alone stated in a refusal."""
     learned_beside: Tokens | None = None
-    """Context length in force at that time. With another one, the learned limits do not apply."""
+    """Context length configured when the limits were learned. With another length they do not apply."""
     offer: OfferedSize | None = None
 
     def window(self, in_force: Tokens) -> Tokens:
@@ -141,7 +141,7 @@ def load_image_limits(db: Connection, route: str, model: str) -> LearnedImageLim
 def save_image_limits(
     db: Connection, route: str, model: str, learned: LearnedImageLimits, now: Millis
 ) -> LearnedImageLimits:
-    """Merge image limits into the stored ones. Return the result."""
+    """Merge image limits with the stored limits. Return the result."""
     merged = learned.merged(load_image_limits(db, route, model), now)
     _save(db, route, model, now, image_facts=msgspec.json.encode(merged).decode())
     return merged
@@ -177,7 +177,7 @@ def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int 
 
 @locks("profiles")
 def learn_output_cap(db: Connection, route: str, model: str, cap: int, now: Millis) -> None:
-    """Store the output limit that a provider stated when it refused a higher one."""
+    """Store the output limit that a provider stated when it refused a higher limit."""
     _save(db, route, model, now, learned_output=cap, learned_output_at=now)
 
 
@@ -192,7 +192,6 @@ def learn_context(
 
 
 def _save(db: Connection, route: str, model: str, now: Millis, **values: object) -> None:
-    """Set columns of a model's row, creating it if needed."""
     row = "INSERT INTO model_profiles (route, model, calibration, updated_at) VALUES (?, ?, '{}', ?)"
     db.execute(f"{row} ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at", (route, model, now))
     columns = ", ".join(f"{name} = ?" for name in values)

@@ -19,7 +19,7 @@ def stored() -> Mapping[str, Any]:  # each module knows the types of its own par
 
 @cache
 def _words(*, is_ascii: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the words that signal a named or told secret, by common stem."""
+    """Return the words that signal a secret, by common stem."""
     names, speech = stored()["names"], stored()["speech"]
     found: dict[str, list[str]] = {}
     commands, nouns, numbers = stored()["commands"], speech["nouns"], speech["numbers"]

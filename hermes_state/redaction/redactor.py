@@ -23,10 +23,10 @@ _SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
 _QUOTE_ENDS = "\"'\r\n"
 _QUOTE_END = re.compile(f"[{_QUOTE_ENDS}]")
 _REACH_CHARS = 140
-"""Longer than any secret with a space plus its name, except quoted values, headers and commands."""
+"""Maximum length of a secret with a space, including its name. Quoted values, headers and commands may be longer."""
 _COMMAND_CHARS = 600
 MAX_KNOWN_CLEAN = 4_096
-"""Texts remembered as clean, by their hash. Log lines repeat the same names and words."""
+"""Maximum number of clean texts remembered by their hash. Log lines repeat the same names and words."""
 
 
 def redact(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Secrets told in a sentence ("das Passwort für den Drucker ist …"), and payment card numbers."""
+"""Secrets mentioned in a sentence ("das Passwort für den Drucker ist …"), and payment card numbers."""
 
 import re
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from hermes_state.redaction.named import is_reference
 from hermes_state.redaction.patterns import MARK, Span, expression, stored
 
 _REACH = 80
-"""Characters after the word for a password that are searched for the password."""
+"""Number of characters after a word for "password" that are searched."""
 _BESIDE = 20
-"""Characters that are searched after another such word, because the rest was searched before."""
+"""Number of characters searched after a second such word, because the rest was already searched."""
 _CARD_REACH = 40
 
 
@@ -19,12 +19,9 @@ def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
     """Return the words for a password: the word, its pattern as a whole word, and True if it names a number."""
     speech = stored()["speech"]
     told = [(noun, noun in speech["numbers"]) for noun in (*speech["nouns"], *speech["numbers"])]
-    # The word comes first, because starting with a negative lookbehind takes many times as long.
+    # The word comes first, because starting with a negative lookbehind takes many times as long. CJK has no boundaries.
     whole = "{0}(?<![^\\W_]{0})(?![^\\W_])"
-    return tuple(
-        (noun, re.compile(noun if noun >= "\u2e80" else whole.format(noun)), counts)
-        for noun, counts in told  # not CJK
-    )
+    return tuple((noun, re.compile(noun if noun >= "\u2e80" else whole.format(noun)), counts) for noun, counts in told)
 
 
 @cache
@@ -36,7 +33,7 @@ def _told() -> re.Pattern[str]:
 
 
 def told_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
-    """Yield the spans of passwords told in a sentence.
+    """Yield the spans of passwords mentioned in a sentence.
 
     `lower` is `text` in lower case, with the same length. `words` comes from `words_in`.
     """

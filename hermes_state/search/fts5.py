@@ -18,13 +18,13 @@ from hermes_state.store.segment import REPEATS, phrase
 from hermes_state.store.sql import Connection, scalar, scalars
 
 COMMON_ROWS = 200_000
-"""Most matches in the whole index that SQLite counts, in about 8 ms. A term with more is common."""
+"""Maximum number of matches that SQLite counts, in about 8 ms. A term with more matches is common."""
 
 COUNTED_HITS = 200
-"""Ranked matches of a common word in one scope. Their texts are scattered: a thousand take three times as long."""
+"""Number of ranked matches of a common word in one scope. A thousand take three times as long."""
 
 SAMPLED_HITS, SAMPLED_PLACES = 100, 4
-"""Matches per sample that estimates the total, and samples that estimate a weight."""
+"""Number of matches in a sample, and number of samples that estimate a weight."""
 
 # Purpose: load the best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)
 _RANKED = """
@@ -54,7 +54,7 @@ _NEWEST = "SELECT rowid AS id, 0.0 FROM {0} WHERE {0} MATCH :match AND rowid < :
 # Purpose: count them. (Ids grow with time, so a limit may come before `since`.)
 _COUNT = f"""SELECT count(*) FROM ({_NEWEST}) hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since"""
-# Purpose: find known words in any chat: by their beginning, which is one scan, and single ones.
+# Purpose: find known words in any chat: by their beginning, which is a single scan, and word by word.
 _KNOWN = """SELECT term FROM messages_terms WHERE term >= :head AND term < :head || char(0x10ffff)
 UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messages_terms WHERE term = value)"""
 
@@ -79,8 +79,6 @@ def match_text(expression: Expression) -> str:
 
 
 class Fts5Matches(MatchReader):
-    """Matches in the index in use."""
-
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
         self._index = serving_index(db)

@@ -38,7 +38,7 @@ Order: TypeAlias = Literal["best", "newest"]
 
 
 class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A matching message. `score` is higher for a better match, and 0 when sorted by time."""
+    """A matching message. `score` is higher for a better match, and 0 if sorted by time."""
 
     message_id: MessageId
     session_id: SessionId
@@ -70,7 +70,6 @@ def search(
 
 
 def match_reader(db: Connection, **filters: Unpack[SearchFilter]) -> MatchReader:
-    """Return the match reader for the connection's engine."""
     return Fts5Matches(db, **filters) if isinstance(db, sqlite3.Connection) else TsMatches(db, **filters)
 
 
@@ -148,7 +147,7 @@ def _snippet(text: str, wanted: Sequence[Term]) -> str:
 
 
 def _original(text: str, place: int) -> int:
-    """Return the approximate index in `text` of a place in the folded text."""
+    """Return the approximate index in `text` for an index in the folded text."""
     start, end = 0, len(text)
     while end - start > 1:
         middle = (start + end) // 2

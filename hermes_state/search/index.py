@@ -1,7 +1,7 @@
 """Upkeep of the search index: check it at start and after a failure, and rebuild it in the background.
 
 A new index is filled next to the old one in blocks, from the newest message back. A note stores the id from which it is
-complete, triggers keep it complete, and a restart continues there. The complete index replaces the old one. A damaged
+complete, triggers keep it complete, and a restart continues there. The complete index replaces the old index. A damaged
 index is removed at once, and the unfinished one is used meanwhile.
 
 PostgreSQL stores a message together with its words. Words from an earlier version are stored again.
@@ -35,15 +35,15 @@ RETRY_SECONDS = 60.0
 """Seconds until the next attempt after a failure, unless the index fails again."""
 MAKING = f"{SERVING}_next"
 BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
-"""Rows and characters per block (the first row may exceed them): about 30 ms of the writer's time."""
+"""Maximum rows and characters per block, which takes about 30 ms of the writer's time. A single row may be larger."""
 OUTDATED = "this version finds more words"
-"""Fault of an index that can be used until a new one is ready."""
+"""Fault of an index that can be used until its replacement is ready."""
 _FLOOR_NOTE = "search_floor"  # id of the oldest message in the unfinished index
 _MADE_NOTE = "search_making_version"
 
 
 def serving_index(db: Connection) -> str:
-    """Return the table for searches: the unfinished one if there is no other."""
+    """Return the table for searches: the unfinished index if there is no other."""
     return SERVING if _has_table(db, SERVING) else MAKING
 
 
@@ -53,7 +53,7 @@ def is_current(db: Connection) -> bool:
 
 
 def load_progress(db: Connection) -> int | None:
-    """Return the percentage of messages in the unfinished index; None if there is none."""
+    """Return the percentage done of an unfinished index; None if there is none."""
     if not isinstance(db, sqlite3.Connection):
         done = load_renewed(db)
         return None if done is None else 100 * done // max(1, done, _newest(db))

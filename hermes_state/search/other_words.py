@@ -12,7 +12,7 @@ from hermes_state.store.segment import folded
 from hermes_state.store.sql import Connection
 
 MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
-"""Words of a query that are replaced, in 15 to 40 ms each, and replacements for each."""
+"""Maximum number of replaced words in a query (15 to 40 ms each), and of replacements for each."""
 
 
 def search_in_other_words(
@@ -34,7 +34,7 @@ def search_in_other_words(
     order = [*near, *known]
     left_out = bisect_left(range(len(order)), True, key=lambda first: _count(matches, " ".join(order[first:]), 1) > 0)
     kept = " ".join(word for word in (*counts, *near) if word in order[left_out:])
-    # The rarest word may be the wrong one to keep. So half of the results may contain any other rare word.
+    # The rarest word may be the wrong choice. So half of the results may contain any other rare word.
     rare = [*near, *(word for word in reversed(known) if counts[word] <= 10)]
     asked = [found for words in (kept, *rare) if (found := parse_query(words)) is not None]
     best = [matches.best(one.expression, one.terms, limit) for one in asked if one.expression is not None]
@@ -52,7 +52,7 @@ def _count(matches: MatchReader, words: str, limit: int = 1_000) -> int:  # take
 def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
     """Return known words that the unknown ones may have meant. The index mixes all chats, so each word is looked up."""
     bare = {word: folded(word).strip(".,:;!?'") for word in words}
-    # A shorter word resembles too many others; a longer one takes too long.
+    # Shorter words resemble too many others; longer words take too long.
     misspelt = [word for word in words if bare[word].isalpha() and 5 <= len(bare[word]) <= 32]
     near: list[str] = []
     for word in misspelt[:MAX_MISSPELT]:

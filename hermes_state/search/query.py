@@ -69,7 +69,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """Matches that contain the wanted part and not the excluded one."""
+    """Matches that contain the wanted part but not the excluded part."""
 
     wanted: "Expression"
     excluded: "Expression"

@@ -13,10 +13,10 @@ from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 
 RANKED_HITS = 1_000
-"""Newest matches that are ranked. Ranking all matches of a common word takes a second per million rows."""
+"""Number of newest matches that are ranked. Ranking all matches of a common word takes a second per million rows."""
 
 COUNTED_CHARACTERS, COUNTED_TERMS = 4_000, 8
-"""Characters per text in which terms are counted (a sample of the rest), and terms that are counted (the rarest)."""
+"""Number of characters of a text in which terms are counted, and number of counted terms (the rarest)."""
 
 _K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
 
@@ -62,7 +62,6 @@ class MatchReader(ABC):
 
 
 def weight(frequency: float, count: float) -> float:
-    """Return the weight of a term that occurs in `frequency` of `count` messages."""
     frequency = min(count, frequency)
     return max(_LEAST_WEIGHT, math.log((count - frequency + 0.5) / (frequency + 0.5)))
 
@@ -82,5 +81,4 @@ def scored(rows: Iterable[tuple[int, str, int, float]], weights: Mapping[Term, f
 
 
 def best_of(hits: Iterable[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
-    """Return the hits with the highest scores, preferring newer ones."""
     return heapq.nlargest(limit, hits, key=lambda hit: (hit[1], hit[0]))

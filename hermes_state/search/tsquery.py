@@ -25,7 +25,7 @@ from hermes_state.store.sql import Connection, scalar
 RECENT_ROWS = 500  # newest messages that are searched first, in half a millisecond
 
 COUNTED_HITS = 300
-"""Newest matches ranked by the words in their texts. Loading and folding a text takes 20 µs."""
+"""Number of newest matches ranked by the words in their texts. Loading and folding a text takes 20 µs."""
 
 
 # Purpose: find the newest matches among the newest messages. (IS TRUE avoids the index.)
@@ -65,8 +65,6 @@ def query_text(expression: Expression) -> str | None:
 
 
 class TsMatches(MatchReader):
-    """Matches in the words of messages."""
-
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
         # An id above all possible matches. (Statements with parameters share the round trip of earlier ones.)
@@ -84,7 +82,7 @@ class TsMatches(MatchReader):
         return [(row_id, 0.0) for (row_id,) in self._newest(expression, limit)]
 
     def _newest(self, expression: Expression, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        """Load rows with a statement in the given `shape` around the one that finds ids.
+        """Load rows with a statement in the given `shape` around the search for ids.
 
         Searches back until that would take longer than all matches from the index.
         """
@@ -130,5 +128,5 @@ class TsMatches(MatchReader):
 
 
 def _array(ids: Sequence[int]) -> str:
-    """Write a PostgreSQL array. The driver would take 3 ms for a thousand ids."""
+    """Format a PostgreSQL array. The driver would take 3 ms for a thousand ids."""
     return "{" + ",".join(map(str, ids)) + "}"

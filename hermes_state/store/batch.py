@@ -11,7 +11,7 @@ from typing import Any
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.sql import Connection, nested
 
-_BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
+_BROKEN_OFF = "the transaction ended inside a function; nothing was stored"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -122,7 +122,6 @@ def _run_queue(db: Connection, queue: Sequence[WriteRequest], rules: Transaction
 
 
 def _run_isolated(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:
-    """Run the batch with a savepoint for each function."""
     rules.begin(db, batch)
     for write in batch:
         write.run(db, rules.ends_batch, is_nested=True)

@@ -54,8 +54,6 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """Locks declared by a function."""
-
     names: frozenset[str]
     parameters: tuple[Parameter, ...]
     inner: Parameter | None

@@ -15,8 +15,6 @@ _COMMENT = re.compile(r"--[^\n]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """A numbered SQL file."""
-
     number: int
     name: str
     sql: str
@@ -69,6 +67,6 @@ def check_applied(db: Connection, name: str, applied: Sequence[Migration]) -> No
 def newer_version(name: str, version: int, newest: int) -> DatabaseRejected:
     """Return the error for a schema newer than this gateway."""
     return DatabaseRejected(
-        f"{name} was written by a newer version of hermes-gateway (schema {version}, this one knows {newest}): "
+        f"{name} was written by a newer version of hermes-gateway (schema {version}, this version supports {newest}): "
         "install that version, or restore a backup"
     )

@@ -34,7 +34,7 @@ class SeatLock(NamedTuple):
 
 
 KEEPER = SeatLock(LockKind.KEEPER, 0)
-"""Lock of the node that runs schedules, expiry and housekeeping."""
+"""Lock held by the node that runs schedules, expiry and housekeeping."""
 
 
 def chat_lock(chat_id: ChatId) -> SeatLock:
@@ -93,11 +93,11 @@ class Seat(ABC):
     @property
     @abstractmethod
     def is_certain(self) -> bool:
-        """True while no other node can have these locks. Turns False some time before one can."""
+        """True while no other node can have these locks. Turns False some time before that changes."""
 
     @abstractmethod
     async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
-        """Take up to `most` free locks, in this order, and return them. Raises `SeatLost`."""
+        """Take up to `most` of these locks that are free, in order, and return them. Raises `SeatLost`."""
 
     @abstractmethod
     async def let_go(self, lock: SeatLock) -> None:
@@ -105,7 +105,7 @@ class Seat(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release all locks. End all work of a lost seat before."""
+        """Release all locks. If the seat is lost, end its work before this call."""
 
 
 class OnlySeat(Seat):

@@ -27,7 +27,7 @@ INDEXED_CHARACTERS = 200_000
 """Searchable characters at the start of a row. Longer tool output would cost more than it helps."""
 
 _MARK_LETTERS, _MARK_PAIRS = 0x13000, 0x12000
-"""First letters that replace vowel signs, which the tokenizer treats as spaces: hieroglyphs, or cuneiform in pairs."""
+"""Letters that replace vowel signs, which the tokenizer treats as spaces: hieroglyphs, or cuneiform in pairs."""
 
 CJK = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\ua960-\ua97f\ud7b0-\ud7ff\U00012000-\U000122ff"
@@ -50,7 +50,7 @@ _SAME = str.maketrans(
 
 
 class _Folding(dict[int, str | int | None]):
-    """Map accents and vowel points to nothing, vowel signs to letters, and digits to ASCII."""
+    """Map from characters to folded text: nothing for accents, letters for vowel signs, ASCII for digits."""
 
     def __missing__(self, code: int) -> str | int | None:
         category, is_kept = unicodedata.category(chr(code)), 0x0900 <= code < 0x1AB0 or 0x3000 <= code < 0xFE00
@@ -140,7 +140,6 @@ def fts_row(text: str | None, body: str | None) -> str:
 
 
 def fts_scope(chat_id: int, lineage_id: int, role: str, tool_name: str | None) -> str:
-    """Return the scope of a row, from its columns."""
     return f"c{chat_id} l{lineage_id} r{role}" + (f" {REPEATS}" if tool_name in RECALL_TOOLS else "")
 
 

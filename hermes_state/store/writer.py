@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 QUEUE_SIZE = 10_000
-"""Most queued writes. Later callers wait, so memory stays bounded while the disk is slow."""
+"""Maximum number of queued writes. Later callers wait, so memory stays bounded while the disk is slow."""
 
 READ_SECONDS = 5.0
 """Time limit of a read. An old snapshot makes the write-ahead log grow."""
@@ -31,8 +31,6 @@ READ_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterHealth:
-    """State of the writers, for health checks."""
-
     last_commit_seconds: float
     """Seconds from leaving the queue to being on disk, for the last batch."""
     since_commit_seconds: float  # or since the store was opened
@@ -53,13 +51,13 @@ class ReaderHealth:
 class Store(ABC):
     """The database of one gateway. An engine opens it; always `close` it. `name` appears in errors.
 
-    `writers` is the number of parallel transactions. With more than one, only awaiting a write orders it before the
+    `writers` is the number of parallel transactions. With more, only awaiting a write orders it before the
     next.
     """
 
     _readers: Sequence[Any] = ()  # connections, each with its number of `pending` reads
     batch_size = 256
-    """Most functions in one transaction: enough to hide the disk's sync, few enough to keep latency low."""
+    """Maximum number of functions per transaction: enough to hide the disk's sync, few enough for a low latency."""
 
     def __init__(self, name: str, writers: int = 1) -> None:
         self.name = name
@@ -230,7 +228,6 @@ class Store(ABC):
         self._admit_callers()
 
     def _admit_callers(self) -> None:
-        """Admit waiting callers while there is room."""
         room = QUEUE_SIZE - len(self._queue)
         while room > 0 and self._callers_outside:
             turn = self._callers_outside.popleft()

@@ -57,8 +57,6 @@ class ApprovalRequest:
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored question and its answer."""
-
     id: int
     turn_id: TurnId
     tool_call_id: str
@@ -73,8 +71,6 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """A question without an answer."""
-
     id: int
     turn_id: TurnId
     chat_id: ChatId
@@ -158,7 +154,7 @@ def load_pending(
 def decide(
     db: Connection, one: PendingApproval, state: ApprovalState, by: str, reason: str | None, now: Millis, name: str = ""
 ) -> None:
-    """Store a person's answer. After the last one, the turn runs again."""
+    """Store a person's answer. After the last answer, the turn runs again."""
     # Other characters could format or hide parts of the line.
     shown = " ".join(re.sub(r"[^\w .'-]|_", " ", name).split())[:40] or by
     _close(db, one, state, by, reason, f"{state.capitalize()} by {shown}", now)

@@ -21,7 +21,7 @@ from hermes_state.text import counted
 from hermes_state.values import ChatId, InputKind, Millis, UserRef
 
 MAX_FIRED = 20
-"""Most schedules in one transaction. Other writes run in between, and some next times take 20 ms to find."""
+"""Maximum number of schedules per transaction. Other writes run in between, and finding a next time can take 20 ms."""
 
 
 class ScheduleState(StrEnum):
@@ -61,7 +61,7 @@ class FiringPlan:
 
 _COLUMNS = columns(ScheduleRow, "schedules")
 _IS_REACHABLE = "NOT EXISTS (SELECT 1 FROM chats c WHERE c.id = chat_id AND c.unreachable_since IS NOT NULL)"
-"""The bot can write in the schedule's chat. Schedules of other chats wait."""
+"""SQL condition: the bot can write in the schedule's chat. Schedules of other chats wait."""
 
 
 def insert_schedule(db: Connection, schedule: NewSchedule) -> int:
@@ -83,7 +83,6 @@ def find_schedule(db: Connection, chat_id: ChatId, schedule_id: int) -> Schedule
 
 
 def count_schedules(db: Connection, chat_id: ChatId) -> int:
-    """Count a chat's schedules that are not done."""
     return scalar(db, int, "SELECT count(*) FROM schedules WHERE chat_id = ? AND state <> 'done'", (chat_id,))
 
 

@@ -65,10 +65,9 @@ class PostgresConnection:
         self._is_broken_off = False
         self._is_ending = False  # a ROLLBACK was sent and its result is pending
         self.share_trip: Callable[[bool], None] | None = None
-        """Set while functions run side by side. Lets the others continue until all need a result, and sends their
-        statements.
+        """Hook while functions run side by side: lets the others continue, then sends all statements once each waits.
 
-        With True, lets them run to their end. Raises an error of any of them.
+        With True, lets the others run to their end. Raises an error of any of them.
         """
 
     @classmethod
@@ -126,7 +125,7 @@ class PostgresConnection:
         if not waits or len(self._waiting) >= 1_000:  # keeps memory bounded
             self.sync()
         if sql == "COMMIT" and result.status != b"COMMIT":  # a function has swallowed an error
-            raise psycopg.errors.InFailedSqlTransaction("the transaction had failed; nothing was stored")
+            raise psycopg.errors.InFailedSqlTransaction("the transaction failed; nothing was stored")
         return result
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> None:
@@ -166,7 +165,7 @@ class PostgresConnection:
                 if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED):
                     failure = failure or self._failure(result)
                     if isinstance(one, tuple):
-                        self._prepared.pop(one, None)  # a later one may have evicted it
+                        self._prepared.pop(one, None)  # a later statement may have evicted it
                 elif isinstance(one, Result):
                     one.fetched = result
                 self._next()  # the end of the statement's results
@@ -327,7 +326,7 @@ class Result:
         if self.fetched is None:
             self._db.sync()
         if self.fetched is None:
-            raise psycopg.errors.InFailedSqlTransaction("the transaction had failed before this statement")
+            raise psycopg.errors.InFailedSqlTransaction("the transaction failed before this statement")
         return self.fetched
 
 
@@ -347,25 +346,25 @@ def _numbered(sql: str, has_names: bool) -> tuple[bytes, tuple[str, ...]]:
 
 
 class _IntDumper(Int8Dumper):
-    """Dumps integers as bigint, so that each statement is prepared only once."""
+    """Dumper of integers as bigint, so that each statement is prepared only once."""
 
 
 class _BoolDumper(Int8Dumper):
-    """Dumps booleans as 0 and 1, like the columns."""
+    """Dumper of booleans as 0 and 1, like the columns."""
 
     def dump(self, obj: Any) -> Buffer | None:
         return b"1" if obj else b"0"
 
 
 class _StrDumper(StrDumperUnknown):
-    """Dumps text without NUL, which PostgreSQL rejects."""
+    """Dumper of text without NUL, which PostgreSQL rejects."""
 
     def dump(self, obj: str) -> Buffer | None:
         return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in obj else obj)
 
 
 class _SumLoader(Loader):
-    """Loads sums of integers as integers."""
+    """Loader of integer sums as integers."""
 
     def load(self, data: Buffer) -> int | float:
         text = bytes(data)
@@ -380,7 +379,7 @@ In order: connection, login, serialization, resources, locks, intervention, syst
 """
 
 _SESSIONS = frozenset({"0A000", "25006", "26000", "42P05"})
-"""Error codes that a new session may avoid.
+"""Error codes that may not occur again in a new session.
 
 A migration has outdated a plan, the server is read-only (a new replica), or a pooler has lost or kept prepared
 statements.

@@ -1,8 +1,8 @@
 """Locks of a batch as PostgreSQL advisory locks, which end with the transaction.
 
 The first is the lock of everything: shared, or exclusive for functions without declared chats. It is taken in a
-separate statement after `BEGIN`, so that the next one sees the current chats, and no chat moves while it is held. The
-others follow in ascending order, so that batches cannot deadlock.
+separate statement after `BEGIN`, so that the next statement sees the current chats. No chat moves while it is held. The
+other locks follow in ascending order, so that batches cannot deadlock.
 
 Keys are 64-bit hashes. Two chats with the same key only wait for each other. A chat that is not stored yet is locked by
 its key like any other.
@@ -69,13 +69,13 @@ def _take(db: Connection, keys: LockKeys) -> Cursor:
 
 @cache
 def _taking(kinds: tuple[str, ...], has_names: bool) -> str:
-    """Return the statement for rows of these kinds only, because each further table costs time."""
+    """Return a statement for rows of these kinds only, because each further table costs time."""
     of_rows = [_OF_ROWS.format(" UNION ALL ".join(_CHATS_OF[kind] for kind in kinds))] if kinds else []
     return _TAKE.format(" UNION ALL ".join([*of_rows, *([_OF_NAMES] if has_names else [])]))
 
 
 def _queues(batch: Sequence[LockKeys], taken: Iterable[tuple[str, int, int]]) -> list[list[int]]:
-    """Group functions by shared locks. `taken` holds the kind and id of each row, or name and 0, and the lock."""
+    """Group functions by shared locks. `taken` holds kind, id and lock of each row (or name, 0 and lock)."""
     led_to = defaultdict[tuple[str, int], set[object]](set)
     for kind, row_id, lock in taken:
         led_to[kind, row_id].add(lock)

@@ -1,7 +1,7 @@
 """PostgreSQL migrations.
 
 Each is a transaction that first takes an advisory lock and then reads the schema version. So if several nodes start
-together, the first one does the work.
+together, the first node does the work.
 
 During an upgrade, nodes of the previous version continue with a schema that is one number ahead. A migration that they
 cannot work with sets the note `READABLE_FROM`.
@@ -153,7 +153,9 @@ def _is_ours(db: Connection, server: Server) -> bool:
     try:
         return load_note(db, _MARK) == _OURS
     except psycopg.errors.InsufficientPrivilege as error:
-        raise DatabaseRejected(f"the role {server.role} may not read the tables of {server.name}") from error
+        raise DatabaseRejected(
+            f"the role {server.role} may not read the tables of {server.name}: make it the owner"
+        ) from error
     except psycopg.errors.UndefinedColumn:
         return False
 

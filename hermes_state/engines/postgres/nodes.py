@@ -42,7 +42,7 @@ SELECT pid, CAST(classid AS bigint) AS kind, CAST(objid AS bigint) AS key FROM p
 WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND CAST(classid AS bigint) IN ({_KINDS})
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
-# Purpose: count the sessions of gateways (without this one) and the load of the server.
+# Purpose: count the sessions of gateways (without this session) and the load of the server.
 _LOAD = f"""
 SELECT count(*) AS connections,
   count(*) FILTER (WHERE xact_start IS NOT NULL) AS busy,
@@ -127,7 +127,7 @@ def load_nodes(db: Connection) -> list[NodeRow]:
 
 
 def session_name(node_id: str) -> str:
-    """Return the name of the sessions in which a node reads and writes."""
+    """Return the name of the database sessions in which a node reads and writes."""
     return f"{NAME} {node_id}"
 
 
@@ -257,7 +257,6 @@ def forget_node(db: Connection, node: NodeInfo) -> None:
 
 @locks("nodes")
 def save_settings(db: Connection, node: NodeInfo) -> None:
-    """Store a node's settings, so that others can compare them."""
     db.execute("UPDATE nodes SET settings = ? WHERE id = ?", (node.settings, node.id))
 
 

@@ -96,8 +96,6 @@ class ShortReads:
 
 @dataclass(slots=True, eq=False)
 class _ShortRead:
-    """A waiting read and its outcome."""
-
     call: Callable[[Connection], Any]
     future: asyncio.Future[Any]
     result: Any = None

@@ -220,7 +220,7 @@ class PostgresSeat(Seat):
 
 
 def _hint_of(payload: bytes) -> Hint | None:
-    """Parse a hint. Return None for an unknown one."""
+    """Return None for a hint of a newer version."""
     if (match := _HINT.fullmatch(payload)) is None or (kind := match[1].decode().upper()) not in HintKind.__members__:
         return None
     return Hint(HintKind[kind], int(match[2]))

@@ -150,7 +150,7 @@ class PostgresStore(Store):
     """
 
     batch_size = 32
-    """Smaller, because a function takes a millisecond or more, and all chats of a batch stay locked until its end."""
+    """Smaller than for SQLite, because a function takes longer and all chats of a batch stay locked until its end."""
 
     def __init__(self, url: str, writers: int, readers: int, busy_seconds: float) -> None:
         super().__init__(name_of(url), writers)
@@ -208,7 +208,7 @@ class PostgresStore(Store):
             raise told from error
 
     def break_off(self) -> None:
-        """Cut every connection. The next use opens a new one."""
+        """Cut every connection. The next use reconnects."""
         for session in (*self._writers, *self._readers):
             session.break_off()
 

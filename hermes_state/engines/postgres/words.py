@@ -26,7 +26,7 @@ _BLOCK = 256
 
 
 class _Folding(dict[int, str]):
-    """Maps a character to its token text: its folded form, nothing for an accent, a space for a separator."""
+    """Map from characters to token text: the folded form, nothing for an accent, a space for a separator."""
 
     def __missing__(self, code: int) -> str:
         first = code - code % _BLOCK

@@ -36,7 +36,7 @@ def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lamb
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".unfinished", dir=target.parent)
         os.close(descriptor)
         unfinished = Path(name)
-        scalar(db, int, "PRAGMA schema_version")  # starts the snapshot; without one, every write restarts the copy
+        scalar(db, int, "PRAGMA schema_version")  # starts the snapshot; otherwise every write restarts the copy
         with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
             copy.execute("PRAGMA synchronous = OFF")  # flushed once, below
             cast("sqlite3.Connection", db).backup(copy, pages=_PAGES_AT_ONCE, progress=look_up)

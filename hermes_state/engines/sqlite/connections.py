@@ -17,6 +17,7 @@ from hermes_state.disk import Room
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.presence import marker_of, side_files
 from hermes_state.errors import ConfigError, DatabaseRejected, StoreBroken, StoreUnavailable
+from hermes_state.store.migrations import newer_version
 from hermes_state.store.segment import fts_row, fts_scope, segment
 from hermes_state.store.sql import scalar
 
@@ -77,10 +78,10 @@ def _primary_code(error: BaseException) -> int:
 def check_engine() -> None:
     """Raise `StoreUnavailable` if this Python's SQLite lacks features that the schema needs."""
     if sqlite3.sqlite_version_info < (3, 37):
-        raise StoreUnavailable(f"SQLite 3.37 or newer is needed, this Python has {sqlite3.sqlite_version}")
+        raise StoreUnavailable(f"SQLite 3.37 or newer is needed, but this Python has {sqlite3.sqlite_version}")
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         if not scalar(db, bool, "SELECT sqlite_compileoption_used('ENABLE_FTS5')"):
-            raise StoreUnavailable("this Python's SQLite is built without full-text search (FTS5)")
+            raise StoreUnavailable("this Python's SQLite has no full-text search (FTS5): use another Python")
 
 
 def check_ours(path: Path) -> None:
@@ -112,7 +113,7 @@ def check_ours(path: Path) -> None:
     if application_id != APPLICATION_ID:
         raise DatabaseRejected(f"{path} belongs to another program: move it away or choose another HERMES_HOME")
     if version > newest_schema():
-        raise DatabaseRejected(f"{path} was written by a newer version of hermes-gateway (schema {version})")
+        raise newer_version(str(path), version, newest_schema())
 
 
 def ensure_private(path: Path) -> None:

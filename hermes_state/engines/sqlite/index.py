@@ -51,6 +51,5 @@ def merge_all(db: Connection, index: str = SERVING) -> None:
 
 
 def index_triggers(db: Connection, index: str = "") -> list[str]:
-    """Return the names of the triggers that fill `index`, or any index."""
     find = "SELECT name FROM sqlite_schema WHERE type = 'trigger' AND sql LIKE ? ORDER BY name"
     return [name for (name,) in db.execute(find, (f"%INSERT INTO {index or SERVING}{'(' if index else ''}%",))]

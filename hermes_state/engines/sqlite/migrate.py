@@ -30,7 +30,6 @@ def shipped_migrations() -> tuple[Migration, ...]:
 
 
 def newest_schema() -> int:
-    """Return the schema version that this gateway writes."""
     return len(shipped_migrations())
 
 

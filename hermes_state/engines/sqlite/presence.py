@@ -12,7 +12,7 @@ from hermes_state.errors import DatabaseRejected
 from hermes_state.store.sql import scalar
 
 _PATH_ONLY: int | None = getattr(os, "O_PATH", None)
-"""Flag for a descriptor without access to the content (Linux). Closing an ordinary one would release SQLite's locks."""
+"""Flag for a descriptor without access to the content (Linux). Closing any other would release SQLite's locks."""
 
 _MARKER = """A database of hermes-gateway belongs next to this file. If it is missing, the gateway refuses to start
 instead of creating an empty one. `hermes-gateway run --fresh` creates an empty database.
@@ -97,7 +97,6 @@ def leave_marker(path: Path) -> None:
 
 
 def _moved_to(descriptor: int | None) -> str | None:
-    """Return the current path of an open file, if any."""
     if descriptor is None or not os.fstat(descriptor).st_nlink:
         return None
     with suppress(OSError):

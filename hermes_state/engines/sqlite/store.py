@@ -223,7 +223,7 @@ class SqliteStore(Store):
 MAX_STEPS = 2_500
 """SQLite virtual machine steps allowed in a short read, for some 100 rows: less than a millisecond."""
 SLOW_SECONDS = 0.02
-"""Duration after which a read counts as slow, because of the disk or other threads. A usual one takes 0.1 ms."""
+"""Duration after which a read counts as slow, because of the disk or other threads. Usual reads take 0.1 ms."""
 
 _CHECK_STEPS = 250
 
