@@ -1,8 +1,8 @@
-"""Values that every package shares, and the durable store.
+"""Values shared by all packages, and the durable store.
 
-`values` and `errors` import nothing of ours. Every other module holds the rows of one noun and the only functions that
-write them. Such a function takes a connection first and is a whole transaction: `Store.write` runs it on the writer's
-thread, `Store.read` on a reader's. `search` finds messages, `admin` is for operators.
+`values` and `errors` import nothing from the other packages. Each other module holds the rows of one noun and the only
+functions that write them. Such a function accepts a connection first and is one transaction: `Store.write` runs it on
+the writer's thread, `Store.read` on a reader's. `search` finds messages; `admin` is for operators.
 
 >>> import asyncio, tempfile
 >>> from pathlib import Path

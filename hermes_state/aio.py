@@ -12,21 +12,21 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 MAX_AT_ONCE = 16
-"""Most tasks that begin work in one round of the event loop; each may take half a millisecond."""
+"""Maximum number of tasks that start in one round of the event loop. Each may run for half a millisecond."""
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = WeakKeyDictionary()
-"""Tasks that began in this round, followed by those that wait for a later one."""
+"""Tasks that started in this round of an event loop, followed by tasks that wait for a later round."""
 
 
 class CancelledElsewhereError(Exception):
-    """Cancellation of a future that a task awaits, such as by the close of a connection pool, and not of the task.
+    """A future that a task awaits was cancelled, for example by closing a connection pool, but not the task itself.
 
-    As a `CancelledError` it would end the task without a trace.
+    A `CancelledError` would end the task silently.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential backoff: the wait after each failure in a row doubles up to a maximum.
+    """Exponential backoff: the wait doubles after each failure, up to a maximum.
 
     >>> Backoff(0.5, 4.0).after(2)
     1.0
@@ -39,8 +39,8 @@ class Backoff:
     max_seconds: float = 30.0
 
     def after(self, failures: int) -> float:
-        """Return the seconds to wait after this number of failures in a row, at least 1."""
-        doublings = min(failures - 1, 32)  # enough for any maximum; the power must not grow without end
+        """Return the seconds to wait after this number of consecutive `failures` (at least 1)."""
+        doublings = min(failures - 1, 32)  # enough for any maximum; keeps the power small
         return min(self.max_seconds, self.first_seconds * 2.0**doublings)
 
     def __iter__(self) -> Iterator[float]:
@@ -57,10 +57,10 @@ async def retried(
     backoff: Iterable[float] = Backoff(),
     **facts: object,
 ) -> T:
-    """Return the result of `work`, which runs again after each `failure` except `unless`; cancellation ends it.
+    """Run `work` again after each `failure` except `unless`, and return its result.
 
-    Each failure is logged as a warning: `event` with `facts`, the error and the seconds until the next attempt. An
-    error that has a `retry_after` of its own, such as `RateLimited`, says how many these are.
+    Each failure is logged as a warning named `event`, with `facts`, the error and the wait. An error's own
+    `retry_after`, as in `RateLimited`, replaces the backoff.
     """
     pauses = iter(backoff)
     while True:
@@ -69,15 +69,15 @@ async def retried(
         except unless:
             raise
         except failure as error:
-            import structlog  # takes its time, and the command line imports this module at every start
+            import structlog  # slow to import, and the command line imports this module at every start
 
             pause = getattr(error, "retry_after", None) or next(pauses)
             structlog.get_logger().warning(event, retry_seconds=pause, error=str(error), **facts)
-        await asyncio.sleep(pause)  # nothing tells when the next attempt would succeed
+        await asyncio.sleep(pause)  # no signal announces when the next attempt would succeed
 
 
 async def wait_until(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for an event for at most `seconds` (None: no limit); return True if it is set."""
+    """Wait for an event for at most `seconds` (None: no limit). Return True if it is set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -85,7 +85,7 @@ async def wait_until(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` until its end or until `event` is set; return True at its end."""
+    """Run `work` until it ends or `event` is set. Return True if it ended."""
     task, told = asyncio.create_task(work), asyncio.create_task(event.wait())
     try:
         await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,15 +98,15 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 class FairSlots:
-    """Slots of which each holder gets at most as many as it leaves free, so a single one gets half."""
+    """Slots shared fairly: each holder gets at most as many as stay free, so a single holder gets half."""
 
     def __init__(self, count: int) -> None:
         self._free, self._held = count, Counter[Hashable]()
-        self._changed = asyncio.Event()  # set at the next change, and then replaced
+        self._changed = asyncio.Event()  # set at the next change, then replaced
 
     @asynccontextmanager
     async def taken_by(self, who: Hashable) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it within this block."""
+        """Wait for a slot and hold it inside this block."""
         while self._held[who] >= self._free:
             await self._changed.wait()
         self._free, self._held[who] = self._free - 1, self._held[who] + 1
@@ -114,20 +114,20 @@ class FairSlots:
             yield
         finally:
             self._free, self._held[who] = self._free + 1, self._held[who] - 1
-            self._held += Counter()  # drop holders of none
+            self._held += Counter()  # drop holders without slots
             self._changed.set()
             self._changed = asyncio.Event()
 
 
 def track(tasks: set[asyncio.Task[T]], task: asyncio.Task[T]) -> asyncio.Task[T]:
-    """Keep `task` in `tasks` until it is done: the event loop holds tasks only weakly."""
+    """Keep a reference to `task` until it is done, because the event loop holds tasks only weakly."""
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> int:
-    """Cancel the tasks that still run and wait for their end; return how many there were."""
+    """Cancel the running tasks and wait for them to end. Return their number."""
     running = {task for task in tasks if not task.done()}
     for task in running:
         task.cancel()
@@ -138,7 +138,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> int:
 
 @contextmanager
 def own_cancellation() -> Iterator[None]:
-    """Raise `CancelledElsewhereError` for a `CancelledError` that is not about the current task."""
+    """Turn a `CancelledError` that does not concern the current task into `CancelledElsewhereError`."""
     try:
         yield
     except asyncio.CancelledError as error:
@@ -149,7 +149,7 @@ def own_cancellation() -> Iterator[None]:
 
 
 async def make_way() -> None:
-    """Wait for a later round of the event loop if many tasks began in this one, so that other work runs in between.
+    """Yield to other work if many tasks started in this round of the event loop.
 
     Hundreds of chats with answers at once would block the loop for a tenth of a second.
     """

@@ -1,4 +1,4 @@
-"""Attachments: rows of files that people sent or received; `hermes_state.files` has the bytes."""
+"""Attachments: rows of sent and received files. `hermes_state.files` stores their bytes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ from hermes_state.values import AttachmentId, ChatId, MessageId, Millis, SentFil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file whose bytes are kept. The same bytes have the same path."""
+    """A stored file. Files with the same bytes share a path."""
 
     sha256: str
     path: str
@@ -23,7 +23,7 @@ class StoredFile:
 def insert(
     db: Connection, chat_id: ChatId, file: StoredFile, now: Millis, message_id: MessageId | None = None
 ) -> AttachmentId:
-    """Store the row of a file; `message_id` of a file from a person is set when its turn starts."""
+    """Store the row of a file. Received files get their `message_id` when the turn starts."""
     values = asdict(file) | {"chat_id": chat_id, "message_id": message_id, "created_at": now}
     values["bytes"] = values.pop("size_bytes")
     return insert_row(db, AttachmentId, insertion("attachments", values), values)
@@ -36,12 +36,11 @@ SELECT id AS attachment_id, name, coalesce(mime, 'application/octet-stream') AS 
 
 
 def load_file(db: Connection, chat_id: ChatId, attachment_id: int) -> SentFile | None:
-    """Load a file of this chat."""
     return select_one(db, SentFile, f"{_SENT_FILE} WHERE id = ? AND chat_id = ?", (attachment_id, chat_id))
 
 
 def load_sent(db: Connection, message_ids: Sequence[MessageId]) -> list[SentFile]:
-    """Load the files that calls in these messages have sent, oldest first."""
+    """Load the files sent by tool calls in these messages, oldest first."""
     if not message_ids:  # PostgreSQL has no empty lists
         return []
     marks = ",".join("?" * len(message_ids))
@@ -49,7 +48,7 @@ def load_sent(db: Connection, message_ids: Sequence[MessageId]) -> list[SentFile
 
 
 def load_surplus(db: Connection, max_bytes: int) -> list[str]:
-    """Return the paths of the oldest files that must go so that the rest takes at most `max_bytes`."""
+    """Return the paths of the oldest files to delete so that the rest fits into `max_bytes`."""
     query = """WITH files AS (SELECT path, max(bytes) AS size, max(id) AS used FROM attachments GROUP BY path),
       sums AS (SELECT path, used, sum(size) OVER (ORDER BY used DESC) AS total FROM files)
     SELECT path FROM sums WHERE total > ? ORDER BY used"""
@@ -58,5 +57,5 @@ def load_surplus(db: Connection, max_bytes: int) -> list[str]:
 
 @locks(EVERYTHING)
 def forget(db: Connection, paths: list[str]) -> None:
-    """Delete the rows of files whose bytes were removed; their messages stay."""
+    """Delete the rows of removed files. Their messages stay."""
     db.executemany("DELETE FROM attachments WHERE path = ?", [(path,) for path in paths])

@@ -1,4 +1,4 @@
-"""Chats: their keys, their active sessions, and their history through all sessions."""
+"""Chats: their keys, active sessions, and complete history."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -25,8 +25,6 @@ from hermes_state.values import (
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True):
-    """One `chats` row."""
-
     id: ChatId
     key: ChatKey
     kind: ChatKind
@@ -41,7 +39,7 @@ _IS_CHAT = "platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND
 
 @locks(chat="key")
 def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis) -> ChatId:
-    """Return the id of the chat `key`, which is created if it was not known."""
+    """Return the chat's id, creating the chat if needed."""
     return meet_chat(db, key, kind, title, now)[0]
 
 
@@ -49,7 +47,7 @@ def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None,
 def meet_chat(
     db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis
 ) -> tuple[ChatId, Millis | None]:
-    """Return the id of the chat `key`, created if it was not known, and since when the bot cannot write there."""
+    """Return the chat's id, creating the chat if needed, and the time since which the bot cannot write to it."""
     query = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
     known = db.execute(query, astuple(key)).fetchone()
     if known is not None and known[1] == kind and (title is None or title == known[2]):
@@ -65,31 +63,31 @@ def meet_chat(
 
 @locks(chat="chat_id")
 def note_reach(db: Connection, chat_id: ChatId, since: Millis | None) -> bool:
-    """Note since when the bot cannot write in a chat (None: it can again); False if that was known."""
+    """Note since when the bot cannot write in a chat (None: it can again). Return False if nothing changed."""
     query = """UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
     WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)"""
     return db.execute(query, {"id": chat_id, "since": since}).rowcount > 0
 
 
 def is_unreachable(db: Connection, chat_id: ChatId) -> bool:
-    """Return True if the bot cannot write in a chat: it was blocked or removed, or the chat is gone."""
+    """Return True if the bot was blocked or removed, or the chat is gone."""
     return scalar(db, bool, "SELECT unreachable_since IS NOT NULL FROM chats WHERE id = ?", (chat_id,))
 
 
 def find_chat(db: Connection, key: ChatKey) -> Chat | None:
-    """Load the chat with this key; None when it was never seen."""
+    """Load the chat with this key; None if unknown."""
     query = f"SELECT {_COLUMNS} FROM chats WHERE {_IS_CHAT}"
     return select_one(db, Chat, query, astuple(key))
 
 
 def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
-    """Load the chats of one chat or thread of a platform: one for each person under `per_user`."""
+    """Load all chats at one place of a platform. Under `per_user`, each person has a separate chat there."""
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ?"
     return select(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref))
 
 
 def find_chats_named(db: Connection, name: str) -> list[Chat]:
-    """Load the chats that `name` may mean: `telegram:42`, or the bare id `42`."""
+    """Load the chats with this name, such as `telegram:42`, or with this bare id, such as `42`."""
     query = f"""SELECT {_COLUMNS} FROM chats WHERE platform || ':' || chat_ref
       || CASE thread_ref WHEN '' THEN '' ELSE '/' || thread_ref END
       || CASE user_ref WHEN '' THEN '' ELSE '#' || user_ref END = :name
@@ -98,7 +96,7 @@ def find_chats_named(db: Connection, name: str) -> list[Chat]:
 
 
 def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -> list[tuple[str, str | None]]:
-    """Load `chat_ref` and conversation title of an adapter's chats, the last used first."""
+    """Load `chat_ref` and conversation title of an account's chats, most recently used first."""
     query = """SELECT c.chat_ref, s.title FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
     WHERE c.platform = ? AND c.account = ?
     ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT ?"""
@@ -106,7 +104,7 @@ def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -
 
 
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
-    """Load the chat with this id, which must exist."""
+    """Load a chat, which must exist."""
     chat = select_one(db, Chat, f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,))
     assert chat is not None, f"there is no chat {chat_id}"
     return chat
@@ -114,10 +112,10 @@ def load_chat(db: Connection, chat_id: ChatId) -> Chat:
 
 @locks(EVERYTHING)
 def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> list[ChatId]:
-    """Follow a chat to a new platform id, with all its threads and per-person chats; return the chats that live on.
+    """Move a chat, with its threads and per-person chats, to a new platform id. Return the surviving chats.
 
-    Where the new id is known, the old chat keeps its conversation and takes the waiting and unsent rows of the new one.
-    If the new chat has a conversation itself, the rows of the old chat move there.
+    If the new id is known, the old chat keeps its conversation and gets the new chat's waiting and unsent rows. If the
+    new chat has its own conversation, it survives and gets the old chat's rows instead.
     """
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     living = []
@@ -128,7 +126,7 @@ def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref
             living.append(new.id)
             continue
         if new is not None:
-            # The two change places: a row that is in use right now must not disappear.
+            # The two chats swap ids, because a row in use must not disappear.
             _move_open_rows(db, new.id, old.id)
             db.execute("UPDATE chats SET chat_ref = 'moving ' || chat_ref WHERE id = ?", (new.id,))
         db.execute("UPDATE chats SET chat_ref = ?, updated_at = ? WHERE id = ?", (new_ref, now, old.id))
@@ -146,7 +144,7 @@ def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
 
 
 class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Original message of a chat, with its fate."""
+    """Original message of a chat, with its delivery and undo state."""
 
     id: MessageId
     lineage_id: LineageId
@@ -156,16 +154,16 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     body: MessageBody | None
     turn_id: TurnId | None
     tool_call_id: str | None
-    tool_state: str | None  # state of the run whose result it is
+    tool_state: str | None  # state of the tool run that produced this result
     created_at: Millis
-    taken_up_at: Millis | None  # start of the turn that answers a person's message
-    ref: str | None  # platform's id of the message, or of its first part
-    is_owed: bool  # its delivery is not finished
-    is_undone: bool  # the model does not see it any more
-    files: tuple[str, ...] = ()  # names of its attachments
+    taken_up_at: Millis | None  # start of the turn that answers this message
+    ref: str | None  # platform's id of the message or its first part
+    is_owed: bool  # delivery is not finished
+    is_undone: bool  # hidden from the model
+    files: tuple[str, ...] = ()  # attachment names
 
 
-# Purpose: the messages of one session, newest first.
+# Purpose: load the messages of a session, newest first.
 _HISTORY = """
 SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_call_id, m.created_at,
   (SELECT r.state FROM tool_runs r WHERE r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id
@@ -179,13 +177,13 @@ FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq
 
 
 def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None = None) -> list[HistoryRow]:
-    """Load the newest `limit` messages of a chat (before `before`, if given) in all conversations, oldest first."""
+    """Load the newest `limit` messages of a chat (before `before`, if given) across all conversations, oldest first."""
     rows: list[HistoryRow] = []
     bound = before if before is not None else 2**62
     query = f"SELECT s.id FROM sessions s WHERE s.chat_id = ? AND NOT {IS_SUBAGENT} ORDER BY s.id DESC"
     files = """SELECT m.id, a.name FROM messages m JOIN attachments a ON a.message_id = m.id
     WHERE m.session_id = ? AND m.seq > 0 AND m.id BETWEEN ? AND ? ORDER BY a.id"""
-    for (session_id,) in db.execute(query, (chat_id,)):  # read as far as needed, there may be many
+    for (session_id,) in db.execute(query, (chat_id,)):  # lazily, because a chat may have many sessions
         if len(rows) >= limit:
             break
         found = select(db, HistoryRow, _HISTORY, (session_id, bound, limit - len(rows)))
@@ -197,6 +195,6 @@ def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None
 
 
 def known_refs(db: Connection, chat_id: ChatId, refs: Iterable[str]) -> frozenset[str]:
-    """Return those of these platform ids that are messages of the chat's transcript."""
+    """Return the platform ids that belong to messages of the chat's transcript."""
     query = "SELECT 1 FROM platform_messages WHERE chat_id = ? AND ref = ?"
     return frozenset(ref for ref in refs if db.execute(query, (chat_id, ref)).fetchone())

@@ -1,4 +1,4 @@
-"""Compressions and their undo: one transaction (a split) ends a session and continues it in a child."""
+"""Compressions and their undo. A split ends a session and continues it in a child, in one transaction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from hermes_state.values import EndReason, LineageId, MessageId, Millis, Session
 
 Layer: TypeAlias = Literal["hygiene", "preflight", "in_loop", "overflow", "manual", "background"]
 ContextItem: TypeAlias = MessageId | NewMessage
-"""A row that exists, by id, or one made for the child's view (the handoff, a stub)."""
+"""Id of a stored row, or a new row made for the child's view (the handoff, a stub)."""
 
 
 class CompressionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Stored compression, which has made a child or changed nothing. Tokens are estimates."""
+    """Result of a compression attempt. Token counts are estimates."""
 
     layer: Layer
     focus: str | None = None
     outcome: Literal["compressed", "not_needed", "aborted"] = "compressed"
-    reason: str | None = None  # reason why nothing was changed; None: it has made a child
+    reason: str | None = None  # reason for changing nothing; None: compressed
     summary_kind: Literal["model", "deterministic"] | None = None
     model: str | None = None
     tokens_before: int | None = None
@@ -34,19 +34,19 @@ class CompressionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A compression about to be committed."""
+    """A compression that is ready to commit."""
 
     parent: Session
-    """The session as it was when its view was loaded; own rows that came since follow unchanged."""
+    """The session at the time when its view was loaded. Rows added since then follow unchanged."""
     context: Sequence[ContextItem]
-    """View of the rows until then, in order, with the parent's view edits applied."""
-    row: CompressionRow  # row without counts of messages, which the split adds
+    """The view in order, with the parent's view edits applied."""
+    row: CompressionRow  # the split adds the message counts
     system_prompt: str | None = None
     context_state: str | None = None
-    """JSON of the context engine. For both: None means the parent's."""
+    """JSON state of the context engine. For this and `system_prompt`, None means the parent's value."""
 
 
-# Purpose: the child of a session; UNIQUE (lineage_id, depth) makes a second one impossible.
+# Purpose: insert the child of a session. UNIQUE (lineage_id, depth) makes a second child impossible.
 _INSERT_CHILD = """
 INSERT INTO sessions (key, chat_id, parent_session_id, lineage_id, depth, kind, model, title, system_prompt,
   context_state, chosen_model, reasoning_effort, started_at, last_human_at)
@@ -58,9 +58,9 @@ FROM sessions WHERE id = :parent_id
 
 
 def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
-    """End the parent and continue it in a child that starts from `plan.context`.
+    """End the parent and continue it in a child that starts with `plan.context`.
 
-    Raises `LineageMoved`, and writes nothing, if the parent is not the open tip any more or its view has changed.
+    Raises `LineageMoved`, and writes nothing, if the parent is no longer the open tip or its view has changed.
     """
     parent = _require_open(db, plan.parent)
     query = """SELECT (SELECT count(*) FROM session_context WHERE session_id = :session_id)
@@ -81,18 +81,17 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
 def record_compression(
     db: Connection, parent_id: SessionId, row: CompressionRow, now: Millis, child_id: SessionId | None = None
 ) -> None:
-    """Record a compression, and its child if it has made one."""
     values = msgspec.structs.asdict(row) | {"parent_id": parent_id, "child_id": child_id, "created_at": now}
     db.execute(insertion("compressions", values), values)
 
 
 def note_verdict(db: Connection, child_id: SessionId, verdict: Literal["effective", "ineffective"]) -> None:
-    """Record if the compression that made this session has helped, by its next reported prompt."""
+    """Record if the compression helped, judged by the next reported prompt."""
     db.execute("UPDATE compressions SET verdict = ? WHERE child_id = ?", (verdict, child_id))
 
 
 def count_compressions(db: Connection, lineage_id: LineageId) -> int:
-    """Count the compressions of a conversation that were not undone."""
+    """Count the conversation's compressions that were not undone."""
     query = """SELECT count(*) FROM compressions c JOIN sessions s ON s.id = c.child_id
     WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL"""
     return scalar(db, int, query, (lineage_id,))
@@ -100,18 +99,19 @@ def count_compressions(db: Connection, lineage_id: LineageId) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPlan:
-    """Undo of the newest compression, planned for a state of the tip."""
+    """Undo of the newest compression, valid for one state of the tip."""
 
     tip: Session
     compression_id: int
     compressed: Session  # the session that the compression ended
-    transcript: Transcript  # whole view after the undo
+    transcript: Transcript  # the whole view after the undo
 
 
 def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
-    """Plan a view of the rows before the newest compression and all later ones; None if no compression holds.
+    """Plan a view of the rows before the newest compression and all later ones. None if there is no compression.
 
-    Later view edits hold: undone messages stay undone. Later handoffs are left out. Raises `SessionNotFound`.
+    Later view edits stay in force, so undone messages stay hidden. Later handoffs are dropped. Raises
+    `SessionNotFound`.
     """
     statement = """SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
     WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1"""
@@ -132,9 +132,9 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
 
 
 def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None) -> SessionId:
-    """End the tip and continue in a child with the planned view, and later rows of the tip. No row is changed.
+    """End the tip and continue with the planned view and later rows of the tip. No row is changed.
 
-    `context_state` is the child's; None: the tip's. Raises `LineageMoved` if the tip has ended or its view has changed.
+    `context_state` None means the tip's. Raises `LineageMoved` if the tip has ended or its view has changed.
     """
     tip = _require_open(db, plan.tip)
     child_id = _continue(db, tip, EndReason.UNDO, None, context_state, now)
@@ -143,14 +143,14 @@ def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_sta
         "UPDATE compressions SET undone_by = ? WHERE id = ? AND undone_by IS NULL", (child_id, plan.compression_id)
     )
     if undone.rowcount != 1:
-        raise LineageMoved(f"the compression of session {plan.compressed.short_key} is undone already")
+        raise LineageMoved(f"the compression of session {plan.compressed.short_key} was already undone")
     return child_id
 
 
 def _require_open(db: Connection, planned: Session) -> Session:
     session = load_session(db, planned.id)
     if session.version != planned.version or session.ended_at is not None:
-        raise LineageMoved(f"session {session.short_key} has changed since this was planned")
+        raise LineageMoved(f"session {session.short_key} has changed since the plan was made")
     return session
 
 
@@ -162,7 +162,7 @@ def _continue(
     context_state: str | None,
     now: Millis,
 ) -> SessionId:
-    """End `parent` and make its child, without a context yet, the chat's session, unless it is a sub-agent's."""
+    """End `parent` and make its child (still without a context) the chat's active session, except for sub-agents."""
     end_session(db, parent.id, reason, now)
     key = free_session_key(db, parent.chat_id, now)
     given = {"key": key, "parent_id": parent.id, "system_prompt": system_prompt, "context_state": context_state}
@@ -172,12 +172,12 @@ def _continue(
         (child_id, now, parent.chat_id, parent.id),
     )
     if moved.rowcount != 1 and not is_subagent(db, parent.lineage_id):
-        raise LineageMoved(f"session {parent.short_key} is not the chat's active one any more")
+        raise LineageMoved(f"session {parent.short_key} is no longer the chat's active session")
     return child_id
 
 
 def _write_context(db: Connection, child_id: SessionId, ids: Sequence[int], planned: Session) -> int:
-    """Start the child from `ids` and its parent's rows since `planned`, with its view edits; return how many."""
+    """Fill the child's context with `ids`, then the parent's rows since `planned`. Return the number of rows."""
     values = {"child_id": child_id, "ids": str([*ids]), "count": len(ids)}
     query = """INSERT INTO session_context (session_id, pos, message_id)
     SELECT :child_id, key, CAST(value AS bigint) FROM json_each(CAST(:ids AS text))

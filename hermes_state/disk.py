@@ -1,4 +1,4 @@
-"""Files that are written durably, and the free room on a disk."""
+"""Durable file writes, and free disk space."""
 
 import os
 from contextlib import suppress
@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 
 class Room(NamedTuple):
-    """Free room on a disk, in bytes and in files that can still be created (inodes)."""
+    """Free bytes and inodes on a disk."""
 
     bytes: int
     files: int
 
     @classmethod
     def on(cls, folder: Path) -> "Room":
-        """Return the room on the disk of a folder. File systems that count no files have no limit. Raises `OSError`."""
+        """Return the free space for `folder`; `files` is unlimited if the file system counts none. Raises `OSError`."""
         disk = os.statvfs(folder)
         return cls(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else 1 << 62)
 
     @classmethod
     def is_used_up(cls, folder: Path) -> bool:
-        """Return True when the disk of a folder is too full to open a database reliably."""
+        """Return True if the disk is too full to open a database reliably."""
         with suppress(OSError):
             return cls.on(folder).is_short(_RESERVE_FILES * _RESERVE_BYTES // 2, _RESERVE_FILES // 2)
         return False
@@ -30,13 +30,13 @@ class Room(NamedTuple):
 
 
 MIN_ROOM = Room(200_000_000, 50_000)
-"""Room at which a command is ended, on a disk that had more when it began."""
-MIN_ROOM_OF_TOOLS = Room(20_000_000, 200)  # room that file tools leave to the database
+"""Free space below which running commands are stopped, if the disk had more when they started."""
+MIN_ROOM_OF_TOOLS = Room(20_000_000, 200)  # space that file tools leave for the database
 _RESERVE_FILES, _RESERVE_BYTES = 16, 1 << 18
 
 
 def take_reserve(home: Path) -> None:
-    """Keep files in `home` that the gateway deletes to start on a full disk; fewer when there is no room for all."""
+    """Create reserve files in `home`, as many as fit. The gateway deletes them to start on a full disk."""
     with suppress(OSError):
         (home / "reserve").mkdir(mode=0o700, exist_ok=True)
         for file in (home / "reserve" / str(number) for number in range(_RESERVE_FILES)):
@@ -50,7 +50,7 @@ def release_reserve(home: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Put a file, or the names in a folder, on disk."""
+    """Fsync a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,31 +1,31 @@
-"""The error tree, grouped by the catcher's next step.
+"""The error tree, grouped by the caller's next step.
 
 HermesError
 ├── ConfigError        stop at start-up and name the key
-├── LockUnavailable    another process holds the token or the database: stop with exit code 75
-├── PlatformError      delivery or reception failed
-│   ├── PlatformUnavailable   the request never took effect: try again
-│   ├── SendAmbiguous         it may have taken effect: repeat only where a repeat cannot show twice
-│   ├── RateLimited           wait `retry_after` seconds, send nothing meanwhile
+├── LockUnavailable    another process holds the lock: exit with code 75
+├── PlatformError      sending or receiving failed
+│   ├── PlatformUnavailable   the request had no effect: try again
+│   ├── SendAmbiguous         it may have had an effect: repeat only if people cannot see a duplicate
+│   ├── RateLimited           wait `retry_after` seconds before sending again
 │   ├── MessageRejected       the platform refuses this content: fall back to plain text
-│   │   └── FileSizeExceeded  a file that was sent to us is above `limit_bytes`
-│   ├── ChatUnreachable       nobody there any more (blocked, kicked, deleted): give up on this message
-│   ├── ChatMoved             the chat has a new id: move it and go on
+│   │   └── FileSizeExceeded  a received file is larger than `limit_bytes`
+│   ├── ChatUnreachable       blocked, kicked or deleted: give up this message
+│   ├── ChatMoved             the chat has a new id: update it and continue
 │   └── TokenRejected         fatal for this adapter, not for the daemon
-├── ModelError         the turn fails or is tried again; `agent/model/errors.py` has the remedies
+├── ModelError         the turn fails or is retried; remedies are in `agent/model/errors.py`
 │   ├── ModelUnavailable · ModelTimeout (ModelStallTimeout) · ModelRateLimited · AuthRejected · QuotaExceeded
 │   ├── ContentRejected · ModelNotFound · ContextOverflow · OutputCapExceeded · ImageRejected · ShapeRejected
 │   ├── ReplyMalformed (ReplyUnfinished)
 │   └── SpendingCapExceeded · PriceNotFound
-├── ToolError          goes back to the model as a tool result; the turn goes on
+├── ToolError          becomes a tool result for the model; the turn continues
 ├── StateError
-│   ├── StoreUnavailable      nothing was written; the caller's keys make the retry safe
-│   │   └── StoreBroken           the database is damaged or gone: only its operator can mend that
+│   ├── StoreUnavailable      nothing was written; unique keys make a retry safe
+│   │   └── StoreBroken           the database is damaged or missing: the operator must repair it
 │   ├── SessionNotFound · LineageMoved
-│   ├── LookupRejected        a name or id that people gave names nothing, or too much; `reason` says which
-│   ├── PairingNotFound       no code or person of this kind is paired
-│   └── DatabaseRejected      the database is not ours to open: another program's, or a newer version's
-└── CommandError       its text is safe to show in the chat
+│   ├── LookupRejected        a name or id from a user matches nothing or too much; see `reason`
+│   ├── PairingNotFound       no pairing request or paired person matches
+│   └── DatabaseRejected      the database belongs to another program or a newer version
+└── CommandError       its text is shown in the chat
 """
 
 from dataclasses import dataclass, field
@@ -35,15 +35,15 @@ from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 class HermesError(Exception):
-    """Root of all errors that we raise on purpose. The message is for a reader and is never parsed."""
+    """Root of all errors raised on purpose. The message is for people; code never parses it."""
 
 
 class ConfigError(HermesError):
-    """Unusable configuration; the message names the file or key and the next step."""
+    """Invalid configuration. The message names the file or key and the next step."""
 
 
 class LockUnavailable(HermesError):
-    """Another living process, described by `holder`, has the lock."""
+    """Another running process, described by `holder`, has the lock."""
 
     def __init__(self, message: str, *, holder: str) -> None:
         super().__init__(message)
@@ -51,19 +51,19 @@ class LockUnavailable(HermesError):
 
 
 class PlatformError(HermesError):
-    """Failure of a chat service."""
+    """A chat platform reported an error or could not be reached."""
 
 
 class PlatformUnavailable(PlatformError):
-    """The request certainly had no effect: connecting failed, or the service said so."""
+    """The request had no effect: the connection failed, or the platform said so."""
 
 
 class SendAmbiguous(PlatformError):
-    """The connection broke after the request left; the message may or may not be visible."""
+    """The connection broke after the request was sent, so the message may be visible."""
 
 
 class RateLimited(PlatformError):
-    """Flood control; nothing may be sent to that chat for `retry_after` seconds."""
+    """Flood control: send nothing to this chat for `retry_after` seconds."""
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"rate limited for {retry_after:g} s")
@@ -71,11 +71,11 @@ class RateLimited(PlatformError):
 
 
 class MessageRejected(PlatformError):
-    """The platform refuses this content for good."""
+    """The platform permanently refuses this content."""
 
 
 class FileSizeExceeded(MessageRejected):
-    """A file cannot be fetched because it is larger than `limit_bytes`, ours or the platform's."""
+    """A file is larger than `limit_bytes`, the limit of the gateway or of the platform."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(f"the file is larger than {limit_bytes:,} bytes")
@@ -87,7 +87,7 @@ class ChatUnreachable(PlatformError):
 
 
 class ChatMoved(PlatformError):
-    """The chat lives on under another id."""
+    """The chat continues under another id."""
 
     def __init__(self, new_chat_ref: str) -> None:
         super().__init__(f"chat moved to {new_chat_ref}")
@@ -95,7 +95,7 @@ class ChatMoved(PlatformError):
 
 
 class TokenRejected(PlatformError):
-    """The platform does not accept the token; only a new token helps."""
+    """The platform rejected the token. Only a new token helps."""
 
 
 @dataclass(eq=False, repr=False)
@@ -104,30 +104,29 @@ class ModelError(HermesError):
 
     message: str
     retry_after: float | None = field(default=None, kw_only=True)
-    """Seconds for which the provider asks not to be called, where it says so."""
+    """Seconds to wait before the next call, if the provider says so."""
     usage: CanonicalUsage | None = field(default=None, init=False)
-    """Usage that the provider reported before it failed: the call is paid for."""
+    """Usage that the provider reported before the failure. The call is still billed."""
     reported_cost: MicroUsd | None = field(default=None, init=False)
-    """Cost as the provider stated it."""
     has_answered: bool = field(default=False, init=False)
-    """The model has answered in this conversation before, so that its address and name are right."""
+    """The model has answered in this conversation before, so its address and name are correct."""
     refused: "tuple[ModelError, ...]" = field(default=(), init=False)
-    """Refusals of the same request before it, each put in another way then: calls, too."""
+    """Earlier refusals of the same request in other forms. Each was also a call."""
 
     def __str__(self) -> str:
         return self.message
 
 
 class ModelUnavailable(ModelError):
-    """Network trouble, or the provider is down or overloaded."""
+    """A network error, or the provider is down or overloaded."""
 
 
 class ModelTimeout(ModelError):
-    """The provider did not answer, or stopped answering, in time."""
+    """The provider did not answer in time, or stopped in the middle."""
 
 
 class ModelStallTimeout(ModelTimeout):
-    """The provider keeps the line open, and the reply does not go on."""
+    """The connection is open, but the reply stopped growing."""
 
 
 class ModelRateLimited(ModelError):
@@ -136,9 +135,9 @@ class ModelRateLimited(ModelError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class AuthRejected(ModelError):
-    """The provider does not accept the key."""
+    """The provider rejected the API key."""
 
-    is_of_plan: bool = False  # the key is accepted, but its plan does not include the model
+    is_of_plan: bool = False  # the key is valid, but its plan does not include the model
 
 
 class QuotaExceeded(ModelError):
@@ -150,91 +149,91 @@ class ContentRejected(ModelError):
 
 
 class ModelNotFound(ModelError):
-    """The provider has no such model or address; the prompt does not matter."""
+    """The provider does not know this model or address, whatever the prompt."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ContextOverflow(ModelError):
-    """The prompt does not fit."""
+    """The prompt exceeds the context window or another limit."""
 
     prompt_tokens: int | None = None
-    window: int | None = None  # size of the model in tokens, where known
+    window: int | None = None  # context window in tokens, if known
     is_of_account: bool = False
-    """It fits into the model, but the account may send less at once for now."""
+    """The prompt fits the model, but the account may send less at once for now."""
     is_of_input: bool = False
-    """`window` bounds the prompt alone, however short the answer is; the model's window may be larger."""
+    """`window` limits the prompt alone, so the model's context window may be larger."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OutputCapExceeded(ModelError):
-    """The requested output limit is above the allowed one."""
+    """The requested output limit is too high."""
 
-    cap: int | None = None  # allowed value, where stated
-    is_of_model: bool = False  # limit of the model, for any prompt and account
+    cap: int | None = None  # highest allowed value, if stated
+    is_of_model: bool = False  # the limit applies to every prompt and account
 
 
 class ImageFault(StrEnum):
-    """Faults that a provider finds with images."""
+    """Reason why a provider rejected an image."""
 
-    UNSUPPORTED = "unsupported"  # the model takes no images at all
+    UNSUPPORTED = "unsupported"  # the model accepts no images
     TOO_LARGE = "too_large"
-    """Too many bytes or pixels, or a request that is too large with its images."""
+    """Too many bytes or pixels, or the whole request is too large because of its images."""
     TOO_MANY = "too_many"
-    UNREADABLE = "unreadable"  # this picture cannot be processed; another one may be
+    UNREADABLE = "unreadable"  # this image cannot be processed; others may work
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ImageRejected(ModelError):
-    """The provider refused an image of the request, perhaps with its own limits."""
+    """The provider rejected an image, perhaps stating its limits."""
 
     fault: ImageFault = ImageFault.UNREADABLE
-    max_bytes: int | None = None  # most bytes of an image, before base64
-    max_side: int | None = None  # longest side of an image, in pixels
-    max_count: int | None = None  # most images of a request
+    max_bytes: int | None = None  # per image, before base64
+    max_side: int | None = None  # longest side, in pixels
+    max_count: int | None = None  # images per request
 
 
 class ShapeRejected(ModelError):
-    """The provider does not accept the order, the roles or the ids of the messages."""
+    """The provider rejected the order, roles or ids of the messages."""
 
 
 class ReplyMalformed(ModelError):
-    """The provider answered, but not with a whole, readable reply."""
+    """The provider's reply is incomplete or unreadable."""
 
 
 class ReplyUnfinished(ReplyMalformed):
-    """The reply broke off, or its own server could not read it: the request was accepted."""
+    """The provider accepted the request, but its reply broke off or its own server could not read it."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SpendingCapExceeded(ModelError):
-    """A cap on costs forbids the call, so it was not made."""
+    """A spending cap forbids the call. No request was made."""
 
-    cap: str = "costs.daily_cap"  # configuration key of the cap
+    cap: str = "costs.daily_cap"  # configuration key
     spent: MicroUsd | None = None
     limit: MicroUsd | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PriceNotFound(ModelError):
-    """Spending is capped and the price of `model` is unknown, so the call was not made."""
+    """A spending cap is set and the price of `model` is unknown. No request was made."""
 
     model: str = ""
 
 
 class ToolError(HermesError):
-    """A tool could not do its work; the text is for the model."""
+    """A tool failed. The text is for the model."""
 
 
 class StateError(HermesError):
-    """The durable state could not serve the request."""
+    """The stored state cannot serve the request."""
 
 
 class StoreUnavailable(StateError):
-    """The database cannot be written (or read) now; nothing of the request was stored."""
+    """The database cannot be read or written now. Nothing was stored."""
 
 
 class StoreBroken(StoreUnavailable):
-    """The database file is damaged, deleted or replaced: only its operator can repair that."""
+    """The database file is damaged, deleted or replaced. Only the operator can repair it."""
 
 
 class SessionNotFound(StateError):
@@ -242,19 +241,19 @@ class SessionNotFound(StateError):
 
 
 class LookupReason(StrEnum):
-    """Reasons for which a name or id that people gave names nothing."""
+    """Reason why a name or id from a user was rejected."""
 
     MALFORMED = "malformed"
     NOT_FOUND = "not_found"
     MESSAGE_NOT_FOUND = "message_not_found"
     AMBIGUOUS_CHAT = "ambiguous_chat"
     AMBIGUOUS_SESSION = "ambiguous_session"
-    OTHER_CHAT = "other_chat"  # it names another chat than the one that may be looked at
+    OTHER_CHAT = "other_chat"  # belongs to a chat that this user may not see
     ALREADY_ACTIVE = "already_active"
 
 
 class LookupRejected(StateError):
-    """A name or id that names nothing, too much, or something hidden; `candidates` are its first possible meanings."""
+    """A name or id matches nothing, too much, or something hidden. `candidates` are the first possible meanings."""
 
     def __init__(self, reason: LookupReason, name: str, candidates: tuple[str, ...] = ()) -> None:
         super().__init__(f"{reason.value}: {name[:200]!r}")
@@ -264,16 +263,16 @@ class LookupRejected(StateError):
 
 
 class PairingNotFound(StateError):
-    """No person has this code, or is paired under this id."""
+    """No person has this pairing code or user id."""
 
 
 class LineageMoved(StateError):
-    """The session is no longer the tip of its lineage: someone else was faster."""
+    """The session is no longer the tip of its lineage, because another change came first."""
 
 
 class DatabaseRejected(StateError):
-    """The database is not one of hermes-gateway, a newer version wrote it, or its server cannot hold one."""
+    """The database belongs to another program or a newer version, or its server is unsuitable."""
 
 
 class CommandError(HermesError):
-    """A command cannot be carried out; the text is shown to the person."""
+    """A command failed. The text is shown to the user."""

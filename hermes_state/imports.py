@@ -1,4 +1,4 @@
-"""Imports of libraries without their unused parts."""
+"""Faster imports: skip unused parts of libraries."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Refuse the import of modules inside the block, unless they are imported already.
+    """Block the import of modules inside the block, unless they are already imported.
 
     >>> with without("antigravity"):
     ...     import antigravity
@@ -28,9 +28,9 @@ def without(*names: str) -> Iterator[None]:
 
 
 def defer(name: str) -> None:
-    """Run the module of a package only when one of its names is used; modules inside it can be imported before.
+    """Delay running a package's `__init__` until one of its names is used. Its submodules can be imported before.
 
-    Does nothing for a package that is imported already, or not installed. A parent package must be deferred first.
+    Does nothing for a package that is already imported or not installed. Defer parent packages first.
     """
     parent = name.rpartition(".")[0]
     path = sys.modules[parent].__path__ if parent else None
@@ -41,11 +41,11 @@ def defer(name: str) -> None:
 
     def load(attribute: str) -> Any:
         thread = get_ident()
-        if attribute.startswith("__") or thread in loading:  # a look through all modules; an import of its own
+        if attribute.startswith("__") or thread in loading:  # a scan of all modules, or the package's own import
             raise AttributeError(attribute)
         if PathFinder.find_spec(f"{name}.{attribute}", package.__path__) is not None:
             return importlib.import_module(f"{name}.{attribute}")
-        loading.add(thread)  # another thread runs it, too: a wait for this one could be a deadlock
+        loading.add(thread)  # another thread may run it as well, because a wait could deadlock
         try:
             loader.exec_module(package)
         finally:

@@ -1,8 +1,8 @@
-"""The inbox: accepted platform events, stored before the platform event is acknowledged.
+"""The inbox: platform events, stored before they are acknowledged.
 
 A row is `new` until a turn claims it (`claimed`, then `done`), a command settles it (`done`), `/stop all` or a full
-queue drops it (`dropped`), or its author deletes it (`withdrawn`). Settling empties the payload. The key stays for 30
-days, so that a redelivered event starts nothing.
+queue drops it (`dropped`), or its author deletes it (`withdrawn`). Settling empties the payload. The unique key stays
+for 30 days, so a redelivered event has no effect.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -30,15 +30,15 @@ class InboxKind(StrEnum):
     MESSAGE = "message"
     COMMAND = "command"
     NOTICE = "notice"
-    """A late edit of a message, or the gateway's own text (without `message_ref`), for the model with the next turn."""
+    """A late edit, or the gateway's own text (without `message_ref`), which the model reads in the next turn."""
 
 
 class InboxMode(StrEnum):
     QUEUE = "queue"
     STEER = "steer"
-    """Joins the running turn before its next model call; opens the next turn when there is none."""
+    """A message that joins the running turn before its next model call, or starts the next turn."""
     ALONE = "alone"
-    """Never merged with its neighbours: a `/queue` message, or a command that waits for nothing."""
+    """Not merged with neighbouring rows: a `/queue` message, or a command that runs at once."""
 
 
 class InboxState(StrEnum):
@@ -51,22 +51,22 @@ class InboxState(StrEnum):
 
 
 class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Content of an event, needed until it is settled; stored as JSON."""
+    """Content of an unsettled event, stored as JSON."""
 
     text: str
     attachments: tuple[IncomingAttachment, ...] = ()
     transcripts: tuple[str, ...] = msgspec.field(default=(), name="heard")
-    """Words of recordings, which are no attachments any more."""
+    """Transcripts of recordings, which replace the attachments."""
     quote: Quote | None = None
     is_forwarded: bool = False  # written by earlier versions
     words_by: str | None = None
     via: InputKind = InputKind.TYPED
     ticket: str | None = None
-    notes: tuple[str, ...] = ()  # facts for the model about the message
+    notes: tuple[str, ...] = ()  # facts about the message, for the model
 
 
 class NewInboxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An accepted event, about to be stored."""
+    """An accepted event to store."""
 
     platform: str
     account: str
@@ -83,7 +83,7 @@ class NewInboxRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InboxRow(NewInboxRow, frozen=True, kw_only=True):
-    """One unsettled row."""
+    """An unsettled row."""
 
     id: InboxId
     state: InboxState = InboxState.NEW
@@ -91,33 +91,31 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
 
     @property
     def runs_at_once(self) -> bool:
-        """True for a command that the owner of its account runs, not the lane of the chat."""
+        """True for a command that the account's owner runs, not the chat's lane."""
         return self.kind is InboxKind.COMMAND and self.mode is InboxMode.ALONE
 
 
 _encode = msgspec.json.Encoder().encode
 
 SCHEDULE_PREFIX = "schedule:"
-"""Beginning of the event key of a scheduled message; a platform's begins with the bot's id."""
+"""Start of a scheduled message's event key. A platform's event key starts with the bot's id."""
 IS_SCHEDULED = f"event_ref LIKE '{SCHEDULE_PREFIX}_%'"
-"""Condition for the row of a scheduled message."""
 
-OPEN = "state IN ('new','claimed')"  # condition for a row that is not settled
+OPEN = "state IN ('new','claimed')"  # row is not settled
 WAITS = "state IN ('new','claimed') AND state = 'new'"
-"""Condition for a row that no turn has yet. The first half repeats the condition of the index of open rows: without it
-SQLite does not use the index, and reads all rows of the chat."""
+"""SQL condition for unclaimed rows. Without the first half, SQLite ignores the index and reads all rows of the chat."""
 
 _COLUMNS = columns(InboxRow, "inbox")
 
 
 def find_new(db: Connection, platform: str, account: str, event_ref: str) -> InboxId | None:
-    """Return the row of a platform event that was stored before and is still new."""
+    """Return the id of an event that is stored and still new."""
     query = "SELECT id FROM inbox WHERE platform = ? AND account = ? AND event_ref = ? AND state = 'new'"
     return scalar_or_none(db, InboxId, query, (platform, account, event_ref))
 
 
 def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None = None) -> InboxId | None:
-    """Store an event, with its turn if it has one; None when it was stored before."""
+    """Store an event, already claimed if `turn_id` is given. Return None if it was stored before."""
     state = InboxState.NEW if turn_id is None else InboxState.CLAIMED
     stored = {"payload": _encode(row.payload).decode(), "received_at": now, "state": state, "turn_id": turn_id}
     query = """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name,
@@ -129,32 +127,32 @@ def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None
 
 
 def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:
-    """Return the row that `insert` has made of an event."""
+    """Return the row as `insert` stored it."""
     return InboxRow(**msgspec.structs.asdict(row), id=inbox_id, received_at=now)
 
 
 def load(db: Connection, inbox_id: InboxId) -> InboxRow | None:
-    """Load a row; None when it is settled or unknown."""
+    """Load a row; None if settled or unknown."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE id = ? AND state IN ('new','claimed')"
     return select_one(db, InboxRow, query, (inbox_id,))
 
 
 def load_waiting(db: Connection, chat_id: ChatId) -> list[InboxRow]:
-    """Load the rows that no turn has claimed yet, in the order of their arrival."""
+    """Load the unclaimed rows in order of arrival."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE chat_id = ? AND {WAITS} ORDER BY id"
     return select(db, InboxRow, query, (chat_id,))
 
 
 def load_waiting_commands(db: Connection, account: str) -> list[InboxId]:
-    """Load the commands to an account that have not run yet, oldest first."""
+    """Load the account's commands that have not run, oldest first."""
     query = f"SELECT id FROM inbox WHERE {WAITS} AND kind = 'command' AND account = ? ORDER BY id"
     return scalars(db, InboxId, query, (account,))
 
 
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
-    """Load the chats in which a row waits for a lane or a turn runs: work for a restart.
+    """Load the chats with work for their lane: a waiting row or a running turn.
 
-    Chats with a turn come first, then those with the oldest message. Chats with a waiting turn are left out: its
+    Chats with a turn come first, then those with the oldest message. Chats with a paused turn are left out, because the
     decision wakes them.
     """
     query = """WITH opened AS (
@@ -169,14 +167,13 @@ def load_chats_with_waiting(db: Connection) -> list[ChatId]:
 
 
 def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
-    """Count the waiting messages and commands of a person in a chat."""
     written = f"kind <> 'notice' AND NOT {IS_SCHEDULED}"
     query = f"SELECT count(*) FROM inbox WHERE chat_id = ? AND {WAITS} AND {written} AND sender_ref = ?"
     return scalar(db, int, query, (chat_id, sender_ref))
 
 
 def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
-    """Return True if an open turn or a waiting message of the chat comes before this row."""
+    """Return True if an open turn or a waiting message of the chat precedes this row."""
     query = """SELECT EXISTS (SELECT 1 FROM inbox i JOIN inbox own ON own.chat_id = i.chat_id
     WHERE own.id = ? AND i.id < own.id AND i.state IN ('new','claimed')
       AND (i.kind = 'message' OR i.state = 'claimed'))"""
@@ -185,38 +182,38 @@ def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
 
 @locks(inbox="inbox_id")
 def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) -> bool:
-    """Settle an open row; False when it was settled before."""
+    """Settle an open row. Return False if it was settled before."""
     return settle_where(db, state, now, "id = ? AND state IN ('new','claimed')", inbox_id) == 1
 
 
 def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *parameters: object) -> int:
-    """Settle the rows of a condition, which must name their states; return how many."""
+    """Settle the rows that match a condition, which must include their states. Return their number."""
     query = f"UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE {where}"
     return db.execute(query, (state, now, *parameters)).rowcount
 
 
 def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, now: Millis) -> int:
-    """Settle the waiting messages of a chat (of one person, if given) as `dropped`; return how many."""
+    """Drop a chat's waiting messages, or only those of a person. Return their number."""
     where = f"chat_id = ? AND {WAITS} AND kind <> 'command' AND sender_ref = coalesce(?, sender_ref)"
     return settle_where(db, InboxState.DROPPED, now, where, chat_id, sender_ref)
 
 
 def let_join(db: Connection, inbox_id: InboxId) -> None:
-    """Let a waiting message join the turn of its chat."""
+    """Make a waiting message a steer."""
     db.execute(f"UPDATE inbox SET mode = 'steer' WHERE id = ? AND {WAITS}", (inbox_id,))
 
 
 def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
-    """Let steers whose turn has ended wait like any message; return how many."""
+    """Queue steers whose turn has ended. Return their number."""
     query = f"UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND {WAITS} AND mode = 'steer'"
     return db.execute(query, (chat_id,)).rowcount
 
 
 @locks(EVERYTHING)
 def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
-    """Let waiting steers of people who may not steer any more wait like any message; return how many.
+    """Queue waiting steers of people who may no longer steer. Return their number.
 
-    `may_steer` is asked inside the transaction, so that it covers the newest rows, too.
+    `may_steer` is called inside the transaction, so the newest rows are included.
     """
     query = f"SELECT id, sender_ref FROM inbox WHERE {WAITS} AND mode = 'steer'"
     late = [(inbox_id,) for inbox_id, ref in db.execute(query).fetchall() if not may_steer(UserRef(ref))]
@@ -225,20 +222,20 @@ def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
 
 
 class EditedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The message that was edited, as it is stored."""
+    """Stored state of a message that was edited."""
 
     inbox_id: InboxId
     state: InboxState
     kind: InboxKind
     sender_ref: UserRef
-    text: str  # its newest version
-    lineage_id: LineageId | None  # its conversation; None while it waits
-    waiting_notice: InboxId | None = None  # notice of an earlier edit that no turn has yet
+    text: str  # newest version
+    lineage_id: LineageId | None  # None while it waits
+    waiting_notice: InboxId | None = None  # notice of an earlier edit that no turn has claimed
 
 
-EDIT_PREFIX = "(changed an earlier message, which now reads) "  # beginning of a notice's text
+EDIT_PREFIX = "(changed an earlier message, which now reads) "  # start of a notice's text
 
-# A settled row has no payload; its text is the message's then.
+# A settled row has no payload, so the text comes from its message.
 _TEXT = "coalesce({1}.text, CASE {0}.payload WHEN '' THEN '' ELSE json_extract({0}.payload, '$.text') END)"
 
 
@@ -258,7 +255,7 @@ def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMess
 
 
 def replace_text(db: Connection, inbox_id: InboxId, text: str, words_by: str | None = None) -> bool:
-    """Replace the text of a message that still waits; False when a turn has it."""
+    """Replace the text of a waiting message. Return False if a turn has claimed it."""
     row = _load_new(db, inbox_id)
     if row is None:
         return False
@@ -268,7 +265,7 @@ def replace_text(db: Connection, inbox_id: InboxId, text: str, words_by: str | N
 
 
 def save_transcript(db: Connection, inbox_id: InboxId, recording: IncomingAttachment, transcript: str) -> None:
-    """Replace a recording by its transcript, unless the message is settled."""
+    """Replace a recording with its transcript, unless the message is settled."""
     row = _load_new(db, inbox_id)
     if row is None:
         return
@@ -290,7 +287,7 @@ def _save_payload(db: Connection, inbox_id: InboxId, payload: InboxPayload) -> N
 
 
 def is_known(db: Connection, chat_id: ChatId, message_ref: str) -> bool:
-    """Return True if a platform message waits or is in the chat's active session, so that the model sees it anyway."""
+    """Return True if the model sees this platform message anyway: it waits, or belongs to the active session."""
     query = f"""SELECT EXISTS (SELECT 1 FROM inbox
       WHERE chat_id = :chat_id AND {WAITS} AND kind = 'message' AND message_ref = :ref)
     OR EXISTS (SELECT 1 FROM platform_messages p JOIN messages m ON m.id = p.message_id JOIN chats c ON c.id = p.chat_id
@@ -299,14 +296,14 @@ def is_known(db: Connection, chat_id: ChatId, message_ref: str) -> bool:
 
 
 def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> int:
-    """Settle the waiting row of a deleted message; return 0 if there is none."""
+    """Settle the waiting row of a deleted message. Return 0 if there is none."""
     where = "chat_id = ? AND message_ref = ? AND state = 'new'"
     return settle_where(db, InboxState.WITHDRAWN, now, where, chat_id, message_ref)
 
 
 @locks(chat="cursor")
 def advance_cursor(db: Connection, cursor: Cursor | None) -> None:
-    """Move a channel's cursor forward, never back; None: the event has none."""
+    """Move a channel's cursor forward, never back. Does nothing for None."""
     # Platform ids are decimal numbers of growing length.
     query = """INSERT INTO cursors VALUES (?, ?, ?, ?)
     ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref
@@ -322,6 +319,5 @@ def load_cursors(db: Connection, platform: str, account: str) -> Mapping[str, st
 
 
 def load_rows(db: Connection, ids: Collection[InboxId]) -> list[InboxRow]:
-    """Load those of the rows that still wait, in order."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE id IN ({', '.join('?' * len(ids))}) AND state = 'new' ORDER BY id"
     return select(db, InboxRow, query, tuple(ids))

@@ -1,14 +1,14 @@
-"""The journal of turns: every step of a turn is a committed row before the next step begins.
+"""The journal of turns: each step is committed before the next one begins.
 
 A turn is `running`, or `waiting` for a decision, until it is `finished`, `stopped` or `failed`. After a crash the rows
-alone say where to continue: a call without a `tool_runs` row never began and is run. The outcome of a row that is still
-`started` is unknown, and only a read-only tool is run again.
+alone say where to continue. A call without a `tool_runs` row never began, so it is run. A row that is still `started`
+has an unknown outcome, and only a read-only tool is run again.
 
-A turn belongs to a lineage and may cross a split: its rows go to the tip. A sub-agent is a turn inside a turn. It has a
-lineage of its own, owes a report to its call, and ends with its parent at the latest.
+A turn belongs to a lineage and may cross a split: its rows go to the tip. A sub-agent is a turn inside a turn. It has
+its own lineage, reports to the call that started it, and ends with its parent at the latest.
 
-Each owner of a turn moves its epoch (a fencing token), which every function that writes for the turn states. So an
-earlier owner that was only slow, or cut off, is refused.
+Each new owner of a turn increases its epoch (a fencing token). Every function that writes for a turn checks the epoch,
+so a slow or disconnected earlier owner cannot write.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,12 +69,12 @@ from hermes_state.values import (
 
 
 class InboxMoved(StateError):
-    """A row that the turn should start with was withdrawn or dropped."""
+    """A row for the new turn was withdrawn or dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedMessage:
-    """A message with attachments, prepared before its turn starts."""
+    """A message with its attachments read, ready for a turn."""
 
     body: MessageBody = EMPTY_BODY
     attachment_ids: tuple[AttachmentId, ...] = ()
@@ -82,7 +82,7 @@ class PreparedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnswer:
-    """An answer of the model: it calls tools, or ends the turn."""
+    """An answer of the model. It either calls tools or ends the turn."""
 
     text: str
     call: ModelCall
@@ -90,7 +90,7 @@ class ModelAnswer:
     calls: tuple[ToolCall, ...] = ()
     reasoning: Reasoning | None = None
     markdown: str = ""
-    """Text for the chat where it differs from `text` (a notice below it); empty: the same."""
+    """Text for the chat if it differs from `text`, for example by a notice below it."""
 
 
 def start_turn(
@@ -100,10 +100,10 @@ def start_turn(
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> RunningTurn:
-    """Open a turn for waiting rows, and store one human row each. Raises `InboxMoved`, and then writes nothing."""
+    """Start a turn with waiting rows and store a message for each. Raises `InboxMoved` before writing anything."""
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
-        raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows wait no longer")
+        raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows are gone")
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
     turn_id, lineage_id = _insert_turn(db, chat_id, starter.sender_ref, now)
     _bind(db, turn_id, lineage_id, rows, prepared, now)
@@ -111,7 +111,7 @@ def start_turn(
 
 
 def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxId, RunningTurn] | None:
-    """Store a new event with a turn of its own if its chat is idle in an open conversation; else store nothing."""
+    """Store an event and start its turn if its chat is idle and has an open conversation. Otherwise store nothing."""
     values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id}
     query = f"""INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
     SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
@@ -125,7 +125,7 @@ def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxI
         return None
     turn_id, lineage_id = started
     inbox_id = inbox.insert(db, row, now, turn_id)
-    if inbox_id is None:  # it was stored before
+    if inbox_id is None:  # stored before
         db.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
         return None
     _store_human_row(db, turn_id, lineage_id, inbox.stored_form(row, inbox_id, now), PreparedMessage(), now)
@@ -133,16 +133,16 @@ def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxI
 
 
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
-    """Open a turn that answers the newest human rows again, and bind the row of the `/retry` command to it."""
+    """Start a turn for the `/retry` command, which answers the newest human messages again."""
     turn_id, _ = _insert_turn(db, chat_id, starter, now)
     claim = "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'"
     if db.execute(claim, (turn_id, command)).rowcount != 1:
-        raise InboxMoved(f"command {command} was settled before")
+        raise InboxMoved(f"command {command} was already settled")
     return load_running(db, turn_id)
 
 
 def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
-    """Let waiting `steer` rows of a chat join its turn, never a sub-agent; return how many. Raises `TurnMoved`."""
+    """Add the chat's waiting steers to its turn. Return their number; 0 for a sub-agent. Raises `TurnMoved`."""
     turn = require_running(db, claim)
     waiting = inbox.load_waiting(db, turn.chat_id) if turn.parent is None else []
     rows = [row for row in waiting if row.mode is inbox.InboxMode.STEER]
@@ -185,7 +185,7 @@ def _store_human_row(
         db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
 
 
-# Purpose: true for a quoted platform message that is the newest answer of the model, which needs no quote.
+# Purpose: true if a quoted message is the model's newest answer, which needs no quote.
 _NEWEST_ANSWER = """
 SELECT p.message_id = (SELECT max(m.id) FROM messages m WHERE m.lineage_id = q.lineage_id AND m.role = 'assistant')
 FROM platform_messages p JOIN messages q ON q.id = p.message_id WHERE p.chat_id = ? AND p.ref = ?
@@ -204,7 +204,7 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
         body = msgspec.structs.replace(body, notes=(*body.notes, FORWARDED_NOTE), words_by=words_by)
     if row.payload.via is InputKind.SCHEDULED:
         body = msgspec.structs.replace(body, notes=(*body.notes, SCHEDULED_NOTE, *row.payload.notes))
-    is_own = row.kind is InboxKind.NOTICE and not row.message_ref  # the gateway's words, whomever they are for
+    is_own = row.kind is InboxKind.NOTICE and not row.message_ref  # written by the gateway
     return NewMessage(
         role=MessageRole.USER,
         origin=Origin.NOTICE if row.kind is InboxKind.NOTICE else Origin.HUMAN,
@@ -219,7 +219,7 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
 
 @locks(turn="claim.id")
 def append_calls(db: Connection, claim: TurnClaim, answer: ModelAnswer, now: Millis) -> Message:
-    """Store a model answer that calls tools, with its place in the ledger. Raises `TurnMoved`."""
+    """Store an answer that calls tools, and its call in the ledger. Raises `TurnMoved`."""
     return _append_answer(db, require_running(db, claim), answer, answer.text or None, now)
 
 
@@ -228,7 +228,7 @@ def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text:
     if turn.parent is None:
         noted, values = f", {ledger.ADD_USAGE}", list[object](ledger.usage_of(answer.call))
     if answer.reported_prompt_tokens is not None:
-        # The provider's count ends before the answer: the anchor of the next estimate, and its model.
+        # The provider's count excludes the answer. The next estimate starts from this count and model.
         noted += ", reported_prompt_tokens = ?, model = ?, reported_at_seq = next_seq - 1"
         values += [answer.reported_prompt_tokens, answer.call.model]
     body = MessageBody(calls=answer.calls, reasoning=answer.reasoning)
@@ -245,14 +245,14 @@ def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text:
 def start_tools(
     db: Connection, claim: TurnClaim, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
 ) -> None:
-    """Commit that these calls begin; a call that was begun before keeps its row. Raises `TurnMoved`."""
+    """Commit that these calls begin. Calls that began before keep their row. Raises `TurnMoved`."""
     require_running(db, claim)
     tool_runs.begin(db, claim.id, call_message_id, calls, now)
 
 
 @locks(turn="claim.id")
 def finish_tool(db: Connection, claim: TurnClaim, result: ToolResult, now: Millis) -> Message:
-    """Store the result of one call: the run's state and the tool row. Raises `TurnMoved`."""
+    """Store the result of a call and the state of its run. Raises `TurnMoved`."""
     return _store_result(db, require_running(db, claim), result, now)
 
 
@@ -275,7 +275,7 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
 
 
 def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
-    """Let a turn wait for a decision; it keeps its place in the chat. Raises `TurnMoved`."""
+    """Pause a turn until a decision. The chat stays busy. Raises `TurnMoved`."""
     turn = require_running(db, claim)
     db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn.id,))
     remove_preview(db, turn.id)
@@ -283,13 +283,13 @@ def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
 
 
 def unpause_turn(db: Connection, turn_id: TurnId) -> None:
-    """Let a waiting turn go on, with a new preview below the question. To take it up is no restart."""
+    """Resume a paused turn, with a new preview below the question. Taking it up is not counted as a restart."""
     changes = "state = 'running', preview_ref = NULL, restarts = restarts - 1"
     db.execute(f"UPDATE turns SET {changes} WHERE id = ? AND state = 'waiting'", (turn_id,))
 
 
 _QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"
-# Purpose: end a running turn; return facts that have changed since it began, and the waiting rows of its chat.
+# Purpose: end a running turn. Return facts that may have changed since it began, and open rows of its chat.
 _FINISH = f"""
 UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND epoch = ? AND state = 'running'
 RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(TICKET)},
@@ -303,18 +303,18 @@ RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTI
 def finish_turn(
     db: Connection, turn: RunningTurn, answer: ModelAnswer, now: Millis, rendered: RenderedReply | None = None
 ) -> tuple[MessageId, OutboxRow | None]:
-    """Store the answer, settle the inbox and owe the reply. Raises `TurnMoved`.
+    """Store the answer, settle the inbox and enqueue the reply. Raises `TurnMoved`.
 
-    `rendered`: the reply of a caller who sends it at once. Unless the chat is owed something else, it is stored as
-    `sending` and its row is returned. A sub-agent owes no reply: its answer is its report.
+    `rendered` is the reply of a caller that sends it at once. If no other reply is open in the chat, the reply is
+    stored as `sending` and its row returned. A sub-agent sends no reply: its answer is its report.
     """
-    assert not answer.calls, "what calls tools ends no turn"
+    assert not answer.calls, "an answer that calls tools does not end the turn"
     closed = db.execute(_FINISH, (now, turn.id, turn.epoch)).fetchone()
     if closed is None:
-        raise TurnMoved(f"turn {turn.id} does not run in epoch {turn.epoch}")
+        raise TurnMoved(f"turn {turn.id} is not running in epoch {turn.epoch}")
     preview_ref, question_ref, ticket, has_late_steers, is_owed, has_subagents = closed
-    if has_subagents:  # the store was not there when one of them ended
-        _stop_subagents(db, turn, "the turn has gone on without it", now)
+    if has_subagents:  # the store failed when a sub-agent ended
+        _stop_subagents(db, turn, "the turn continued without this sub-agent", now)
     turn = msgspec.structs.replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
     message = _append_answer(db, turn, answer, answer.text, now)
     if turn.parent is not None:
@@ -330,11 +330,11 @@ def finish_turn(
 def stop_turn(
     db: Connection, claim: TurnClaim, partial_text: str | None, reason: str, now: Millis, *, notice: str
 ) -> bool:
-    """End a turn that a person stopped, keeping its work; False when it has ended, or was taken up since.
+    """End a turn that a user stopped, keeping its work. Return False if it has ended or has a new owner.
 
-    The partial answer becomes an interrupted row, which the chat keeps. `reason` answers open calls, so that the
-    transcript stays legal. `notice` replaces a preview that shows nothing to keep. `partial_text`: None where another
-    node works on the turn, which means the last preview.
+    The partial answer is kept as an interrupted message. `reason` becomes the result of open calls, which keeps the
+    transcript valid. `notice` replaces a preview without content. `partial_text` None means that another node runs the
+    turn, so the last stored preview is used.
     """
     turn = find_unended(db, claim)
     if turn is None:
@@ -345,7 +345,7 @@ def stop_turn(
     shown = (scalar_or_none(db, str, query, (turn.id,)) or "").strip()
     if partial_text is None:
         preview = scalar_or_none(db, str, "SELECT text FROM previews WHERE turn_id = ?", (turn.id,)) or ""
-        # While its tools run, a preview still shows the turn's newest step.
+        # While tools run, a preview still shows the turn's newest step.
         partial_text = "" if shown.startswith(preview.strip()) else preview
     text = partial_text.strip()
     if text and text != shown:
@@ -361,15 +361,15 @@ def stop_turn(
 
 @locks(turn="claim.id")
 def fail_turn(db: Connection, claim: TurnClaim, error: str, sentence: str, now: Millis) -> bool:
-    """End a turn that cannot go on and owe its people a sentence; False when it has ended, or was taken up since.
+    """End a turn that cannot continue and enqueue `sentence`. Return False if it has ended or has a new owner.
 
-    `error` names the kind for operators. The `sentence` of a sub-agent is for its caller.
+    `error` names the kind of failure for operators. A sub-agent's `sentence` goes to its caller.
     """
     turn = find_unended(db, claim)
     if turn is None:
         return False
     _stop_subagents(db, turn, "the turn has failed", now)
-    _answer_open_calls(db, turn, "not known: the turn failed before this call was answered", ToolRunState.UNKNOWN, now)
+    _answer_open_calls(db, turn, "outcome unknown: the turn failed before this result", ToolRunState.UNKNOWN, now)
     if turn.parent is None:
         outbox.enqueue(db, _reply(turn, OutboxKind.ERROR, sentence, None), now)
     _close(db, turn, TurnState.FAILED, error if turn.parent is None else sentence, now)
@@ -425,20 +425,20 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
 
 @locks(turn="claim.id")
 def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> RunningTurn:
-    """Become the owner of an open turn; its last owner can write nothing more for it. Raises `TurnMoved`.
+    """Become the owner of an open turn; the last owner can no longer write to it. Raises `TurnMoved`.
 
-    `is_restart`: the work on it may have ended the process; `let_go` takes that back.
+    `is_restart` means that this turn may have crashed the process. `let_go` takes the count back.
     """
     moved = "epoch = epoch + 1, restarts = restarts + ?"
     query = f"UPDATE turns SET {moved} WHERE id = ? AND epoch = ? AND state = 'running'"
     if db.execute(query, (int(is_restart), claim.id, claim.epoch)).rowcount != 1:
-        raise TurnMoved(f"turn {claim.id} does not run in epoch {claim.epoch}")
+        raise TurnMoved(f"turn {claim.id} is not running in epoch {claim.epoch}")
     remove_preview(db, claim.id)
     return load_running(db, claim.id)
 
 
 @locks(turn="turn_ids")
 def let_go(db: Connection, turn_ids: Sequence[TurnId]) -> None:
-    """Note that open turns are left in order, so that taking them up is no restart, before or after this call."""
+    """Note that open turns were left in order, so that taking them up does not count as a restart."""
     query = "UPDATE turns SET restarts = restarts - 1 WHERE id = ? AND state IN ('running','waiting')"
     db.executemany(query, [(turn_id,) for turn_id in turn_ids])

@@ -1,6 +1,6 @@
-"""Kinds of settings: the lists, ids, addresses and secrets that operators write, each checked and in one form.
+"""Types of settings: lists, ids, addresses and secrets, validated and normalised.
 
-pydantic applies them when `gateway/config` loads the block that has such a field.
+pydantic applies them when `gateway/config` loads a block.
 """
 
 import json
@@ -18,14 +18,14 @@ from hermes_state.values import ReasoningEffort
 # ---- words, lists and blocks
 
 Trimmed = BeforeValidator(lambda value: value.strip() if isinstance(value, str) else value)
-"""Validator for text: without the line break that pasting often brings along."""
+"""Strip the line break that pasting often adds."""
 
 AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(value, str) else value)
-"""Validator for words: `FULL` and ` full` mean `full`."""
+"""Accept a word in any case: `FULL` and ` full` mean `full`."""
 
 
 def listed(value: object) -> object:
-    """Split `a, b`, or read a JSON list, from a variable; a lone value in YAML stays."""
+    """Split `a, b` or decode a JSON list, as found in variables. A single YAML value stays unchanged."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -37,32 +37,32 @@ def listed(value: object) -> object:
 
 
 def keyed(value: object) -> Mapping[Any, Any]:
-    """Return a block of names, from YAML or from JSON in a variable."""
+    """Return a mapping, from YAML or from JSON in a variable."""
     try:
         block = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         raise ValueError("is not a JSON object") from None
     if not isinstance(block, Mapping):
-        raise ValueError("must be a block of names, each with a value behind it")
+        raise ValueError("must be a block of names, each with a value")
     return block
 
 
 class FrozenBlock(dict[str, Any]):
-    """Block of free keys that never changes, so that a route that has one can be looked up by itself."""
+    """Mapping of free keys that never changes, so it can be hashed."""
 
-    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none, because it may change
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict is mutable and has none
         return hash(repr(sorted(self.items(), key=lambda item: item[0])))
 
 
 def _switched_off(value: object) -> object:
-    """YAML reads `off` as false; a variable brings the word itself. Both mean: no value."""
+    """Return None for `off`, which YAML reads as false and a variable passes as text."""
     if isinstance(value, str):
         return None if value.strip().lower() in ("off", "false", "none", "null", "0", "") else value
     return None if value == 0 else value
 
 
 Off = BeforeValidator(_switched_off)
-"""Validator for what may be `off`, which is None."""
+"""Accept `off`, which becomes None."""
 OffOrNumber: TypeAlias = Annotated[float | None, Off]
 Effort: TypeAlias = Annotated[
     ReasoningEffort | None,
@@ -75,7 +75,7 @@ Effort: TypeAlias = Annotated[
 
 
 def _address(shape: str, words: str) -> AfterValidator:
-    """Return a validator for addresses of a shape; `words` go on behind `must be an address`."""
+    """Return a validator for addresses. `words` follow `must be an address` in its error."""
 
     def check(value: str) -> str:
         if re.fullmatch(shape, value) is None or not _has_host(value):
@@ -86,9 +86,9 @@ def _address(shape: str, words: str) -> AfterValidator:
 
 
 def _has_host(address: str) -> bool:
-    """Return True for an address whose host, and port if any, HTTP clients accept: some raise as soon as they are made.
+    """Return True if HTTP clients accept the host and port. Some raise already when they are created.
 
-    The address of a folder has no host.
+    A folder's address has no host.
     """
     try:
         parts = urlsplit(address)
@@ -101,20 +101,20 @@ _POSTGRES = re.compile(r"postgres(ql)?://([^\s/?#@:]*(:[^\s/?#@:]*)?@)?[^\s/?#@]
 
 
 def checked_store_url(value: str) -> str:
-    """Return the address of a PostgreSQL database as it is. Raises `ValueError` for any other."""
+    """Return a PostgreSQL address unchanged. Raises `ValueError` for any other address."""
     if _POSTGRES.fullmatch(value) is None or not value.isprintable():  # libpq reads up to a NUL
         raise ValueError(
             "must be an address such as postgresql://hermes@db.example.org/hermes, with %40 and so on for @ and other "
-            "signs in a password; not set, the database is the file state.db in the state directory"
+            "signs in a password; without it, the gateway uses the file state.db in the state directory"
         )
     return value
 
 
 def _host_name(value: str) -> str:
-    """Return the name or number of a host, as it stands in an address."""
+    """Return a host name or IP address without brackets, wildcard or dots at its ends."""
     name = value.strip().lower().removeprefix("*.").strip(".").removeprefix("[").removesuffix("]")
     if re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9])?|[0-9a-f:.]+", name) is None:
-        raise ValueError(f"{value!r} is no host: write example.org, without https://, a port or a path")
+        raise ValueError(f"{value!r} is not a host: write example.org, without https://, a port or a path")
     return name
 
 
@@ -126,7 +126,7 @@ _ID_SHAPES = {
 
 
 def _user_ref(value: object) -> object:
-    """Return `platform:id`. Names are refused: they can change hands, ids cannot."""
+    """Return `platform:id`. Names are refused, because they can change hands; ids cannot."""
     if not isinstance(value, str):
         raise ValueError("must be a list of ids such as telegram:42 (no space after the colon)")
     platform, colon, ident = value.strip().partition(":")
@@ -136,7 +136,7 @@ def _user_ref(value: object) -> object:
         raise ValueError(f"{value!r} is not an id: write platform:id with one of {known}, such as telegram:42")
     shape, example = _ID_SHAPES[platform]
     if re.fullmatch(r"-[0-9]+", ident):
-        raise ValueError(f"{value!r} names a group; access is given to people: {example}")
+        raise ValueError(f"{value!r} is a group; access is given to people: write {example}")
     if shape.fullmatch(ident) is None:
         raise ValueError(f"{value!r} is a name, and names can change hands; write the stable id: {example}")
     return f"{platform}:{ident}"
@@ -168,8 +168,8 @@ FilesUrl: TypeAlias = Annotated[
     Trimmed,
     _address(
         r"(s3|gs|az)://[^\s/?#@:]+(/[^\s?#@:]*)?|file:///[^\s?#]+",
-        "such as s3://bucket/folder, gs://bucket, az://container or file:///mnt/shared; keys, regions and endpoints "
-        "belong into attachments.options",
+        "such as s3://bucket/folder, gs://bucket, az://container or file:///mnt/shared; put keys, regions and "
+        "endpoints into attachments.options",
     ),
 ]
 StoreUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(checked_store_url)]
@@ -189,21 +189,21 @@ def _secret_like(shape: str, complaint: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-# A key that does not fit into an HTTP header makes the first request fail in a way that names no key.
+# A key that does not fit into an HTTP header makes the first request fail without naming the key.
 Secret: TypeAlias = Annotated[
     SecretStr,
     Trimmed,
-    _secret_like(r"[!-~]*", "has characters that no key has, such as spaces or …: copy it again"),
+    _secret_like(r"[!-~]*", "contains characters that are not allowed in a key, such as spaces or …: copy it again"),
 ]
 WebhookSecret: TypeAlias = Annotated[
-    Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must be 16 to 256 of the characters A-Z a-z 0-9 _ -")
+    Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must have 16 to 256 of the characters A-Z a-z 0-9 _ -")
 ]
-"""Telegram's characters for webhook secrets, and no fewer than cannot be guessed."""
+"""Characters that Telegram allows, and a length that cannot be guessed."""
 
 _HARMLESS = re.compile(r"[a-z]{1,20}|[0-9]{1,9}|/[\w./-]{0,200}|https?://[\w.:/-]{1,200}", re.ASCII)
-"""Values that hold no key under a name that means none: words, numbers, paths, addresses without a password.
+"""Values that hold no secret unless their name says so: words, numbers, paths, addresses without a password.
 
-As secrets, a path or a word would be taken out of everything that people and the agent say.
+A path or word kept as a secret would be redacted from all messages.
 """
 
 
@@ -212,9 +212,9 @@ def _names_key(name: str) -> bool:
 
 
 def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str, str], bool]) -> BeforeValidator:
-    """Return a validator for a block of texts by name. A text is the group of `shape`; `is_secret` looks at both.
+    """Return a validator for texts by name. The value is the group in `shape`; `is_secret` receives name and value.
 
-    YAML reads numbers, booleans and dates; their text is meant.
+    YAML reads numbers, booleans and dates; their text is used.
     """
 
     def check(value: object) -> Mapping[str, str | SecretStr]:
@@ -223,7 +223,7 @@ def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str
             word = plain(written)
             text = str(word).lower() if isinstance(word, bool) else str(word)
             if not isinstance(word, str | int | float | date) or "\0" in text:
-                raise ValueError(f"{name[:100]!r} must have a text behind it")
+                raise ValueError(f"{name[:100]!r} must have a text as its value")
             match = re.fullmatch(shape, text, re.DOTALL)
             if match is None or re.fullmatch(name_shape, name, re.ASCII | re.DOTALL) is None:
                 raise ValueError(f"{name[:100]!r} {complaint}")
@@ -234,32 +234,31 @@ def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str
 
 
 def plain(value: Any) -> Any:
-    """Return a value without the wrapping that keeps secrets out of sight; for clients and programs alone."""
+    """Return the value without its `SecretStr` wrapper. Only for clients and programs."""
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 def plain_texts(block: Mapping[str, str | SecretStr]) -> dict[str, str]:
-    """Return a block of texts without that wrapping."""
     return {name: plain(text) for name, text in block.items()}
 
 
 def _body(value: object) -> Mapping[str, object]:
-    """Return fields of a request; those that make up the conversation are the gateway's own."""
+    """Return extra request fields. Fields of the conversation itself are refused."""
     written = dict(keyed(value))
     try:
-        block: dict[str, object] = json.loads(json.dumps(written, allow_nan=False))  # keys may be numbers in YAML
+        block: dict[str, object] = json.loads(json.dumps(written, allow_nan=False))  # YAML keys may be numbers
     except (TypeError, ValueError):
-        raise ValueError("has a value that JSON cannot say, such as a date: put it into quotes") from None
+        raise ValueError("has a value that JSON cannot represent, such as a date: put it into quotes") from None
     own = ("model", "messages", "input", "instructions", "system", "tools", "stream")
     if taken := [name for name in block if name in own]:
-        raise ValueError(f"{taken[0]} is what the gateway itself writes into a request")
+        raise ValueError(f"{taken[0]} cannot be set here, because the gateway sets it in each request")
     return block
 
 
 _HEADER = (
     r"[\w!#$%&'*+.^`|~-]{1,100}",
     r"\s*([ -~]{0,8000}?)\s*",
-    "is no header that can be set, or has characters that no header has",
+    "is not a valid header name, or its value has characters that headers do not allow",
 )
 _Texts: TypeAlias = dict[str, str | SecretStr]
 
@@ -268,11 +267,11 @@ Headers: TypeAlias = Annotated[
     _texts(*_HEADER, lambda name, _: _names_key(name)),
     AfterValidator(FrozenBlock),
 ]
-"""HTTP headers by name; the value of one whose name says so is a secret."""
+"""HTTP headers by name. A header whose name suggests a key is a secret."""
 SecretHeaders: TypeAlias = Annotated[_Texts, _texts(*_HEADER, lambda *_: True)]
 Options: TypeAlias = Annotated[
     _Texts,
-    # `true` as a secret would be taken out of everything that people and the agent say
+    # a secret `true` would be redacted from all messages
     _texts(
         ".*",
         r"\s*(.*?)\s*",
@@ -280,15 +279,15 @@ Options: TypeAlias = Annotated[
         lambda name, text: text not in ("true", "false") and _names_key(name),
     ),
 ]
-"""Options of a client by name; the value of one whose name says so is a secret."""
+"""Client options by name. An option whose name suggests a key is a secret."""
 Variables: TypeAlias = Annotated[
     _Texts,
     _texts(
         r"[A-Za-z_]\w*",
         "(.*)",
-        "is no name of a variable",
+        "is not a valid variable name",
         lambda name, text: _HARMLESS.fullmatch(text) is None or _names_key(name),
     ),
 ]
-"""Environment variables of a program; values that may be keys are secrets."""
+"""Environment variables of a program. Values that may be keys are secrets."""
 Body: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_body), AfterValidator(FrozenBlock)]

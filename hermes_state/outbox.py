@@ -1,15 +1,15 @@
-"""The outbox: replies owed to people, stored in the transaction that decided them.
+"""The outbox: replies to people, stored in the transaction that decided on them.
 
-A row starts with the Markdown as written (`rendered = 0`). Before the first send it is rendered once and its parts are
-committed, each a row with the same `dedupe_key`; every retry sends those bytes. `sending` is committed before the
-request leaves. A new owner of the account turns it into `ambiguous`: the outcome is unknown. A row stays ambiguous
-until it is settled, however often it is sent.
+A row starts as Markdown (`rendered = 0`). Before the first send it is rendered once, and each part is committed as a
+row with the same `dedupe_key`. Every retry sends the same bytes. `sending` is committed before the request is made. A
+new owner of the account turns `sending` into `ambiguous`: the outcome is unknown. The row then stays ambiguous until it
+is settled.
 
-An account has a new epoch (a fencing token) with each new owner, and every send states it with its attempt. So where
-several nodes share a database, an owner that was stopped or cut off can neither begin a send nor give up another one.
+Each new owner of an account increases its epoch (a fencing token), and every send states the epoch. So if several nodes
+share a database, a stopped or disconnected owner can neither begin a send nor give up a row.
 
-A question about a call is a row `approval:<id>`; its copies in admins' chats are `approval:<id>:<chat id>`. Closing the
-question stores an edit of each, `<key>:closed`, which is sent after the message.
+A question about a tool call is the row `approval:<id>`; its copies in admins' chats are `approval:<id>:<chat id>`.
+Closing the question stores an edit of each, `<key>:closed`, which is sent after the message.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,12 +37,12 @@ from hermes_state.values import (
 
 
 class AccountMoved(StateError):
-    """Another node may have the account by now."""
+    """Another node may own the account now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountClaim:
-    """An account as its owner has taken it."""
+    """Ownership of an account in one epoch."""
 
     account: str
     epoch: int
@@ -71,47 +71,43 @@ class OutboxState(StrEnum):
 
 
 class WrittenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A reply before it is rendered."""
-
     markdown: str
     footer: str = ""
-    """Last lines, above the buttons: a message of their own where all of it does not fit into one."""
+    """Last lines, above the buttons. They become a separate message if everything together is too long."""
     edited_at: Millis | None = None
-    """Time of the event in the footer, for a reply that only changes the message that it replaces."""
+    """Time shown in the footer, for a reply that only edits the message in `replaces`."""
     buttons: tuple[Button, ...] = ()
     attached: SentFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A message of the gateway to a chat."""
-
     chat_id: ChatId
     kind: OutboxKind = OutboxKind.STATUS
     markdown: str
-    dedupe_key: str  # reason for it (`turn:7`, `inbox:12`): the same reason never sends twice
+    dedupe_key: str  # cause of the reply (`turn:7`, `inbox:12`), which makes it unique
     turn_id: TurnId | None = None
-    message_id: MessageId | None = None  # transcript row that it shows
+    message_id: MessageId | None = None  # transcript row with the same text
     reply_to: str | None = None
     ticket: str | None = None
     replaces: str | None = None
     footer: str = ""
     edited_at: Millis | None = None
     buttons: tuple[Button, ...] = ()
-    attached: SentFile | None = None  # file to send, with `markdown` as its caption
-    is_urgent: bool = False  # due before all other replies to the chat
+    attached: SentFile | None = None  # file to send, captioned with `markdown`
+    is_urgent: bool = False  # sent before all other replies to the chat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedReply:
-    """A rendered reply that the owner of its chat's account sends at once."""
+    """A rendered reply that its sender, the account's owner, sends at once."""
 
     parts: Sequence[OutboundPart]
     ownership: AccountClaim
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One unsettled row."""
+    """An unsettled row."""
 
     id: OutboxId
     chat_id: ChatId
@@ -135,7 +131,7 @@ _encode = msgspec.json.Encoder().encode
 _COLUMNS = """id, chat_id, message_id, dedupe_key, part, kind, reply_to, ticket, replaces, state, attempts, next_at,
 first_tried_at,
 CASE rendered WHEN 0 THEN payload END AS written, CASE rendered WHEN 1 THEN payload END AS rendered"""
-# Purpose: a reply unless the same was stored before; as it is sent at once if its sender still serves the account.
+# Purpose: insert a reply once, as `sending` if its sender still owns the account.
 _INSERT = f"""
 INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, kind, payload, rendered, reply_to, ticket, replaces,
   state, attempts, next_at, first_tried_at, created_at)
@@ -146,15 +142,15 @@ SELECT :chat_id, :turn_id, :message_id, :dedupe_key, :kind,
 FROM (SELECT CASE WHEN {_IS_HELD} THEN 1 ELSE 0 END AS at_once) AS held WHERE 1 = 1
 ON CONFLICT (dedupe_key, part) DO NOTHING RETURNING {_COLUMNS}
 """
-OPEN = "state IN ('pending','sending','ambiguous')"  # condition for a row that is still owed
+OPEN = "state IN ('pending','sending','ambiguous')"  # row is not settled
 
 
 @locks(chat="reply.chat_id")
 def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply | None = None) -> OutboxRow | None:
-    """Store a reply; None when the same `dedupe_key` was stored before.
+    """Store a reply. None if its `dedupe_key` was stored before.
 
-    `rendered`: the parts of a reply that is sent as soon as this is on disk. They are stored as by `begin_send` if the
-    claim still holds.
+    `rendered` holds the parts of a reply that is sent as soon as this commits. They are stored as by `begin_send` if
+    the caller still owns the account.
     """
     written = WrittenReply(**{name: getattr(reply, name) for name in WrittenReply.__struct_fields__})
     values = {"written": _encode(written).decode(), "now": now, "next_at": 0 if reply.is_urgent else now}
@@ -176,30 +172,29 @@ def _insert_parts(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart
 
 
 def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
-    """Return the chat that a reply was stored for; None when it is not known any more."""
+    """Return the chat of a stored reply; None if unknown."""
     return scalar_or_none(db, ChatId, "SELECT chat_id FROM outbox WHERE dedupe_key = ?", (dedupe_key,))
 
 
 def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
-    """Let the reply of a turn replace its preview, unless it was tried already."""
+    """Make the turn's reply replace its preview, unless a send has begun."""
     query = "UPDATE outbox SET replaces = ? WHERE turn_id = ? AND part = 0 AND state = 'pending' AND attempts = 0"
     db.execute(query, (ref, turn_id))
 
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
-    """Load the rows owed to a chat in the order of sending, urgent ones (due at 0) first, parts of a reply together."""
+    """Load the rows to send to a chat in order: urgent ones (due at 0) first, parts of a reply together."""
     query = f"""SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
     ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?"""
     return select(db, OutboxRow, query, (chat_id, limit))
 
 
 def load_chats_owed_questions(db: Connection) -> list[ChatId]:
-    """Load the chats that are owed a question, or the edit of an answered one."""
+    """Load the chats with an unsent question, or an unsent edit of an answered question."""
     return scalars(db, ChatId, f"SELECT DISTINCT chat_id FROM outbox WHERE {OPEN} AND dedupe_key LIKE 'approval:%'")
 
 
 def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
-    """Load the chats of an account that are owed a reply."""
     query = f"SELECT DISTINCT o.chat_id FROM outbox o JOIN chats c ON c.id = o.chat_id WHERE c.account = ? AND o.{OPEN}"
     return scalars(db, ChatId, query, (account,))
 
@@ -208,12 +203,12 @@ def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
 def begin_send(
     db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, claim: AccountClaim, now: Millis
 ) -> OutboxRow | None:
-    """Commit that a send begins, with the `parts` of a row that was not rendered yet; None: the row was settled.
+    """Commit that a send begins, with `parts` if the row was not rendered yet. None: the row is settled.
 
-    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Only this state counts: a row
-    that was read earlier may be older than the last change of owner. Raises `AccountMoved`.
+    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Trust only this state: a row read
+    earlier may predate the last change of owner. Raises `AccountMoved`.
     """
-    # A row stays ambiguous until it is sent, because its sender may never learn the outcome of this statement.
+    # A row stays ambiguous until it is settled, because its sender may never learn the outcome of this statement.
     query = f"""UPDATE outbox SET state = CASE state WHEN 'ambiguous' THEN state ELSE 'sending' END,
       attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, :now),
       payload = coalesce(:payload, payload), rendered = 1
@@ -227,12 +222,12 @@ def begin_send(
     return row
 
 
-CLOSED = ":closed"  # end of the dedupe key of the edit that closes a question
+CLOSED = ":closed"  # suffix of the dedupe key of the edit that closes a question
 
 
 @locks(outbox="row_id")
 def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
-    """Settle a row that the platform has, for any owner of the account; True when more is owed to the chat."""
+    """Settle a delivered row, for any owner of the account. Return True if the chat has more unsent rows."""
     query = f"""UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL
     WHERE id = ? RETURNING chat_id, message_id, part, dedupe_key,
       EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = outbox.chat_id AND o.id <> outbox.id AND o.{OPEN})"""
@@ -241,7 +236,7 @@ def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
     if message_id is not None:
         query = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"
         db.execute(query, (chat_id, ref, message_id, part))
-    if key.startswith("approval:"):  # answered while it was on its way: the edit learns where it stands
+    if key.startswith("approval:"):  # answered while it was being sent: the edit needs the message's id
         query = "UPDATE outbox SET replaces = ? WHERE dedupe_key = ? AND part = 0 AND attempts = 0"
         db.execute(query, (ref, f"{key}{CLOSED}"))
     return bool(is_owed)
@@ -251,9 +246,9 @@ def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
 def mark_retry(
     db: Connection, row: OutboxRow, is_ambiguous: bool, error: str, claim: AccountClaim, next_at: Millis
 ) -> None:
-    """Note that the attempt that began with `row` failed; the next one is due at `next_at`, unless the row is settled.
+    """Note that the attempt that began with `row` failed. Unless the row is settled, it is due again at `next_at`.
 
-    `is_ambiguous`: people may have seen this or an earlier attempt. Raises `AccountMoved`.
+    `is_ambiguous` means that people may have seen this or an earlier attempt. Raises `AccountMoved`.
     """
     state = OutboxState.AMBIGUOUS if is_ambiguous else OutboxState.PENDING
     _end_attempt(db, row, claim, {"state": state, "error": error, "next_at": next_at, "settled_at": None})
@@ -263,9 +258,9 @@ def mark_retry(
 def mark_dead(
     db: Connection, row: OutboxRow, error: str, claim: AccountClaim, now: Millis, *, is_unreachable: bool = False
 ) -> bool:
-    """Give up a row that an attempt has found undeliverable (a dead letter). Its payload stays for the operator.
+    """Give up an undeliverable row (a dead letter). Its payload stays for the operator. Raises `AccountMoved`.
 
-    `is_unreachable`: the bot cannot write in the chat at all; True when that is new. Raises `AccountMoved`.
+    `is_unreachable` means that the bot cannot write in the chat at all. Return True if that is new.
     """
     ended = {"state": OutboxState.DEAD, "error": error, "next_at": row.next_at, "settled_at": now}
     _end_attempt(db, row, claim, ended)
@@ -282,9 +277,9 @@ def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Map
 
 
 def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis) -> bool:
-    """Give up the chat's undelivered answers; False when there are none. A part that is being sent may still arrive.
+    """Give up the chat's unsent answers. Return False if there are none. A part that is being sent may still arrive.
 
-    `person`: only answers of turns that they started. `before`: only of turns that an earlier inbox row began.
+    `person` limits this to turns that they started, `before` to turns that began with an earlier inbox row.
     """
     values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
     query = """UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
@@ -297,7 +292,7 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
 def close_question(
     db: Connection, number: int, state: str, by: str, reason: str | None, outcome: str, now: Millis
 ) -> None:
-    """Store the answer to a question, and owe its messages an edit: no buttons, and `outcome` with the time."""
+    """Store the answer to a question and enqueue an edit of its messages: no buttons, `outcome` and the time."""
     query = """UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, reason = ?
     WHERE id = ? AND state = 'pending' RETURNING question"""
     statement = """SELECT o.chat_id, o.dedupe_key,
@@ -311,7 +306,6 @@ def close_question(
 
 
 def close_questions(db: Connection, turn_id: TurnId, now: Millis) -> None:
-    """Close the open questions of a turn that ends."""
     for number in scalars(db, int, "SELECT id FROM approvals WHERE turn_id = ? AND state = 'pending'", (turn_id,)):
         close_question(db, number, "expired", "", None, "Withdrawn, because the turn ended,", now)
 
@@ -320,13 +314,13 @@ def close_questions(db: Connection, turn_id: TurnId, now: Millis) -> None:
 def take_account(
     db: Connection, account: str, is_certain: Callable[[], bool] = lambda: True
 ) -> tuple[AccountClaim, int]:
-    """Become the owner of an account; return also how many sends of the last owner were interrupted.
+    """Become the owner of an account. Return also the number of interrupted sends of the last owner.
 
-    `is_certain` is asked inside the transaction if the account is still the caller's to take: a node that was stopped
+    `is_certain` is called inside the transaction and says if the caller still owns the account's lock. A stopped node
     must not get a newer epoch than its successor. Raises `AccountMoved`.
     """
     if not is_certain():
-        raise AccountMoved(f"the account {account} may be another node's by now")
+        raise AccountMoved(f"the account {account} may belong to another node now")
     query = """INSERT INTO accounts (account, epoch) VALUES (?, 1)
     ON CONFLICT (account) DO UPDATE SET epoch = accounts.epoch + 1 RETURNING epoch"""
     epoch = scalar(db, int, query, (account,))

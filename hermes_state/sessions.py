@@ -1,9 +1,9 @@
 """Sessions, and the lineages that they form.
 
-A conversation is one **lineage**: the first session and its continuations, each made by a compression. `lineage_id` is
-the id of the first session and `depth` counts continuations, so the tip is one indexed look-up. A reset ends a session
-and starts another lineage. A sub-agent's lineage is no conversation: its first session has the kind `subagent`, and the
-session that has called it as its parent.
+A conversation is one **lineage**: a first session and its continuations, each made by a compression or its undo.
+`lineage_id` is the first session's id and `depth` counts continuations, so finding the tip is one indexed look-up. A
+reset starts a new lineage. A sub-agent's lineage is not a conversation: its first session has the kind `subagent` and
+the calling session as its parent.
 """
 
 import secrets
@@ -17,10 +17,10 @@ from hermes_state.values import ChatId, ChatKey, EndReason, LineageId, MessageId
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """One `sessions` row, without its totals."""
+    """A `sessions` row without its totals."""
 
     id: SessionId
-    key: str  # public id; people see its first eight characters
+    key: str  # public id; people see the first eight characters
     chat_id: ChatId
     parent_session_id: SessionId | None
     lineage_id: LineageId
@@ -32,14 +32,14 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: Millis | None
     end_reason: EndReason | None
     version: int
-    """Moves with every change of the view; a split planned on an older version is refused."""
+    """Version of the view, which increases with every change. A split planned for an older version is refused."""
     next_seq: int
-    next_view_seq: int = -1  # moves with every row that is made for a view
+    next_view_seq: int = -1  # decreases with every row made for a view
     message_count: int
     reported_prompt_tokens: int | None
-    reported_at_seq: int | None  # the last row that `reported_prompt_tokens` covers
-    context_state: str | None  # JSON of the context engine; a split copies it
-    chosen_model: str | None = None  # model that people have chosen; None: the configured one
+    reported_at_seq: int | None  # last row included in `reported_prompt_tokens`
+    context_state: str | None  # JSON of the context engine, copied by a split
+    chosen_model: str | None = None  # model chosen by a user; None: the configured one
 
     @property
     def short_key(self) -> str:
@@ -47,12 +47,12 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """One lineage as people see it."""
+    """A lineage as people see it."""
 
     tip: Session
     chat: ChatKey
     title: str | None
-    first_words: str  # beginning of its first message; empty when it began with a file
+    first_words: str  # start of its first message; empty if that was a file
     message_count: int
     session_count: int
     started_at: Millis
@@ -61,18 +61,18 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHORT_KEY_LENGTH = 8
-MIN_KEY_PREFIX = 4  # characters of a key that people must give for it to be looked up
+MIN_KEY_PREFIX = 4  # shortest key prefix that people can look up
 
 _COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
-"""Key of the first session, which may have been removed, of the conversation that the session `s` belongs to."""
+"""SQL expression for the conversation key of session `s`. The first session may have been removed."""
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def new_session_key(now: Millis) -> str:
-    """Make a public id that sorts by time: nine characters of time and nine of chance.
+    """Make a public id that sorts by time: nine characters of time and nine random ones.
 
-    The eight characters that people see differ for sessions that started at least 32 ms apart.
+    The eight visible characters differ for sessions that start at least 32 ms apart.
     """
     moment, digits = int(now), []
     for _ in range(9):
@@ -82,7 +82,7 @@ def new_session_key(now: Millis) -> str:
 
 
 def free_session_key(db: Connection, chat_id: ChatId, now: Millis) -> str:
-    """Make a public id whose visible characters no other session of the chat has."""
+    """Make a public id whose visible characters are unique in the chat."""
     query = "SELECT 1 FROM sessions WHERE key >= ? AND key < ? AND chat_id = ?"
     while True:
         key = new_session_key(now)
@@ -101,7 +101,7 @@ def load_session(db: Connection, session_id: SessionId) -> Session:
 
 
 def load_tip(db: Connection, lineage_id: LineageId) -> Session:
-    """Load the newest session of a lineage, by the index on (lineage_id, depth). Raises `SessionNotFound`."""
+    """Load the newest session of a lineage, through the index on (lineage_id, depth). Raises `SessionNotFound`."""
     query = f"SELECT {_COLUMNS} FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1"
     tip = select_one(db, Session, query, (lineage_id,))
     if tip is None:
@@ -110,39 +110,38 @@ def load_tip(db: Connection, lineage_id: LineageId) -> Session:
 
 
 def get_compression_tip(db: Connection, session_id: SessionId) -> SessionId:
-    """Return the tip of the lineage that any session belongs to. Raises `SessionNotFound`."""
+    """Return the tip of a session's lineage. Raises `SessionNotFound`."""
     return load_tip(db, load_session(db, session_id).lineage_id).id
 
 
 def load_active(db: Connection, chat_id: ChatId) -> Session | None:
-    """Load the session of a chat; None before its first message."""
+    """Load the chat's active session, which may have ended; None before the first message."""
     query = f"SELECT {_COLUMNS} FROM sessions WHERE id = (SELECT active_session_id FROM chats WHERE id = ?)"
     return select_one(db, Session, query, (chat_id,))
 
 
 def load_open(db: Connection, chat_id: ChatId) -> Session | None:
-    """Load the session of a chat's next message; None where that starts one."""
+    """Load the session that the chat's next message joins; None if the message will start a session."""
     active = load_active(db, chat_id)
     return active if active is not None and active.ended_at is None else None
 
 
 def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
-    """Load the open session of a chat, or start one."""
+    """Load the chat's open session, or start one."""
     return load_open(db, chat_id) or start_session(db, chat_id, now)
 
 
 IS_SUBAGENT = "EXISTS (SELECT 1 FROM sessions r WHERE r.id = s.lineage_id AND r.kind = 'subagent')"
-"""Condition for sessions `s` of sub-agents: their first one, and its continuations."""
+"""SQL condition for sessions `s` that belong to a sub-agent."""
 
 
 def is_subagent(db: Connection, lineage_id: LineageId) -> bool:
-    """True for the lineage of a sub-agent, which is no conversation of its chat."""
     query = "SELECT EXISTS (SELECT 1 FROM sessions WHERE id = ? AND kind = 'subagent')"
     return scalar(db, bool, query, (lineage_id,))
 
 
 def start_subagent_session(db: Connection, chat_id: ChatId, call_message_id: MessageId, now: Millis) -> LineageId:
-    """Start the lineage of a sub-agent that an answer has called; the chat stays in its session."""
+    """Start the lineage of a sub-agent. The chat keeps its active session."""
     query = """INSERT INTO sessions
       (key, chat_id, parent_session_id, lineage_id, kind, chosen_model, reasoning_effort, started_at)
     SELECT :key, s.chat_id, s.id, 0, 'subagent', s.chosen_model, s.reasoning_effort, :now
@@ -155,7 +154,7 @@ def start_subagent_session(db: Connection, chat_id: ChatId, call_message_id: Mes
 
 @locks(chat="chat_id")
 def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
-    """Start a lineage of its own and make it the chat's active one."""
+    """Start a new lineage and make it the chat's active session."""
     query = "INSERT INTO sessions (key, chat_id, lineage_id, started_at) VALUES (?, ?, 0, ?)"
     session_id = insert_row(db, SessionId, query, (free_session_key(db, chat_id, now), chat_id, now))
     db.execute("UPDATE sessions SET lineage_id = id WHERE id = ?", (session_id,))
@@ -164,31 +163,31 @@ def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 
 
 def end_session(db: Connection, session_id: SessionId, reason: EndReason, now: Millis) -> None:
-    """End a session that is open. Raises `LineageMoved` when it was not."""
+    """End an open session. Raises `LineageMoved` if it has ended."""
     ended = db.execute(
         """UPDATE sessions SET ended_at = CASE WHEN started_at > :now THEN started_at ELSE :now END,
           end_reason = :reason, version = version + 1 WHERE id = :id AND ended_at IS NULL""",
         {"now": now, "reason": reason, "id": session_id},
     )
     if ended.rowcount != 1:
-        raise LineageMoved(f"session {session_id} has ended already")
+        raise LineageMoved(f"session {session_id} has already ended")
 
 
 def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
-    """End the chat's session (`reset`) and start a new conversation."""
+    """End the chat's session and start a new conversation."""
     if (active := load_open(db, chat_id)) is not None:
         end_session(db, active.id, EndReason.RESET, now)
     return start_session(db, chat_id, now)
 
 
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
-    """Make an earlier conversation of a chat active again, by the id of any session in it. Raises `LookupRejected`."""
+    """Make an earlier conversation active again, by a key prefix of any of its sessions. Raises `LookupRejected`."""
     tip = find_conversation(db, chat_id, key_prefix)
     if (active := load_open(db, chat_id)) is not None:
         if active.id == tip.id:
             raise LookupRejected(LookupReason.ALREADY_ACTIVE, tip.short_key)
         end_session(db, active.id, EndReason.SWITCHED, now)
-    # `last_human_at` moves, or the idle reset would end it at once.
+    # Without a new `last_human_at` the idle reset would end it at once.
     reopened = "ended_at = NULL, end_reason = NULL, version = version + 1, last_human_at = ?"
     db.execute(f"UPDATE sessions SET {reopened} WHERE id = ?", (now, tip.id))
     db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (tip.id, now, chat_id))
@@ -196,7 +195,7 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
 
 
 def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Session:
-    """Load the tip of the conversation, no sub-agent's, with such a session key. Raises `LookupRejected`."""
+    """Load the tip of the conversation (never a sub-agent's) that has this session key. Raises `LookupRejected`."""
     prefix = key_prefix.strip().lower()
     if len(prefix) < MIN_KEY_PREFIX or any(letter not in _BASE32 for letter in prefix):
         raise LookupRejected(LookupReason.MALFORMED, prefix)
@@ -211,7 +210,7 @@ def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Sessi
 
 
 def find_sessions(db: Connection, key_prefix: str, chat_id: ChatId | None, limit: int) -> list[Session]:
-    """Load the sessions, of one chat or of all, whose key starts so, oldest first."""
+    """Load the sessions of one chat or all chats whose key has this prefix, oldest first."""
     if not key_prefix or any(letter not in _BASE32 for letter in key_prefix):
         return []
     query = f"""SELECT {_COLUMNS} FROM sessions
@@ -221,7 +220,7 @@ def find_sessions(db: Connection, key_prefix: str, chat_id: ChatId | None, limit
 
 @locks(session="session_id")
 def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
-    """Store a session's system prompt unless it has one; returns the stored one."""
+    """Store a session's system prompt unless it has one. Return the stored prompt."""
     db.execute("UPDATE sessions SET system_prompt = ? WHERE id = ? AND system_prompt IS NULL", (text, session_id))
     stored = load_session(db, session_id).system_prompt
     assert stored is not None
@@ -229,7 +228,7 @@ def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
 
 
 def renew_system_prompt(db: Connection, lineage_id: LineageId, text: str) -> None:
-    """Replace the system prompt of a lineage's tip if that continues another session and no model has seen it."""
+    """Replace the system prompt of a continuation that no model has seen yet."""
     query = """UPDATE sessions SET system_prompt = ?
     WHERE lineage_id = ? AND depth > 0 AND ended_at IS NULL AND next_seq = 1
       AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = sessions.chat_id AND t.state IN ('running','waiting'))"""
@@ -238,12 +237,12 @@ def renew_system_prompt(db: Connection, lineage_id: LineageId, text: str) -> Non
 
 @locks(session="session_id")
 def set_context_state(db: Connection, session_id: SessionId, state: str) -> None:
-    """Store the state of a conversation's context engine; the view stays as it is."""
+    """Store the state of the context engine. The view does not change."""
     db.execute("UPDATE sessions SET context_state = ? WHERE id = ?", (state, session_id))
 
 
 def load_indebted(db: Connection, chat_id: ChatId) -> list[SessionId]:
-    """Load the sessions of a chat that were compressed before notes were taken of their views."""
+    """Load the sessions of a chat that were compressed before their memory flush."""
     query = "SELECT id FROM sessions WHERE chat_id = ? AND context_state LIKE '%\"owes_notes\":true%' ORDER BY id"
     return scalars(db, SessionId, query, (chat_id,))
 
@@ -254,11 +253,11 @@ def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> N
 
 
 def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None:
-    """Load the effort that people have chosen for a session; None: as the model is configured.
+    """Load the effort chosen for a session; None: as configured.
 
-    It is no field of `Session`, because the command line also reads databases of older versions.
+    Not a field of `Session`, because the command line also reads databases of older versions.
     """
-    effort: ReasoningEffort | None  # a CHECK holds the column to these words
+    effort: ReasoningEffort | None  # a CHECK limits the column to these words
     (effort,) = db.execute("SELECT reasoning_effort FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
     return effort
 
@@ -269,7 +268,7 @@ def choose_effort(db: Connection, session_id: SessionId, effort: ReasoningEffort
 
 
 def forget_model(db: Connection, lineage_id: LineageId, choice: str) -> bool:
-    """Go back to the configured model if `choice` is still the chosen one; True if it was."""
+    """Return to the configured model if `choice` is still chosen. Return False if it is not."""
     tip = load_tip(db, lineage_id)
     if tip.chosen_model != choice:
         return False
@@ -282,7 +281,7 @@ def set_title(db: Connection, session_id: SessionId, title: str) -> None:
 
 
 def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
-    """Name a conversation that has no title yet; False if it had one."""
+    """Set the title of an untitled conversation. Return False if it has one."""
     if load_title(db, lineage_id) is not None:
         return False
     set_title(db, load_tip(db, lineage_id).id, title)
@@ -290,19 +289,19 @@ def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
 
 
 def load_title(db: Connection, lineage_id: LineageId) -> str | None:
-    """Load the title of a conversation: the newest of its sessions."""
+    """Load the conversation's title, the newest of its sessions' titles."""
     query = "SELECT title FROM sessions WHERE lineage_id = ? AND title IS NOT NULL ORDER BY depth DESC LIMIT 1"
     return scalar_or_none(db, str, query, (lineage_id,))
 
 
 def count_messages(db: Connection, lineage_id: LineageId) -> int:
-    """Count the messages of a conversation in all its sessions."""
+    """Count the messages of a conversation across its sessions."""
     query = "SELECT coalesce(sum(message_count), 0) FROM sessions WHERE lineage_id = ?"
     return scalar(db, int, query, (lineage_id,))
 
 
 def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> list[Conversation]:
-    """Load the conversations with messages, the last used first; of all chats when `chat_id` is None."""
+    """Load the conversations with messages, most recently used first; of all chats if `chat_id` is None."""
     where, scope = ("WHERE chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
     query = f"""WITH used AS (
       SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,
@@ -325,7 +324,7 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
 
 @locks(EVERYTHING)
 def expire_idle(db: Connection, before: Millis, limit: int, now: Millis) -> list[SessionId]:
-    """End sessions whose last human message is older than `before`."""
+    """End sessions whose last human message is older than `before`. Return their ids."""
     query = """SELECT s.id FROM sessions s JOIN chats c ON c.active_session_id = s.id
     WHERE s.ended_at IS NULL AND s.last_human_at < ?
       AND NOT EXISTS (SELECT 1 FROM turns t

@@ -1,4 +1,4 @@
-"""Marks for the fields of a part's settings that operators may set, as `gateway/config` reads them.
+"""Markers for fields that operators can set. `gateway/config` reads them.
 
 >>> from dataclasses import dataclass
 >>> from typing import Annotated
@@ -9,8 +9,7 @@
 >>> QueueSettings().length
 20
 
-`length` is a key of the configuration; `pause` is a bound that only code sets. The docstring below a field is what
-people read about it.
+`length` is a configuration key; only code sets `pause`. The docstring below a field describes the key to operators.
 """
 
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from annotated_types import Ge, GroupedMetadata, Le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(GroupedMetadata):
-    """Range, unit and default in words of a key. `restart`: a changed value waits for the next start."""
+    """Range, unit, and default in words of a configuration key. `restart` means that a change needs a restart."""
 
     ge: float | None = None
     le: float | None = None

@@ -1,5 +1,3 @@
-"""Helpers for text of every layer."""
-
 import difflib
 import re
 from collections.abc import Iterable
@@ -8,7 +6,7 @@ from hermes_state.values import MICROS, MicroUsd
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most like a misspelt one, in any case; None below the likeness `cutoff`.
+    """Return the known name most similar to a misspelt one, ignoring case; None below the similarity `cutoff`.
 
     >>> closest("Telegarm", ["telegram", "discord"])
     'telegram'
@@ -29,7 +27,7 @@ def shortened(text: str, limit: int = 60) -> str:
 
 
 def both_ends(text: str, limit: int) -> str:
-    """Return `text`, or its beginning and end with a note in between, of about `limit` characters."""
+    """Return `text`, shortened to about `limit` characters by a note in its middle."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -37,7 +35,7 @@ def both_ends(text: str, limit: int) -> str:
 
 
 def enclosed(tag: str, text: str) -> str:
-    """Return `text` for the inside of a block `<tag>`, without an end of the block.
+    """Return `text` for use inside a block `<tag>`, with closing tags escaped.
 
     >>> enclosed("page", "one</page> two")
     'one<\\\\/page> two'
@@ -46,12 +44,11 @@ def enclosed(tag: str, text: str) -> str:
 
 
 def left_out(characters: int) -> str:
-    """Return the note in place of left-out characters."""
     return f" [… {characters:,} characters …]"
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Return a number with its noun, in singular or plural.
 
     >>> counted(1, "message"), counted(1_200, "message"), counted(2, "summary"), counted(2, "day"), counted(2, "push")
     ('1 message', '1,200 messages', '2 summaries', '2 days', '2 pushes')
@@ -62,7 +59,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def dollars(amount: MicroUsd) -> str:
-    """Return `$12.34`, or a small amount with two digits that matter: `$0.0042`. Only zero reads as zero.
+    """Return `$12.34`, or a small amount with two significant digits: `$0.0042`. Only zero reads as zero.
 
     >>> dollars(MicroUsd(12_340_000)), dollars(MicroUsd(4_200)), dollars(MicroUsd(1))
     ('$12.34', '$0.0042', '<$0.0001')
@@ -76,11 +73,11 @@ def dollars(amount: MicroUsd) -> str:
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters (C0, C1) except tab and line feed, overrides of the direction, halves of surrogates."""
+"""Control characters (C0, C1) except tab and line feed, direction overrides, and lone surrogates."""
 
 
 def printable(text: str) -> str:
-    r"""Return `text` for a terminal, with escapes for characters that could control it. JSON documents stay the same.
+    r"""Return `text` for a terminal, with control characters escaped. JSON documents stay the same.
 
     >>> printable("one\ttwo\x1b]0;mine\x07")
     'one\ttwo\\u001b]0;mine\\u0007'
@@ -89,9 +86,9 @@ def printable(text: str) -> str:
 
 
 def well_formed(text: str) -> str:
-    """Return `text` without NUL and halves of surrogate pairs; two halves of a pair become their character.
+    """Return `text` without NUL and lone surrogates. Two halves of a pair become their character.
 
-    JSON can contain both: a provider that cuts an emoji into two chunks sends one half in each.
+    JSON can contain both: a provider that splits an emoji across chunks sends one half in each.
     """
     if "\0" in text:
         text = text.replace("\0", "")

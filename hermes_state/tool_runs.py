@@ -1,4 +1,4 @@
-"""Tool runs: calls of the model that have begun. After a crash they tell which calls may have had effects."""
+"""Tool runs: calls that have begun. After a crash they show which calls may have had effects."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from hermes_state.values import ChatId, Image, MessageId, Millis, SessionId, Too
 
 
 class ToolRunState(StrEnum):
-    """State of a run; without a result by a restart it is `unknown`."""
+    """State of a run. A restart marks a run without a result as `unknown`."""
 
     STARTED = "started"
     DONE = "done"
@@ -23,26 +23,24 @@ class ToolRunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """Result of one tool call, for the model."""
-
     call_message_id: MessageId
     call: ToolCall
     text: str
     state: ToolRunState
     images: tuple[Image, ...] = ()
     preview: Callable[[MessageId], str] | None = None
-    """Text that the model sees instead, by the id of its row; None: all of it."""
+    """Text that the model sees instead, given the id of the result's row. None: all of it."""
 
 
 def begin(db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis) -> None:
-    """Note that these calls begin; a call that began before keeps its row."""
+    """Note that these calls begin. Calls that began before keep their row."""
     query = """INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
     VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT DO NOTHING"""
     db.executemany(query, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
 
 
 def end(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> None:
-    """Note the end of a call, also of one without a row (unknown tool, stopped before it began)."""
+    """Note the end of a call. Also accepts calls without a row (unknown tool, stopped before it began)."""
     begin(db, turn_id, result.call_message_id, [result.call], now)
     query = "UPDATE tool_runs SET state = ?, ended_at = ? WHERE call_message_id = ? AND tool_call_id = ?"
     db.execute(query, (result.state, now, result.call_message_id, result.call.id))
@@ -56,7 +54,7 @@ def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, T
 
 @locks(session="session_id")
 def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> list[str]:
-    """Store the names of a session's tools unless it has some; return the stored ones."""
+    """Store the names of a session's tools unless some are stored. Return the stored names."""
     encoded = msgspec.json.encode(list(names)).decode()
     db.execute("INSERT INTO tool_offers VALUES (?, ?) ON CONFLICT DO NOTHING", (session_id, encoded))
     kept = load_offer(db, session_id)
@@ -65,18 +63,17 @@ def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> l
 
 
 def load_offer(db: Connection, session_id: SessionId) -> list[str] | None:
-    """Load the names of a session's tools; None where none were chosen yet."""
+    """Load the names of a session's tools; None if not chosen yet."""
     stored = scalar_or_none(db, str, "SELECT names FROM tool_offers WHERE session_id = ?", (session_id,))
     return None if stored is None else msgspec.json.decode(stored, type=list[str])
 
 
 def count_tool_uses(db: Connection, chat_id: ChatId) -> Mapping[str, int]:
-    """Count the runs of each tool in a chat."""
     query = """SELECT r.tool_name, count(*) FROM turns t JOIN tool_runs r ON r.turn_id = t.id
     WHERE t.chat_id = ? GROUP BY r.tool_name"""
     return dict(db.execute(query, (chat_id,)).fetchall())
 
 
 def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:
-    """Count the answers of a turn that called tools, also those that left the view."""
+    """Count the answers of a turn that called tools, including those no longer in the view."""
     return scalar(db, int, "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id = ?", (turn_id,))

@@ -1,8 +1,7 @@
-"""Transcripts: message rows, and the views that the model sees of them.
+"""Transcripts: message rows, and the views of them that the model sees.
 
 Rows are append-only. The model sees a **view** of a lineage's tip: the rows that its context references by position,
-then its own rows by `seq`, with `view_edits` applied (a row is hidden, or replaced by another). Undo and retry only
-write view edits.
+then its own rows by `seq`. `view_edits` hide or replace rows of the view. Undo and retry only write view edits.
 """
 
 import sqlite3
@@ -31,7 +30,7 @@ from hermes_state.values import (
     UserRef,
 )
 
-_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; `_messages` is the one place that gives it types
+_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; only `_messages` gives it types
 
 EMPTY_BODY = MessageBody()
 TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which may be wrong here and there"
@@ -41,14 +40,14 @@ SCHEDULED_NOTE = "the message was scheduled earlier and came by itself: nobody t
 NOT_SAID_NOW = frozenset(
     {FORWARDED_NOTE, "the message was forwarded: its words are those of somebody else", SCHEDULED_NOTE}
 )
-"""Notes on messages whose words their sender does not say now; the second is that of earlier versions."""
+"""Notes on messages that their sender did not write just now. Earlier versions stored the second note."""
 _decode_body = msgspec.json.Decoder(MessageBody).decode
 _encode_body = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMessage:
-    """A row about to be stored."""
+    """A row to store."""
 
     role: MessageRole
     origin: Origin
@@ -64,18 +63,18 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """View of a lineage: the tip, and the rows that the model sees in order."""
+    """A lineage's tip, and the rows that the model sees, in order."""
 
     session: Session
     transcript: Transcript
 
 
-# Purpose: take the next number at the end of a session, and note something with it.
+# Purpose: reserve the next `seq` of a session and update its row.
 _TAKE_SEQ = """
 UPDATE sessions SET next_seq = next_seq + 1, message_count = message_count + 1{}
 WHERE id = {} RETURNING id, chat_id, lineage_id, next_seq - 1
 """
-# Purpose: a row of the transcript.
+# Purpose: insert a row of the transcript.
 _INSERT = f"""
 INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, body, sender_ref, sender_name,
   turn_id, inbox_id, tool_call_id, tool_name, replaces_id, indexed, created_at)
@@ -83,22 +82,21 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {columns(Me
 """
 _INSERT_WITH_WORDS = with_words(_INSERT)
 _COLUMNS = columns(Message, "m")
-# Purpose: the rows of the session itself.
 _OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq LIMIT ?"
 _NO_LIMIT = 2**62
 
 
 def append(db: Connection, session_id: SessionId, new: NewMessage, now: Millis) -> MessageId:
-    """Store a row at the end of a session. Raises `SessionNotFound`."""
+    """Append a row to a session. Raises `SessionNotFound`."""
     return _insert(db, _TAKE_SEQ.format("", "?"), (session_id,), new, None, now).id
 
 
 def append_to_tip(
     db: Connection, lineage_id: LineageId, new: NewMessage, now: Millis, noted: str = "", *values: object
 ) -> Message:
-    """Store a row at the end of a conversation's tip, and return it. Raises `SessionNotFound`.
+    """Append a row to a conversation's tip. Raises `SessionNotFound`.
 
-    `noted`: assignments for the session's row in the same statement, each after a comma, with `values`.
+    `noted` holds assignments for the session's row, each after a comma, with `values` as parameters.
     """
     tip = "(SELECT id FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1)"
     return _insert(db, _TAKE_SEQ.format(noted, tip), (*values, lineage_id), new, None, now)
@@ -107,7 +105,7 @@ def append_to_tip(
 def append_view_row(
     db: Connection, session_id: SessionId, new: NewMessage, replaces: MessageId | None, now: Millis
 ) -> MessageId:
-    """Store a row that exists only in a view (a handoff, a stub): negative `seq`, not searchable."""
+    """Store a row that exists only in a view (a handoff, a stub). It has a negative `seq` and is not searchable."""
     take = """UPDATE sessions SET next_view_seq = next_view_seq - 1
     WHERE id = ? RETURNING id, chat_id, lineage_id, next_view_seq + 1"""
     return _insert(db, take, (session_id,), new, replaces, now).id
@@ -127,7 +125,7 @@ def _insert(
         *(new.sender_ref, new.sender_name, new.turn_id, new.inbox_id, new.tool_call_id, new.tool_name),
         *(replaces, int(is_indexed), now),
     )
-    if is_indexed and not isinstance(db, sqlite3.Connection):  # whose triggers fill its index
+    if is_indexed and not isinstance(db, sqlite3.Connection):  # SQLite fills its index with triggers
         words = row_vector(new.text, body, chat_id, lineage_id, new.role, new.tool_name)
         stored = db.execute(_INSERT_WITH_WORDS, (*parameters, words)).fetchone()
     else:
@@ -136,7 +134,6 @@ def _insert(
 
 
 def load_view(db: Connection, lineage_id: LineageId) -> View:
-    """Load the view of a lineage. Raises `SessionNotFound`."""
     session = load_tip(db, lineage_id)
     return View(session=session, transcript=load_session_view(db, session.id))
 
@@ -151,7 +148,7 @@ def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
 
 
 def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcript:
-    """Return `rows` with the view edits of a session."""
+    """Apply a session's view edits to `rows`."""
     query = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
     edits = dict(db.execute(query, (session_id,)).fetchall())
     if not edits:
@@ -164,18 +161,18 @@ def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcrip
 def load_own_rows(
     db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None, behind: Transcript = ()
 ) -> Transcript:
-    """Load messages of a session from `since_seq` on, at most `limit`, without its view edits; they follow `behind`."""
+    """Load at most `limit` messages of a session from `since_seq` on, without view edits. They follow `behind`."""
     rows = db.execute(_OWN_ROWS, (session_id, since_seq, _NO_LIMIT if limit is None else limit)).fetchall()
     return _messages(rows, behind)
 
 
 def load_message(db: Connection, message_id: MessageId) -> Message:
-    """Load a row by id, which must exist."""
+    """Load a row, which must exist."""
     return _load_rows(db, [message_id])[message_id]
 
 
 def load_sender_name(db: Connection, turn_id: TurnId, sender_ref: UserRef) -> str | None:
-    """Return the name of a person in a turn; None where they wrote nothing in it."""
+    """Return a person's name as used in a turn; None if they wrote nothing in it."""
     query = "SELECT sender_name FROM messages WHERE turn_id = ? AND sender_ref = ? ORDER BY id DESC LIMIT 1"
     return scalar_or_none(db, str, query, (turn_id, sender_ref))
 
@@ -187,7 +184,7 @@ def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:
 
 
 def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId], reason: str, now: Millis) -> int:
-    """Hide rows of a view from the model; return how many. A compression planned on the older view is refused then."""
+    """Hide rows from the model and return their number. Compressions planned on the older view are refused."""
     rows = [(session_id, session_id, message_id, message_id, reason, now) for message_id in message_ids]
     query = """INSERT INTO view_edits
     SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
@@ -196,16 +193,16 @@ def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId]
       created_at = excluded.created_at"""
     if rows:
         db.executemany(query, rows)
-        # The provider's last report did not count this view.
+        # The provider's last count does not match the new view.
         reset = "version = version + 1, reported_prompt_tokens = NULL, reported_at_seq = NULL"
         db.execute(f"UPDATE sessions SET {reset} WHERE id = ?", (session_id,))
     return len(rows)
 
 
 def show_instead(db: Connection, row: Message, text: str, now: Millis) -> MessageId:
-    """Show the model another text in place of a row that it has not seen yet; return the row with that text.
+    """Store a text that the model sees instead of a row it has not seen yet. Return the id of the new row.
 
-    The `version` stays, because plans on earlier rows still hold. `next_view_seq` moves.
+    `version` stays the same, because plans on earlier rows remain valid.
     """
     new = NewMessage(
         role=row.role,
@@ -229,7 +226,7 @@ def load_messages(
     before: MessageId | None = None,
     session_id: SessionId | None = None,
 ) -> Transcript:
-    """Load the newest `limit` original rows of a conversation (or one session of it), also undone ones, in order."""
+    """Load the newest `limit` original rows of a conversation (or one session) in order, including undone ones."""
     bound = before if before is not None else 2**62
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
     AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
@@ -240,7 +237,7 @@ def load_messages(
 def load_messages_behind(
     db: Connection, lineage_id: LineageId, after: MessageId, limit: int, session_id: SessionId | None = None
 ) -> Transcript:
-    """Load the first `limit` original rows of a conversation (or one session of it) after a row, no undone ones."""
+    """Load the first `limit` original rows of a conversation (or one session) after `after`, without undone ones."""
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
     AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
     AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
@@ -250,7 +247,7 @@ def load_messages_behind(
 
 
 def load_beginning(db: Connection, lineage_id: LineageId, limit: int) -> Transcript:
-    """Load the first `limit` messages of a conversation, without tools and undone messages."""
+    """Load the first `limit` messages of a conversation, without tool rows and undone messages."""
     hidden = load_hidden(db, lineage_id)
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0
     AND (m.origin = 'human' OR (m.origin = 'assistant' AND m.text <> '')) ORDER BY m.id LIMIT ?"""
@@ -259,19 +256,19 @@ def load_beginning(db: Connection, lineage_id: LineageId, limit: int) -> Transcr
 
 
 def load_hidden(db: Connection, lineage_id: LineageId) -> set[MessageId]:
-    """Load the ids of rows that undo or retry have hidden from the model in any session of a conversation."""
+    """Load the ids of rows that undo or retry has hidden in any session of a conversation."""
     query = """SELECT e.message_id FROM view_edits e JOIN sessions s ON s.id = e.session_id
     WHERE s.lineage_id = ? AND e.replacement_id IS NULL"""
     return set(scalars(db, MessageId, query, (lineage_id,)))
 
 
 def _messages(rows: Iterable[_Row], behind: Transcript = ()) -> Transcript:
-    """Make values of rows with `_COLUMNS` in order, which is five times faster than by name.
+    """Convert rows with `_COLUMNS` by position, five times faster than by name.
 
-    Repeated values, also those of the last rows `behind`, are held once: a quarter of a view's memory.
+    Repeated values, also of the last rows in `behind`, are interned. That saves a quarter of a view's memory.
     """
     once = _InternCache()
-    for row in behind[-4:]:  # the last turn's may have the values of the next ones
+    for row in behind[-4:]:  # the last rows often share values with the next ones
         for value in (row.session_id, row.sender_ref, row.sender_name, row.turn_id, row.tool_name):
             once.setdefault(value, value)
     return tuple(

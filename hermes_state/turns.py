@@ -1,6 +1,6 @@
-"""Turns that run or wait, and the previews of their answers. Functions that change turns are in `journal`.
+"""Running and waiting turns, and previews of their answers. `journal` has the functions that change turns.
 
-A preview is stored only where another node shows it. A turn has at most one, until it is taken up, paused or ended.
+A preview is stored only if another node shows it. Each turn has at most one, until it is taken up, paused or ended.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,14 +26,14 @@ from hermes_state.values import (
 
 
 class TurnMoved(StateError):
-    """The turn has ended or waits, or another process has taken it up."""
+    """The turn has ended or is paused, or another process owns it."""
 
 
 class TurnClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn as its owner has taken it up; writes of an older epoch are refused."""
+    """Ownership of a turn in one epoch. Writes with an older epoch are refused."""
 
     id: TurnId
-    epoch: int  # fencing token, which moves with each new owner
+    epoch: int  # fencing token; each new owner increases it
 
 
 class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +44,6 @@ class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningTurn(TurnClaim, frozen=True, kw_only=True):
-    """A turn that has not ended."""
-
     chat_id: ChatId
     lineage_id: LineageId
     started_by: UserRef
@@ -54,16 +52,16 @@ class RunningTurn(TurnClaim, frozen=True, kw_only=True):
     restarts: int
     preview_ref: str | None
     started_at: Millis
-    first_inbox_id: InboxId = InboxId(0)  # oldest message that it answers
-    question_ref: str | None = None  # platform's id of the last message that it answers
+    first_inbox_id: InboxId = InboxId(0)  # oldest message that this turn answers
+    question_ref: str | None = None  # platform's id of the last message that this turn answers
     ticket: str | None = None  # slash-command ticket of that message
     is_scheduled: bool = False
     is_waiting: bool = False
-    """True while it is paused for a decision; it keeps its place in the chat."""
-    chosen_model: str | None = None  # model of its conversation; None: the configured one
+    """True while the turn is paused for a decision. The chat stays busy."""
+    chosen_model: str | None = None  # None: the configured one
     reasoning_effort: ReasoningEffort | None = None
-    """Effort of its conversation; None: as the model is configured."""
-    parent: ParentTurn | None = None  # turn that a sub-agent works for; None: it answers people
+    """Effort chosen for the conversation; None: as configured."""
+    parent: ParentTurn | None = None  # set for a sub-agent's turn only
 
     @property
     def conversation(self) -> ConversationRef:
@@ -92,24 +90,22 @@ LEFT JOIN inbox q ON q.id = (SELECT max(i.id) FROM inbox i WHERE i.turn_id = t.i
 
 
 def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
-    """Load a turn if it is running."""
     return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state = 'running'", (turn_id,))
 
 
 def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
-    """Load the running or waiting turn of a chat: no other may begin meanwhile."""
+    """Load the running or waiting turn of a chat, which excludes any other turn."""
     where = "t.chat_id = ? AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting')"
     return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (chat_id,))
 
 
 def find_unended(db: Connection, turn: TurnClaim) -> RunningTurn | None:
-    """Load a turn if it runs or waits in the same epoch."""
+    """Load a turn if it runs or waits in this epoch."""
     where = "t.id = ? AND t.epoch = ? AND t.state IN ('running','waiting')"
     return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
 
 
 def find_subagents(db: Connection, turn_id: TurnId) -> list[RunningTurn]:
-    """Load the running sub-agents of a turn, oldest first."""
     query = f"{_TURN} WHERE t.parent_turn_id = ? AND t.state = 'running' ORDER BY t.id"
     return select(db, RunningTurn, query, (turn_id,))
 
@@ -119,33 +115,31 @@ def was_stopped(db: Connection, turn_id: TurnId) -> bool:
 
 
 def require_running(db: Connection, turn: TurnClaim) -> RunningTurn:
-    """Load a running turn. Raises `TurnMoved`, also for an older epoch."""
+    """Load a running turn of this epoch. Raises `TurnMoved`."""
     where = "t.id = ? AND t.epoch = ? AND t.state = 'running'"
     found = select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
     if found is None:
-        raise TurnMoved(f"turn {turn.id} does not run in epoch {turn.epoch}")
+        raise TurnMoved(f"turn {turn.id} is not running in epoch {turn.epoch}")
     return found
 
 
 def load_running(db: Connection, turn_id: TurnId) -> RunningTurn:
-    """Load a running turn, in any epoch. Raises `TurnMoved`."""
+    """Load a running turn of any epoch. Raises `TurnMoved`."""
     found = find_turn(db, turn_id)
     if found is None:
-        raise TurnMoved(f"turn {turn_id} does not run")
+        raise TurnMoved(f"turn {turn_id} is not running")
     return found
 
 
 class StoredText(msgspec.Struct, frozen=True, kw_only=True):
-    """Stored preview of a running turn."""
-
     turn_id: TurnId
     text: str
-    moved: RunningTurn | None  # the turn, unless its epoch is known
+    moved: RunningTurn | None  # None if the caller knows its epoch
 
 
 @locks(turn="claim.id")
 def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> None:
-    """Store the answer so far of the caller's turn, which also shows that work on it goes on."""
+    """Store the partial answer of the caller's turn, which also shows progress."""
     query = """INSERT INTO previews (turn_id, text, shown_at)
     SELECT id, CAST(:text AS TEXT), CAST(:now AS BIGINT) FROM turns
     WHERE id = :turn_id AND epoch = :epoch AND state = 'running'
@@ -154,7 +148,7 @@ def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> N
 
 
 def load_previews(db: Connection, turn_ids: Iterable[TurnId], known: Mapping[TurnId, int]) -> list[StoredText]:
-    """Load the previews of those turns that run; `known`: epochs of turns."""
+    """Load the previews of running turns. `known` maps turns to the epochs that the caller knows."""
     query = """SELECT t.epoch, p.text FROM previews p JOIN turns t ON t.id = p.turn_id
     WHERE p.turn_id = ? AND t.state = 'running'"""
     found = []
@@ -172,9 +166,9 @@ def remove_preview(db: Connection, turn_id: TurnId) -> None:
 
 @locks(turn="claim.id")
 def note_preview(db: Connection, claim: TurnClaim, ref: str) -> None:
-    """Remember the placeholder of the turn's unfinished answer, for a resumed turn; not one of an older epoch.
+    """Store the id of the message that previews the turn's answer, so that a resumed turn finds it.
 
-    A turn may be stopped while its first preview is on its way. The reply that it owes then still takes that place.
+    A turn may be stopped while its first preview is being sent. Its reply then still replaces the preview.
     """
     query = "UPDATE turns SET preview_ref = ? WHERE id = ? AND epoch = ?"
     if db.execute(query, (ref, claim.id, claim.epoch)).rowcount == 1:

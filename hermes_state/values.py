@@ -1,4 +1,4 @@
-"""Immutable values of more than one package: ids, chats, messages in and out."""
+"""Immutable values that several packages share: ids, chats, incoming and outgoing messages."""
 
 import re
 import time
@@ -20,21 +20,21 @@ AttachmentId = NewType("AttachmentId", int)
 Millis = NewType("Millis", int)  # UTC milliseconds since the epoch
 
 Tokens = NewType("Tokens", int)
-"""Size in tokens that people or providers set: a window, a limit, a budget."""
+"""Size in tokens set by people or providers: a window, a limit, a budget."""
 
 EstimatedTokens = NewType("EstimatedTokens", int)
-"""Our own guess, before a provider has counted. Never mixed with reported tokens."""
+"""Size in tokens estimated by the gateway. Never mixed with reported tokens."""
 
-ReportedTokens = NewType("ReportedTokens", int)  # a provider's own count
+ReportedTokens = NewType("ReportedTokens", int)  # counted by a provider
 
-MicroUsd = NewType("MicroUsd", int)  # money: millionths of a US dollar
+MicroUsd = NewType("MicroUsd", int)  # millionths of a US dollar
 
 UserRef = NewType("UserRef", str)
-"""A person as configuration names them: platform and the platform's stable id, such as `telegram:42`."""
+"""A person's platform and stable id, as written in the configuration: `telegram:42`."""
 
 
 class Clock(Protocol):
-    """Source of the time of day; tests bring their own."""
+    """Source of the current time, replaced in tests."""
 
     def now(self) -> Millis: ...
 
@@ -53,16 +53,16 @@ class ChatKind(StrEnum):
 
     @property
     def is_shared(self) -> bool:
-        """True where more than one person can write."""
+        """True if more than one person can write."""
         return self not in (ChatKind.DIRECT, ChatKind.LOCAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatKey:
-    """A chat. `account` is the name of the configured adapter, which today is the platform's name.
+    """A chat. `account` names the configured adapter, which today is the platform's name.
 
-    `thread_ref` is a forum topic where the platform numbers topics inside a chat. `user_ref` (the bare platform id of a
-    person) is set only under `sessions.groups: per_user`.
+    `thread_ref` is a forum topic, for platforms that number topics inside a chat. `user_ref` (a person's bare platform
+    id) is set only under `sessions.groups: per_user`.
     """
 
     platform: str
@@ -81,7 +81,7 @@ class ChatKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRef:
-    """A conversation, and the turn on whose behalf it is looked at, if any."""
+    """A conversation, and the turn that reads it, if any."""
 
     chat_id: ChatId
     lineage_id: LineageId
@@ -89,12 +89,12 @@ class ConversationRef:
     chat_kind: ChatKind
     turn_id: TurnId | None = None
     paid_by: tuple[LineageId, TurnId] | None = None
-    """Conversation and turn that pay for a sub-agent; None: it pays for itself."""
+    """Conversation and turn that pay for a sub-agent. None: it pays for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Author of a message. `id` is the platform's stable id; `name` is for reading only and never decides access."""
+    """Author of a message. `id` is the platform's stable id. `name` is only for display and never decides access."""
 
     platform: str
     id: str
@@ -116,19 +116,19 @@ class AttachmentKind(StrEnum):
 
 
 class IncomingAttachment(msgspec.Struct, frozen=True, kw_only=True):
-    """A file a person sent, not fetched yet. `file_ref` is opaque to everyone but the adapter."""
+    """A received file that is not downloaded yet. Only the adapter interprets `file_ref`."""
 
     kind: AttachmentKind
     file_ref: str
     name: str
     mime: str | None = None
     size_bytes: int | None = None
-    seconds: float | None = None  # length of a recording, where the platform says so
-    is_quoted: bool = False  # of the message that is quoted
+    seconds: float | None = None  # length of a recording, if known
+    is_quoted: bool = False  # belongs to the quoted message
 
 
 class Quote(msgspec.Struct, frozen=True, kw_only=True):
-    """The message that a reply answers, as the platform showed it (no `message_ref`: in another chat). Untrusted."""
+    """The quoted message as the platform showed it. Untrusted. `message_ref` is empty if it is in another chat."""
 
     message_ref: str
     author: str
@@ -138,8 +138,6 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputKind(StrEnum):
-    """Way in which an inbound message was made."""
-
     TYPED = "typed"
     SLASH = "slash"
     BUTTON = "button"
@@ -148,11 +146,10 @@ class InputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboundMessage:
-    """One message, slash command or button press from a platform.
+    """A message, slash command or button press from a platform.
 
-    `event_ref` identifies the platform event and starts with the bot's id: an event that is delivered twice has the
-    same one. A slash command or a button has its command line (`/stop`, `/title Plans`) in `text`, without the name and
-    without a leading mention of the bot.
+    `event_ref` identifies the platform event and starts with the bot's id. Redelivered events have the same key. For a
+    slash command or button, `text` holds the command line (`/stop`, `/title Plans`), without a mention of the bot.
     """
 
     event_ref: str
@@ -160,27 +157,25 @@ class InboundMessage:
     chat_kind: ChatKind
     sender: Sender
     text: str
-    message_ref: str  # the platform's id of the message itself, for replies, edits and deletions
+    message_ref: str  # the platform's id of the message itself
     sent_at: Millis  # the platform's time, which orders and merges messages
     is_addressed: bool  # direct chat, mention, reply to the bot, command to this bot, or button
     is_bare_command: bool = False
-    """Addressed only by a command that names no bot: it is for whichever bots of the chat know it."""
+    """Addressed only by a command without a bot's name, so for every bot in the chat that knows it."""
     via: InputKind = InputKind.TYPED
     expects_more: bool = False
-    """Another piece is likely to follow: within 200 UTF-16 units of the platform's limit, or part of an album."""
+    """Another piece probably follows: within 200 UTF-16 units of the platform's limit, or part of an album."""
     chat_title: str | None = None
     attachments: tuple[IncomingAttachment, ...] = ()
     quote: Quote | None = None
     words_by: str | None = None
-    """Author of its words if the sender only passed them on (empty: unknown); None: they are the sender's own."""
+    """Original author of a forwarded text (empty: unknown). None: the sender wrote it."""
     ticket: str | None = None
-    """Token with which the adapter answers a slash command in its own place; valid for minutes, in this process."""
+    """Token for replying to a slash command in place. Valid for minutes, in this process only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditEvent:
-    """A person's change of an earlier message."""
-
     event_ref: str
     chat: ChatKey
     sender: Sender
@@ -192,8 +187,6 @@ class EditEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionEvent:
-    """A deletion of a message on the platform."""
-
     event_ref: str
     chat: ChatKey
     message_ref: str
@@ -205,7 +198,7 @@ InboundEvent: TypeAlias = InboundMessage | EditEvent | DeletionEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Place in a channel: all messages up to and including `seen_ref` were handled."""
+    """Position in a channel: all messages up to and including `seen_ref` were handled."""
 
     platform: str
     account: str
@@ -214,14 +207,14 @@ class Cursor:
 
 
 class Button(msgspec.Struct, frozen=True, kw_only=True):
-    """A button under a message. Pressing it sends `command` as the person who pressed."""
+    """A button under a message. Pressing it sends `command` in the name of the person who pressed it."""
 
     label: str
     command: str
 
 
 class SentFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is given to a chat: a reference to an `attachments` row, never the bytes."""
+    """A file sent to a chat: a reference to an `attachments` row, never the bytes."""
 
     attachment_id: int
     name: str
@@ -232,22 +225,22 @@ class SentFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutboundPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rendered platform message: stored before the first send, so that a retry sends the same bytes.
+    """A rendered platform message, stored before the first send so that a retry sends the same bytes.
 
-    Only the adapter that rendered it reads `markup` (entities for Telegram). `plain` is sent instead if the platform
-    rejects the marked-up form, or the file.
+    `markup` (entities for Telegram) is private to the adapter. `plain` is sent if the platform rejects the formatting
+    or the file.
     """
 
     text: str
     plain: str
     markup: str = ""
     buttons: tuple[Button, ...] = ()
-    file: str = ""  # Markdown to send as a file; empty: none
-    attached: SentFile | None = None  # kept file to send, with `text` as its caption
+    file: str = ""  # Markdown to send as a file
+    attached: SentFile | None = None  # stored file to send, captioned with `text`
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that the model asked for. `arguments` is its JSON text, exactly as the model wrote it."""
+    """A tool call by the model. `arguments` is the JSON text exactly as the model wrote it."""
 
     id: str
     name: str
@@ -255,7 +248,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of a file that a person sent, read into the turn."""
+    """The text of a file that a person sent."""
 
     name: str
     text: str
@@ -271,19 +264,19 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ReasoningEffort: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Effort of thinking before an answer; each protocol has words of its own."""
+"""Amount of reasoning before an answer. Each protocol maps these words to its own."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """Thoughts of a model before it called tools, in the form that its API wants back."""
+    """The model's reasoning before it called tools, in the form that its API expects back."""
 
     made_by: str
-    """Protocol and model, such as `anthropic:claude-opus-4`: no other model can read it."""
+    """Protocol and model, such as `anthropic:claude-opus-4`. No other model can read it."""
     blocks: str  # JSON list
 
 
 class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Content of a message row besides its text; stored as JSON in `messages.body`, NULL when empty."""
+    """Content of a message besides its text, stored as JSON in `messages.body` (NULL if empty)."""
 
     calls: tuple[ToolCall, ...] = ()
     documents: tuple[Document, ...] = ()
@@ -291,9 +284,9 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     quote: Quote | None = None
     words_by: str | None = None  # see `InboundMessage`
     notes: tuple[str, ...] = ()
-    """Facts for the model about this message, such as an attachment that could not be read."""
+    """Facts about this message for the model, such as an attachment that could not be read."""
     was_interrupted: bool = False
-    reasoning: Reasoning | None = None  # only with calls: after a whole answer no API wants it back
+    reasoning: Reasoning | None = None  # only with calls: no API wants it back after a complete answer
 
 
 class MessageRole(StrEnum):
@@ -303,7 +296,7 @@ class MessageRole(StrEnum):
 
 
 class Origin(StrEnum):
-    """Source of a message row, set when it is written."""
+    """Source of a message row, set when the row is written."""
 
     HUMAN = "human"
     ASSISTANT = "assistant"
@@ -315,7 +308,7 @@ class Origin(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One stored row of a transcript. It cannot be part of a cycle, so the collector need not walk long views."""
+    """A stored row of a transcript. It cannot be part of a cycle, so the garbage collector skips long views."""
 
     id: MessageId
     session_id: SessionId
@@ -335,16 +328,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 Transcript: TypeAlias = tuple[Message, ...]
 
 
-RECALL_ID = r"m(\d{1,18})"  # pattern of a recall id inside other text
+RECALL_ID = r"m(\d{1,18})"  # pattern inside other text
 
 
 def recall_id(message_id: int) -> str:
-    """Return the name of a stored message for people and models: `m123`."""
+    """Return the name of a message for people and models: `m123`."""
     return f"m{message_id}"
 
 
 def parse_recall_id(text: str) -> MessageId | None:
-    """Return the message that a recall id names; None for any other text.
+    """Return the message id of a recall id; None for any other text.
 
     >>> parse_recall_id(" M123 ")
     123
@@ -364,7 +357,7 @@ class TurnState(StrEnum):
 
 
 class ToolEffect(StrEnum):
-    """Effect of a tool on the world: a restart runs only `read_only` calls again."""
+    """Effect of a tool. After a restart, only interrupted `read_only` calls run again."""
 
     READ_ONLY = "read_only"
     WRITES = "writes"
@@ -372,7 +365,7 @@ class ToolEffect(StrEnum):
 
 
 class SessionKind(StrEnum):
-    """Origin of a session: a conversation's first, one that continues another, or the first of a sub-agent."""
+    """Origin of a session: the first of a conversation, a continuation, or the first of a sub-agent."""
 
     ROOT = "root"
     CONTINUATION = "continuation"
@@ -381,8 +374,6 @@ class SessionKind(StrEnum):
 
 
 class EndReason(StrEnum):
-    """End of a session."""
-
     COMPRESSION = "compression"
     UNDO = "undo"
     RESET = "reset"
@@ -393,7 +384,7 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanonicalUsage:
-    """Tokens of one model call as the provider reported them; the three prompt parts do not overlap."""
+    """Tokens of one model call as the provider reported them. The three prompt parts do not overlap."""
 
     input: int = 0
     output: int = 0
@@ -403,7 +394,7 @@ class CanonicalUsage:
 
     @property
     def prompt(self) -> ReportedTokens:
-        """Fresh input and both kinds of cached input."""
+        """Fresh and cached input together."""
         return ReportedTokens(self.input + self.cache_read + self.cache_write)
 
     @property
@@ -413,7 +404,7 @@ class CanonicalUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """Row of the ledger: a model call, also a failed one."""
+    """A model call in the ledger, also a failed one."""
 
     purpose: str
     route: str
@@ -423,12 +414,11 @@ class ModelCall:
     took_ms: int
     is_estimated: bool = False
     """The usage is our estimate, or the price is that of the model's family."""
-    cost: MicroUsd | None = None  # None: the usage or the price is unknown
+    cost: MicroUsd | None = None  # None: usage or price unknown
 
 
 MICROS = 1_000_000
 
 
 def micro_usd(value: float) -> MicroUsd:
-    """Convert dollars to millionths."""
     return MicroUsd(round(value * MICROS))

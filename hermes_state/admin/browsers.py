@@ -1,6 +1,6 @@
-"""Browsers that are signed in to the web chat. Their cookies and keys are stored as a hash only.
+"""Browsers signed in to the web chat. Their cookies and keys are stored only as a hash.
 
-No process caches them: one node serves the page, and people sign browsers out on any node.
+No process caches them, because one node serves the page and people sign browsers out on any node.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from hermes_state.store.sql import Connection, scalar, select
 from hermes_state.values import Millis
 
 LIFETIME_MS = 90 * 24 * 3_600_000
-"""Time for which a browser stays signed in, in milliseconds."""
+"""Milliseconds for which a browser stays signed in."""
 
 _REMOVE_OLD = "DELETE FROM browsers WHERE created_at < ?"
 
@@ -18,18 +18,18 @@ _REMOVE_OLD = "DELETE FROM browsers WHERE created_at < ?"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedInBrowser:
     digest: str
-    """SHA-256 of its cookie and its key together."""
+    """SHA-256 of the browser's cookie and key together."""
     agent: str
     created_at: Millis
 
     @property
     def id(self) -> str:
-        """Id for people, which gives no access."""
+        """Id shown to people. It gives no access."""
         return self.digest[:8]
 
 
 def load(db: Connection, now: Millis) -> list[SignedInBrowser]:
-    """Load the signed-in browsers, the newest last."""
+    """Load the signed-in browsers, oldest first."""
     query = "SELECT digest, agent, created_at FROM browsers WHERE created_at >= ? ORDER BY id"
     return select(db, SignedInBrowser, query, (now - LIFETIME_MS,))
 
@@ -41,18 +41,18 @@ def is_signed_in(db: Connection, digest: str, now: Millis) -> bool:
 
 @locks("browsers")
 def add(db: Connection, browser: SignedInBrowser, max_browsers: int) -> None:
-    """Sign a browser in; sign out expired browsers, and the oldest above `max_browsers`."""
+    """Sign a browser in. Sign out expired browsers, and the oldest above `max_browsers`."""
     insert = "INSERT INTO browsers (digest, agent, created_at) VALUES (?, ?, ?)"
     db.execute(insert, (browser.digest, browser.agent, browser.created_at))
     db.execute(_REMOVE_OLD, (browser.created_at - LIFETIME_MS,))
-    # The limit holds between transactions, too: they have a lock of their own.
+    # The limit holds across transactions, because these take the same lock.
     surplus = "DELETE FROM browsers WHERE id NOT IN (SELECT id FROM browsers ORDER BY id DESC LIMIT ?)"
     db.execute(surplus, (max_browsers,))
 
 
 @locks("browsers")
 def remove(db: Connection, browser_id: str | None, now: Millis) -> int:
-    """Sign out the browser with this id, or all for None; returns the number."""
+    """Sign out the browser with this id, or all for None. Return their number."""
     db.execute(_REMOVE_OLD, (now - LIFETIME_MS,))
     if browser_id is None:
         return db.execute("DELETE FROM browsers").rowcount

@@ -1,8 +1,8 @@
 """Copy of a whole database into an empty one, of the same engine or the other.
 
-Rows go table by table in slices, in the order of their keys, each slice a transaction. An interrupted copy continues
-after the rows in the target. Until both sides are compared, a note in the target names its source, and no gateway opens
-a database with that note. The source is only read. No other process may use either meanwhile.
+Tables are copied in slices, in the order of their keys, one transaction per slice. An interrupted copy continues after
+the rows in the target. Until both sides are compared, a note in the target names its source, and no gateway opens a
+database with that note. The source is only read. No other process may use either database meanwhile.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from hermes_state.store.sql import Connection, load_note, nested, save_note, sca
 from hermes_state.text import shortened
 
 MAX_NAMED = 10
-"""Most rejected rows of a slice in an error message."""
+"""Maximum number of rejected rows that an error message names."""
 SLICE_ROWS = 500
-"""Rows in one transaction, which fit into memory with the longest texts."""
+"""Rows per transaction. They fit into memory even with the longest texts."""
 
 TABLES: Final = {
     "meta": ("key",),
@@ -50,36 +50,36 @@ TABLES: Final = {
     "todos": ("lineage_id", "id"),
     "schedules": ("id",),
 }
-"""Every table with the columns of its key, in an order in which references point to earlier tables.
+"""Every table with its key columns, ordered so that references point to earlier tables.
 
-Tables about the gateways that run right now are left out: `accounts` and `previews`.
+`accounts` and `previews` are left out, because they describe the running gateways.
 """
 
 FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id"}
-"""Columns that refer to rows of a later table. They are filled after that."""
+"""Columns that refer to rows of a later table. They are filled afterwards."""
 
-# Notes that belong to an engine: its mark, versions and checksums, its index, and the note of a copy.
+# Notes that belong to an engine: application mark, versions, checksums, search index, and the note of a copy.
 _ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_from', '{COPY_NOTE}')
   OR substr(key, 1, 10) = 'migration:' OR substr(key, 1, 7) = 'search_' OR substr(key, 1, 8) = 'segment_'"""
 
-_Row: TypeAlias = Sequence[Any]  # Any: the values of the columns
+_Row: TypeAlias = Sequence[Any]  # Any: column values
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called after each slice with a table, the number of its copied rows, and the number of all its rows."""
+"""Callback after each slice, with the table, its number of copied rows, and its total number of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedTable:
-    """Table that is the same on both sides."""
+    """A table that is equal on both sides."""
 
     table: str
     rows: int
     checksum: str
     replaced: int
-    """Texts in which NUL characters, which PostgreSQL cannot hold, became U+FFFD."""
+    """Texts in which NUL, which PostgreSQL cannot store, became U+FFFD."""
 
 
 class _CopyEngine(Protocol):
-    """Module of an engine with its part of a copy."""
+    """Engine module with the functions that a copy needs."""
 
     ROW_ERRORS: tuple[type[Exception], ...]
 
@@ -89,15 +89,15 @@ class _CopyEngine(Protocol):
 
 
 def copy_database(source: Connection, target: Connection, name: str, progress: Progress) -> list[CopiedTable]:
-    """Copy every row of `source`, called `name`, into `target`, or continue such a copy; compare both at the end.
+    """Copy every row of `source`, called `name`, into `target`, or continue an earlier copy. Compare both at the end.
 
-    Both have the newest schema, and no other process writes to them. Raises `DatabaseRejected`, and changes nothing,
-    for a target with rows that are not of this copy; `StoreBroken` if the sides differ in the end.
+    Both must have the newest schema. Raises `DatabaseRejected`, and changes nothing, if the target has rows from
+    elsewhere; `StoreBroken` if the two sides differ at the end.
     """
     _begin(source, target, name)
     for table in TABLES:
         _copy_table(source, target, table, progress)
-    for table, column in FORWARD.items():  # a column that is filled already is filled once more
+    for table, column in FORWARD.items():  # filling a column twice does no harm
         update = f"UPDATE {table} SET {column} = ? WHERE id = ?"
         for rows in _slices(source, table, (column, "id")):
             _store(target, table, update, [row for row in rows if row[0] is not None], (column, "id"))
@@ -111,13 +111,13 @@ def copy_database(source: Connection, target: Connection, name: str, progress: P
 
 
 def _begin(source: Connection, target: Connection, name: str) -> None:
-    """Note the source in the target, unless it has the note."""
     counts = [_count(source, table) for table in TABLES]
     origin = f"{name}, {hashlib.sha256(repr((counts, _highest_ids(source))).encode()).hexdigest()[:16]}"
     begun = load_note(target, COPY_NOTE)
     if begun is not None and begun != origin:
         raise DatabaseRejected(
-            f"the target holds an unfinished copy of {begun.rpartition(',')[0]} as it was then: name an empty one"
+            f"the target contains an unfinished copy of an earlier state of {begun.rpartition(',')[0]}: "
+            "name an empty database"
         )
     if begun is None:
         if filled := [table for table in TABLES if _count(target, table)]:
@@ -145,7 +145,7 @@ def _copy_table(source: Connection, target: Connection, table: str, progress: Pr
 
 
 def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row], columns: Sequence[str]) -> None:
-    """Store all the rows, or none. Raises `DatabaseRejected` with the names of rows that the target rejects."""
+    """Store all the rows, or none. Raises `DatabaseRejected` with the names of rejected rows."""
     errors = _engine_of(target).ROW_ERRORS
     try:
         with _transaction(target):
@@ -164,7 +164,7 @@ def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row],
         if not faults:
             raise
         faults[MAX_NAMED:] = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
-        head = f"the target cannot hold these rows of {table}; nothing is changed in the source:"
+        head = f"the target rejects these rows of {table}; the source is unchanged:"
         raise DatabaseRejected("\n".join([head, *faults])) from None
 
 
@@ -173,8 +173,8 @@ def _compared(source: Connection, target: Connection, table: str) -> CopiedTable
     read, found = _read_through(source, table, columns), _read_through(target, table, columns)
     if (found.rows, found.checksum) != (read.rows, read.checksum):
         raise StoreBroken(
-            f"the copy differs from its source in {table} ({found.rows} rows of {read.rows}); the source was written "
-            "to since the copy was begun: begin again with an empty target"
+            f"the copy differs from its source in {table} ({found.rows} rows of {read.rows}), because the source has "
+            "changed since the copy began: start again with an empty target"
         )
     return read
 
@@ -192,7 +192,7 @@ def _read_through(db: Connection, table: str, columns: Sequence[str]) -> CopiedT
 def _slices(
     db: Connection, table: str, columns: Sequence[str], after: _Row | None = None
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the rows of a table after the key `after`, in the order of their keys."""
+    """Yield the rows of a table after the key `after`, in slices ordered by key."""
     keys = TABLES[table]
     wanted = f"SELECT {', '.join((*keys, *columns))} FROM {table}"
     order = f" ORDER BY {', '.join(keys)} LIMIT {SLICE_ROWS}"
@@ -220,7 +220,7 @@ def _columns(db: Connection, table: str) -> tuple[str, ...]:
 
 
 def _highest_ids(db: Connection) -> dict[str, int]:
-    """Return the highest id that each table has ever given, as far as its engine knows."""
+    """Return the highest id that each table has ever used, as far as its engine knows."""
     given = _engine_of(db).load_sequences(db)
     tables = [table for table, keys in TABLES.items() if keys == ("id",)]
     highest = {table: scalar(db, int, f"SELECT coalesce(max(id), 0) FROM {table}") for table in tables}
@@ -235,7 +235,7 @@ def _without_nul(row: _Row) -> tuple[Any, ...]:
 
 
 class _TakenBack(Exception):
-    """Rolls a transaction back."""
+    """Raised to roll a transaction back."""
 
 
 @contextmanager
@@ -252,6 +252,7 @@ def _transaction(db: Connection) -> Iterator[None]:
 def _engine_of(db: Connection) -> _CopyEngine:
     if isinstance(db, sqlite3.Connection):
         return sqlite_resting
-    from hermes_state.engines.postgres import resting as postgres_resting  # its driver is an extra
+    # PostgreSQL's driver is an optional dependency
+    from hermes_state.engines.postgres import resting as postgres_resting
 
     return postgres_resting

@@ -1,4 +1,4 @@
-"""Queries of conversations for admins: chains of sessions, look-ups by the ids that people see, pages for exports."""
+"""Queries about conversations for admins: chains of sessions, look-ups by visible ids, pages for exports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,24 +30,23 @@ MAX_CANDIDATES = 5
 
 
 class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
-    """One session in its chain, and the compression that made it."""
+    """A session in its chain, and the compression that created it."""
 
     session_id: SessionId
     key: str
     parent_key: str | None
     child_key: str | None
     lineage_key: str
-    """Key of the first session of the chain."""
     depth: int
     kind: SessionKind
-    """`subagent` for the first session of a sub-agent, whose parent has called it."""
+    """`subagent` for a sub-agent's first session. Its parent is the calling session."""
     chat: ChatKey
     started_at: Millis
     ended_at: Millis | None
     end_reason: EndReason | None
     message_count: int
     layer: str | None
-    """Layer of the compression; None for the first session of a chain, and for the session of an undo."""
+    """Layer of the compression; None for a chain's first session and for the session of an undo."""
     tokens_before: int | None
     tokens_after: int | None
     focus: str | None
@@ -55,12 +54,12 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     was_undone: bool
     undone_key: str | None
-    """For the session of an undo, the key of the session of the undone compression."""
+    """For the session of an undo, the key of the session whose compression was undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupResult:
-    """Chat, session or message of an id. A message comes with its session."""
+    """Chat, session or message with a given id. A message comes with its session."""
 
     chat_id: ChatId
     session: Session | None = None
@@ -69,12 +68,12 @@ class LookupResult:
 
 
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
-    """Return the place with a name such as `telegram:42`, a session's id or its beginning, or an id such as `m123`.
+    """Return the place named like `telegram:42`, by a session id or its start, or by a message id like `m123`.
 
-    Raises `LookupRejected` if no place has the name, more than one has, or it is outside the chat `within`.
+    Raises `LookupRejected` if no place or several places match, or if it is outside the chat `within`.
     """
     name = name.strip()
-    if len(name) > 200:  # more than any id has; a refusal repeats the name
+    if len(name) > 200:  # longer than any id; the refusal repeats the name
         raise LookupRejected(LookupReason.MALFORMED, name)
     if (message_id := parse_recall_id(name)) is not None:
         return _place_of_message(db, message_id, within)
@@ -109,7 +108,7 @@ def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Looku
     return LookupResult(chat_id=found[0].chat_id, session=found[0])
 
 
-# Purpose: sessions with their neighbours in the chain and the compression that made them, newest first.
+# Purpose: load sessions with their neighbours in the chain and their compression, newest first.
 _SESSIONS = f"""
 SELECT s.id AS session_id, s.key, p.key AS parent_key,
   (SELECT n.key FROM sessions n WHERE n.lineage_id = s.lineage_id AND n.depth = s.depth + 1) AS child_key,
@@ -127,7 +126,7 @@ WHERE {{scope}} ORDER BY s.id DESC LIMIT :limit
 
 
 def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int) -> list[LineageSession]:
-    """Load the newest `limit` sessions of a place or all chats, oldest first; conversations include sub-agents."""
+    """Load the newest `limit` sessions of a place or all chats, oldest first, including a conversation's sub-agents."""
     if place is None:
         return _load_sessions(db, "1 = :value", 1, limit)
     if place.session is None:
@@ -137,7 +136,7 @@ def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int
 
 
 def load_lineage_session(db: Connection, session_id: SessionId) -> LineageSession:
-    """Load one session, which must exist."""
+    """Load a session, which must exist."""
     return _load_sessions(db, "s.id = :value", session_id, 1)[0]
 
 
@@ -146,7 +145,7 @@ def _load_sessions(db: Connection, scope: str, value: int, limit: int) -> list[L
 
 
 def load_around(db: Connection, session_id: SessionId, seq: int | None, before: int, limit: int) -> Transcript:
-    """Load at most `limit` rows of a session from `before` rows ahead of `seq`, or from its beginning."""
+    """Load at most `limit` rows of a session, starting `before` rows ahead of `seq`, or at the beginning."""
     return load_own_rows(db, session_id, max(1, (seq or 1) - before), limit)
 
 
@@ -155,37 +154,37 @@ def short_key(key: str) -> str:
 
 
 class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation, described by its oldest stored session."""
+    """A conversation, described by its oldest stored session."""
 
     lineage_id: LineageId
     key: str
     parent: str | None
-    """For a sub-agent, the key of the session that has called it."""
+    """For a sub-agent, the key of the calling session."""
     kind: str
     model: str | None
     system_prompt: str | None
     started_at: Millis
     tools: str
-    """Names of the first offered tools, as JSON."""
+    """Names of the tools offered first, as JSON."""
 
 
 class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole content of one message, without secrets."""
+    """Whole content of a message, without secrets."""
 
     id: MessageId
     role: MessageRole
     at: Millis
     content: Any
-    """Text; the JSON value of a tool's result that is an object or a list."""
+    """Text, or the JSON value if a tool's result is an object or a list."""
     thought: str = ""
-    """Readable thoughts of the model; they are stored only where calls follow."""
+    """Readable reasoning of the model, stored only if calls follow."""
     calls: tuple[Mapping[str, Any], ...] = ()
-    """`name` and `arguments` of each call; the arguments are text where they are no JSON."""
+    """`name` and `arguments` of each call. Invalid JSON stays text."""
     tool_call_id: str | None = None
     tool_name: str | None = None
 
 
-# Purpose: lineages with messages since a moment, of all chats or of one place, in the order in which they began.
+# Purpose: load lineages with messages since a time, of all chats or one place, in the order of their start.
 _BEGUN = """
 SELECT s.lineage_id, s.key, p.key AS parent, s.kind, s.system_prompt, s.started_at,
   coalesce((SELECT c.model FROM model_calls c WHERE c.lineage_id = s.lineage_id AND c.outcome = 'ok'
@@ -204,7 +203,7 @@ ORDER BY s.lineage_id LIMIT ?
 def load_conversations(
     db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int
 ) -> list[StoredConversation]:
-    """Load `limit` conversations that began after `after`, sub-agents' too: of a place, or of all chats."""
+    """Load up to `limit` conversations with ids above `after`, including sub-agents, of a place or of all chats."""
     chat_id = place.chat_id if place is not None else None
     lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
     return select(db, StoredConversation, _BEGUN, (after, chat_id, chat_id, lineage_id, lineage_id, since, limit))

@@ -1,4 +1,4 @@
-"""Overview of a database for `status` and `doctor`, in the daemon and on a file at rest."""
+"""Counts for `status` and `doctor`, from a running daemon or from a file."""
 
 import sqlite3
 from typing import Protocol
@@ -13,7 +13,7 @@ from hermes_state.store.sql import Connection, select
 class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     database_bytes: int
-    """Size of the main file, without the write-ahead log; of the whole database on PostgreSQL."""
+    """Size of the main file without the write-ahead log, or of the PostgreSQL database."""
     chats: int
     conversations: int
     messages: int
@@ -23,8 +23,8 @@ class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     undelivered: int
 
 
-# Purpose: one count of each table. A chat has one open turn, whatever sub-agents work for it; a file at rest of an
-# older version cannot tell them apart.
+# Purpose: count the rows of each table. Turns count once per chat, because a file of an older version cannot tell
+# sub-agents apart.
 _COUNTS = f"""
   (SELECT count(*) FROM chats) AS chats,
   (SELECT count(DISTINCT s.lineage_id) FROM sessions s WHERE NOT {IS_SUBAGENT}) AS conversations,
@@ -36,20 +36,20 @@ _COUNTS = f"""
 
 
 class EngineOverview(Protocol):
-    """Module of an engine with its own queries."""
+    """Engine module with the queries of an overview."""
 
     SCHEMA: str
     BYTES: str
 
     def find_fault(self, db: Connection, /) -> str | None:
-        """Return a sentence about a fault of the database, None without one. Takes seconds per gigabyte of a file."""
+        """Return a sentence about a fault of the database, or None. Takes seconds per gigabyte of a file."""
 
     def describe(self, db: Connection, /) -> str:
-        """Return the database in a few words, for the beginning of a sentence."""
+        """Describe the database in a few words that start a sentence."""
 
 
 def load_overview(db: Connection) -> DatabaseStatus:
-    """Count the rows of every table. Takes some tens of milliseconds with a million messages."""
+    """Count the rows of every table. Takes tens of milliseconds with a million messages."""
     engine = engine_of(db)
     query = f"SELECT {engine.SCHEMA} AS schema, {engine.BYTES} AS database_bytes, {_COUNTS}"
     return select(db, DatabaseStatus, query)[0]
@@ -58,6 +58,7 @@ def load_overview(db: Connection) -> DatabaseStatus:
 def engine_of(db: Connection) -> EngineOverview:
     if isinstance(db, sqlite3.Connection):
         return sqlite_resting
-    from hermes_state.engines.postgres import resting as postgres_resting  # its driver is an extra
+    # PostgreSQL's driver is an optional dependency
+    from hermes_state.engines.postgres import resting as postgres_resting
 
     return postgres_resting

@@ -1,4 +1,4 @@
-"""Pairings: access by code, asked for, approved and revoked. Codes are stored as hashes only."""
+"""Pairings: codes that are requested, approved and revoked to control access. Only hashes of codes are stored."""
 
 import hashlib
 import secrets
@@ -25,10 +25,10 @@ class PairingState(StrEnum):
 
 CODE_LENGTH = 8
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Characters of a code, without I, O, 0 and 1, which people confuse; eight of them hold 40 bits."""
+"""Characters of a code, without the confusable I, O, 0 and 1. Eight of them hold 40 bits."""
 
 MIN_CODE_AGE_MS = 300_000
-"""Age, in milliseconds, before which no other code replaces a code: time enough to have it approved."""
+"""Milliseconds during which a new code cannot be replaced, so that there is time to approve it."""
 
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 _COLUMNS = columns(Pairing, "pairings")
 _IS_VALID = "(state = 'pending' AND expires_at > :now AND created_at <= :now + 60000)"
-"""Condition for a code that can still be approved; one of the future was made before the clock was set back."""
+"""SQL condition for codes that can still be approved. A code from the future was made before the clock was set back."""
 
 # Purpose: make room for another stranger's code.
 _DROP_OLDEST = """DELETE FROM pairings WHERE code_hash = (
@@ -55,16 +55,16 @@ def new_code() -> str:
 
 
 def hash_code(code: str) -> str:
-    """Return the stored hash of a code; case and separators do not matter."""
+    """Return the stored hash of a code, ignoring case and separators."""
     letters = "".join(letter for letter in code.upper() if letter in _LETTERS)
     return hashlib.sha256(letters.encode()).hexdigest()
 
 
 def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pending: int, now: Millis) -> bool:
-    """Store a new code for a stranger. Returns False if they have a valid code, or too many people wait.
+    """Store a new code for a stranger. Return False if they already have a valid code, or too many people wait.
 
-    When `max_pending` people wait, the new code replaces the oldest once that is `MIN_CODE_AGE_MS` old: a crowd can use
-    up all codes, but not keep them.
+    If `max_pending` people wait, the new code replaces the oldest, provided that one is `MIN_CODE_AGE_MS` old. So a
+    crowd can use up all codes for a while, but not for good.
     """
     db.execute(f"DELETE FROM pairings WHERE state = 'pending' AND NOT {_IS_VALID}", {"now": now})
     waiting = scalars(db, UserRef, "SELECT user_ref FROM pairings WHERE state = 'pending'")
@@ -72,7 +72,7 @@ def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pendi
         return False
     if len(waiting) >= max_pending and db.execute(_DROP_OLDEST, (now - MIN_CODE_AGE_MS,)).rowcount == 0:
         return False
-    # For an operator's terminal: a stranger's name may hold escape sequences, line ends and reversed text.
+    # Shown in an operator's terminal: a name may contain escape sequences, line breaks and reversed text.
     shown_name = "".join(character if character.isprintable() else " " for character in sender.name)[:80]
     db.execute(
         """INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)
@@ -83,17 +83,17 @@ def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pendi
 
 
 def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
-    """Return True for a person whose code can still be approved."""
+    """Return True if a person's code can still be approved."""
     query = f"SELECT 1 FROM pairings WHERE user_ref = :user_ref AND {_IS_VALID}"
     return db.execute(query, {"user_ref": user_ref, "now": now}).fetchone() is not None
 
 
 def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> Pairing:
-    """Turn a code into access. Raises `PairingNotFound` if it is unknown, used or expired."""
+    """Grant access for a code. Raises `PairingNotFound` if it is unknown, used or expired."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = :code_hash AND {_IS_VALID}"
     pairing = select_one(db, Pairing, query, {"code_hash": hash_code(code), "now": now})
     if pairing is None:
-        raise PairingNotFound("nobody holds this code")
+        raise PairingNotFound("no pending request has this code")
     db.execute("DELETE FROM pairings WHERE user_ref = ? AND state <> 'pending'", (pairing.user_ref,))
     db.execute(
         "UPDATE pairings SET state = 'approved', role = ?, decided_by = ?, decided_at = ? WHERE code_hash = ?",
@@ -103,7 +103,7 @@ def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Mil
 
 
 def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Take access away. Raises `PairingNotFound` if the person was not paired."""
+    """Revoke access. Raises `PairingNotFound` if the person is not paired."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE user_ref = ? AND state IN ('approved','pending')"
     pairing = select_one(db, Pairing, query, (user_ref,))
     if pairing is None:
@@ -117,12 +117,12 @@ def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> P
 
 
 def list_pairings(db: Connection, now: Millis) -> list[Pairing]:
-    """Load the people who wait for approval or have access, the newest first."""
+    """Load the people who wait for approval or have access, newest first."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE state = 'approved' OR {_IS_VALID} ORDER BY created_at DESC"
     return select(db, Pairing, query, {"now": now})
 
 
-# Purpose: the last used direct chat of a person.
+# Purpose: find a person's most recently used direct chat.
 _DIRECT_CHAT = """
 SELECT c.id FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
 WHERE c.kind IN ('direct','local') AND c.unreachable_since IS NULL AND c.platform = ? AND c.id IN
@@ -132,7 +132,7 @@ ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT 1
 
 
 def load_admin_chats(db: Connection, named: Collection[UserRef], platforms: Collection[str]) -> list[ChatId]:
-    """Load the direct chat of each admin, `named` or paired, who has written to the bot on one of these platforms."""
+    """Load the direct chat of each admin (`named` or paired) who has written to the bot on one of these platforms."""
     admins = {*named, *(ref for ref, role in load_roles(db).items() if role is UserRole.ADMIN)}
     people = [(ref.partition(":")[0], ref, ref) for ref in sorted(admins)]
     found = [scalar_or_none(db, ChatId, _DIRECT_CHAT, person) for person in people if person[0] in platforms]

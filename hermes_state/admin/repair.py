@@ -1,4 +1,4 @@
-"""Repair of a damaged database: readable rows go into a new file, which takes its place; the old file is kept."""
+"""Repair of a damaged database: copy the readable rows into a new file that replaces it, and keep the old file."""
 
 import contextlib
 import heapq
@@ -22,14 +22,14 @@ from hermes_state.search.index import is_current, serving_index
 from hermes_state.store.lock import FileLock
 from hermes_state.store.sql import scalar, scalars
 
-# Purpose: chats whose row was lost, so that their messages are not lost with it.
+# Purpose: recreate chats whose row was lost, to save their messages.
 _MISSING_CHATS = """
 INSERT INTO chats (id, platform, account, chat_ref, kind, title, created_at, updated_at)
 SELECT chat_id, 'local', 'local', 'lost-' || chat_id, 'local', 'lost chat ' || chat_id, :now, :now
 FROM (SELECT chat_id FROM sessions UNION SELECT chat_id FROM messages UNION SELECT chat_id FROM inbox)
 WHERE chat_id NOT IN (SELECT id FROM chats)
 """
-# Purpose: the same for sessions. Depths follow ids, because a session is made after its parent.
+# Purpose: the same for sessions. Depth follows the id, because a parent has a lower id than its child.
 _MISSING_SESSIONS = """
 WITH lost AS (
   SELECT session_id AS id, chat_id, lineage_id, min(created_at) AS began, max(created_at) AS ended, max(seq) AS top,
@@ -45,19 +45,19 @@ SELECT id, printf('l%07d', id), chat_id, lineage_id, depth, iif(depth, 'continua
   iif(id IN (SELECT active_session_id FROM chats), NULL, 'finished'), max(top, 0) + 1, min(bottom, 0) - 1, said, ended
 FROM placed
 """
-# Purpose: the first sessions of sub-agents among those, which are not conversations.
+# Purpose: mark the first sessions of sub-agents, which are not conversations.
 _SUBAGENT_SESSIONS = """
 UPDATE sessions SET kind = 'subagent'
 WHERE kind = 'root' AND id IN (SELECT lineage_id FROM turns WHERE parent_turn_id IS NOT NULL)
 """
-# Purpose: accepted messages whose turn was lost. They were not answered.
+# Purpose: settle messages whose turn was lost. They were not answered.
 _WITHOUT_TURN = """
 UPDATE inbox SET state = 'dead', payload = '', settled_at = :now WHERE state = 'claimed' AND turn_id IS NULL
 """
 
 
 _JSON = frozenset({"body", "payload", "settings", "context_state", "calibration", "image_facts"})
-"""Columns of JSON. A row with invalid JSON was hit, and would break its readers."""
+"""JSON columns. A row with invalid JSON is damaged, and would break its readers."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,14 +65,14 @@ class TableReport:
     name: str
     rows: int
     expected: int | None
-    """Number of rows according to a readable index; None without one."""
+    """Number of rows according to a readable index; None if no index is readable."""
     lost: str
-    """Lost keys, as far as they are numbers; `all` without the table's description."""
+    """Lost keys, if they are numbers; `all` if the table's definition is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
-    """Result of a repair: the saved rows, sentences for the operator, and the name of the damaged file."""
+    """Result of a repair: saved rows, sentences for the operator, and the name of the damaged file."""
 
     tables: list[TableReport]
     notes: list[str]
@@ -80,15 +80,15 @@ class RepairReport:
 
 
 def repair_database(path: Path) -> RepairReport | None:
-    """Replace the damaged database at `path` by one with all readable rows; None if it is sound.
+    """Replace the damaged database at `path` with a new file of all readable rows. Return None if it is not damaged.
 
-    Holds the database's lock meanwhile, and needs three times its size on the disk. Nothing is changed before the new
-    database has passed every check. Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` as
-    `SqliteStore.open` does, and `StoreUnavailable` if nothing can be read, the disk is full, or there is no database.
+    Holds the database's lock and needs three times its size on disk. Nothing changes until the new database has passed
+    every check. Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` like `SqliteStore.open`, and
+    `StoreUnavailable` if nothing is readable, the disk is full, or there is no database.
     """
     if not path.exists():
         refuse_loss(path)
-        raise StoreUnavailable(f"there is no database at {path}")
+        raise StoreUnavailable(f"no database at {path}")
     with FileLock.acquire(path.with_name(path.name + ".lock"), what=f"the database {path}"):
         real = path.resolve()
         folder = real.with_name(f"{path.stem}-repair-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -96,7 +96,7 @@ def repair_database(path: Path) -> RepairReport | None:
             folder.mkdir(mode=0o700)
             return _repair(real, folder)
         except (OSError, sqlite3.Error) as error:
-            raise StoreUnavailable(f"{path} was not repaired, nothing was changed: {error}") from error
+            raise StoreUnavailable(f"{path} was not repaired and is unchanged: {error}") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -114,18 +114,18 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
         _make_schema(db, new, version)
         if version is None:
             _replace_header(damaged, new)
-            notes.append("The head of the file was made anew.")
+            notes.append("The header of the file was recreated.")
         tables = _salvage(db, damaged)
         if (tool := shutil.which("sqlite3")) is not None:
             before = sum(table.rows for table in tables)
             _recover(tool, damaged, folder / "recovered.db")
             for table, again in zip(tables, _salvage(db, folder / "recovered.db"), strict=True):
                 table.rows = again.rows
-            notes.append(f"SQLite's own tool found {sum(table.rows for table in tables) - before:,} rows more.")
+            notes.append(f"SQLite's own tool found {sum(table.rows for table in tables) - before:,} more rows.")
         elif any(table.lost for table in tables):
-            notes.append("With SQLite's command line tool (sqlite3) installed, a repair of the old file may find more.")
+            notes.append("Install SQLite's command line tool (sqlite3) and repair the old file again to find more.")
         if not any(table.rows for table in tables if table.name != "meta"):
-            raise StoreUnavailable(f"nothing of {path} can be read, and nothing was changed. {' '.join(notes)}")
+            raise StoreUnavailable(f"{path} has no readable rows and is unchanged. {' '.join(notes)}")
         notes += _set_right(db)
     kept = path.with_name(f"{path.stem}-damaged-{folder.name[-15:]}.db")
     flush(new)
@@ -140,7 +140,7 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
 
 
 def _version_of(path: Path) -> int | None:
-    """Return the schema version of a copy; None if its header cannot be read, or is not that of our databases."""
+    """Return the schema version of a copy; None if its header is unreadable or foreign."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as db:
             version = scalar(db, int, "PRAGMA user_version")
@@ -148,7 +148,7 @@ def _version_of(path: Path) -> int | None:
     except sqlite3.DatabaseError:
         return None
     if is_ours and version > len(shipped_migrations()):
-        raise DatabaseRejected(f"a newer version of hermes-gateway wrote this database (schema {version})")
+        raise DatabaseRejected(f"a newer version of hermes-gateway (schema {version}) wrote this database: install it")
     return version if is_ours and version else None
 
 
@@ -157,24 +157,24 @@ def _is_sound(path: Path) -> bool:
         with contextlib.closing(sqlite3.connect(path)) as db:
             register_functions(db)
             _check(db)
-    except (sqlite3.DatabaseError, StoreUnavailable, UnicodeDecodeError):  # a damaged name in what SQLite says
+    except (sqlite3.DatabaseError, StoreUnavailable, UnicodeDecodeError):  # SQLite's message may contain a damaged name
         return False
     return True
 
 
 def _check(db: sqlite3.Connection) -> None:
-    """Raise `StoreUnavailable`, or SQLite's own error, unless the database is sound."""
+    """Raise `StoreUnavailable`, or SQLite's own error, if the database is damaged."""
     found = scalars(db, str, "PRAGMA integrity_check(3)")
     if found != ["ok"]:
         raise StoreUnavailable(f"the database is damaged: {'; '.join(found)}")
     if broken := db.execute("PRAGMA foreign_key_check").fetchone():
-        raise StoreUnavailable(f"rows of {broken[0]} point nowhere")
-    if serving_index(db) == SERVING:  # one that is being made anew is not whole yet
+        raise StoreUnavailable(f"rows of {broken[0]} refer to missing rows")
+    if serving_index(db) == SERVING:  # an index that is being rebuilt is incomplete
         db.execute(f"INSERT INTO {SERVING} ({SERVING}, rank) VALUES ('integrity-check', ?)", (is_current(db),))
 
 
 def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:
-    """Make an empty database of the same schema, which the next start migrates like the old one."""
+    """Create an empty database with the same schema, which the next start migrates as usual."""
     register_functions(db)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute("PRAGMA journal_mode = MEMORY")
@@ -184,19 +184,19 @@ def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> Non
 
 
 def _replace_header(damaged: Path, donor: Path) -> None:
-    """Give the copy the header of a new database: ours differ only in counters, which SQLite recovers."""
+    """Give the copy the header of a new database. Headers differ only in counters, which SQLite recovers."""
     with donor.open("rb") as file:
-        header = bytearray(file.read(100))  # SQLite's description of the file; the schema follows it
+        header = bytearray(file.read(100))  # SQLite's description of the file; the schema follows
     page_bytes = int.from_bytes(header[16:18], "big")
-    header[18:20] = b"\2\2"  # a write-ahead log, if there is one, belongs to the file
+    header[18:20] = b"\2\2"  # the file uses a write-ahead log
     header[28:32] = (damaged.stat().st_size // page_bytes).to_bytes(4, "big")
-    header[32:40] = bytes(8)  # no free pages: nothing reads them either way
+    header[32:40] = bytes(8)  # no free pages; SQLite ignores them either way
     with damaged.open("r+b") as file:
         file.write(header)
 
 
 def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
-    """Copy every ordinary table; the search index fills itself from the messages."""
+    """Copy every ordinary table. Triggers fill the search index."""
     query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT LIKE 'sqlite_%'"
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as old:
         with contextlib.suppress(sqlite3.DatabaseError):
@@ -204,7 +204,7 @@ def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
             old.execute("PRAGMA cell_size_check = ON")
         db.execute("BEGIN")
         reports = [SalvageJob(name, old, db).run() for name in sorted(scalars(db, str, query))]
-        with contextlib.suppress(sqlite3.DatabaseError):  # ids that were used stay used, also those of lost rows
+        with contextlib.suppress(sqlite3.DatabaseError):  # ids stay used, also those of lost rows
             for row in old.execute("SELECT seq, name FROM sqlite_sequence").fetchall():
                 db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?", row)
         db.execute("COMMIT")
@@ -212,31 +212,31 @@ def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
 
 
 def _recover(tool: str, damaged: Path, into: Path) -> None:
-    """Let SQLite's command line tool look at every page by itself, also at those that nothing leads to any more."""
+    """Let SQLite's command line tool search every page, also pages that are no longer linked."""
     quiet = ("-batch", "-init", os.devnull)
     with subprocess.Popen(
         [tool, *quiet, str(damaged), ".recover --ignore-freelist"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as found:
-        # It leaves unreadable rows out; the tool of some systems cannot do this at all.
+        # The tool skips unreadable rows. On some systems it lacks this command.
         subprocess.run([tool, *quiet, str(into)], stdin=found.stdout, capture_output=True, check=False)
 
 
 def _set_right(db: sqlite3.Connection) -> list[str]:
-    """Add rows that saved rows need, mend references that lead nowhere, then check everything."""
+    """Add rows that saved rows need, repair broken references, then check everything."""
     now, notes = {"now": int(time.time() * 1000)}, []
     db.execute("BEGIN")
     for what, query in (
-        ("chats were made anew, without their names", _MISSING_CHATS),
-        ("sessions were made anew from their messages", _MISSING_SESSIONS),
+        ("chats were recreated without their names", _MISSING_CHATS),
+        ("sessions were recreated from their messages", _MISSING_SESSIONS),
     ):
         if count := db.execute(query, now).rowcount:
             notes.append(f"{count:,} {what}.")
     if scalar(db, int, "SELECT count(*) FROM pragma_table_info('turns') WHERE name = 'parent_turn_id'"):
         db.execute(_SUBAGENT_SESSIONS)
     if removed := _mend_references(db):
-        notes.append(f"{removed:,} rows belonged to lost ones and were left out.")
+        notes.append(f"{removed:,} rows belonged to lost rows and were dropped.")
     if count := db.execute(_WITHOUT_TURN, now).rowcount:
-        notes.append(f"{count:,} messages were being answered: whoever wrote them has to send them again.")
+        notes.append(f"{count:,} messages were not answered yet: their authors must send them again.")
     db.execute("COMMIT")
     merge_all(db, serving_index(db))
     _check(db)
@@ -244,7 +244,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
 
 
 def _mend_references(db: sqlite3.Connection) -> int:
-    """Treat lost rows as deleted ones for the rows that refer to them; returns the number of removed rows."""
+    """Treat lost rows as deleted for the rows that refer to them. Return the number of removed rows."""
     removed = 0
     while broken := db.execute("PRAGMA foreign_key_check").fetchall():
         for table, number in sorted({(row[0], row[3]) for row in broken}):
@@ -259,10 +259,10 @@ def _mend_references(db: sqlite3.Connection) -> int:
 
 
 class SalvageJob:
-    """Copies one table from the damaged database `old` to `new`.
+    """Copy of one table from the damaged database `old` to `new`.
 
-    A page that cannot be read takes the rows on it and below it. They are stepped over: ranges of keys are halved until
-    the rest of them was read or is a single key.
+    An unreadable page loses the rows on it and below it. Ranges of keys are halved until the rest was read or a single
+    key remains.
     """
 
     def __init__(self, name: str, old: sqlite3.Connection, new: sqlite3.Connection) -> None:
@@ -271,14 +271,14 @@ class SalvageJob:
         self._name, self._old, self._new = name, old, new
         self._columns = [column for column, _, _ in described]
         self._key = [column for _, column, _ in key]
-        self._is_numbered = key[0][2] == "INTEGER"  # it begins with a number, as a row id is
+        self._is_numbered = key[0][2] == "INTEGER"  # starts with a number, like a row id
         self._failures = 0
         self._lost: list[tuple[int, int]] = []
 
     def run(self) -> TableReport:
         """Copy every readable row that `new` does not have. Raises `OSError` if `new` is full."""
         expected, lost = None, "all"
-        with contextlib.suppress(sqlite3.DatabaseError):  # the description of the table may be lost
+        with contextlib.suppress(sqlite3.DatabaseError):  # the table's definition may be lost
             self._old.execute(f"SELECT {', '.join(self._columns)} FROM {self._name} LIMIT 0")
             expected, greatest = self._size()
             if self._is_numbered:
@@ -291,7 +291,7 @@ class SalvageJob:
         return TableReport(name=self._name, rows=rows, expected=expected, lost=lost)
 
     def _size(self) -> tuple[int | None, int]:
-        """Return the number of rows, if an index still has it, and the greatest number at the beginning of a key."""
+        """Return the number of rows, if a readable index knows it, and the greatest first number of a key."""
         greatest = f"max(+{self._key[0]})" if self._is_numbered else "0"
         indexes = "SELECT name FROM pragma_index_list(?) WHERE NOT partial AND origin <> 'pk'"
         for (name,) in [("",), *self._new.execute(indexes, (self._name,)).fetchall()]:
@@ -306,9 +306,9 @@ class SalvageJob:
         return None, self._old.execute("PRAGMA page_count").fetchone()[0] * 1_000
 
     def _copy_ranges(self, greatest: int) -> None:
-        """Copy ranges of keys, the widest first: the part that has to be given up at the end is the smallest.
+        """Copy ranges of keys, the widest first, so that the part given up at the end is smallest.
 
-        Each is a query of its own, so that a page that leads astray does so only up to the end of its range.
+        Each range is a separate query, so a misleading page only affects the rest of its range.
         """
         first, step = self._key[0], greatest // 256 + 1
         ranges = [(-step, low, min(low + step - 1, greatest)) for low in range(1, greatest + 1, step)]
@@ -317,7 +317,7 @@ class SalvageJob:
             where, values = (f"{first} BETWEEN ? AND ?", (low, high)) if low < high else (f"{first} = ?", (low,))
             if (reached := self._copy(where, values)) is None:
                 continue
-            if low >= high or self._failures >= 20_000:  # after that, some seconds of work, the rest is given up
+            if low >= high or self._failures >= 20_000:  # a limit of some seconds; the rest is given up
                 self._copy(where, values, is_backward=True)
                 self._lost.append((low, high))
             else:
@@ -327,9 +327,9 @@ class SalvageJob:
                 heapq.heappush(ranges, (middle + 1 - high, middle + 1, high))
 
     def _copy(self, where: str, values: Sequence[int], *, is_backward: bool = False) -> int | None:
-        """Copy rows in the order of their keys; None if all were read, else the last number before the damage.
+        """Copy rows in the order of their keys. Return None if all were read, else the last number before the damage.
 
-        One by one: the driver reads a row ahead, and damage would cost the row before it, too.
+        Rows are read one by one, because the driver reads ahead and damage would also lose the previous row.
         """
         beyond, order = ("<", "DESC") if is_backward else (">", "")
         query = f"SELECT {', '.join(self._columns)} FROM {self._name} NOT INDEXED WHERE {where}"
@@ -342,12 +342,12 @@ class SalvageJob:
             while row is not None:
                 last = [row[place] for place in places]
                 if tuple(last) in seen:
-                    raise sqlite3.DatabaseError("pages that are not where they belong lead in a circle")
+                    raise sqlite3.DatabaseError("misplaced pages form a circle")
                 seen.add(tuple(last))
                 self._insert(row, last[0])
                 if len(last) == len(values) == 1:
-                    break  # a row id has one row: a look beyond it may meet other damage
-                if len(values) == 2:  # an unchanged bound would begin at the same row each time
+                    break  # a row id has one row; looking further may hit other damage
+                if len(values) == 2:  # an unchanged bound would start at the same row each time
                     values = (values[0], last[0]) if is_backward else (last[0], values[1])
                 row = self._old.execute(f"{query} {after} {tail}", [*values, *last]).fetchone()
         except sqlite3.DatabaseError:
@@ -356,7 +356,7 @@ class SalvageJob:
         return None
 
     def _insert(self, row: tuple[object, ...], key: int) -> None:
-        """Insert a row, unless its key is there already; a row with impossible values is lost."""
+        """Insert a row unless its key exists. A row with impossible values is lost."""
         values = zip(self._columns, row, strict=True)
         try:
             for value in (value for name, value in values if name in _JSON and value):
@@ -365,12 +365,11 @@ class SalvageJob:
         except (ValueError, sqlite3.IntegrityError):
             if self._is_numbered:
                 self._lost.append((key, key))
-        except sqlite3.OperationalError as error:  # a full disk is no damage of the old file
+        except sqlite3.OperationalError as error:  # a full disk, not damage in the old file
             raise OSError(str(error)) from error
 
 
 def _shown(ranges: list[tuple[int, int]]) -> str:
-    """Return the ranges in order, neighbours joined."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:

@@ -1,6 +1,6 @@
-"""Retention and maintenance: removes old settled rows, and tidies up the files at quiet moments.
+"""Retention and maintenance: remove old settled rows, and tidy the database at quiet moments.
 
-Rows are removed in slices, each a write of its own, so that no chat waits for all of them.
+Rows are removed in slices, each a separate write, so that chats do not wait for all of them.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from hermes_state.values import Millis
 SLICE_ROWS = 500
 
 _EXPIRED: Final = {
-    # The keys of settled events; their payload was emptied when they settled.
+    # Keys of settled events. Their payload was emptied on settling.
     "inbox": ("id", "settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at"),
     # Replies that were delivered or given up.
     "outbox": ("id", "settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at"),
-    # Schedules for one time that has passed.
+    # One-time schedules that have fired.
     "schedules": ("id", "state = 'done' AND fired_at < ?"),
     # Expired codes. Approved and revoked people stay.
     "pairings": ("code_hash", "state = 'pending' AND expires_at < ?"),
 }
-"""Key and condition of the rows to remove, by table. The parameter of a condition is a time."""
+"""Key and condition of the rows to remove, by table. The condition's parameter is a time."""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
     """Remove settled inbox keys, outbox rows and schedules older than `max_age_millis`, and expired pairing codes.
 
-    Returns the numbers of rows by table. Platforms repeat an event for a day at most.
+    Return the number of rows by table. Platforms repeat an event for a day at most.
     """
     counts = dict.fromkeys(_EXPIRED, 0)
     for table in _EXPIRED:
@@ -52,9 +52,9 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
 async def maintain(store: SqliteStore) -> tuple[int, int]:
     """Merge the search index, refresh the query planner's statistics, and return the result of `checkpoint`.
 
-    Meant for quiet moments: stops early while a write waits.
+    For quiet moments: stops early if a write waits.
     """
-    for _ in range(50):  # an index that needs more merges gets them at the next quiet moment
+    for _ in range(50):  # further merges follow at the next quiet moment
         if store.pulse.waiting or not await store.write(merge_index):
             break
     if not store.pulse.waiting:
@@ -64,25 +64,25 @@ async def maintain(store: SqliteStore) -> tuple[int, int]:
 
 @locks(EVERYTHING)
 def merge_index(db: Connection) -> bool:
-    """Merge a few pages of the search index; returns True if there may be more to merge."""
+    """Merge a few pages of the search index. Return True if there may be more to merge."""
     return merge_step(db, serving_index(db))
 
 
 @locks(EVERYTHING)
 def refresh_statistics(db: Connection) -> None:
-    """Let SQLite look again at tables that have grown much; it samples some hundred rows of each index."""
+    """Let SQLite sample some hundred rows of each index of tables that have grown a lot."""
     db.execute("PRAGMA analysis_limit = 400")
     db.execute("PRAGMA optimize")
 
 
 def checkpoint(path: Path) -> tuple[int, int]:
-    """Copy the write-ahead log of the database at `path` into its main file, as far as no reader needs it.
+    """Copy the write-ahead log into the main file at `path`, as far as no reader needs it.
 
-    Returns the number of pages in the log, and of those in the main file: fewer while an old reader holds the rest
-    back. Blocks its thread, but no reader and no writer: it works on a connection of its own.
+    Return the pages in the log and the copied pages, which are fewer while an old reader needs the rest. Blocks its
+    thread but no reader or writer, because it uses its own connection.
     """
     try:
-        uri = f"{path.absolute().as_uri()}?mode=rw"  # never make the file: it may just have been lost
+        uri = f"{path.absolute().as_uri()}?mode=rw"  # never create the file: it may just have been lost
         with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
             _, pages, copied = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     except sqlite3.Error as error:

@@ -1,1 +1,1 @@
-"""Engines of the gateway's state, each with its own files, locks and migrations."""
+"""Database engines, each with its own files, locks and migrations."""

@@ -1,6 +1,6 @@
-"""Open the database: a file, or a PostgreSQL database where an address is configured.
+"""Open the database: a file, or PostgreSQL if an address is configured.
 
-Only this module imports PostgreSQL's driver, which is an extra and takes a quarter of a second.
+Only this module imports PostgreSQL's driver, which is an optional dependency and takes a quarter of a second to import.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
 COPY_NOTE = "copied_from"
-"""Note in an unfinished copy of `hermes_state.admin.copy`."""
+"""Note in an unfinished copy made by `hermes_state.admin.copy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,28 +43,28 @@ class StoreSettings:
     for longer."""
     synchronous: Synchronous = "FULL"
     readers: int = 2
-    """Connections for reading. Two suffice: most reads run on the event loop, on a connection of their own."""
+    """Connections for reading. Two suffice, because most reads run on the event loop with their own connection."""
 
     @property
     def connections(self) -> int:
-        """Connections to PostgreSQL, the seat of a node included."""
+        """PostgreSQL connections, including the node's seat."""
         return self.writers + self.readers + 1
 
 
 def missing_driver(url: str | None) -> str | None:
-    """Return advice how to install the driver for an address; None if it is there. Imports nothing."""
+    """Return how to install the driver that an address needs; None if nothing is missing. Imports nothing."""
     if url is None or all(importlib.util.find_spec(name) is not None for name in ("psycopg", "greenlet")):
         return None
     return (
         "store.url needs PostgreSQL's driver, which is not installed: run `make cluster` in a clone, or "
-        "`pip install 'hermes-gateway[cluster]'` where the gateway is installed as a package"
+        "`pip install 'hermes-gateway[cluster]'` for an installed package"
     )
 
 
 async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], on_hint: OnHint, now: Millis) -> Seat:
-    """Take the seat of a gateway at an open database; with several nodes it ends after `seconds` of silence.
+    """Take the gateway's seat at an open database. With several nodes it ends after `seconds` of silence.
 
-    A lost seat breaks off the connections of the store, which have the same trouble. Raises the errors of the seat.
+    Losing the seat also closes the store's connections, which share the problem. Raises the errors of the seat.
     """
     if isinstance(store, SqliteStore):
         return OnlySeat()
@@ -79,9 +79,9 @@ async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], 
 async def open_store(
     path: Path, url: str | None = None, settings: StoreSettings | None = None, *, is_fresh: bool = False
 ) -> AsyncIterator[Store]:
-    """Create, migrate or open the database at `url`, else in the file `path`, and close it at the end.
+    """Create, migrate or open the database at `url`, else in the file `path`. Close it at the end.
 
-    Only one process has the state directory of `path`. `is_fresh`: create a database where one was lost. Raises
+    Only one process may use the state directory of `path`. `is_fresh` creates a database where one was lost. Raises
     `ConfigError` for an unusable address, and the errors of the engine's store.
     """
     settings = settings or StoreSettings()
@@ -121,7 +121,7 @@ async def open_store(
 
 
 def check_place(path: Path, url: str, node: NodeInfo, now: Millis, *, is_fresh: bool) -> None:
-    """Check that `open_store` and `open_seat` can use the database at `url`, and raise their errors."""
+    """Raise the errors that `open_store` and `open_seat` would raise for the database at `url`."""
     _check_address(url)
     from hermes_state.engines.postgres import resting as postgres_resting
 
@@ -132,14 +132,14 @@ def check_place(path: Path, url: str, node: NodeInfo, now: Millis, *, is_fresh: 
 
 def _forgotten_copy(name: str, path: Path) -> DatabaseRejected:
     return DatabaseRejected(
-        f"{name} is empty, and there is {path}: `hermes-gateway store copy` moves it there before store.url is set, or "
-        "begin anew with `hermes-gateway run --fresh`"
+        f"{name} is empty, but {path} has data: copy it with `hermes-gateway store copy` before you set store.url, or "
+        "start with an empty database with `hermes-gateway run --fresh`"
     )
 
 
 @contextmanager
 def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | None]:
-    """Connect to read a database without its daemon; None where there is none yet.
+    """Connect to a database without its daemon, for reading. Yield None if it does not exist yet.
 
     Raises `ConfigError`, and the errors of `open_resting_file` and `open_resting_database`.
     """
@@ -156,7 +156,7 @@ def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | No
 
 @contextmanager
 def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connection, Connection]]:
-    """Connect to the two ends of a copy, each a file or an address, for this process alone.
+    """Connect exclusively to both ends of a copy, each a file or an address.
 
     Raises `LockUnavailable`, `DatabaseRejected` (also for a missing source or an older schema) and `StoreUnavailable`.
     """
@@ -174,7 +174,7 @@ def _end(place: Path | str, kind: Literal["source", "target"]) -> AbstractContex
 
 
 def name_of(place: Path | str) -> str:
-    """Return the name of a database for sentences, without a password."""
+    """Return the name of a database for messages, without a password."""
     if isinstance(place, Path):
         return str(place.resolve())
     from hermes_state.engines.postgres.store import name_of as name_of_address
@@ -190,8 +190,8 @@ def _check_address(url: str) -> None:
 
     try:
         conninfo_to_dict(url)
-    except ProgrammingError:  # its words may have the password in them
+    except ProgrammingError:  # the message may contain the password
         raise ConfigError(
-            "store.url is no address that PostgreSQL's library can read: one of its parameters is unknown, or a % in "
-            "it begins no code such as %40 for @"
+            "store.url is not a valid PostgreSQL address: it has an unknown parameter, or a % that does not start a "
+            "code such as %40 for @"
         ) from None

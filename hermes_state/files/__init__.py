@@ -1,12 +1,12 @@
-"""Files of attachments: the bytes, named by their hash; `hermes_state.attachments` has their rows.
+"""Attachment files, named by their hash. Their rows are in `hermes_state.attachments`.
 
-    files = open_files(url, options, cache)     # a folder, or a bucket of an object store with a folder as its cache
+    files = open_files(url, options, cache)     # a folder, or an object store with a folder as its cache
     fetched = files.new_file()
     fetched.write_bytes(data)
     stored = files.keep(fetched, "plan.md", "text/markdown")
     files.read(stored.path)
 
-Every call blocks, and raises `OSError`; a `FileNotFoundError` says that the bytes are not kept any more.
+Every call blocks and may raise `OSError`. `FileNotFoundError` means that the file is no longer stored.
 """
 
 import importlib.util
@@ -41,31 +41,30 @@ class AttachmentSettings:
 
     @property
     def plain_options(self) -> dict[str, str]:
-        """The options as the client of the object store is given them."""
         return plain_texts(self.options)
 
 
 def missing_client(url: str | None) -> str | None:
-    """Return advice how to install the client that an address needs; None if nothing is missing. Imports nothing."""
+    """Return how to install the client that an address needs; None if nothing is missing. Imports nothing."""
     if url is None or url.startswith("file:") or importlib.util.find_spec("obstore") is not None:
         return None
     return (
         "attachments.url needs a client for object stores, which is not installed: run `make cluster` in a clone, or "
-        "`pip install 'hermes-gateway[cluster]'` where the gateway is installed as a package"
+        "`pip install 'hermes-gateway[cluster]'` for an installed package"
     )
 
 
 def open_files(url: str, options: Mapping[str, str], cache: Path) -> AttachmentFolder:
-    """Open the files at `url` and try to write there; `cache` is the folder for those of an object store.
+    """Open the files at `url` and test writing. `cache` is the local folder for an object store.
 
-    Blocks. Raises `ConfigError` for an address that cannot be used, `StoreUnavailable` for one that cannot now.
+    Blocks. Raises `ConfigError` for an unusable address, `StoreUnavailable` for a temporary failure.
     """
     if url.startswith("file:"):
         folder = Path(unquote(urlsplit(url).path))
         files = AttachmentFolder(folder)
         try:
-            if not folder.is_dir():  # making it would hide that a disk is not mounted
-                raise ConfigError(f"attachments.url: {folder} is no folder: make it, or mount what it is on")
+            if not folder.is_dir():  # creating it would hide that a disk is not mounted
+                raise ConfigError(f"attachments.url: {folder} is not a folder: create it, or mount its disk")
             files.new_file().unlink()
         except OSError as error:
             raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror or error}") from error

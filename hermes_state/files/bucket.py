@@ -1,7 +1,7 @@
-"""Bucket of an object store with the files of attachments, and a folder as its cache.
+"""Attachment files in a bucket of an object store, with a folder as cache.
 
-The object store has the files under the same paths as a folder. Scaled copies stay on the machine that made them.
-obstore is an extra: this module is imported only if a bucket is configured.
+Paths are the same as in a folder. Scaled copies stay on the machine that made them. obstore is an optional dependency,
+so this module is imported only if a bucket is configured.
 """
 
 import errno
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 IN_USE_SECONDS: Final = 600
-"""Seconds for which a file stays in a full cache after it was asked for: it may yet be opened."""
+"""Seconds for which a requested file stays in a full cache, because it may be about to be opened."""
 _CLIENT_OPTIONS: Final = (
     *("allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout"),
     *("pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "timeout", "user_agent"),
 )
-"""Options of the HTTP client, which obstore does not find among those of the object store."""
+"""Options of the HTTP client, which obstore expects separately."""
 
 
 class AttachmentBucket(AttachmentFolder):
-    """Files of attachments in an object store. Its folder is a cache, of about `max_cache_bytes`."""
+    """Attachment files in an object store. Its folder is a cache of about `max_cache_bytes`."""
 
     def __init__(self, bucket: "ObjectStore", cache: Path, max_cache_bytes: int = 1 << 30) -> None:
         super().__init__(cache)
         self._bucket = bucket
         self._max_cache_bytes = max_cache_bytes
         self._new_bytes = max_cache_bytes
-        """Bytes that came into the cache since the last look at all of it."""
+        """Bytes added to the cache since it was last trimmed."""
 
     def check(self) -> bool:
-        """Write an object, read and remove it; False if the bytes differ. Raises obstore's errors."""
+        """Write, read and delete an object. Return False if the bytes differ. Raises obstore's errors."""
         name, data = f"check-{uuid4().hex}", b"hermes-gateway"
         obstore.put(self._bucket, name, data)
         found = bytes(obstore.get(self._bucket, name).bytes())
@@ -81,7 +81,7 @@ class AttachmentBucket(AttachmentFolder):
                     file.write(chunk)
             found = stored_file(fetched, "", None)
             if found.path != path:
-                raise OSError(errno.EIO, "the object store has other bytes under this path")
+                raise OSError(errno.EIO, "the object store has different bytes under this path")
             self._put_into_cache(fetched, found)
         finally:
             fetched.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ class AttachmentBucket(AttachmentFolder):
             self._trim()
 
     def _trim(self) -> None:
-        """Remove the files that were used longest ago, and those that an ended process was fetching."""
+        """Remove the least recently used files, and unfinished downloads of ended processes."""
         self.remove_leftovers(int(time.time() * 1000) - LEFTOVER_MILLIS)
         states = states_of(self.folder.glob("*/*"))
         found = sorted((max(state.st_atime, state.st_mtime), state.st_size, path) for path, state in states)
@@ -107,9 +107,9 @@ class AttachmentBucket(AttachmentFolder):
 
 
 def open_bucket(url: str, options: Mapping[str, str], cache: Path) -> AttachmentBucket:
-    """Open and try the bucket at `url`. obstore's `options` take precedence over environment variables.
+    """Open and test the bucket at `url`. `options` take precedence over environment variables.
 
-    Raises `ConfigError` if address, options or keys cannot be used, `StoreUnavailable` if they cannot be used now.
+    Raises `ConfigError` for an unusable address, option or key, `StoreUnavailable` for a temporary failure.
     """
     names = {name: re.sub(r"^(?:aws|azure|google)_", "", name.lower()) for name in options}
     of_client = {names[name]: value for name, value in options.items() if names[name] in _CLIENT_OPTIONS}
@@ -129,89 +129,86 @@ def open_bucket(url: str, options: Mapping[str, str], cache: Path) -> Attachment
         except (BaseError, FileNotFoundError) as error:
             raise start_error(url, error) from None
     if not is_object_store:
-        raise ConfigError(f"attachments.url: what is written to {url} is not what is read there: check the endpoint")
+        raise ConfigError(f"attachments.url: {url} does not return the bytes that were written: check the endpoint")
     return bucket
 
 
 @contextmanager
 def _without_panics(refused: str) -> Iterator[None]:
-    """Raise `ConfigError` for an option that makes obstore panic: its panics are no `Exception`."""
+    """Raise `ConfigError` for an option that makes obstore panic. Its panics are not an `Exception`."""
     try:
         yield
-    except BaseException as error:  # its class cannot be imported
+    except BaseException as error:  # the class cannot be imported
         if type(error).__name__ != "PanicException":
             raise
-        raise ConfigError(f"{refused}: one is unknown or has no valid value ({reason(error)})") from None
+        raise ConfigError(f"{refused}: one is unknown or has an invalid value ({reason(error)})") from None
 
 
-# Errors. obstore has one class for all but "not found" and "forbidden", so the server's codes tell the rest apart. Its
-# texts hold the server's whole answer and addresses with signatures: only the first sentence and the code are repeated.
+# obstore has one class for all errors but "not found" and "forbidden", so the server's code identifies the rest. Its
+# texts contain the server's whole answer and signed addresses, so only the first sentence and the code are shown.
 
 
 @contextmanager
 def os_errors(path: str) -> Iterator[None]:
-    """Raise errors of an object as `OSError`, without a cause: its text may hold an address with a signature.
+    """Raise errors of an object as `OSError`, without a cause, because its text may contain a signed address.
 
-    `FileNotFoundError` says that the object is not there. A missing bucket is another error, because it may come back.
+    `FileNotFoundError` means that the object is missing. A missing bucket is another error, because it may return.
     """
     try:
         yield
     except FileNotFoundError as error:
         if _code_of(error) in ("NoSuchBucket", "ContainerNotFound"):
             raise OSError(errno.EIO, reason(error)) from None
-        raise FileNotFoundError(errno.ENOENT, "the object store does not have it", path) from None
+        raise FileNotFoundError(errno.ENOENT, "not in the object store", path) from None
     except BaseError as error:
         raise OSError(errno.EIO, reason(error)) from None
 
 
 def start_error(url: str, error: Exception) -> HermesError:
-    """Return the error of a start that could not write to `url`: of the configuration, or a passing one."""
+    """Return the error for a failed test of `url`: a `ConfigError`, or `StoreUnavailable` for a temporary failure."""
     code, said = _code_of(error), str(error)
     if code == "RequestTimeTooSkewed":
         return StoreUnavailable(
-            f"the attachments cannot be written to {url}: the clocks of this machine and of {url}"
-            f" differ too much ({code}); use NTP"
+            f"the attachments cannot be written to {url}: the clock of this machine differs "
+            f"too much from the server's ({code}); use NTP"
         )
     if isinstance(error, FileNotFoundError):
-        return ConfigError(f"attachments.url: there is no {url}: make the bucket first")
+        return ConfigError(f"attachments.url: {url} does not exist: create the bucket first")
     if code in ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException") or "redirect" in said:
         return ConfigError(
-            f"attachments.url: the region or the endpoint of attachments.options is not that of {url}: {reason(error)}"
+            f"attachments.url: the region or endpoint in attachments.options does not match {url}: {reason(error)}"
         )
     if "ETag" in said:
-        return ConfigError(f"attachments.url: the endpoint of attachments.options is no object store: {reason(error)}")
+        return ConfigError(f"attachments.url: the endpoint in attachments.options is no object store: {reason(error)}")
     if "builder error" in said:
-        return ConfigError(
-            f"attachments.options: the endpoint or the proxy is no address that can be asked: {reason(error)}"
-        )
+        return ConfigError(f"attachments.options: the endpoint or the proxy is not a valid address: {reason(error)}")
     if _is_passing(error, code):
         return StoreUnavailable(f"the attachments cannot be written to {url}: {reason(error)}")
     is_refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
-    if is_refused or code in ("AccessDenied", "ExpiredToken", "InvalidToken"):  # these may come without 401 or 403
+    if is_refused or code in ("AccessDenied", "ExpiredToken", "InvalidToken"):  # may come without status 401 or 403
         return ConfigError(
-            f"attachments.url: {url} may not be written, read and removed from with the keys of attachments.options or "
-            f"the environment, or its endpoint is another one{f' ({code})' if code else ''}"
+            f"attachments.url: the keys in attachments.options or the environment may not write, read and delete in "
+            f"{url}, or its endpoint is wrong{f' ({code})' if code else ''}"
         )
     return ConfigError(f"attachments.url: {url} cannot be written: {reason(error)}")
 
 
 def reason(error: BaseException) -> str:
-    """Return the first sentence of obstore and the server's code, without the server's text and signatures."""
+    """Return obstore's first sentence and the server's code, without the server's text and signatures."""
     first, code = re.split(r"[\n<]", str(error))[0], _code_of(error)
     return redact(re.sub(r"\?\S+", "", first)).strip(" :") + (f" ({code})" if code else "")
 
 
 def _is_passing(error: Exception, code: str) -> bool:
-    """Recognise a refusal that may end by itself."""
-    if re.search(r"QuotaExceeded$|StorageFull$|^RequestTimeout$", code):  # whatever the status is
+    if re.search(r"QuotaExceeded$|StorageFull$|^RequestTimeout$", code):  # whatever the status
         return True
     status = re.search(r"status code: (\d{3})", str(error))
-    if status is None:  # no server has answered
+    if status is None:  # no server answered
         return not code and not isinstance(error, PermissionDeniedError | UnauthenticatedError)
     return status[1] in ("408", "409", "429") or (status[1] >= "500" and status[1] != "501")
 
 
 def _code_of(error: BaseException) -> str:
-    """Return the code that the server has given, or an empty text."""
+    """Return the server's error code, or an empty string."""
     found = re.search(r"<Code>([A-Za-z.]{1,80})</Code>|\(code: ([A-Za-z.]{1,80})\)", str(error))
     return "" if found is None else found[1] or found[2]

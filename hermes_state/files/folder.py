@@ -1,4 +1,4 @@
-"""Folder with the files of attachments, each under a path made of the hash of its bytes."""
+"""Attachment files in a folder. Each path is made from the hash of the bytes."""
 
 import hashlib
 import os
@@ -10,30 +10,30 @@ from pathlib import Path
 from hermes_state.attachments import StoredFile
 
 LEFTOVER_MILLIS = 24 * 3_600_000
-"""Age in milliseconds at which an incoming file is a leftover: no file takes a day to fetch."""
+"""Age in milliseconds after which an incoming file is a leftover. No download takes a day."""
 
 
 class AttachmentFolder:
-    """Files of attachments in a folder. Scaled copies of an image lie next to it, under its name and a dot."""
+    """Attachment files in a folder. Scaled copies of an image are next to it, with a dot and a suffix."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def new_file(self) -> Path:
-        """Make an empty file to fill and then give to `keep`."""
+        """Create an empty file. Fill it, then pass it to `keep`."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="incoming-", dir=self.folder)
         os.close(handle)
         return Path(name)
 
     def keep(self, fetched: Path, name: str, mime: str | None) -> StoredFile:
-        """Move a file of `new_file` to its path: the same bytes have the same path."""
+        """Move a file made by `new_file` to its path. The same bytes get the same path."""
         file = stored_file(fetched, name, mime)
         self._put(fetched, file)
         return file
 
     def local(self, path: str) -> Path:
-        """Path of a kept file on this machine. A missing file raises here, or when it is opened."""
+        """Return the local path of a stored file. A missing file raises here, or when it is opened."""
         return self.folder / path
 
     def read(self, path: str) -> bytes:
@@ -43,8 +43,8 @@ class AttachmentFolder:
         return (self.folder / name).read_bytes()
 
     def keep_copy(self, name: str, data: bytes) -> None:
-        """Write a copy of a kept file, whole or not at all; `name` begins with the path of that file and a dot."""
-        part = self.new_file()  # one of its own: another node may write the same copy right now
+        """Write a copy of a stored file completely or not at all. `name` is the file's path, a dot and a suffix."""
+        part = self.new_file()  # its own file, because another node may write the same copy now
         try:
             part.write_bytes(data)
             part.replace(self.folder / name)
@@ -58,7 +58,7 @@ class AttachmentFolder:
                 file.unlink(missing_ok=True)
 
     def remove_leftovers(self, before_ms: int) -> None:
-        """Remove incoming files of ended processes that are older than `before_ms`, in UTC milliseconds."""
+        """Remove incoming files older than `before_ms` (UTC milliseconds), left by ended processes."""
         for path, state in states_of(self.folder.glob("incoming-*")):
             if state.st_mtime * 1000 < before_ms:
                 path.unlink(missing_ok=True)
@@ -70,7 +70,7 @@ class AttachmentFolder:
 
 
 def states_of(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Files with their states, except those that are removed meanwhile."""
+    """Yield files with their state, except those deleted meanwhile."""
     for path in paths:
         with suppress(FileNotFoundError):
             yield path, path.stat()

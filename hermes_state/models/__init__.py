@@ -1,1 +1,1 @@
-"""Stored rows about models: one for every call (ledger), and what was learned of each model (profiles)."""
+"""Rows about models: calls (`ledger`) and learned properties (`profiles`)."""

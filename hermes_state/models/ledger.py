@@ -1,6 +1,6 @@
-"""The ledger: one row for every model call, failed ones too, and totals by session, chat, day, model and purpose.
+"""The ledger: one row for every model call, also failed ones, with totals by session, chat, day, model and purpose.
 
-Money is in millionths of a US dollar. A call of unknown price counts as `unpriced`, never as free.
+Money is in millionths of a US dollar. A call with an unknown price counts as `unpriced`, never as free.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCall, 
 ADD_USAGE = """input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
   cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,
   reasoning_tokens = reasoning_tokens + ?, cost_microusd = cost_microusd + ?, unpriced_calls = unpriced_calls + ?"""
-"""Assignments that add a call to the totals of a session, with `usage_of` the call."""
+"""SQL assignments that add a call to a session's totals. `usage_of` returns the parameters."""
 
 
 @locks(turn="turn_id", lineage="lineage_id", chat="chat_id")
@@ -27,7 +27,7 @@ def record(
 ) -> None:
     """Add a call to the ledger, and its usage and cost to the totals of the conversation's newest session.
 
-    `chat_id`: chat of a call that belongs to no conversation.
+    `chat_id` is for calls outside a conversation.
     """
     session = None if lineage_id is None else load_tip(db, lineage_id)
     if session is not None:
@@ -42,7 +42,7 @@ def insert_call(
     call: ModelCall,
     now: Millis,
 ) -> None:
-    """Add a call to the ledger, after its session's totals."""
+    """Add a call to the ledger, without changing a session's totals."""
     query = """INSERT INTO model_calls (chat_id, lineage_id, session_id, turn_id, purpose, route, model, outcome,
       estimated, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, cost_microusd,
       took_ms, created_at)
@@ -52,7 +52,7 @@ def insert_call(
 
 
 def usage_of(call: ModelCall) -> tuple[int, ...]:
-    """Return the values for `ADD_USAGE`."""
+    """Return the parameters of `ADD_USAGE`."""
     is_unpriced = call.cost is None and call.usage is not None
     return (*(count or 0 for count in _tokens_of(call)), call.cost or 0, int(is_unpriced))
 
@@ -63,7 +63,7 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 
 
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Return the tokens of the largest prompt that a model has answered in a conversation, or counted itself in any."""
+    """Return the tokens of the largest prompt that a model answered in a conversation, or (None) counted anywhere."""
     where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
     query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
     FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'
@@ -72,29 +72,29 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
 
 
 def is_outdated(db: Connection) -> bool:
-    """True for the ledger of an older version, without chats: a file without a daemon may not be migrated yet."""
+    """True for a ledger without chats, from an older version that is not migrated while no daemon runs."""
     columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
     return "chat_id" not in [column[0] for column in columns]
 
 
 def call_outcomes(db: Connection, lineage_id: LineageId, purpose: str) -> list[str]:
-    """Return the outcome of each model call for `purpose` in a conversation."""
+    """Return the outcomes of a conversation's calls for `purpose`, oldest first."""
     query = "SELECT outcome FROM model_calls WHERE lineage_id = ? AND purpose = ? ORDER BY id"
     return [outcome for (outcome,) in db.execute(query, (lineage_id, purpose))]
 
 
 class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sums over model calls, with the names of `usage --json`.
+    """Sums over model calls, with the field names of `usage --json`.
 
-    Unknown fields are errors: the sums of another version must not pass for no costs.
+    Unknown fields are errors, so that another version's sums are not read as zero costs.
     """
 
     cost: MicroUsd = MicroUsd(0)
-    """Cost of the calls whose price is known."""
+    """Cost of calls with a known price."""
     calls: int = 0
     failed_calls: int = 0
     estimated_calls: int = 0
-    """Calls whose tokens or price are our estimate."""
+    """Calls whose tokens or price were estimated."""
     unpriced_calls: int = 0
     """Calls that used tokens at an unknown price."""
     input_tokens: int = 0
@@ -114,7 +114,7 @@ class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def cache_percent(self) -> int:
-        """Share of the prompts that was read from the provider's cache, in percent."""
+        """Percentage of prompt tokens that came from the provider's cache."""
         return self.cache_read_tokens * 100 // self.prompt_tokens if self.prompt_tokens else 0
 
     def __add__(self, other: "TotalUsage") -> "TotalUsage":
@@ -133,13 +133,13 @@ _SUMS = """coalesce(sum(cost_microusd), 0) AS "{0}cost", count(*) AS "{0}calls",
   coalesce(sum(cache_read_tokens), 0) AS "{0}cache_read_tokens",
   coalesce(sum(cache_write_tokens), 0) AS "{0}cache_write_tokens",
   coalesce(sum(reasoning_tokens), 0) AS "{0}reasoning_tokens\""""
-"""Columns of `TotalUsage`; `{0}` is the prefix of their names."""
+"""SQL columns of `TotalUsage`. `{0}` is a prefix of their names."""
 
 
 def load_by_purpose(
     db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None
 ) -> dict[str, TotalUsage]:
-    """Return totals by purpose of a conversation, or else of a chat, or else of the whole gateway."""
+    """Return totals by purpose for a conversation, else for a chat, else for the whole gateway."""
     where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
     if whose is None:
         where, whose = "CAST(? AS INTEGER) IS NULL", None
@@ -149,7 +149,7 @@ def load_by_purpose(
 
 
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> TotalUsage:
-    """Return the totals of a chat, or of the whole gateway, since then."""
+    """Return the totals of a chat or the whole gateway since a time."""
     query = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?"
     query, parameters = (query, (since,)) if chat_id is None else (f"{query} AND chat_id = ?", (since, chat_id))
     return select_one(db, TotalUsage, query, parameters) or NO_CALLS
@@ -159,21 +159,20 @@ def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> 
 
 
 def cost_of_conversation(db: Connection, lineage_id: LineageId) -> MicroUsd:
-    """Return the cost of a conversation, from the totals of its sessions."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM sessions WHERE lineage_id = ?"
     return scalar(db, MicroUsd, query, (lineage_id,))
 
 
 def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
-    """Return the cost of a chat since then, from a covering index."""
+    """Return the cost of a chat since a time, from a covering index."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ?"
     return scalar(db, MicroUsd, query, (chat_id, since))
 
 
 def cost_around(db: Connection, since: Millis, until: Millis) -> tuple[MicroUsd, MicroUsd]:
-    """Return the cost of the calls since then and before `until`, and of those from `until` on.
+    """Return two costs: of calls from `since` to `until`, and of calls from `until` on.
 
-    They are split by time, not by id: where several write, a call may appear after one with a higher id.
+    Calls are split by time, because with several writers a call may appear after one with a higher id.
     """
     query = """SELECT coalesce(sum(CASE WHEN created_at < ? THEN cost_microusd END), 0),
       coalesce(sum(CASE WHEN created_at >= ? THEN cost_microusd END), 0)
@@ -186,10 +185,10 @@ def cost_around(db: Connection, since: Millis, until: Millis) -> tuple[MicroUsd,
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of one quarter of an hour, chat, model and purpose."""
+    """Calls of one chat, model and purpose in a quarter of an hour."""
 
     at: Millis
-    """Beginning of the quarter; no time zone has a midnight inside one."""
+    """Start of the quarter-hour. Midnight is never inside it, in any time zone."""
     chat_id: ChatId | None
     model: str
     purpose: str
@@ -200,7 +199,7 @@ QUARTER_MILLIS = 15 * 60_000
 
 
 def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageRow]:
-    """Return the calls since then, oldest first, in rows that still separate the days of every time zone."""
+    """Return the calls since a time, oldest first, in quarter-hours that fit the days of every time zone."""
     within = "" if chat_id is None else "AND chat_id = ?"
     at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
     query = f"""SELECT {at} AS at, chat_id, model, purpose, {_SUMS.format("spent.")} FROM model_calls

@@ -1,4 +1,4 @@
-"""Model profiles: token counts, windows and limits of images that are learned of a model on a route."""
+"""Model profiles: token calibration, context windows and image limits learned for a model on a route."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,46 +11,46 @@ from hermes_state.store.sql import Connection, scalar_or_none, select_one
 from hermes_state.values import Millis, Tokens
 
 MIN_SCALE, MAX_SCALE = 0.2, 5.0
-"""Bounds of `Calibration.scale`: no tokenizer is further than this from the one that estimates are fitted to."""
+"""Bounds of `Calibration.scale`. No tokenizer deviates more from our estimates."""
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
-"""Bounds of an image's price, in tokens; providers' prices are well inside."""
+"""Bounds of an image's size in tokens. Providers' figures are well inside."""
 MAX_LIMIT_AGE_MS = 7 * 86_400_000
-"""Age at which a limit from a refusal is tried again, in milliseconds: a week."""
+"""Age in milliseconds (one week) after which a limit from a refusal is tried again."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Calibration of our estimates to a model's counts."""
+    """Calibration of token estimates for a model."""
 
     scale: Annotated[float, msgspec.Meta(ge=MIN_SCALE, le=MAX_SCALE)] = 1.0
-    """Reported tokens for each estimated one."""
+    """Reported tokens per estimated token."""
     image_tokens: Annotated[float, msgspec.Meta(ge=MIN_IMAGE_TOKENS, le=MAX_IMAGE_TOKENS)] = 1_000.0
-    """Price of one image in tokens; the default is between the prices of small and large ones."""
+    """Tokens of one image. The default lies between those of small and large images."""
     samples: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Number of reports that `scale` was learned from."""
     image_samples: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits of images that a provider's refusals have taught; None: no refusal."""
+    """Image limits learned from a provider's refusals; None: not refused."""
 
     mark: str = ""
-    """Fingerprint of the route's configuration then."""
+    """Fingerprint of the route's configuration at that time."""
     learned_at: int = 0
-    """Time of the newest of these limits, in milliseconds; they hold for `MAX_LIMIT_AGE_MS`."""
+    """Time of the newest limit, in milliseconds. Limits hold for `MAX_LIMIT_AGE_MS`."""
     takes_none: bool = False
     max_side: int | None = None
     max_bytes: int | None = None
     max_count: int | None = None
     refused: tuple[int, ...] = ()
-    """Images that cannot be processed, by attachment id; they stay refused."""
+    """Attachment ids of images that cannot be processed. They stay refused."""
 
     def holding(self, mark: str, now: Millis) -> Self:
-        """Return the limits that hold now, with the configuration of `mark`."""
+        """Return the limits that still hold for the configuration `mark`."""
         is_valid = self.mark == mark and 0 <= now - self.learned_at < MAX_LIMIT_AGE_MS
         return self if is_valid else type(self)(mark=mark, refused=self.refused)
 
     def merged(self, others: Self, now: Millis) -> Self:
-        """Return the lower of each limit of both."""
+        """Return the lower limit of each pair."""
         others = others.holding(self.mark, now)
         return msgspec.structs.replace(
             self,
@@ -68,7 +68,7 @@ def _lower(known: int | None, other: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedSize:
-    """Sizes that a provider stated for its model; None: not stated."""
+    """Sizes stated by the provider; None: not stated."""
 
     context_length: Tokens | None
     max_output_tokens: Tokens | None
@@ -77,15 +77,15 @@ class OfferedSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """Row of `model_profiles`; an unknown model has the defaults."""
+    """Row of `model_profiles`. An unknown model has the defaults."""
 
     calibration: Calibration = field(default_factory=Calibration)
     learned_context: Tokens | None = None
-    """Smallest context window in the provider's refusals of prompts."""
+    """Smallest context window stated in a refusal."""
     learned_input: Tokens | None = None
-    """Smallest bound of a prompt alone in them."""
+    """Smallest limit for a prompt alone stated in a refusal."""
     learned_beside: Tokens | None = None
-    """Context length that was in force then; with another one the learned bounds do not apply."""
+    """Context length configured when the limits were learned. With another length they do not apply."""
     offer: OfferedSize | None = None
 
     def window(self, in_force: Tokens) -> Tokens:
@@ -95,14 +95,14 @@ class ModelProfile:
         return min(in_force, self.learned_context)
 
     def max_input(self, in_force: Tokens, known: Tokens | None) -> Tokens | None:
-        """Return the longest prompt: the smaller of the `known` one and the one learned with the length in force."""
+        """Return the longest prompt: the smaller of `known` and the limit learned with the length in force."""
         learned = self.learned_input if self.learned_beside == in_force else None
         return min((bound for bound in (known, learned) if bound is not None), default=None)
 
     def learned(self, stated: Tokens, *, beside: Tokens, is_of_input: bool) -> "ModelProfile":
-        """Return the profile with a stated window, or a bound of prompts alone, unless a smaller one is known.
+        """Return the profile with a stated window, or limit for prompts alone, unless a smaller one is known.
 
-        Bounds that were learned with another context length are dropped.
+        Limits learned with another context length are dropped.
         """
         known = self if self.learned_beside == beside else replace(self, learned_context=None, learned_input=None)
         if is_of_input:
@@ -110,7 +110,7 @@ class ModelProfile:
         return replace(known, learned_context=min(stated, known.learned_context or stated), learned_beside=beside)
 
     def merged(self, known: "ModelProfile", in_force: Tokens) -> "ModelProfile":
-        """Return the profile with the `known` bounds that were learned with the length in force."""
+        """Return the profile with those `known` limits that were learned with the length in force."""
         if known.learned_beside != in_force:
             return self
         merged = self
@@ -120,7 +120,7 @@ class ModelProfile:
         return merged
 
 
-# Purpose: the profile of one model, `{}`: with its calibration or without.
+# Purpose: load the profile of a model, with or without its calibration (`{}`).
 _LOAD = """
 SELECT {} learned_context, learned_input, learned_beside, offered_context AS "offer.context_length",
   offered_output AS "offer.max_output_tokens", offered_at AS "offer.at"
@@ -129,7 +129,7 @@ FROM model_profiles WHERE route = ? AND model = ?
 
 
 def load_image_limits(db: Connection, route: str, model: str) -> LearnedImageLimits:
-    """Return the limits of images that were learned for a model; the defaults if they cannot be read."""
+    """Return the image limits learned for a model; the defaults if they are unreadable."""
     query = "SELECT image_facts FROM model_profiles WHERE route = ? AND model = ?"
     with suppress(msgspec.DecodeError):
         stored = scalar_or_none(db, str, query, (route, model))
@@ -141,14 +141,14 @@ def load_image_limits(db: Connection, route: str, model: str) -> LearnedImageLim
 def save_image_limits(
     db: Connection, route: str, model: str, learned: LearnedImageLimits, now: Millis
 ) -> LearnedImageLimits:
-    """Store limits of images together with the stored ones. Returns both, merged."""
+    """Merge image limits with the stored limits. Return the result."""
     merged = learned.merged(load_image_limits(db, route, model), now)
     _save(db, route, model, now, image_facts=msgspec.json.encode(merged).decode())
     return merged
 
 
 def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
-    """Return the profile of a model. A calibration that cannot be read is learned again."""
+    """Return the profile of a model. An unreadable calibration is learned again."""
     try:
         found = select_one(db, ModelProfile, _LOAD.format("calibration,"), (route, model))
     except msgspec.DecodeError:
@@ -158,19 +158,18 @@ def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
 
 @locks("profiles")
 def save_offer(db: Connection, route: str, model: str, offer: OfferedSize) -> None:
-    """Store the sizes that the provider states, in place of earlier ones."""
+    """Store the sizes stated by the provider, replacing earlier ones."""
     sizes = {"offered_context": offer.context_length, "offered_output": offer.max_output_tokens}
     _save(db, route, model, offer.at, **sizes, offered_at=offer.at)
 
 
 @locks("profiles")
 def save_calibration(db: Connection, route: str, model: str, calibration: Calibration, now: Millis) -> None:
-    """Store a calibration."""
     _save(db, route, model, now, calibration=msgspec.json.encode(calibration).decode())
 
 
 def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int | None:
-    """Return the most tokens of a model's answer that its provider has stated within a week: limits rise, too."""
+    """Return the output limit that the provider stated within the last week. Older limits may have risen."""
     query = """SELECT learned_output FROM model_profiles
     WHERE route = ? AND model = ? AND learned_output_at BETWEEN ? AND ?"""
     return scalar_or_none(db, int, query, (route, model, now - MAX_LIMIT_AGE_MS, now))
@@ -178,7 +177,7 @@ def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int 
 
 @locks("profiles")
 def learn_output_cap(db: Connection, route: str, model: str, cap: int, now: Millis) -> None:
-    """Store an output limit that the provider stated when it refused a higher one."""
+    """Store the output limit that a provider stated when it refused a higher limit."""
     _save(db, route, model, now, learned_output=cap, learned_output_at=now)
 
 
@@ -186,14 +185,13 @@ def learn_output_cap(db: Connection, route: str, model: str, cap: int, now: Mill
 def learn_context(
     db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis, *, is_of_input: bool = False
 ) -> None:
-    """Store a bound that the provider stated, unless a smaller one is known, see `ModelProfile.learned`."""
+    """Store a limit stated by the provider unless a smaller one is known; see `ModelProfile.learned`."""
     known = load_profile(db, route, model).learned(stated, beside=beside, is_of_input=is_of_input)
     bounds = {"learned_context": known.learned_context, "learned_input": known.learned_input}
     _save(db, route, model, now, **bounds, learned_beside=beside)
 
 
 def _save(db: Connection, route: str, model: str, now: Millis, **values: object) -> None:
-    """Set columns of a model's row, which is made if needed."""
     row = "INSERT INTO model_profiles (route, model, calibration, updated_at) VALUES (?, ?, '{}', ?)"
     db.execute(f"{row} ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at", (route, model, now))
     columns = ", ".join(f"{name} = ?" for name in values)

@@ -1,8 +1,8 @@
-"""Redaction: takes secrets out of text at every boundary (logs, errors, search, the text of summaries).
+"""Redaction: remove secrets from text at every boundary (logs, errors, search, summaries).
 
 It knows the configured secrets, the shapes of well-known keys, values that the text itself calls a secret
-(`password=…`, `Cookie: …`, `https://user:…@host`, "the password is …" in nine languages), and the numbers of payment
-cards. The shapes and words are in `patterns.toml`.
+(`password=…`, `Cookie: …`, `https://user:…@host`, "the password is …" in nine languages), and payment card numbers. The
+shapes and words are in `patterns.toml`.
 
 >>> redact("export DB_PASS=tr0ub4dor; the order is 4111111111111111")
 'export DB_PASS=[redacted]; the order is 4111111111111111'

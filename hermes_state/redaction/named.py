@@ -1,6 +1,6 @@
-"""Values with a secret's name before them: `DB_PASS=…`, `"api_key": "…"`, `Cookie: …`.
+"""Values after a secret's name: `DB_PASS=…`, `"api_key": "…"`, `Cookie: …`.
 
-Most texts hold no secret, so every search begins with a word that is quickly found.
+Most texts contain no secret, so every search starts with a word that is found quickly.
 """
 
 import re
@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 
 from hermes_state.redaction.patterns import MARK, Span, expression, stored
 
-# In JSON inside of a JSON text, quotes follow backslashes.
+# In JSON nested in JSON, backslashes precede quotes.
 _QUOTE = r"""\\{0,3}["'`]?"""
 _BESIDE = rf"""[\s,:]{{1,40}}{_QUOTE}value{_QUOTE}\s{{0,3}}[:=]|\s?\{{[^{{}}]{{0,300}}?\bdefault{_QUOTE}\s{{0,3}}[:=]"""
 _SPACED = r"[ \t]{0,40}\|[ \t]{0,40}(?=\S)|[ \t]{1,40}(?:--(?:body|value)[ =])?(?=[^\s|=:])"
@@ -37,7 +37,7 @@ _SETS = re.compile(
     re.IGNORECASE,
 )
 _GAP = re.compile(r"""[\s"'`\\|]*(?:--(?:body|value)[ =]["']?)?""")
-# The word comes first: a search that begins with what is not in front of it takes many times as long.
+# The word comes first, because starting with a negative lookbehind takes many times as long.
 _SCHEMES = tuple(
     (word, re.compile(rf"{word}(?<![a-z0-9]{word})\s+([a-z0-9+/_.~=-]{{16,}})"))
     for word in ("bearer", "basic", "bot", "token")
@@ -47,7 +47,7 @@ _HEADERS = tuple(
     for word, given in (("cookie", r"(?:\s{0,3}:|(?<=--cookie)[ =])"), ("authorization", r"\s{0,3}[:=]"))
 )
 MAX_HEADER_CHARS = 4_000
-"""Most characters of a header that are taken out: browsers send no longer cookie."""
+"""Maximum length of a redacted header. Browsers send no longer cookies."""
 _COOKIE = re.compile(r"[^\s=;]{1,200}=[^\s;]")
 _FIRST = re.compile(r"""[^\s"'`]{1,1000}""")
 _SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z-]{1,20}|\S{0,20}HMAC\S{0,20})[ \t]{1,3}(?=\S)")
@@ -63,7 +63,7 @@ _RANDOM = re.compile(r"(?=\D{0,80}\d)(?=[^A-Za-z]{0,80}[A-Za-z])[\w+/=.~-]{16,}"
 
 @cache
 def _ends() -> tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...]:
-    """Return last words of names, and the words that must stand before one. A search for a single word is quick."""
+    """Return the last words of names, with the words that must precede each. Searching for one word is fast."""
     names = stored()["names"]
     fronts = dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
     return tuple((word, re.compile(word + _GIVEN), front) for word, front in fronts.items())
@@ -76,19 +76,19 @@ def _commands() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 @cache
 def listed(key: str) -> frozenset[str]:
-    """Return words that are no secrets (`words`), or that follow a label and are no names (`others_behind`)."""
+    """Return words that are not secrets (`words`), or not names although they follow a label (`others_behind`)."""
     return frozenset(stored()["names"][key].split())
 
 
 @lru_cache(maxsize=1_000)
 def is_secret_name(name: str) -> bool:
-    """True for names of fields that hold a secret (`api_key`, `telegram_token`); `max_tokens` does not."""
+    """True for names of secret fields (`api_key`, `telegram_token`), but not for `max_tokens`."""
     lower = name.lower()
     return any(lower.endswith(word) and _is_front(lower[: -len(word)], fronts) for word, _, fronts in _ends())
 
 
 def is_reference(value: str) -> bool:
-    """True for a reference to a value: a variable, a part of an object, a file."""
+    """True for a reference instead of a value: a variable, an attribute of an object, a file."""
     return expression("names", "reference").fullmatch(value) is not None
 
 
@@ -100,7 +100,7 @@ def _is_front(before: str, fronts: tuple[str, ...]) -> bool:
 def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
     """Yield the spans of values that have a secret's name.
 
-    `lower` is `text` in lower case, of the same length; `words` are those of `words_in`.
+    `lower` is `text` in lower case, with the same length. `words` comes from `words_in`.
     """
     yield from _headers(text, lower, words)
     for word, command in _commands():
@@ -114,7 +114,7 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
     ends = [(*match.span(), *end) for end in _ends() if end[0] in words for match in end[1].finditer(lower)]
     looked = 0
     for start, end, word, _, fronts in sorted(ends, key=lambda found: found[0]):
-        if start < looked:  # no name reaches over what ends another
+        if start < looked:  # names do not overlap
             continue
         looked = end
         name = text[max(0, start - 40) : start + len(word)]
@@ -135,7 +135,7 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
 
 
 def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
-    """Yield the values of names after a label, such as `secret: NAME = …` or `"secrets": {"NAME": "…", …}`."""
+    """Yield the values of names after a label, as in `secret: NAME = …` or `"secrets": {"NAME": "…", …}`."""
     if text[start - 1] not in ":{" and text[start : start + 3].strip()[:1] not in ("{", "["):
         return
     indents: set[str] = set()
@@ -156,11 +156,11 @@ def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
 
 
 def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
-    """Tell a secret from prose (`password: required`) and code (`token: string`, `password=password)`)."""
+    """Distinguish a secret from prose (`password: required`) and code (`token: string`, `password=password)`)."""
     value, behind = text[slice(*span)], text[span[1] : span[1] + 1]
     if value.startswith(MARK[:-1]) or value.lower() in listed("words") or is_reference(value):
         return False
-    if ("==" in given or "!=" in given) and given[-1] not in "\"'":  # a comparison with something else
+    if ("==" in given or "!=" in given) and given[-1] not in "\"'":  # a comparison
         return False
     whole = name[len(name.rstrip(_NAME_CHARS)) :]
     if given.strip().strip("\"'`\\ ") == "," and not whole.startswith("--") and _SETTER.search(name) is None:
@@ -170,7 +170,7 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
     has_digit = any(map(str.isdigit, value))
     if value.endswith(":") or (_GAP.fullmatch(given) is not None and not (has_digit and _is_set(name, given))):
         return False
-    if behind == "(" or (value.startswith("/") and name.lower().endswith("pwd")):  # a call, the working directory
+    if behind == "(" or (value.startswith("/") and name.lower().endswith("pwd")):  # a call, or the working directory
         return False
     if given != "=" and value.isdigit() and name.lower().endswith("pass"):  # a count
         return False
@@ -188,20 +188,19 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
 
 
 def _is_set(name: str, given: str) -> bool:
-    """Return True when a space separates a name from the value that it is set to."""
+    """Return True if a space separates a name from the value that it is set to."""
     found = _SETS.search(name)
     if found is None or ("|" in given) != (found[2] is not None):
         return False
-    return bool(found[1] or found[2] or "\t" in given or "  " in given)  # else columns
+    return bool(found[1] or found[2] or "\t" in given or "  " in given)  # else table columns
 
 
 def _looks_secret(value: str) -> bool:
-    """True for values with a digit, and long ones."""
     return any(character.isdigit() for character in value) or len(value) >= 12
 
 
 def _headers(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
-    """Yield the values of headers with credentials: all of a line or quoted text, but the scheme."""
+    """Yield the values of credential headers: the rest of the line or quoted text, without the scheme."""
     for word, header in _HEADERS:
         looked = 0
         for match in header.finditer(lower) if word in words else ():

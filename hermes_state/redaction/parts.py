@@ -1,6 +1,6 @@
 """Secrets inside configured values: the token after `Bearer`, the password in an address, the value of a cookie.
 
-A server that refuses a token quotes it without the rest of the header, so each part is a secret of its own.
+A server that rejects a token quotes it without the rest of the header, so each part is also a secret.
 """
 
 import re
@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote
 from hermes_state.redaction.named import is_reference, is_secret_name, listed
 
 MIN_SECRET_CHARS = 8
-"""Shorter configured values (`ollama`, `none`) are ordinary words, and their removal would shred the text."""
+"""Shorter configured values (`ollama`, `none`) are ordinary words. Removing them would shred the text."""
 _TAKES_ANY = re.compile(r"basic|bot|oauth|negotiate|[a-z0-9-]{0,40}(?:key|auth|token|bearer)", re.IGNORECASE)
 _PAIR = re.compile(r"""([\w.\[\]-]{1,100})["']?\s*[=:]\s*("[^"]*"|'[^']*'|[^\s;,&"']+)""")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:([^\s/?#@]*)@)?([^\s?#\"'<>]*)(?:[?#]([^\s\"'<>]*))?")
@@ -23,13 +23,13 @@ _SHORT_NAME = re.compile(r"(?:.*[_.-])?(?:key|sig|signature|code|sid|session|jwt
 def secret_parts(value: str, *, is_secret: bool = True) -> tuple[str, ...]:
     """Return the secrets inside a configured value, as written and percent-decoded.
 
-    `is_secret` is false for values that are not secret as a whole, such as an address or an argument of a program.
+    `is_secret` is False for values that are not secret as a whole, such as an address or a program argument.
 
     >>> secret_parts("Basic aGFyYm91cjpwaWVyLXNldmVu")
     ('aGFyYm91cjpwaWVyLXNldmVu', 'harbour:pier-seven', 'pier-seven')
     """
     found = [*_in_scheme(value, is_secret=is_secret), *_in_addresses(value)]
-    is_one = is_secret or not any(map(str.isspace, value)) or _PAIR.fullmatch(value) is not None  # and no sentence
+    is_one = is_secret or not any(map(str.isspace, value)) or _PAIR.fullmatch(value) is not None  # not a sentence
     for name, written in _PAIR.findall(value) if is_one else ():
         inner = written.strip("\"'")
         found += _in_scheme(inner, is_secret=is_secret)
@@ -58,7 +58,7 @@ def _is_random(text: str) -> bool:
 
 
 def _in_scheme(value: str, *, is_secret: bool) -> Iterator[str]:
-    """Yield the credential after `Bearer`, `Basic`, `token` or another scheme, and the login that it encodes."""
+    """Yield the credential after `Bearer`, `Basic`, `token` or another scheme, and the login encoded in it."""
     match = re.fullmatch(r"(?:[\w=-]+\s*:\s*)?([A-Za-z][\w-]*)[\s:]+(\S+)", value.strip())
     if match is not None and (_TAKES_ANY.fullmatch(match[1]) or (is_secret and _is_random(match[2]))):
         yield match[2]

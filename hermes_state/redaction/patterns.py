@@ -1,4 +1,4 @@
-"""Patterns of secrets in `patterns.toml`, and keys that are known by their shape alone."""
+"""Patterns of secrets from `patterns.toml`, and keys recognised by their shape."""
 
 import re
 import tomllib
@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
-"""Indexes of a secret in a text: its first, and the one after it."""
+"""Start and end index of a secret in a text."""
 MARK = "[redacted]"
 
 
 @cache
-def stored() -> Mapping[str, Any]:  # as the file holds it; each module knows the types of its own part
+def stored() -> Mapping[str, Any]:  # each module knows the types of its own part
     return tomllib.loads(Path(__file__).with_name("patterns.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def _words(*, is_ascii: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the words of which a text with a named or told secret has one, by their common stems."""
+    """Return the words that signal a secret, by common stem."""
     names, speech = stored()["names"], stored()["speech"]
     found: dict[str, list[str]] = {}
     commands, nouns, numbers = stored()["commands"], speech["nouns"], speech["numbers"]
@@ -34,8 +34,8 @@ def _any_word() -> re.Pattern[str]:
 
 
 def words_in(lower: str) -> frozenset[str]:
-    """Return the words in a text that may name or tell a secret."""
-    if len(lower) <= 300 and _any_word().search(lower) is None:  # quicker than a search for each in short texts
+    """Return the words in a text that may signal a secret."""
+    if len(lower) <= 300 and _any_word().search(lower) is None:  # faster than one search per word in short texts
         return frozenset()
     words = _words(is_ascii=lower.isascii())
     return frozenset(word for stem, some in words if stem in lower for word in some if word in lower)
@@ -43,7 +43,7 @@ def words_in(lower: str) -> frozenset[str]:
 
 @cache
 def expression(part: str, name: str) -> re.Pattern[str]:
-    """Return an expression of the file; each line is an alternative, but one that begins with a space goes on."""
+    """Compile an expression from the file. Each line is an alternative; a line that starts with a space continues."""
     return re.compile(stored()[part][name].strip().replace("\n ", "").replace("\n", "|"))
 
 
@@ -57,9 +57,9 @@ _PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----EN
 
 @cache
 def _beginnings() -> tuple[tuple[bytes, str, str], ...]:
-    """Return beginnings of keys: the bytes to search in the long words of a text, the beginning itself, and its rest.
+    """Return the starts of keys: bytes to search in a text's long words, the start itself, and a pattern for the rest.
 
-    Beginnings of up to three characters are searched at the beginning of words only.
+    Starts of up to three characters match only at the start of a word.
     """
     return tuple(
         (f"{' ' if len(begin) <= 3 else ''}{begin}".encode(), begin, keys["rest"])
@@ -70,14 +70,14 @@ def _beginnings() -> tuple[tuple[bytes, str, str], ...]:
 
 @cache
 def _shape(begin: str, rest: str) -> re.Pattern[str]:
-    # The beginning comes first: a search that begins with what is not in front of it takes many times as long.
+    # The start comes first, because starting with a negative lookbehind takes many times as long.
     boundary = "" if begin[0] in "_-" else rf"(?<![A-Za-z0-9_]{re.escape(begin)})"
-    return re.compile(re.escape(begin) + boundary + rest, re.ASCII)  # else no key would end before Chinese
+    return re.compile(re.escape(begin) + boundary + rest, re.ASCII)  # ASCII, else no key would end before Chinese text
 
 
 @cache
 def _unmarked() -> Mapping[re.Pattern[str], tuple[re.Pattern[str], ...]]:
-    """Return the shapes of keys without a beginning of their own, by a part that is quickly found."""
+    """Return shapes of keys without a fixed start, by a part that is found quickly."""
     found: dict[re.Pattern[str], tuple[re.Pattern[str], ...]] = {}
     for key in stored()["unmarked"]:
         hint = re.compile(key["hint"])
@@ -86,11 +86,11 @@ def _unmarked() -> Mapping[re.Pattern[str], tuple[re.Pattern[str], ...]]:
 
 
 def without_shapes(text: str) -> str:
-    """Return `text` with a mark for each key that has a known shape."""
+    """Return `text` with a mark in place of each key of a known shape."""
     if "-----BEGIN" in text:
         text = _PEM.sub(MARK, text)
-    # A search for a shape at every position takes a thousand times as long as one for its beginning. Every key has a
-    # word of 15 characters, and is more than a name in small letters; most texts hold no such word.
+    # Searching for a shape everywhere takes a thousand times as long as for its start. Every key contains a word of 15
+    # characters that is more than a lower-case name. Most texts contain no such word.
     words = text.encode("utf-8", "surrogatepass").translate(_APART).split()
     long = [word for word in words if len(word) >= 15]
     runs = b" ".join(
@@ -108,6 +108,6 @@ def without_shapes(text: str) -> str:
 
 
 def _tail_mark(tail: re.Match[str]) -> str:
-    """Return the mark of an unknown key: no word so long has mixed case and digits."""
+    """Return the mark for an unknown key. No ordinary word of this length mixes case and digits."""
     random = tail[1]
     return tail[0] if random.isalpha() or random.islower() or random.isupper() else f"{tail[0][0]}{MARK}"

@@ -1,4 +1,4 @@
-"""Redaction of a text, with or without the configured secrets, and the places where a text may be cut."""
+"""Redaction of a text with or without configured secrets, and places where a text may be cut."""
 
 import json
 import re
@@ -18,15 +18,15 @@ _URL_TOKEN = re.compile(
     r"://(?:(?<=http://)|(?<=https://)|(?=[A-Za-z0-9_~=-]{16}))(?=[^\s/:@]{0,80}[0-9])[A-Za-z0-9_~=-]{6,500}"
     r"(?=:?@|:[a-z-]{1,20}@)"
 )
-# A secret may follow after the last letters of `Bearer`, `password` and the like, or after a sign.
+# A secret may follow the last letters of `Bearer`, `password` and the like, or a punctuation mark.
 _SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
 _QUOTE_ENDS = "\"'\r\n"
 _QUOTE_END = re.compile(f"[{_QUOTE_ENDS}]")
 _REACH_CHARS = 140
-"""More characters than a secret with a space in it has with its name, but for quoted values, headers and commands."""
+"""Maximum length of a secret with a space, including its name. Quoted values, headers and commands may be longer."""
 _COMMAND_CHARS = 600
 MAX_KNOWN_CLEAN = 4_096
-"""Texts remembered to hold no secret, by a digest; the same names and words are in every line of a log."""
+"""Maximum number of clean texts remembered by their hash. Log lines repeat the same names and words."""
 
 
 def redact(text: str) -> str:
@@ -34,23 +34,23 @@ def redact(text: str) -> str:
     text = without_shapes(text)
     if "://" in text and "@" in text:
         text = _URL_PASSWORD.sub(rf"://\1:{MARK}", _URL_TOKEN.sub(f"://{MARK}", text))
-    lower = text.replace("\u0130", "I").lower()  # the one letter that is two in lower case
+    lower = text.replace("\u0130", "I").lower()  # the only letter whose lower case is two characters
     spans = list(card_numbers(text, lower))
     if words := words_in(lower):
         spans += (*named_secrets(text, lower, words), *told_secrets(text, lower, words))
     kept: list[str] = []
     done = 0
     for start, end in sorted(spans):
-        if start >= done:  # else it overlaps the one before it
+        if start >= done:  # else it overlaps the previous span
             kept += (text[done:start], MARK)
         done = max(done, end)
     return "".join((*kept, text[done:]))
 
 
 def seam(text: str, start: int, end: int) -> int | None:
-    """Return the first index between `start` and `end` at which `text` can be cut, because no secret reaches over it.
+    """Return the first index between `start` and `end` where `text` can be cut without cutting a secret.
 
-    It is a space or a line break, and the pieces before it and from it on are redacted by themselves.
+    The index is that of a space or line break. Both pieces can be redacted separately.
     """
     if "-----BEGIN" in text:
         return None
@@ -74,11 +74,11 @@ def seam(text: str, start: int, end: int) -> int | None:
 
 
 def _is_apart(text: str, index: int) -> bool:
-    """True when nothing around `index` reaches over it. A quoted value may be longer, and is not looked for."""
+    """True if no secret crosses `index`. Ignores quoted values, which may be longer."""
     line = text.rfind("\n", max(0, index - MAX_HEADER_CHARS), index) + 1
     start, end = max(0, index - _REACH_CHARS), index + _REACH_CHARS
     first = min(line, max(0, index - _COMMAND_CHARS))
-    before = text[first:index].lower()  # which may be longer
+    before = text[first:index].lower()  # may be longer than the original
     if any(word in before for word in ("curl", "cookie", "authorization")):
         start, end = first, index + _COMMAND_CHARS
     around = text[start:end]
@@ -88,22 +88,22 @@ def _is_apart(text: str, index: int) -> bool:
 
 
 def _written(secret: str) -> tuple[str, ...]:
-    """Return the secret as texts hold it: plain, in an address, in JSON."""
+    """Return the forms of a secret in texts: plain, in an address, in JSON."""
     in_path, in_query = quote(secret), quote(secret, safe="")
     lower = (re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in (in_path, in_query))
     return (secret, in_path, in_query, *lower, json.dumps(secret)[1:-1])
 
 
 class Redactor:
-    """Takes out the configured secrets and their parts (plain, URL-encoded, JSON-escaped), then what `redact` finds."""
+    """Redaction of configured secrets and their parts (plain, URL-encoded, JSON-escaped), followed by `redact`."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         given = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
         known = given.union(*map(secret_parts, given))
         whole = {form for secret in known for form in _written(secret)}
-        # A text may be cut at a seam inside of one (the lines of a key, say): each piece is a secret, too.
+        # A text may be cut at a seam inside a secret (such as the lines of a key), so each piece is a secret, too.
         pieces = {piece for form in whole for piece in _SEAM.split(form) if len(piece) >= MIN_SECRET_CHARS}
-        self._forms = sorted(whole | pieces, key=lambda form: (-len(form), form))  # the longest first
+        self._forms = sorted(whole | pieces, key=lambda form: (-len(form), form))  # longest first
         self._known = known
         self._exact = re.compile("|".join(map(re.escape, self._forms)))
         self._clean: set[int] = set()
@@ -120,11 +120,11 @@ class Redactor:
         return safe
 
     def knows(self, text: str) -> bool:
-        """True when a configured secret is in `text`."""
+        """True if `text` contains a configured secret."""
         return any(form in text for form in self._forms)
 
     def would_leak(self, text: str) -> bool:
-        """True when a configured secret is in `text`, also in a common encoding (`docs/reference/tools.md`)."""
+        """True if `text` contains a configured secret, also in a common encoding (`docs/reference/tools.md`)."""
         return self.knows(text) or holds_encoded(text, self._known)
 
 
@@ -132,7 +132,7 @@ class Redactor:
 
 
 def holds_encoded(text: str, secrets: Iterable[str]) -> bool:
-    """True if a secret is in `text`: plain, in base64 or hexadecimal, or in up to four layers of percent-encoding."""
+    """True if `text` contains a secret: plain, in base64 or hexadecimal, or percent-encoded up to four times."""
     layers = [text]
     while len(layers) < 5 and (inner := unquote_plus(layers[-1])) != layers[-1]:
         layers.append(inner)
@@ -146,7 +146,7 @@ def _plain(text: str) -> str:
 
 @lru_cache(maxsize=4_000)
 def _forms(secret: str) -> frozenset[str]:
-    """Return the encodings of a secret; of base64, the part that does not depend on the text around the secret."""
+    """Return the encodings of a secret. For base64, only the part that is independent of the surrounding text."""
     data = secret.encode("utf-8", "surrogatepass")
     encoded = [b64encode(bytes(shift) + data).decode().rstrip("=")[-(-8 * shift // 6) : -1] for shift in range(3)]
     return frozenset(form for form in map(_plain, (secret, data.hex(), *encoded)) if len(form) >= MIN_SECRET_CHARS)

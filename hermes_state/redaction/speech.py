@@ -1,4 +1,4 @@
-"""Secrets that people tell in a sentence ("das Passwort für den Drucker ist …"), and the numbers of payment cards."""
+"""Secrets mentioned in a sentence ("das Passwort für den Drucker ist …"), and payment card numbers."""
 
 import re
 from collections.abc import Iterator
@@ -8,37 +8,34 @@ from hermes_state.redaction.named import is_reference
 from hermes_state.redaction.patterns import MARK, Span, expression, stored
 
 _REACH = 80
-"""Characters after the word for a password in which the password may follow."""
+"""Number of characters after a word for "password" that are searched."""
 _BESIDE = 20
-"""Characters after another such word, so close to the first that the rest was searched already."""
+"""Number of characters searched after a second such word, because the rest was already searched."""
 _CARD_REACH = 40
 
 
 @cache
 def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
-    """Return the words for a password, each with its pattern as a whole word, and True if it names a number."""
+    """Return the words for a password: the word, its pattern as a whole word, and True if it names a number."""
     speech = stored()["speech"]
     told = [(noun, noun in speech["numbers"]) for noun in (*speech["nouns"], *speech["numbers"])]
-    # The word comes first: a search that begins with what is not in front of it takes many times as long.
+    # The word comes first, because starting with a negative lookbehind takes many times as long. CJK has no boundaries.
     whole = "{0}(?<![^\\W_]{0})(?![^\\W_])"
-    return tuple(
-        (noun, re.compile(noun if noun >= "\u2e80" else whole.format(noun)), counts)
-        for noun, counts in told  # not CJK
-    )
+    return tuple((noun, re.compile(noun if noun >= "\u2e80" else whole.format(noun)), counts) for noun, counts in told)
 
 
 @cache
 def _told() -> re.Pattern[str]:
-    """Return the pattern of a value at the beginning, or after the words that link it."""
+    """Return the pattern of a value at the start, or after linking words."""
     speech = stored()["speech"]
     link = rf"(?:{speech['link']}|(?<![^\W_])(?:{'|'.join(speech['links'])})(?![^\W_]))"
     return re.compile(rf"(?:^|{link})(?:\s?{link})*\s?(?:{speech['quoted']}|({speech['value']}))")
 
 
 def told_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
-    """Yield the spans of passwords that a sentence tells.
+    """Yield the spans of passwords mentioned in a sentence.
 
-    `lower` is `text` in lower case, of the same length; `words` are those of `words_in`.
+    `lower` is `text` in lower case, with the same length. `words` comes from `words_in`.
     """
     for noun, pattern, is_number in _nouns():
         looked = 0
@@ -76,7 +73,7 @@ def _told_behind(text: str, lower: str, start: int, reach: int, *, is_number: bo
 
 
 def _looks_told(value: str, *, is_beside: bool, is_quoted: bool) -> bool:
-    """Tell a password from the words of a sentence, by characters that no word has."""
+    """Distinguish a password from ordinary words by its characters."""
     if expression("speech", "other").match(value) is not None or is_reference(value):
         return False
     has_letter, has_digit = any(map(str.isalpha, value)), any(map(str.isdigit, value))
@@ -92,16 +89,16 @@ def _looks_told(value: str, *, is_beside: bool, is_quoted: bool) -> bool:
 
 
 def card_numbers(text: str, lower: str) -> Iterator[Span]:
-    """Yield the spans of card numbers: of an issuer, with the right check digit, and grouped or called a card.
+    """Yield the spans of card numbers: known issuer, valid check digit, and grouped or called a card.
 
-    A tenth of all long numbers has the right check digit, and orders have long numbers.
+    One in ten long numbers has a valid check digit, and order numbers are long.
     """
     if expression("cards", "hint").search(text) is None:
         return
     for match in expression("cards", "number").finditer(text):
         digits = re.sub(r"\D", "", match[0])
         doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
-        is_checked = (sum(doubled) + sum(map(int, digits[::-2]))) % 10 == 0  # the formula of Luhn
+        is_checked = (sum(doubled) + sum(map(int, digits[::-2]))) % 10 == 0  # Luhn's formula
         if expression("cards", "issuers").match(digits) is None or not is_checked:
             continue
         around = lower[max(0, match.start() - _CARD_REACH) : match.end() + _CARD_REACH // 2]

@@ -1,8 +1,8 @@
 """Matches in SQLite's index, ranked by bm25 in a time that does not grow with the index.
 
 FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so every word is quoted. Its own `bm25` counts all
-matches of every term and scope. With a common one, that number is estimated from some matches, and the terms are
-counted in the texts.
+matches of every term and scope. For common terms this number is estimated from samples, and terms are counted in the
+texts.
 """
 
 import json
@@ -18,15 +18,15 @@ from hermes_state.store.segment import REPEATS, phrase
 from hermes_state.store.sql import Connection, scalar, scalars
 
 COMMON_ROWS = 200_000
-"""Most matches in the whole index that SQLite counts, in about 8 ms; a term with more is common."""
+"""Maximum number of matches that SQLite counts, in about 8 ms. A term with more matches is common."""
 
 COUNTED_HITS = 200
-"""Ranked matches of a common word in one scope: their texts lie apart, and a thousand take three times as long."""
+"""Number of ranked matches of a common word in one scope. A thousand take three times as long."""
 
 SAMPLED_HITS, SAMPLED_PLACES = 100, 4
-"""Matches for an estimate of the number of all, and places of such samples for a weight."""
+"""Number of matches in a sample, and number of samples that estimate a weight."""
 
-# Purpose: the best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)
+# Purpose: load the best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)
 _RANKED = """
 WITH hit AS MATERIALIZED (
   SELECT rowid AS id, bm25({0}, 1.0, 0.0) AS rank FROM {0} WHERE {0} MATCH :match AND rowid < :before
@@ -35,7 +35,7 @@ SELECT id, coalesce(-rank, 0.0) FROM hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since
 ORDER BY rank, id DESC LIMIT :limit
 """
-# Purpose: the newest matches with the values for bm25.
+# Purpose: load the newest matches with the values for bm25.
 _COUNTED = """
 WITH hit AS MATERIALIZED (
   SELECT rowid AS id FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :ranked)
@@ -44,23 +44,23 @@ SELECT m.id, CASE WHEN m.body IS NULL THEN coalesce(m.text, '') ELSE fts_row(m.t
 FROM hit JOIN messages m ON m.id = hit.id JOIN {0}_docsize d ON d.id = hit.id
 WHERE :since IS NULL OR m.created_at >= :since
 """
-# Purpose: how close together the newest matches up to a message are.
+# Purpose: measure how dense the newest matches up to a message are.
 _SAMPLE = f"""
 SELECT count(*), min(id), max(id) FROM (
   SELECT rowid AS id FROM {{0}} WHERE {{0}} MATCH ? AND rowid <= ? ORDER BY rowid DESC LIMIT {SAMPLED_HITS})
 """
-# Purpose: the newest matches.
+# Purpose: load the newest matches.
 _NEWEST = "SELECT rowid AS id, 0.0 FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :limit"
-# Purpose: their number. (Ids grow with time: a limit may come before `since`.)
+# Purpose: count them. (Ids grow with time, so a limit may come before `since`.)
 _COUNT = f"""SELECT count(*) FROM ({_NEWEST}) hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since"""
-# Purpose: words of the index, of any chat: those with one beginning, which are close together, and single ones.
+# Purpose: find known words in any chat: by their beginning, which is a single scan, and word by word.
 _KNOWN = """SELECT term FROM messages_terms WHERE term >= :head AND term < :head || char(0x10ffff)
 UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messages_terms WHERE term = value)"""
 
 
 def match_text(expression: Expression) -> str:
-    """Write the expression for FTS5.
+    """Translate the expression for FTS5.
 
     >>> match_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
     '("red"* NOT "blue house")'
@@ -79,8 +79,6 @@ def match_text(expression: Expression) -> str:
 
 
 class Fts5Matches(MatchReader):
-    """Matches in the index that serves."""
-
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
         self._index = serving_index(db)
@@ -119,23 +117,23 @@ class Fts5Matches(MatchReader):
         return scored(sized, weights)
 
     def known_words(self, words: Collection[str], head: str) -> list[str]:
-        if self._index != SERVING:  # only this one has a table of words
+        if self._index != SERVING:  # only this index has a table of words
             return []
         others = json.dumps(sorted(word for word in words if not word.startswith(head)))
         known = scalars(self.db, str, _KNOWN, {"head": head, "others": others})
         return [word for word in known if word in words]
 
     def _frequency(self, term: Term, places: int = 1) -> float:
-        """Estimate the messages with the rarest word of a term: SQLite looks at all of them to count it."""
+        """Estimate the messages with the rarest word of a term. Counting them exactly would read them all."""
         least = float(self._newest)
         for word in term.words or [term]:
             least = min(least, self._rows_with(f"text:{match_text(word)}", places))
             if places == 1 and least <= COMMON_ROWS:
-                break  # it is not common, however rare it may be
+                break  # not common, whatever its exact frequency
         return least
 
     def _estimate(self, match: str, places: int = 1) -> float:
-        """Estimate the messages that match, or count a few; 0 in an index without common words."""
+        """Estimate the number of matching messages, or count a few. Return 0 in an index too small for common words."""
         if self._newest <= COMMON_ROWS:
             return 0
         sampled: list[float] = []
@@ -145,6 +143,6 @@ class Fts5Matches(MatchReader):
             if rows < SAMPLED_HITS and place == places:
                 return float(rows)
             if rows == SAMPLED_HITS:
-                rows *= newest / (newest - oldest + 1)  # as if all of them were as close together
+                rows *= newest / (newest - oldest + 1)  # as if all matches were equally dense
             sampled.append(rows * self._newest / top)
         return sum(sampled) / places

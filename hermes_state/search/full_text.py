@@ -1,6 +1,6 @@
 """Full-text search over every stored message, compressed or not.
 
-Rows that were made only for a view are not indexed, so each message is found once, in its own session.
+Rows made only for a view are not indexed, so each message is found once, in its own session.
 """
 
 import heapq
@@ -38,7 +38,7 @@ Order: TypeAlias = Literal["best", "newest"]
 
 
 class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that matches. `score` is higher for a better match and 0 when ordered by time."""
+    """A matching message. `score` is higher for a better match, and 0 if sorted by time."""
 
     message_id: MessageId
     session_id: SessionId
@@ -55,22 +55,21 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     score: float = 0.0
     body: MessageBody | None = None
     snippet: str = ""
-    """One line of about `SNIPPET_CHARACTERS` where most of the words stand, with `…` where it was cut."""
+    """A line of about `SNIPPET_CHARACTERS` around most of the words, with `…` where it was cut."""
 
 
 def search(
     db: Connection, query: str, *, order: Order = "best", limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> list[FoundMessage]:
-    """Return the rows that match `query`, any text; no rows when it asks for nothing.
+    """Return the rows that match `query`, which can be any text; no rows if it asks for nothing.
 
-    Run it with its own time limit (`store.read_within(1.0, search, ...)`): a query can be made to be slow.
+    A query can be slow on purpose, so run this with its own time limit (`store.read_within(1.0, search, ...)`).
     """
     parsed, matches = parse_query(query), match_reader(db, **filters)
     return [] if parsed is None else load_found(matches, ranked(matches, parsed, order, limit), parsed.wanted)
 
 
 def match_reader(db: Connection, **filters: Unpack[SearchFilter]) -> MatchReader:
-    """Return the reader of the index of the connection's engine."""
     return Fts5Matches(db, **filters) if isinstance(db, sqlite3.Connection) else TsMatches(db, **filters)
 
 
@@ -110,9 +109,9 @@ def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: 
 def _pasted(
     db: Connection, parsed: Query, found: Callable[[Expression, Sequence[Term], int], dict[int, float]], limit: int
 ) -> dict[int, float]:
-    """Return rows with all words of the query side by side.
+    """Return rows that contain all words of the query side by side.
 
-    One of them may be excluded (`red -door`), unless its dash stands in the row, too (`find . -name foo`).
+    An excluded word (`red -door`) counts only if the row contains its dash as well (`find . -name foo`).
     """
     if parsed.whole is None:
         return {}
@@ -125,14 +124,14 @@ def _pasted(
 
 
 def snippet_of(text: str, query: str) -> str:
-    """Return the snippet of a hit for `query` in a text that was changed since, such as redacted."""
+    """Return the snippet of a hit in a text that has changed since the search, for example by redaction."""
     parsed = parse_query(query)
     return _snippet(text, parsed.wanted if parsed is not None else ())
 
 
-@lru_cache(maxsize=64)  # for the hits of one search
+@lru_cache(maxsize=64)  # one entry per search, reused for its hits
 def _pattern(wanted: tuple[Term, ...], edge: str) -> re.Pattern[str] | None:
-    """Return the pattern of any of the wanted terms in folded text, by their first words."""
+    """Return a pattern that finds any of the wanted terms in folded text by their first words."""
     patterns = [pattern for term in wanted if (pattern := term.pattern(4, edge))]
     return re.compile("|".join(patterns)) if patterns else None
 
@@ -148,7 +147,7 @@ def _snippet(text: str, wanted: Sequence[Term]) -> str:
 
 
 def _original(text: str, place: int) -> int:
-    """Return the index in `text` of a place in the folded text, give or take a character."""
+    """Return the approximate index in `text` for an index in the folded text."""
     start, end = 0, len(text)
     while end - start > 1:
         middle = (start + end) // 2
@@ -160,7 +159,7 @@ def _original(text: str, place: int) -> int:
 
 
 def _place(compared: str, wanted: tuple[Term, ...], edge: str) -> int | None:
-    """Return the first place where most of the terms stand close together; `edge` may not stand next to a word."""
+    """Return the first place where most of the terms are close together. `edge` must not touch a word."""
     pattern = _pattern(wanted, edge)
     best, last = (0, 0), dict[str, int]()
     for match in islice(pattern.finditer(compared), 2_000) if pattern else ():

@@ -1,10 +1,10 @@
-"""Upkeep of the search index: it is checked at start and after a failure, and rebuilt in the background.
+"""Upkeep of the search index: check it at start and after a failure, and rebuild it in the background.
 
-A new index is filled next to the old one, block by block from the newest message back. A note has the id from which on
-it is complete, and its triggers keep it so; a restart goes on there. The complete index replaces the old one. A damaged
-index is removed at once, and the new one serves while it grows.
+A new index is filled next to the old one in blocks, from the newest message back. A note stores the id from which it is
+complete, triggers keep it complete, and a restart continues there. The complete index replaces the old index. A damaged
+index is removed at once, and the unfinished one is used meanwhile.
 
-PostgreSQL stores a message and its words together. Words that an earlier version has cut are stored again.
+PostgreSQL stores a message together with its words. Words from an earlier version are stored again.
 """
 
 import asyncio
@@ -32,28 +32,28 @@ from hermes_state.store.writer import Store
 log = structlog.get_logger()
 
 RETRY_SECONDS = 60.0
-"""Seconds to the next attempt after one that failed, unless the index fails once more."""
+"""Seconds until the next attempt after a failure, unless the index fails again."""
 MAKING = f"{SERVING}_next"
 BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
-"""Most rows of a block, and most text beyond its first row: about 30 ms of the writer's time."""
+"""Maximum rows and characters per block, which takes about 30 ms of the writer's time. A single row may be larger."""
 OUTDATED = "this version finds more words"
-"""Fault of an index that can serve until there is a new one."""
-_FLOOR_NOTE = "search_floor"  # id of the oldest message that the index in the making holds
+"""Fault of an index that can be used until its replacement is ready."""
+_FLOOR_NOTE = "search_floor"  # id of the oldest message in the unfinished index
 _MADE_NOTE = "search_making_version"
 
 
 def serving_index(db: Connection) -> str:
-    """Return the table of searches: the one in the making while there is no other."""
+    """Return the table for searches: the unfinished index if there is no other."""
     return SERVING if _has_table(db, SERVING) else MAKING
 
 
 def is_current(db: Connection) -> bool:
-    """Return True if this version made the index that serves."""
+    """Return True if this version built the index in use."""
     return load_note(db, VERSION_NOTE) == str(SEGMENT_VERSION)
 
 
 def load_progress(db: Connection) -> int | None:
-    """Return the percentage of the messages in the unfinished index; None when there is none."""
+    """Return the percentage done of an unfinished index; None if there is none."""
     if not isinstance(db, sqlite3.Connection):
         done = load_renewed(db)
         return None if done is None else 100 * done // max(1, done, _newest(db))
@@ -65,21 +65,21 @@ def load_progress(db: Connection) -> int | None:
 
 
 def load_totals(db: Connection, index: str) -> list[int]:
-    """Load the numbers of rows, of words of texts, and of words of scopes, which may be damaged."""
+    """Load the stored numbers of rows, text words and scope words, which may be damaged."""
     totals = scalar(db, sizes_of, f"SELECT CAST(coalesce((SELECT block FROM {index}_data WHERE id = 1), '') AS BLOB)")
-    return totals or [0, 0, 0]  # an index that never held a row has none
+    return totals or [0, 0, 0]  # an index that never had a row has no totals
 
 
 def sizes_of(blob: bytes) -> list[int]:
-    """Decode numbers of FTS5: seven bits a byte, and the eighth in all but the last."""
+    """Decode FTS5's variable-length integers: seven bits a byte, with the eighth bit in all but the last."""
     varints = re.findall(rb"[\x80-\xff]*[\x00-\x7f]", blob)
     return [reduce(lambda value, byte: value << 7 | byte & 0x7F, varint, 0) for varint in varints]
 
 
 def find_fault(path: Path) -> str | None:
-    """Return the fault of the index of the database at `path`, if it has one. Raises `sqlite3.Error`.
+    """Return the fault of the index in the database at `path`, or None. Raises `sqlite3.Error`.
 
-    Reads all of it on a connection of its own, in seconds per million messages. FTS5's own check would block writers.
+    Reads the whole index on its own connection, in seconds per million messages. FTS5's own check would block writers.
     """
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
         register_functions(db)
@@ -94,25 +94,25 @@ def find_fault(path: Path) -> str | None:
 
 def _damage(db: Connection) -> str | None:
     if not _is_kept_up(db, SERVING):
-        return "it was taken off the messages because it failed"
-    # Rows without an entry, and entries without a row, or with damaged sizes (of up to 200,000 words, and 3 or 4).
+        return "it was detached from the messages because it failed"
+    # Rows without an entry, and entries without a row or with damaged sizes (up to 200,000 words, and 3 or 4).
     query = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT EXISTS (
         SELECT 1 FROM {SERVING}_docsize d WHERE d.id = m.id))
       + (SELECT count(*) FROM {SERVING}_docsize d WHERE NOT EXISTS (
         SELECT 1 FROM messages m WHERE m.id = d.id AND m.indexed = 1) OR NOT (hex(d.sz) GLOB '[0-7]?0[34]'
           OR hex(d.sz) GLOB '[89A-F]?[0-7]?0[34]' OR hex(d.sz) GLOB '[89A-F]?[89A-F]?[0-7]?0[34]'))"""
     if stray := scalar(db, int, query):
-        return f"{stray} messages are in it and should not be, or the other way round"
+        return f"{stray} messages are missing from it or should not be in it"
     db.execute(f"CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, {SERVING}, 'col')")
     words = dict(db.execute("SELECT col, sum(cnt) FROM temp.terms GROUP BY col"))
     rows = scalar(db, int, f"SELECT count(*) FROM {SERVING}_docsize")
     if load_totals(db, SERVING) != [rows, words.get("text", 0), words.get("scope", 0)]:
-        return f"it holds {sum(words.values())} words of {rows} messages and counts others"
+        return f"its totals do not match its {sum(words.values())} words of {rows} messages"
     return None
 
 
 def _misfit(db: Connection) -> str | None:
-    """Return a sentence about a message without its words, if a sample has one. ASCII is cut alike everywhere."""
+    """Return a sentence about a sampled message whose words are not indexed. ASCII is split alike in all versions."""
     query = """SELECT id, substr(fts_row(text, body), 1, 61) FROM messages
     WHERE indexed = 1 AND (id > :top - 30 OR id % (1 + :top / 30) = 0) LIMIT 60"""
     for row_id, text in db.execute(query, {"top": _newest(db)}).fetchall():
@@ -120,13 +120,13 @@ def _misfit(db: Connection) -> str | None:
         if start and start.isascii() and any(map(str.isalnum, start)):
             match = (f"text:({phrase(start)})", row_id)
             if scalar_or_none(db, int, f"SELECT 1 FROM {SERVING} WHERE {SERVING} MATCH ? AND rowid = ?", match) is None:
-                return f"it does not hold the words of message {row_id}"
+                return f"it does not contain the words of message {row_id}"
     return None
 
 
 @locks(EVERYTHING)
 def begin_index(db: Connection, *, keeps_old: bool) -> None:
-    """Begin a new index; without `keeps_old` remove the one that served."""
+    """Begin a new index. Without `keeps_old`, remove the index in use."""
     for index in (MAKING,) if keeps_old else (MAKING, SERVING):
         _drop(db, index)
     save_note(db, _FLOOR_NOTE, str(_newest(db) + 1))
@@ -136,13 +136,13 @@ def begin_index(db: Connection, *, keeps_old: bool) -> None:
 
 
 def is_being_made(db: Connection) -> bool:
-    """Return True if there is an unfinished index, of this process or an earlier one, to go on with."""
+    """Return True if an unfinished index exists that can be continued."""
     return load_note(db, _MADE_NOTE) == str(SEGMENT_VERSION) and _is_kept_up(db, MAKING)
 
 
 @locks(EVERYTHING)
 def extend_index(db: Connection) -> bool:
-    """Add the next block of messages to the unfinished index, or merge parts of it; True when it is done and serves."""
+    """Add a block of messages to the unfinished index, or merge parts of it. Return True when it is done and in use."""
     floor = int(load_note(db, _FLOOR_NOTE) or 0)
     query = f"""SELECT min(id) FROM (
       SELECT id, sum(min(length, {INDEXED_CHARACTERS})) OVER (ORDER BY id DESC) AS characters,
@@ -169,7 +169,7 @@ def extend_index(db: Connection) -> bool:
 
 
 def _drop(db: Connection, index: str) -> None:
-    """Remove an index, however damaged: SQLite cannot drop a table that it cannot open."""
+    """Remove an index, however damaged. SQLite cannot drop a table that it cannot open."""
     drop_index_triggers(db, index)
     try:
         db.execute(f"DROP TABLE IF EXISTS {index}")
@@ -196,7 +196,7 @@ def _newest(db: Connection) -> int:
 
 
 async def keep_index(store: Store) -> None:
-    """Keep the index sound, until cancelled. Writes and searches go on meanwhile."""
+    """Keep the index healthy until cancelled. Writes and searches continue meanwhile."""
     is_done = isinstance(store, SqliteStore)
     while not is_done:
         began = time.monotonic()
@@ -227,7 +227,7 @@ async def mend_index(store: SqliteStore) -> None:
             await store.write(begin_index, keeps_old=fault == OUTDATED)
         started = began = time.monotonic()
         while not await store.write(extend_index):
-            await asyncio.sleep(time.monotonic() - began)  # half of the writer's time is for the chats
+            await asyncio.sleep(time.monotonic() - began)  # leave half of the writer's time to the chats
             began = time.monotonic()
         log.info("search.rebuilt", seconds=round(time.monotonic() - started, 1))
-    raise StoreUnavailable("the search index has a fault whenever it was made")
+    raise StoreUnavailable("the search index still has a fault after three attempts to rebuild it")

@@ -1,4 +1,4 @@
-"""Search with fewer words than those of a query, or with words that are spelt nearly alike."""
+"""Search with fewer words than the query has, or with similarly spelt words."""
 
 import itertools
 from bisect import bisect_left
@@ -12,16 +12,16 @@ from hermes_state.store.segment import folded
 from hermes_state.store.sql import Connection
 
 MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
-"""Most words of a query that are replaced, in 15 to 40 ms each, and most words in place of one."""
+"""Maximum number of replaced words in a query (15 to 40 ms each), and of replacements for each."""
 
 
 def search_in_other_words(
     db: Connection, query: str, *, limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> tuple[list[FoundMessage], tuple[str, ...]]:
-    """Return the best rows that match `query`, or, if there are none, rows with some of its words, and these words.
+    """Return the best rows that match `query`, else rows with some of its words, and those words.
 
-    The commonest word is left out, then the next, until there are matches. Words that differ in one letter replace a
-    word that is unknown there, and are left out before the others.
+    The most common words are dropped first, until there are matches. An unknown word is replaced with known words that
+    differ in one letter, which are dropped before the others.
     """
     parsed, matches = parse_query(query), match_reader(db, **filters)
     hits = ranked(matches, parsed, "best", limit) if parsed is not None else []
@@ -34,8 +34,7 @@ def search_in_other_words(
     order = [*near, *known]
     left_out = bisect_left(range(len(order)), True, key=lambda first: _count(matches, " ".join(order[first:]), 1) > 0)
     kept = " ".join(word for word in (*counts, *near) if word in order[left_out:])
-    # The rarest word may be the wrong one to keep, so half of the room is for messages with any other rare word.
-    # All messages with a rare word are shown, next to those that have more words.
+    # The rarest word may be the wrong choice. So half of the results may contain any other rare word.
     rare = [*near, *(word for word in reversed(known) if counts[word] <= 10)]
     asked = [found for words in (kept, *rare) if (found := parse_query(words)) is not None]
     best = [matches.best(one.expression, one.terms, limit) for one in asked if one.expression is not None]
@@ -45,15 +44,15 @@ def search_in_other_words(
     return load_found(matches, [*further.items()][:limit], [*terms]), tuple(term.text for term in terms)
 
 
-def _count(matches: MatchReader, words: str, limit: int = 1_000) -> int:  # in about a millisecond
+def _count(matches: MatchReader, words: str, limit: int = 1_000) -> int:  # takes about a millisecond
     parsed = parse_query(words)
     return matches.count(parsed.expression, limit) if parsed is not None and parsed.expression else 0
 
 
 def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
-    """Return known words that some others may have meant. The index has those of all chats, so each is looked up."""
+    """Return known words that the unknown ones may have meant. The index mixes all chats, so each word is looked up."""
     bare = {word: folded(word).strip(".,:;!?'") for word in words}
-    # A shorter word is near too many others, a longer one takes too long.
+    # Shorter words resemble too many others; longer words take too long.
     misspelt = [word for word in words if bare[word].isalpha() and 5 <= len(bare[word]) <= 32]
     near: list[str] = []
     for word in misspelt[:MAX_MISSPELT]:
@@ -64,7 +63,7 @@ def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
 
 
 def _variants(word: str) -> Iterator[str]:
-    """Yield words that differ from `word` in one letter: left out, added, exchanged, or swapped with the next."""
+    """Yield words that differ from `word` in one letter: removed, added, replaced, or swapped with the next."""
     blocks = {ord(letter) & ~127 for letter in word}
     letters = (letter for first in blocks for letter in map(chr, range(first, first + 128)) if letter.isalpha())
     alphabet = [letter for letter in letters if letter == letter.lower()]

@@ -1,8 +1,8 @@
-"""Query parser: makes a tree of a person's text, which `fts5` and `tsquery` write for their index.
+"""Query parser: turns a person's text into a tree, which `fts5` and `tsquery` translate for their index.
 
-It knows `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals, and drops the rest.
-Pasted text looks like that, too (`find . -name foo`, `IS NOT NULL`). So the words of a query are also looked for side
-by side, and options of commands (`--rm`, `-rf`) exclude nothing.
+Supports `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals, and ignores the rest.
+Pasted text can look like operators (`find . -name foo`, `IS NOT NULL`). So the words of a query are also searched side
+by side, and command options (`--rm`, `-rf`) exclude nothing.
 """
 
 import re
@@ -15,36 +15,34 @@ from typing import TypeAlias
 
 from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, folded, segment_query
 
-MAX_TERMS = 32  # words of a query that count: a pasted page is not a query
+MAX_TERMS = 32  # words of a query that count; a pasted page is not a query
 
 
 _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])|(?P<word>[^\s"()]+)')
 _DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"} | {0x2014: "--"}
 _IN_WORD = rf"[^\W_{CJK}]"
 LETTER = r"[^\W_]"
-"""Pattern of a letter or digit of any script, which compiles a hundred times as fast as one without Chinese."""
-# Punctuation between two words: short, possessive, and without a sign of the next word. Else a match of nearly equal
-# signs is tried in every possible way, while nothing else in the process runs.
+"""Letter or digit of any script. Compiles a hundred times faster than a pattern that excludes Chinese."""
+# Punctuation between two words: short, possessive, and without characters of the next word. Otherwise repeated
+# characters cause exponential backtracking that blocks the whole process.
 _BETWEEN = rf"(?:_|[^\w{EMOJI}]){{0,16}}+"
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A word or phrase of a query."""
-
     text: str
-    is_prefix: bool  # its last word may go on in a match
+    is_prefix: bool  # the last word may continue in a match
 
     @property
     def words(self) -> list["Term"]:
-        """Words of the index in it, each a term."""
+        """The indexed words in it, each as a term."""
         *words, last = re.findall(r"[^\W_]+", segment_query(self.text)) or [""]
         return [*(Term(word, False) for word in words), Term(last, self.is_prefix)] if last else []
 
     def pattern(self, words: int | None = None, edge: str = _IN_WORD) -> str | None:
-        """Return the pattern of its first `words` words in folded text, if any, without an `edge` next to them.
+        """Return a pattern for its first `words` words in folded text, not touching an `edge`; None without words.
 
-        It begins with the plain word, which is found ten times as fast as with a boundary before it.
+        The pattern starts with the plain word, which is found ten times faster than after a boundary.
         """
         pieces: list[str] = re.findall(rf"[^\W_]+|[{EMOJI}]", folded(self.text))[:words]
         if not pieces:
@@ -57,21 +55,21 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """A match has all of the parts, at least two."""
+    """Matches that contain all parts, at least two."""
 
     parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """A match has one of the parts, at least two."""
+    """Matches that contain any of the parts, at least two."""
 
     parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """A match has the wanted part and not the excluded one."""
+    """Matches that contain the wanted part but not the excluded part."""
 
     wanted: "Expression"
     excluded: "Expression"
@@ -82,23 +80,20 @@ Expression: TypeAlias = Term | AllOf | AnyOf | Without
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parsed query."""
-
-    expression: Expression | None  # None when nothing but exclusions is left
+    expression: Expression | None  # None if only exclusions are left
     wanted: tuple[Term, ...]
-    terms: tuple[Term, ...]  # all of them, excluded ones too
-    whole: Term | None  # all words side by side; None for less than two
+    terms: tuple[Term, ...]  # including excluded terms
+    whole: Term | None  # all words side by side; None for fewer than two
     text: str
-    """Typed words in one line and small letters, for a comparison with the source of pasted text."""
+    """The typed words, folded into one line, for comparison with the source of pasted text."""
     has_exclusions: bool
     words: tuple[str, ...]
-    """Its words, in pairs of characters for Chinese or Japanese; none with quotes or operators."""
+    """The words, for Chinese or Japanese as pairs of characters; none if there are quotes or operators."""
 
 
 def parse_query(text: str) -> Query | None:
-    """Parse a query of which all words must occur; None for nothing, or for exclusions alone. Never raises."""
-    # Half an emoji and NUL cannot reach SQLite.
-    # A pasted word of a megabyte keeps the index busy for seconds.
+    """Parse a query whose words must all occur; None if it is empty or only excludes. Never raises."""
+    # SQLite accepts neither half an emoji nor NUL. A pasted word of a megabyte would keep the index busy for seconds.
     clean = text[:2_000].encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
     items = _limited(_items(clean))
     terms = tuple(item for item in items if isinstance(item, Term))
@@ -123,12 +118,12 @@ def _parts(term: Term) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """Fold `text` for the comparison of whole queries: in one line, with one kind of dash."""
+    """Fold `text` into one line with one kind of dash, to compare whole queries."""
     return " ".join(folded(text.translate(_DASHES)).split())
 
 
 def _items(text: str) -> Iterator[str | Term]:
-    """Yield operators and brackets, and terms with a token."""
+    """Yield operators, brackets, and terms that contain a word."""
     for match in _PIECE.finditer(text):
         if match["bracket"]:
             yield match["bracket"]
@@ -152,7 +147,7 @@ def _word(word: str) -> Iterator[str | Term]:
 
 def _term(text: str, *, is_prefix: bool) -> Iterator[Term]:
     categories = map(unicodedata.category, segment_query(text))
-    if any(category[0] in "LN" or category == "Co" for category in categories):  # tokens, also of private use
+    if any(category[0] in "LN" or category == "Co" for category in categories):  # tokens, also in private use areas
         yield _made(text, is_prefix=is_prefix)
 
 
@@ -171,12 +166,12 @@ def _limited(items: Iterator[str | Term]) -> deque[str | Term]:
     return kept
 
 
-# The grammar; items that do not fit are skipped:
+# The grammar. Items that do not fit are skipped.
 # any = all { OR all } ;  all = { [NOT] (term | "(" any ")") | AND }
 
 
 def _any(items: deque[str | Term], wanted: list[Term], depth: int = 0) -> Expression | None:
-    """Parse and remove the front of `items`; add the terms of a match to `wanted`."""
+    """Parse and remove the front of `items`. Add the terms of a match to `wanted`."""
     parts = [_all(items, wanted, depth)]
     while items and items[0] == "OR":
         items.popleft()

@@ -1,4 +1,4 @@
-"""Ranking of matches, for both engines: the newest are scored by a BM25 that counts words in their texts."""
+"""Ranking for both engines: the newest matches get a BM25 score from the words in their texts."""
 
 import heapq
 import math
@@ -13,16 +13,16 @@ from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 
 RANKED_HITS = 1_000
-"""Most matches that are ranked, the newest: all matches of a common word take a second per million rows."""
+"""Number of newest matches that are ranked. Ranking all matches of a common word takes a second per million rows."""
 
 COUNTED_CHARACTERS, COUNTED_TERMS = 4_000, 8
-"""Beginnings of texts in which terms are counted, as a sample of the rest, and most terms, the rarest."""
+"""Number of characters of a text in which terms are counted, and number of counted terms (the rarest)."""
 
 _K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
 
 
 class SearchFilter(TypedDict, total=False):
-    """Bounds of a search. A turn that searches finds nothing of itself, nor results of earlier searches."""
+    """Limits of a search. A turn that searches does not find itself or the results of earlier searches."""
 
     chat_id: ChatId | None
     lineage_id: LineageId | None
@@ -32,7 +32,7 @@ class SearchFilter(TypedDict, total=False):
 
 
 class MatchReader(ABC):
-    """Matches in the index of an engine, within the bounds of a search."""
+    """Matches in an engine's index, within the limits of a search."""
 
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         self.db = db
@@ -46,29 +46,28 @@ class MatchReader(ABC):
 
     @abstractmethod
     def count(self, expression: Expression, limit: int) -> int:
-        """Count the matches, at most `limit`."""
+        """Count at most `limit` matches."""
 
     @abstractmethod
     def newest(self, expression: Expression, limit: int) -> list[tuple[int, float]]:
-        """Return ids of the newest matches, each with the score 0; also of those before `since`."""
+        """Return ids of the newest matches, each with the score 0, ignoring `since`."""
 
     @abstractmethod
     def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
-        """Return ids and scores of the best of the newest matches; `expression` asks for `terms`."""
+        """Return ids and scores of the best among the newest matches. `expression` contains `terms`."""
 
     @abstractmethod
     def known_words(self, words: Collection[str], head: str) -> list[str]:
-        """Return those of `words` that the index has, of this place at least; most begin with `head`."""
+        """Return the indexed words among `words`, at least those of this place. Most start with `head`."""
 
 
 def weight(frequency: float, count: float) -> float:
-    """Return the weight of a term in `frequency` of `count` messages."""
     frequency = min(count, frequency)
     return max(_LEAST_WEIGHT, math.log((count - frequency + 0.5) / (frequency + 0.5)))
 
 
 def scored(rows: Iterable[tuple[int, str, int, float]], weights: Mapping[Term, float]) -> Iterator[tuple[int, float]]:
-    """Yield ids and scores of rows: id, beginning of the text, its characters, and its length by the average."""
+    """Yield ids and scores of rows (id, start of the text, characters, length relative to the average)."""
     known = [(weight, term.pattern() or "(?!)") for term, weight in weights.items()]
     counted = [(weight, re.compile(pattern).findall) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
     for row_id, text, characters, length in rows:
@@ -82,5 +81,4 @@ def scored(rows: Iterable[tuple[int, str, int, float]], weights: Mapping[Term, f
 
 
 def best_of(hits: Iterable[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
-    """Return the hits with the highest scores; of equal ones the newest."""
     return heapq.nlargest(limit, hits, key=lambda hit: (hit[1], hit[0]))

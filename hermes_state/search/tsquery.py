@@ -1,8 +1,8 @@
-"""Matches in PostgreSQL's index, of which the newest are found in two ways.
+"""Matches in PostgreSQL's index. The newest ones are found in two ways.
 
-An index of words (GIN) has all matches or none, so a common word is looked for from the newest message back, and a
-rare one in the index. The newest messages tell which: the planner expects an unknown word in one of a thousand
-messages, and would look through all of them.
+An index of words (GIN) returns all matches or none. So common words are searched from the newest message back, and rare
+words in the index. The newest messages decide which: the planner would expect an unknown word in every thousandth
+message and read all of them.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,28 +22,28 @@ from hermes_state.search.ranking import (
 from hermes_state.store.segment import REPEATS, fts_row
 from hermes_state.store.sql import Connection, scalar
 
-RECENT_ROWS = 500  # newest messages that are looked through first, in half a millisecond
+RECENT_ROWS = 500  # newest messages that are searched first, in half a millisecond
 
 COUNTED_HITS = 300
-"""Newest matches that are ranked by words in their texts: to fetch and to fold a text takes 20 µs."""
+"""Number of newest matches ranked by the words in their texts. Loading and folding a text takes 20 µs."""
 
 
-# Purpose: the newest matches among the newest messages. (IS TRUE keeps the index out of it.)
+# Purpose: find the newest matches among the newest messages. (IS TRUE avoids the index.)
 _RECENT = """
 SELECT message_id FROM message_words
 WHERE (words @@ CAST(? AS tsquery)) IS TRUE AND message_id < ? AND message_id > ? ORDER BY message_id DESC LIMIT ?"""
-# Purpose: the values for bm25 of the matches of a query, and their times.
+# Purpose: load the bm25 values and times of a query's matches.
 _WITH_TEXTS = f"""
 SELECT m.id, left(m.text, {COUNTED_CHARACTERS}), m.body, coalesce(length(m.text), 0) + coalesce(length(m.body), 0),
   m.created_at FROM ({{}}) AS found JOIN messages m ON m.id = found.message_id"""
-# Purpose: which of some words the newest messages with any of them have.
+# Purpose: find out which of some words occur in the given messages.
 _KNOWN = """
 SELECT DISTINCT lexeme FROM (SELECT words FROM message_words WHERE message_id = ANY(CAST(? AS bigint[]))) AS hit,
   unnest(words) WHERE lexeme = ANY(CAST(? AS text[]))"""
 
 
 def query_text(expression: Expression) -> str | None:
-    """Write the expression as a `tsquery`; None if no row can match, as for a letter that the tokenizer drops.
+    """Translate the expression into a `tsquery`; None if no row can match, as for a letter that the tokenizer drops.
 
     >>> query_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
     "('red':* & !('blue'<->'house'))"
@@ -65,11 +65,9 @@ def query_text(expression: Expression) -> str | None:
 
 
 class TsMatches(MatchReader):
-    """Matches in the words of messages."""
-
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
-        # An id above all that may be found. (Statements with parameters travel with those before them.)
+        # An id above all possible matches. (Statements with parameters share the round trip of earlier ones.)
         query = "SELECT least(CAST(? AS bigint), coalesce(max(message_id), 0) + 1) FROM message_words"
         self._top = scalar(db, int, query, (self.before,))
         left_out = [f"!'{mark(REPEATS)}'"] if self.leaves_out_repeats else []
@@ -84,9 +82,9 @@ class TsMatches(MatchReader):
         return [(row_id, 0.0) for (row_id,) in self._newest(expression, limit)]
 
     def _newest(self, expression: Expression, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        """Load rows in the `shape` of a statement around one that finds ids.
+        """Load rows with a statement in the given `shape` around the search for ids.
 
-        Looks back until that takes longer than an estimate for all matches in the index.
+        Searches back until that would take longer than all matches from the index.
         """
         if (query := query_text(expression)) is None:
             return []
@@ -96,7 +94,7 @@ class TsMatches(MatchReader):
             if len(rows) == limit or span >= self._top:
                 return rows
             needed = 2 * limit * span // max(1, len(rows))
-            # A match in the index takes ten times as long as a message that is looked through.
+            # A match from the index takes ten times as long as a message that is searched.
             if needed > 10 * self._top * len(rows) / span:
                 return self._looked_up(query, limit, shape)
             span = needed
@@ -106,7 +104,7 @@ class TsMatches(MatchReader):
         return self.db.execute(shape.format(_RECENT), (query, *bounds)).fetchall()
 
     def _looked_up(self, query: str, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        # The newest of all matches, by the index. (MATERIALIZED keeps the limit out of how they are found.)
+        # The newest of all matches, by the index. (MATERIALIZED applies the limit only afterwards.)
         statement = """WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
         SELECT message_id FROM hit WHERE message_id < ? ORDER BY message_id DESC LIMIT ?"""
         return self.db.execute(shape.format(statement), (query, self._top, limit)).fetchall()
@@ -130,5 +128,5 @@ class TsMatches(MatchReader):
 
 
 def _array(ids: Sequence[int]) -> str:
-    """Write an array of PostgreSQL, for which the driver takes 3 ms with a thousand ids."""
+    """Format a PostgreSQL array. The driver would take 3 ms for a thousand ids."""
     return "{" + ",".join(map(str, ids)) + "}"

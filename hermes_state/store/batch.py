@@ -1,4 +1,4 @@
-"""Group commit on a writer's thread: many functions, one transaction, one commit."""
+"""Group commit on a writer's thread: many functions, one transaction."""
 
 import asyncio
 import contextlib
@@ -11,14 +11,14 @@ from typing import Any
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.sql import Connection, nested
 
-_BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
+_BROKEN_OFF = "the transaction ended inside a function; nothing was stored"
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class WriteRequest:
-    """A function that waits for its turn, and its outcome."""
+    """A queued function and its outcome."""
 
-    future: asyncio.Future[Any]  # every function has its own result; `Store.write` gives it its type back
+    future: asyncio.Future[Any]  # `Store.write` restores the type of the result
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -27,15 +27,15 @@ class WriteRequest:
     error: BaseException | None = None
 
     def run(self, db: Connection, ends_batch: Callable[[BaseException], bool], *, is_nested: bool = False) -> None:
-        """Run the function inside the open transaction, with `is_nested` in a savepoint; keep its result or error.
+        """Run the function in the open transaction, with `is_nested` in a savepoint. Keep its result or error.
 
-        Raises only errors that end the whole batch: trouble with the database or a lock, or the end of the transaction.
+        Raises only errors that end the whole batch: a database or lock error, or a transaction that ended by itself.
         """
         try:
             with nested(db) if is_nested else contextlib.nullcontext():
                 self.result = self.fn(db, *self.args, **self.kwargs)
             self.error = None
-        except BaseException as error:  # the waiting caller gets it
+        except BaseException as error:  # passed on to the waiting caller
             if ends_batch(error):
                 raise
             if not db.in_transaction:
@@ -54,37 +54,36 @@ class WriteRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionRules:
-    """Properties of an engine for group commit."""
+    """Engine-specific parts of group commit."""
 
     begin: Callable[[Any, Sequence[WriteRequest]], Sequence[Sequence[WriteRequest]]]
-    """Begins the transaction of a batch; returns queues of writes that must follow each other."""
+    """Begin a batch's transaction. Return queues of writes whose order matters."""
     run_all: Callable[[Any, Sequence[Callable[[], None]]], None]
-    """Runs queues, which are independent of each other."""
+    """Run independent queues."""
     ends_batch: Callable[[BaseException], bool]
-    """True for trouble with the database or a lock, which fails the whole batch."""
-    failure: type[Exception]  # any error of the engine's
-    rejection: type[Exception]  # a constraint that does not hold
+    """True for a database or lock error that fails the whole batch."""
+    failure: type[Exception]  # base class of the engine's errors
+    rejection: type[Exception]  # violated constraint
 
 
 def commit_batch(db: Connection) -> None:
-    """Commit the batch. All that the store ever acknowledges passes this function."""
+    """Commit the batch. Every acknowledged write passes through this function."""
     db.execute("COMMIT")
 
 
 def run_batch(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:
-    """Run every function of `batch` in one transaction and commit it.
+    """Run the functions of `batch` in one transaction and commit it.
 
-    On return each write has its `result`, or the `error` that took back its own changes. If this raises
-    (`StoreUnavailable`, or the engine's error about the disk, a lock or the commit), nothing of the batch is stored and
-    it may run again.
+    Afterwards each write has a `result`, or an `error` and no changes. If this raises (`StoreUnavailable`, or the
+    engine's error about the disk, a lock or the commit), nothing is stored and the batch may run again.
     """
     _roll_back(db, rules)  # an earlier rollback may have failed with the disk
     try:
-        # Savepoints cost more than an ordinary function, and functions rarely fail: so the first run has none.
+        # The first run has no savepoints, because they cost more than an ordinary function, and functions rarely fail.
         if not _run_open(db, batch, rules) and len(batch) > 1:
             _run_isolated(db, batch, rules)
     except rules.rejection:
-        # A constraint that is checked at the commit has failed. Alone, each function gets its own verdict.
+        # A constraint checked at the commit failed. Run the functions one by one to find out whose it was.
         _roll_back(db, rules)
         if len(batch) == 1:
             raise
@@ -98,7 +97,7 @@ def run_batch(db: Connection, batch: Sequence[WriteRequest], rules: TransactionR
 
 
 def _run_open(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> bool:
-    """Run the batch without savepoints; if a function raises, roll all back and return False."""
+    """Run the batch without savepoints. If a function raises, roll back everything and return False."""
     queues = rules.begin(db, batch)
     rules.run_all(db, [partial(_run_queue, db, queue, rules) for queue in queues])
     if any(write.error is not None for write in batch):
@@ -110,7 +109,7 @@ def _run_open(db: Connection, batch: Sequence[WriteRequest], rules: TransactionR
         if rules.ends_batch(error):
             raise
         _roll_back(db, rules)
-        batch[0].error = error  # with several writes, the isolated run finds the right one
+        batch[0].error = error  # with several writes, the isolated run finds the culprit
         return False
     return True
 
@@ -123,7 +122,6 @@ def _run_queue(db: Connection, queue: Sequence[WriteRequest], rules: Transaction
 
 
 def _run_isolated(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:
-    """Run the batch with a savepoint for each function."""
     rules.begin(db, batch)
     for write in batch:
         write.run(db, rules.ends_batch, is_nested=True)

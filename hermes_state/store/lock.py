@@ -1,7 +1,7 @@
-"""File lock with one holder: an advisory lock on a side file with the holder's name.
+"""File lock with one holder: an advisory lock on a side file that names the holder.
 
-The kernel drops a `flock` with its process, also after a crash. The file stays: without it, two processes could lock
-two files of the same name.
+The kernel releases a `flock` when its process ends, even after a crash. The file is never deleted: otherwise two
+processes could lock two files with the same name.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from hermes_state.errors import LockUnavailable, StoreUnavailable
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Holder of a lock, as it described itself in the lock file."""
+    """Holder of a lock, as written to the lock file."""
 
     pid: int
     command: str
@@ -28,7 +28,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileLock:
-    """A held lock. Use `acquire`; `release` gives it back and may be called again."""
+    """A held lock, made by `acquire`. `release` may be called more than once."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -36,10 +36,10 @@ class FileLock:
 
     @classmethod
     def acquire(cls, path: Path, *, what: str, is_shared: bool = False) -> Self:
-        """Take the lock at `path`, whose file (mode 0600) is created where it is missing.
+        """Acquire the lock at `path`, creating its file (mode 0600) if needed.
 
-        `what` names the guarded thing in the message. `is_shared`: every user may write the folder and take the lock.
-        Raises `LockUnavailable` when a living process (also this one) holds it, or `StoreUnavailable`.
+        `what` names the guarded thing in error messages. `is_shared` allows users to share the folder and the lock.
+        Raises `LockUnavailable` if a running process (even this one) holds the lock, or `StoreUnavailable`.
         """
         try:
             descriptor = (_open_shared if is_shared else _open)(path)
@@ -51,16 +51,15 @@ class FileLock:
             raise LockUnavailable(f"{what} is in use by {who}", holder=who)
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]]).strip() or "python"
         text = msgspec.json.encode(ProcessInfo(pid=os.getpid(), command=command, since=int(time.time())))
-        with contextlib.suppress(OSError):  # on a full disk the lock has no name
+        with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, text, 0)
         return cls(path, descriptor)
 
     def release(self) -> None:
-        """Release the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # an old name in an unlocked file does no harm
+            with contextlib.suppress(OSError):  # an old name in an unlocked file is harmless
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
 
@@ -72,13 +71,13 @@ class FileLock:
 
 
 def refuse_held(path: Path, *, what: str) -> None:
-    """Raise `LockUnavailable` if a living process holds the lock at `path`, without creating it."""
+    """Raise `LockUnavailable` if a process holds the lock at `path`. Does not create the file."""
     if (who := holder(path)) is not None:
         raise LockUnavailable(f"{what} is in use by {who}", holder=who)
 
 
 def holder(path: Path) -> str | None:
-    """Return a description of the holder of the lock at `path`, if any. Raises `StoreUnavailable` without access."""
+    """Describe the holder of the lock at `path`; None if it is free. Raises `StoreUnavailable` without access."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -100,7 +99,7 @@ def _open(path: Path) -> int:
 
 
 def _open_shared(path: Path) -> int:
-    """Open a lock file of all users; refuse a link or any other kind of file."""
+    """Open a lock file that all users share. Refuse links and special files."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     before = os.umask(0)
     try:
@@ -112,7 +111,7 @@ def _open_shared(path: Path) -> int:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         os.close(descriptor)
-        raise OSError(errno.EEXIST, "it is no plain file")
+        raise OSError(errno.EEXIST, "not a regular file")
     return descriptor
 
 
@@ -129,7 +128,7 @@ def _take(descriptor: int) -> bool:
 def _read_holder(descriptor: int) -> str:
     try:
         found = msgspec.json.decode(os.pread(descriptor, 4096, 0), type=ProcessInfo)
-    except msgspec.DecodeError:  # it has not written its name yet
+    except msgspec.DecodeError:  # the holder has not written its name yet
         return "another process"
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.since))
     return f"process {found.pid} ({found.command}), since {since}"

@@ -1,8 +1,8 @@
 """Locks of a transaction: each writing function declares the chats that it may touch.
 
-An engine with several writers takes them before a batch begins, so that transactions of one chat follow each other;
-SQLite has one writer and ignores them. People of `sessions.groups: per_user` share the lock of their place, because a
-deletion does not tell whose chat it is about. Threads have their own locks.
+An engine with several writers takes the locks before a batch begins, so transactions of one chat run in order. SQLite
+has one writer and ignores them. Under `sessions.groups: per_user`, people in one place share a lock, because a deletion
+does not say whose chat it concerns. Threads have their own locks.
 
 >>> @locks(turn="turn_id")
 ... def close(db, turn_id): ...
@@ -22,18 +22,18 @@ from hermes_state.values import ChatKey, Cursor
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
-EVERYTHING = "everything"  # name of the lock that keeps out every other transaction
+EVERYTHING = "everything"  # excludes every other transaction
 ROW_KINDS = ("chat", "session", "lineage", "turn", "inbox", "outbox")
-"""Kinds of ids that lead to a chat; after `move_chat` those of waiting and owed rows lead to another one."""
+"""Kinds of ids that lead to a chat. `move_chat` may change the chat of waiting and unsent rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockKeys:
-    """Locks that a transaction or a batch takes before it begins."""
+    """Locks that a transaction or batch takes before it begins."""
 
     rows: frozenset[tuple[str, int]] = frozenset()  # rows whose chats are locked, by kind and id
     names: frozenset[str] = frozenset()
-    """Chats by their keys, stored or not, and other locks with names."""
+    """Chats by key, stored or not, and other named locks."""
 
     def __or__(self, other: "LockKeys") -> "LockKeys":
         return LockKeys(self.rows | other.rows, self.names | other.names)
@@ -41,7 +41,7 @@ class LockKeys:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Parameter with a value that leads to a chat, or that is called inside the transaction."""
+    """Parameter that leads to a chat, or is called inside the transaction."""
 
     kind: str
     index: int
@@ -54,8 +54,6 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """Locks that a function has declared."""
-
     names: frozenset[str]
     parameters: tuple[Parameter, ...]
     inner: Parameter | None
@@ -67,13 +65,13 @@ _ATTRIBUTE = "declared_locks"
 def locks(*names: str, calls: str = "", **paths: str) -> Callable[[Fn], Fn]:
     """Declare the locks of a function: by name, and by paths from its parameters to ids of `ROW_KINDS`.
 
-    `chat` may also lead to a `ChatKey`, or to the `Cursor` of a channel. Spaces separate paths; a sequence means each
-    of its items, None no lock. `calls`: a parameter with a function that is called inside; its locks are added.
+    `chat` may also lead to a `ChatKey` or a channel's `Cursor`. Spaces separate paths. A sequence means each of its
+    items, None no lock. `calls` names a parameter with a function that is called inside; its locks are added.
     """
     assert paths.keys() <= set(ROW_KINDS), paths
 
     def declare(fn: Fn) -> Fn:
-        assert isinstance(fn, FunctionType), "declarations stand at functions"
+        assert isinstance(fn, FunctionType), "only functions can declare locks"
         taken = fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount]
 
         def parameter(kind: str, path: str) -> Parameter:
@@ -89,11 +87,12 @@ def locks(*names: str, calls: str = "", **paths: str) -> Callable[[Fn], Fn]:
 
 def declaration_of(fn: Callable[..., Any]) -> Declaration | None:
     """Return the declared locks of a function, which may be bound or partial."""
-    return getattr(fn.func if isinstance(fn, partial) else fn, _ATTRIBUTE, None)  # a method has its function's
+    # methods share their function's attributes
+    return getattr(fn.func if isinstance(fn, partial) else fn, _ATTRIBUTE, None)
 
 
 def locks_of(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> LockKeys:
-    """Return the locks of the call `fn(db, *args, **kwargs)`; `fn` may be bound or partial."""
+    """Return the locks of the call `fn(db, *args, **kwargs)`. `fn` may be bound or partial."""
     declared = declaration_of(fn)
     if declared is None:
         return LockKeys(names=frozenset({EVERYTHING}))
@@ -115,11 +114,11 @@ def locks_of(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Lock
 
 
 def place_of(key: ChatKey) -> str:
-    """Return the name of the lock that a chat shares with chats of other people in its place."""
+    """Return the name of the lock that all chats in this place share."""
     return f"chat/{key.platform}/{key.account}/{key.chat_ref}/{key.thread_ref}"
 
 
-def _reached(value: Any, attributes: tuple[str, ...]) -> Iterator[object]:  # Any: whatever functions are given
+def _reached(value: Any, attributes: tuple[str, ...]) -> Iterator[object]:  # Any: arguments of any type
     if isinstance(value, Iterable):
         for one in value:
             yield from _reached(one, attributes)

@@ -1,4 +1,4 @@
-"""Migrations of both engines: numbered files of SQL, applied in order and never undone."""
+"""Migrations of both engines: numbered SQL files, applied in order and never undone."""
 
 import hashlib
 import re
@@ -15,20 +15,18 @@ _COMMENT = re.compile(r"--[^\n]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One numbered file of SQL."""
-
     number: int
     name: str
     sql: str
 
     @property
     def checksum(self) -> str:
-        """Hash of the statements; comments and spacing may change after a release."""
+        """Hash of the statements. Comments and spacing may change after a release."""
         return hashlib.sha256(" ".join(_COMMENT.sub("", self.sql).split()).encode()).hexdigest()
 
 
 def read_migrations(package: str, first: int) -> tuple[Migration, ...]:
-    """Read the files in the folder `migrations` of `package`, numbered from `first` without gaps."""
+    """Read the `migrations` folder of `package`, numbered from `first` without gaps."""
     folder = resources.files(package).joinpath("migrations")
     files = (file for file in folder.iterdir() if file.name.endswith(".sql"))
     read = (Migration(number=int(file.name[:4]), name=file.name, sql=file.read_text("utf-8")) for file in files)
@@ -39,7 +37,7 @@ def read_migrations(package: str, first: int) -> tuple[Migration, ...]:
 
 
 def statements(sql: str) -> Iterator[str]:
-    """Yield the single statements of `sql`, because calls with a whole script commit the open transaction first."""
+    """Yield the statements of `sql` one by one, because running a whole script commits the open transaction."""
     statement = ""
     *pieces, rest = sql.split(";")
     for piece in pieces:
@@ -52,23 +50,23 @@ def statements(sql: str) -> Iterator[str]:
 
 
 def note_applied(db: Connection, migration: Migration) -> None:
-    """Store the checksum of a migration, in its own transaction."""
+    """Store the checksum of a migration, inside the migration's transaction."""
     save_note(db, f"migration:{migration.number:04d}", migration.checksum)
 
 
 def check_applied(db: Connection, name: str, applied: Sequence[Migration]) -> None:
-    """Raise `DatabaseRejected` if other migrations than these made the database."""
+    """Raise `DatabaseRejected` if other versions of these migrations made the database."""
     for migration in applied:
         if load_note(db, f"migration:{migration.number:04d}") != migration.checksum:
             raise DatabaseRejected(
-                f"{name} was made with another {migration.name} than the one of this version (an unreleased build?): "
-                "put it aside and start with another database, or run the version that made it"
+                f"{name} was created with a different {migration.name}, perhaps by an unreleased build: "
+                "move it away and start with another database, or run the version that created it"
             )
 
 
 def newer_version(name: str, version: int, newest: int) -> DatabaseRejected:
-    """Return the error for a schema that is newer than this version of the gateway."""
+    """Return the error for a schema newer than this gateway."""
     return DatabaseRejected(
-        f"{name} was written by a newer version of hermes-gateway (schema {version}, this one knows {newest}): "
-        "install that version, or start with a backup"
+        f"{name} was written by a newer version of hermes-gateway (schema {version}, this version supports {newest}): "
+        "install that version, or restore a backup"
     )

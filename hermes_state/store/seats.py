@@ -1,7 +1,7 @@
-"""The seat of a gateway at its database: the locks of its chats, accounts and housekeeping.
+"""The seat of a gateway at its database: its locks on chats, accounts and housekeeping.
 
-Where several gateways (nodes) share a database, each lock has one node, for as long as its seat lasts. The seat of a
-gateway with a database of its own has everything and never ends.
+If several gateways (nodes) share a database, each lock belongs to one node until its seat ends. A gateway with its own
+database has every lock, and its seat never ends.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from hermes_state.values import ChatId
 
 
 class SeatLost(StoreUnavailable):
-    """The seat has ended: another node may have its locks by now."""
+    """The seat has ended, so other nodes may have its locks."""
 
 
 class LockKind(IntEnum):
-    """Kinds of locks, with numbers after those of migrations."""
+    """Kinds of locks. Their numbers follow those of the migrations."""
 
     CHAT = 1212634970
     ACCOUNT = 1212634971
@@ -29,43 +29,40 @@ class LockKind(IntEnum):
 
 
 class SeatLock(NamedTuple):
-    """A lock of a seat."""
-
     kind: LockKind
     key: int  # 31 bits
 
 
 KEEPER = SeatLock(LockKind.KEEPER, 0)
-"""Lock of the node that does schedules, expiry and housekeeping."""
+"""Lock held by the node that runs schedules, expiry and housekeeping."""
 
 
 def chat_lock(chat_id: ChatId) -> SeatLock:
-    """Return the lock of a chat."""
     return SeatLock(LockKind.CHAT, chat_id & 0x7FFFFFFF)
 
 
 def account_lock(account: str) -> SeatLock:
-    """Return the lock of an account, whose node listens and sends."""
+    """Return the lock of an account. Its node receives and sends."""
     return SeatLock(LockKind.ACCOUNT, zlib.crc32(account.encode()) & 0x7FFFFFFF)
 
 
 class HintKind(IntEnum):
-    WORK = 1  # something waits in a chat
-    OWED = 2  # something is owed to a chat
+    WORK = 1  # a message waits in a chat
+    OWED = 2  # a reply waits in a chat
     STOPPED = 3  # a turn was stopped
-    PREVIEW = 4  # the answer of a turn has grown
-    ACCESS = 5  # access was given or taken
-    ASKED = 6  # a turn waits for a person's yes
+    PREVIEW = 4  # a turn's answer has grown
+    ACCESS = 5  # access was granted or revoked
+    ASKED = 6  # a turn waits for an approval
     SCHEDULED = 7  # a schedule has changed
     DROPPED = 8  # a command was stopped
     LEARNED = 9  # a property of a model was learned
 
 
 class Hint(NamedTuple):
-    """Notice of a change that a node has just stored. A lost one only costs time."""
+    """A change that a node has just stored. A lost hint only costs time."""
 
     kind: HintKind
-    id: int  # id of its chat or turn; 0 where it is about neither
+    id: int  # id of the chat or turn, else 0
 
 
 OnHint: TypeAlias = Callable[[Hint], None]
@@ -73,17 +70,17 @@ OnHint: TypeAlias = Callable[[Hint], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """A node for the others."""
+    """A node as the others see it."""
 
     id: str  # id of this process
     name: str
     version: str
-    role: str  # `node`, or `worker`: one that never serves an account
-    settings: str = "{}"  # settings that must be the same on all nodes, as JSON
+    role: str  # `node`, or `worker`, which never serves an account
+    settings: str = "{}"  # JSON of the settings that must be equal on all nodes
 
 
 class Seat(ABC):
-    """The seat of one gateway. `close` it in any case."""
+    """The seat of one gateway. Always `close` it."""
 
     def __init__(self) -> None:
         self.lost = asyncio.Event()
@@ -91,28 +88,28 @@ class Seat(ABC):
     @property
     @abstractmethod
     def is_shared(self) -> bool:
-        """True if other nodes may have a seat, too."""
+        """True if other nodes may share the database."""
 
     @property
     @abstractmethod
     def is_certain(self) -> bool:
-        """True while no other node can have these locks; False some time before one can."""
+        """True while no other node can have these locks. Turns False some time before that changes."""
 
     @abstractmethod
     async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
-        """Take the first `most` free locks of these and return them. Raises `SeatLost`."""
+        """Take up to `most` of these locks that are free, in order, and return them. Raises `SeatLost`."""
 
     @abstractmethod
     async def let_go(self, lock: SeatLock) -> None:
-        """Release a lock, which another node can take when this returns. Raises `SeatLost`."""
+        """Release a lock. Afterwards another node can take it. Raises `SeatLost`."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Release all locks. The node must have ended all work of a lost seat before."""
+        """Release all locks. If the seat is lost, end its work before this call."""
 
 
 class OnlySeat(Seat):
-    """The seat of a gateway with a database of its own."""
+    """The seat of a gateway with its own database."""
 
     @property
     def is_shared(self) -> bool:

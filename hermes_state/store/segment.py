@@ -1,9 +1,8 @@
-"""Searched text of a message, and its segmenter; SQL knows them as `fts_row`, `fts_scope` and `fts_text`.
+"""Searchable text of messages, known to SQL as `fts_row`, `fts_scope` and `fts_text`.
 
 FTS5's `unicode61` tokenizer splits at spaces and punctuation. It finds no words in Chinese or Japanese text and drops
-every emoji. So `segment` first turns a run of CJK characters into overlapping pairs (the last character also stands
-alone) and an emoji into a word of its own. `phrase` cuts queries in the same way. Before that, `folded` makes one text
-of the forms in which people type it.
+every emoji. So `segment` turns a run of CJK characters into overlapping pairs plus the last character, and an emoji
+into a word. `phrase` treats queries in the same way. Before that, `folded` unifies spelling variants.
 
 >>> folded("Café İSTANBUL Straße مُحَمَّد ٢٠٢٤")
 'cafe istanbul strasse محمد 2024'
@@ -22,36 +21,36 @@ from hermes_state.text import well_formed
 from hermes_state.values import MessageBody
 
 SEGMENT_VERSION = 4
-"""Raise it when `segment` or `searched_text` changes for any row: the index is then rebuilt in the background."""
+"""Increase this when `segment` or `searched_text` changes for any row. The index is then rebuilt in the background."""
 
 INDEXED_CHARACTERS = 200_000
-"""Searchable characters at the beginning of a row: long tool output would cost more than it helps."""
+"""Searchable characters at the start of a row. Longer tool output would cost more than it helps."""
 
 _MARK_LETTERS, _MARK_PAIRS = 0x13000, 0x12000
-"""First letters in place of vowel signs, which the tokenizer takes for spaces: hieroglyphs, in pairs cuneiform."""
+"""Letters that replace vowel signs, which the tokenizer treats as spaces: hieroglyphs, or cuneiform in pairs."""
 
 CJK = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\ua960-\ua97f\ud7b0-\ud7ff\U00012000-\U000122ff"
     "\u2e80-\u2fff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 )
-"""Characters of scripts without spaces between words: Thai, Lao, Burmese and Khmer, Hangul, kana and Han."""
+"""Scripts without spaces between words: Thai, Lao, Burmese and Khmer, Hangul, kana and Han."""
 EMOJI = "\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 _REWRITTEN = re.compile(f"(?P<run>[{CJK}]+)|[{EMOJI}]")
 _CYRILLIC = re.compile("[\u0438\u0443]\u0306|\u0456\u0308")
-"""Letters of their own, whose marks are no accents."""
+"""Letters whose marks are not accents."""
 _NASAL = re.compile("[\u0919\u091e\u0923\u0928\u092e]\u094d(?=[\u0915-\u0939])")
-"""Consonants of Hindi that people also write as a dot above the letter before."""
+"""Hindi consonants that people also write as a dot above the previous letter."""
 _SAME = str.maketrans(
     "\u0131\u00f8\u0142\u0111\u00f0\u0127\u0643\u064a\u0649\u0629\u06c1\u02bb\u02bc",
     "iolddh\u06a9\u06cc\u06cc\u0647\u0647''",
     "\u0640\u02be\u02bf\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff",
 ) | {ord(letter): letters for letter, letters in (("\u00e6", "ae"), ("\u0153", "oe"), ("\u00fe", "th"))}
-"""Letters that people type for one another; nothing for the tatweel, hamza signs and skin tones."""
+"""Letters that people type for one another. Tatweel, hamza signs and skin tones disappear."""
 
 
 class _Folding(dict[int, str | int | None]):
-    """Nothing for an accent or vowel point, a letter for a vowel sign, the ASCII digit for any other."""
+    """Map from characters to folded text: nothing for accents, letters for vowel signs, ASCII for digits."""
 
     def __missing__(self, code: int) -> str | int | None:
         category, is_kept = unicodedata.category(chr(code)), 0x0900 <= code < 0x1AB0 or 0x3000 <= code < 0xFE00
@@ -60,7 +59,7 @@ class _Folding(dict[int, str | int | None]):
             same = str(unicodedata.decimal(chr(code)))
         elif category == "Cf" or unicodedata.combining(chr(code)) == 7 or (category == "Mn" and not is_kept):
             same = None
-        elif category in ("Mn", "Mc") and not 0x3000 <= code < 0x3100:  # those of kana are composed
+        elif category in ("Mn", "Mc") and not 0x3000 <= code < 0x3100:  # kana marks are composed instead
             is_paired = re.match(f"[{CJK}]", chr(code)) is not None
             same = _MARK_PAIRS + code % 0x300 if is_paired else _MARK_LETTERS + code % 0x400
         self[code] = same
@@ -71,17 +70,17 @@ _folding = _Folding()
 
 
 def folded(text: str) -> str:
-    """Return the text for comparison: composed, in small letters, without accents and width."""
+    """Return the text for comparison: composed, lower case, without accents and full-width forms."""
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFKD", text).casefold()
-    decomposed = _NASAL.sub("\u0902", decomposed.replace("\u0e40\u0e40", "\u0e41"))  # two signs typed for Thai's one
+    decomposed = _NASAL.sub("\u0902", decomposed.replace("\u0e40\u0e40", "\u0e41"))  # people type Thai's sign twice
     decomposed = _CYRILLIC.sub(lambda letter: unicodedata.normalize("NFC", letter[0]), decomposed)
     return unicodedata.normalize("NFC", decomposed.translate(_folding))
 
 
 def segment(text: str | None) -> str:
-    """Return the text for the index; ASCII text stays as it is."""
+    """Return the text to index. ASCII text stays unchanged."""
     if text is None:
         return ""
     text = text[:INDEXED_CHARACTERS]
@@ -89,20 +88,20 @@ def segment(text: str | None) -> str:
 
 
 def segment_query(text: str) -> str:
-    """Cut the text of one quoted phrase like `segment`.
+    """Prepare a quoted phrase like `segment`.
 
-    A CJK run at the end loses its lone last character: it is in the last pair, and may be followed by another one.
+    The last character of a CJK run is not repeated: it is in the last pair, and another character may follow it.
     """
     return text if text.isascii() else _rewrite(folded(text), is_query=True)
 
 
 def phrase(text: str) -> str:
-    """Return the quoted FTS5 phrase of `text`."""
+    """Return `text` as a quoted FTS5 phrase."""
     return '"' + segment_query(text.rstrip()).replace('"', '""') + '"'
 
 
 def ends_in_half_a_pair(text: str) -> bool:
-    """Return True for a single CJK character at the end, whose pair is unknown."""
+    """Return True if the text ends in a single CJK character, which may be half of any pair."""
     return re.search(f"(?:^|[^{CJK}])[{CJK}]$", folded(text.rstrip())) is not None
 
 
@@ -122,31 +121,30 @@ def _rewrite(text: str, *, is_query: bool) -> str:
 
 
 RECALL_TOOLS: Final = ("history_search", "history_open")
-"""Tools whose calls name words that are looked for, and whose results repeat rows."""
+"""Tools whose calls contain search words, and whose results repeat rows."""
 
-REPEATS: Final = "recall"  # token in the scope of such a result
+REPEATS: Final = "recall"  # marks the scope of a repeated result
 
-# An open string reaches to the end of the text: a search from each quote in it would take quadratic time.
+# An unclosed string extends to the end. Searching from each quote inside it would take quadratic time.
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _decode_string = json.JSONDecoder(strict=False).decode
 _decode_body = msgspec.json.Decoder(MessageBody).decode
 
 
 def fts_row(text: str | None, body: str | None) -> str:
-    """Return the searched text of a row, from its columns."""
+    """Return the searchable text of a row, from its columns."""
     if body is not None:
-        with suppress(msgspec.MsgspecError):  # a damaged body fails where the row itself is read
+        with suppress(msgspec.MsgspecError):  # a damaged body fails when the row itself is read
             return searched_text(text, _decode_body(body))
     return text or ""
 
 
 def fts_scope(chat_id: int, lineage_id: int, role: str, tool_name: str | None) -> str:
-    """Return the scope of a row, from its columns."""
     return f"c{chat_id} l{lineage_id} r{role}" + (f" {REPEATS}" if tool_name in RECALL_TOOLS else "")
 
 
 def searched_text(text: str | None, body: MessageBody | None, redact: Callable[[str], str] = str) -> str:
-    """Return the searched text of a row, at most `INDEXED_CHARACTERS`, after `redact` on it and on calls."""
+    """Return the searchable text of a row, redacted and cut to `INDEXED_CHARACTERS`."""
     fields = [text or ""]
     if body is not None:
         fields += [body.quote.text] if body.quote is not None else []
@@ -157,7 +155,7 @@ def searched_text(text: str | None, body: MessageBody | None, redact: Callable[[
 
 
 def unescaped(arguments: str) -> str:
-    """Return arguments of a call, JSON or nearly so, without the escapes in their strings."""
+    """Resolve the escapes in a call's arguments, which may be broken JSON."""
     return well_formed(_STRING.sub(_meant, arguments)) if "\\" in arguments else arguments
 
 

@@ -1,7 +1,7 @@
-"""SQL helpers for functions that run inside a transaction: rows as values, by the names of their columns.
+"""SQL helpers for functions inside a transaction. Rows become values by column name.
 
-A column fills the field of its name; `"chat.platform"` fills the field `platform` of the field `chat`, which is None
-where all its columns are. A field's type says how its column is read: enums by value, booleans from 0 and 1, msgspec
+A column fills the field with its name. `"chat.platform"` fills the field `platform` of the field `chat`, which is None
+if all its columns are NULL. The field's type decides the conversion: enums by value, booleans from 0 and 1, msgspec
 structs from JSON.
 
 >>> import sqlite3
@@ -25,15 +25,15 @@ from hermes_state.store.locks import locks
 T = TypeVar("T")
 
 Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
-_Row: TypeAlias = tuple[Any, ...]  # with values of the types of the fields
+_Row: TypeAlias = tuple[Any, ...]  # field values
 
 
 class Cursor(Protocol):
-    """Result of a statement, as `sqlite3.Cursor` has it."""
+    """Result of a statement, like `sqlite3.Cursor`."""
 
     @property
     def description(self) -> Any:
-        """A tuple for each column, its name first."""
+        """A tuple for each column, starting with its name."""
 
     @property
     def rowcount(self) -> int: ...
@@ -43,7 +43,7 @@ class Cursor(Protocol):
 
 
 class Connection(Protocol):
-    """Database of a function in a transaction, such as a `sqlite3.Connection`. Parameters stand as `?` or `:name`."""
+    """Database connection of a function in a transaction, like `sqlite3.Connection`. Parameters are `?` or `:name`."""
 
     @property
     def in_transaction(self) -> bool:
@@ -54,48 +54,48 @@ class Connection(Protocol):
 
 
 def select(db: Connection, cls: type[T], query: str, parameters: Parameters = ()) -> list[T]:
-    """Return the rows of a query, each as a `cls`."""
+    """Return each row of a query as a `cls`."""
     cursor = db.execute(query, parameters)
     return list(map(_mapper_of(cls, cursor), cursor.fetchall()))
 
 
 def select_one(db: Connection, cls: type[T], query: str, parameters: Parameters = ()) -> T | None:
-    """Return the first row of a query as a `cls`; None when there is no row."""
+    """Return the first row of a query as a `cls`; None without rows."""
     cursor = db.execute(query, parameters)
     row = cursor.fetchone()
     return None if row is None else _mapper_of(cls, cursor)(row)
 
 
 def scalars(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> list[T]:
-    """Return the single column of a query's rows, each made by `cls`."""
+    """Return a query's only column, each value converted by `cls`."""
     return [cls(value) for (value,) in db.execute(query, parameters).fetchall()]
 
 
 def scalar(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> T:
-    """Return the single value of a query that always has one, made by `cls`."""
+    """Return the single value of a query that always has one, converted by `cls`."""
     (value,) = db.execute(query, parameters).fetchone()
     return cls(value)
 
 
 def scalar_or_none(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> T | None:
-    """Return the single value of a query's first row, made by `cls`; None when it is NULL or there is no row."""
+    """Return the single value of a query, converted by `cls`; None if it is NULL or there is no row."""
     (value,) = db.execute(query, parameters).fetchone() or (None,)
     return None if value is None else cls(value)
 
 
 def insert_row(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters) -> T:
-    """Run an INSERT of one row and return its id, made by `cls`."""
+    """Insert one row and return its id, converted by `cls`."""
     return scalar(db, cls, f"{query} RETURNING id", parameters)
 
 
 def insertion(table: str, names: Iterable[str]) -> str:
-    """Return the INSERT of a row whose columns, and parameters, have these names."""
+    """Return an INSERT of a row whose columns and parameters have these names."""
     names = list(names)
     return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
 
 
 def columns(cls: type, table: str, field: str = "") -> str:
-    """Return the columns of `table` that fill a `cls`, or the `field` that holds one, for a SELECT.
+    """Return the columns of `table` that fill a `cls`, or a `field` of this type, for a SELECT.
 
     >>> from hermes_state.values import Cursor
     >>> columns(Cursor, "c", "cursor")[:68]
@@ -107,14 +107,14 @@ def columns(cls: type, table: str, field: str = "") -> str:
 
 @contextmanager
 def nested(db: Connection) -> Iterator[None]:
-    """Open a savepoint: when the block raises, its changes are taken back, and the transaction goes on."""
+    """Open a savepoint. If the block raises, only its changes are rolled back."""
     db.execute("SAVEPOINT nested")
     try:
         yield
         if db.in_transaction:
-            db.execute("RELEASE nested")  # may raise the error of a statement whose result nobody has looked at
+            db.execute("RELEASE nested")  # may raise the error of an unread statement
     except BaseException:
-        if db.in_transaction:  # a full disk ends the transaction, and the savepoint with it
+        if db.in_transaction:  # a full disk ends the transaction and its savepoints
             db.execute("ROLLBACK TO nested")
             db.execute("RELEASE nested")
         raise
@@ -124,7 +124,7 @@ def _mapper_of(cls: Callable[..., T], cursor: Cursor) -> Callable[..., T]:
     return _mapper(cls, tuple([column[0] for column in cursor.description]))
 
 
-@cache  # reading the types of fields takes longer than most queries
+@cache  # resolving type hints takes longer than most queries
 def _mapper(cls: Any, names: tuple[str, ...]) -> Callable[..., Any]:
     types = {}
     for name, hint in get_type_hints(cls).items():
@@ -160,12 +160,11 @@ def _converter(kind: Any) -> Callable[[Any], Any] | None:
 
 
 def load_note(db: Connection, key: str) -> str | None:
-    """The note kept under `key`, None if there is none."""
+    """Load the note stored under `key`; None if there is none."""
     return scalar_or_none(db, str, "SELECT value FROM meta WHERE key = ?", (key,))
 
 
 @locks("notes")
 def save_note(db: Connection, key: str, value: str) -> None:
-    """Store `value` under `key`, in place of the old value."""
     upsert = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
     db.execute(upsert, (key, value))

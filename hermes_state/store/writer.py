@@ -1,7 +1,6 @@
-"""The durable store of both engines: group commit of plain functions, and reads from one snapshot.
+"""The store of both engines: group commit of plain functions, and reads from one snapshot.
 
-Every transaction is one plain function `fn(db, ...)`. Writers queue, and up to 256 of their functions share one commit,
-which makes the wait for the disk cheap.
+Each transaction is a plain function `fn(db, ...)`. Up to 256 queued functions share one commit and its disk sync.
 """
 
 import asyncio
@@ -24,50 +23,47 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 QUEUE_SIZE = 10_000
-"""Most writes that wait; later callers wait for room, so that memory stays bounded while the disk is slow."""
+"""Maximum number of queued writes. Later callers wait, so memory stays bounded while the disk is slow."""
 
 READ_SECONDS = 5.0
-"""Time limit of a read: an old snapshot makes the write-ahead log grow."""
+"""Time limit of a read. An old snapshot makes the write-ahead log grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterHealth:
-    """State of the writers, for checks of liveness."""
-
     last_commit_seconds: float
-    """Duration of the last batch, from leaving the queue to being on disk."""
-    since_commit_seconds: float  # time since then, or since the store was opened
+    """Seconds from leaving the queue to being on disk, for the last batch."""
+    since_commit_seconds: float  # or since the store was opened
     oldest_wait_seconds: float
-    """Age of the write that waits longest (or runs now); 0 when there is none."""
+    """Age of the oldest waiting or running write; 0 if there is none."""
     waiting: int
     writers: int
-    busy: int  # writers that have a batch to store
+    busy: int  # writers that are storing a batch
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderHealth:
-    """State of the connections for reading."""
-
     readers: int
     busy: int
-    waiting: int  # reads that wait for one of them
+    waiting: int  # reads waiting for a connection
 
 
 class Store(ABC):
-    """The database of one gateway, with its `name` in errors. An engine opens it; `close` it in any case.
+    """The database of one gateway. An engine opens it; always `close` it. `name` appears in errors.
 
-    `writers`: transactions at a time. With more than one, only an awaited write is sure to come before the next one.
+    `writers` is the number of parallel transactions. With more, only awaiting a write orders it before the
+    next.
     """
 
-    _readers: Sequence[Any] = ()  # connections, each with the number of its `pending` reads
+    _readers: Sequence[Any] = ()  # connections, each with its number of `pending` reads
     batch_size = 256
-    """Most functions in one transaction: enough to hide the disk's sync, few enough for the latency of the last."""
+    """Maximum number of functions per transaction: enough to hide the disk's sync, few enough for a low latency."""
 
     def __init__(self, name: str, writers: int = 1) -> None:
         self.name = name
-        self.id = os.urandom(16).hex()  # of this process among those that share the database
+        self.id = os.urandom(16).hex()  # identifies this process among those that share the database
         self.loss: str | None = None
-        """Loss of the database files; meanwhile writes are refused."""
+        """Description of lost database files. Writes are refused meanwhile."""
         self.index_failed = asyncio.Event()
         """Set after an error that a damaged search index may have caused."""
         self._queue: deque[WriteRequest] = deque()
@@ -85,12 +81,12 @@ class Store(ABC):
         ]
 
     async def write(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `fn(db, *args)` inside a transaction and return its result once its changes are on disk.
+        """Run `fn(db, *args)` in a transaction. Return its result once the changes are on disk.
 
-        `fn` is only SQL: no network, no files, no `with db:` (it would commit), at most some 500 rows. It runs again
-        when the database was locked or another function of its batch raised, so it must change nothing but the
-        database. Its own error takes back its changes and reaches the caller unchanged. After `StoreUnavailable`
-        nothing is stored. A cancelled caller does not know the outcome: keys in the rows make a second try safe.
+        `fn` contains only SQL: no network, no files, no `with db:` (which would commit), at most some 500 rows. It runs
+        again if the database was locked or another function of its batch raised, so it must change nothing but the
+        database. An error in `fn` undoes its changes and reaches the caller unchanged. `StoreUnavailable` means that
+        nothing is stored. A cancelled caller does not know the outcome, but unique keys make a retry safe.
         """
         if not self._is_open:
             raise StoreUnavailable(f"{self.name}: the store is closed")
@@ -103,7 +99,7 @@ class Store(ABC):
             if not self._is_open:
                 raise StoreUnavailable(f"{self.name}: the store is closed")
         write = WriteRequest(self._loop.create_future(), fn, args, kwargs)
-        if not self._queue:  # otherwise the drainers know already
+        if not self._queue:  # otherwise the drainers already know
             self._arrived.set()
         self._queue.append(write)
         result: T = await write.future
@@ -112,9 +108,9 @@ class Store(ABC):
     async def write_with_retry(
         self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Repeat `write` while the database cannot be written; cancellation ends it.
+        """Repeat `write` until the database can be written or the caller is cancelled.
 
-        For functions with an effect that must not be lost (a paid answer), and that are safe to run twice.
+        For functions that are safe to run twice and whose effect must not be lost, such as a paid answer.
         """
         call = partial(self.write, fn, *args, **kwargs)
         return await retried(call, StoreUnavailable, "store.write_delayed", function=fn.__name__)
@@ -122,35 +118,35 @@ class Store(ABC):
     async def read(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, *args)` on one snapshot within `READ_SECONDS` and return its result.
 
-        `fn` keeps no cursor. Raises `StoreUnavailable` when it takes too long or the database fails.
+        `fn` must not keep a cursor. Raises `StoreUnavailable` if `fn` takes too long or the database fails.
         """
         return await self.read_within(READ_SECONDS, fn, *args, **kwargs)
 
     async def read_short(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Read a few rows by an index, as quickly as the engine can; `fn` may run twice."""
+        """Read a few rows by an index, as fast as the engine can. `fn` may run twice."""
         return await self.read(fn, *args, **kwargs)
 
     @abstractmethod
     async def read_within(
         self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Read with another time limit, which starts with the run."""
+        """Read with another time limit, which starts with `fn`."""
 
     @abstractmethod
     async def back_up(self, target: Path) -> int:
-        """Copy the database to the new file `target` while writers go on; return its size in bytes.
+        """Copy the database to the new file `target` while writes continue. Return its size in bytes.
 
-        Raises `StoreUnavailable` if it cannot be written, and for a `target` that exists or that the store uses.
+        Raises `StoreUnavailable` if `target` exists, cannot be written, or belongs to the store.
         """
 
     @abstractmethod
     def check_files(self) -> None:
-        """Check that the files are still under their names, and set `loss`; after a loss writes raise `StoreBroken`."""
+        """Set `loss` if the database files were moved or deleted. Writes then raise `StoreBroken`."""
 
     @property
     @abstractmethod
     def trouble(self) -> str | None:
-        """Sentence about trouble that only operators can repair: loss, or damage that was met once."""
+        """Sentence about lost or damaged files, which only operators can repair."""
 
     @property
     def pulse(self) -> WriterHealth:
@@ -166,25 +162,24 @@ class Store(ABC):
 
     @property
     def readers(self) -> ReaderHealth:
-        """State of the connections for reading."""
         pending = [reader.pending for reader in self._readers]
         return ReaderHealth(len(pending), sum(map(bool, pending)), sum(max(0, reads - 1) for reads in pending))
 
     async def close(self) -> None:
-        """Store waiting writes, end reads, close all connections and release all locks. May be called again."""
+        """Store queued writes, end reads, close all connections and release all locks. May be called again."""
         if self._shutdown is None:
             self._is_open = False
             self._closed_at = time.monotonic()
             self._shutdown = asyncio.create_task(self._shut_down(), name="store.close")
-        await asyncio.shield(self._shutdown)  # a caller who is cancelled must not leave threads behind
+        await asyncio.shield(self._shutdown)  # cancelling the caller must not leave threads running
 
     @abstractmethod
     async def _run(self, writer: int, batch: list[WriteRequest]) -> Exception | None:
-        """Store a batch on one of the writers; return the error that ended all of it, if any."""
+        """Store a batch on one writer. Return the error that failed all of it, if any."""
 
     @abstractmethod
     def _told(self, error: BaseException) -> BaseException:
-        """Translate an engine's error for callers; return any other unchanged."""
+        """Translate an engine's error for callers. Return any other error unchanged."""
 
     @abstractmethod
     async def _disconnect(self) -> None:
@@ -198,7 +193,7 @@ class Store(ABC):
             await self._disconnect()
         for drainer in self._drainers:
             if not drainer.cancelled():
-                drainer.result()  # raise an error there, which is a fault of this module
+                drainer.result()  # re-raise an error of the drainer, which is a bug in this module
 
     async def _drain(self, writer: int) -> None:
         batch: list[WriteRequest] = []
@@ -208,7 +203,7 @@ class Store(ABC):
                     self._arrived.clear()
                     await self._arrived.wait()
                     continue
-                # Idle writers find as many writes as this one takes.
+                # Leave an equal share to each idle writer.
                 share = -(-len(self._queue) // sum(not running for running in self._running))
                 batch = self._running[writer] = [self._queue.popleft() for _ in range(min(self.batch_size, share))]
                 self._admit_callers()
@@ -225,7 +220,7 @@ class Store(ABC):
         finally:
             self._is_open = False
             self._fail_waiting("the writer has stopped")
-            self._arrived.set()  # the other drainers end, too
+            self._arrived.set()  # wake the other drainers, so that they end
 
     def _fail_waiting(self, reason: str) -> None:
         while self._queue:
@@ -233,7 +228,6 @@ class Store(ABC):
         self._admit_callers()
 
     def _admit_callers(self) -> None:
-        """Admit as many waiting callers as there is room."""
         room = QUEUE_SIZE - len(self._queue)
         while room > 0 and self._callers_outside:
             turn = self._callers_outside.popleft()
@@ -250,7 +244,7 @@ class Store(ABC):
         self._last_commit_seconds = self._committed_at - started
         for write in batch:
             if write.error is not None:
-                # An error that ended the whole batch becomes an exception for each caller.
+                # After a failed batch, each caller gets its own exception.
                 is_shared = type(write.error) is StoreUnavailable
                 write.fail(StoreUnavailable(*write.error.args) if is_shared else self._told(write.error))
             elif not write.future.done():  # the caller may have stopped waiting

@@ -1,1 +1,1 @@
-"""State of tools, without their runs: approvals, todos, schedules, sub-agents."""
+"""State of tools besides their runs: approvals, todos, schedules, sub-agents."""

@@ -1,7 +1,7 @@
-"""Approvals: questions about calls of tools, and grants of calls without a question.
+"""Approvals: questions about tool calls, and grants of calls that need no question.
 
-One transaction stores the question, owes it to the chat and lets the turn wait. After the last answer the turn goes on
-from its rows, as after a restart. A grant allows calls of one shape in a conversation or in all of a chat.
+One transaction stores the question, enqueues it for the chat and pauses the turn. After the last answer the turn
+continues from its rows, as after a restart. A grant allows calls of one shape in a conversation or in the whole chat.
 """
 
 import re
@@ -28,7 +28,7 @@ class ApprovalState(StrEnum):
 
 
 class GrantKind(StrEnum):
-    """Reach of a yes: this call, calls of its shape in the conversation, or in the chat."""
+    """Scope of an approval: this call, calls of its shape in the conversation, or in the chat."""
 
     ONCE = "once"
     SESSION = "session"
@@ -36,7 +36,7 @@ class GrantKind(StrEnum):
 
 
 class Answerer(StrEnum):
-    """People who may answer a question; admins always may."""
+    """People besides the admins who may answer a question."""
 
     STARTER = "starter"
     MODERATOR = "moderator"
@@ -45,20 +45,18 @@ class Answerer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRequest:
-    """A call that needs a yes."""
+    """A call that needs approval."""
 
     tool_call_id: str
     tool_name: str
     shape: str
     answerer: Answerer
-    markdown: str  # question for people, with the whole call
-    footer: Callable[[int], str]  # ways to answer it, by the approval's number
+    markdown: str  # the question, with the whole call
+    footer: Callable[[int], str]  # how to answer, given the approval's number
     buttons: Callable[[int], Sequence[Button]]
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored question and its answer."""
-
     id: int
     turn_id: TurnId
     tool_call_id: str
@@ -68,13 +66,11 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: Millis
     expires_at: Millis
     decided_by: str | None
-    reason: str | None  # reason that a person gave for a no
+    reason: str | None  # given with a denial
     answerer: Answerer
 
 
 class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """A question that waits for its answer."""
-
     id: int
     turn_id: TurnId
     chat_id: ChatId
@@ -85,13 +81,13 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     started_by: UserRef
 
 
-# Purpose: a question about a call that was not asked about before.
+# Purpose: insert a question about a call.
 _ASK = """
 INSERT INTO approvals (turn_id, call_message_id, tool_call_id, tool_name, shape, answerer, question, asked_at,
   expires_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-# Purpose: the questions that wait for an answer, of turns that have not ended.
+# Purpose: load unanswered questions of paused turns.
 _PENDING = """
 SELECT a.id, a.turn_id, t.chat_id, t.lineage_id, a.tool_name, a.shape, a.answerer, t.started_by
 FROM approvals a JOIN turns t ON t.id = a.turn_id WHERE a.state = 'pending' AND t.state = 'waiting'
@@ -108,7 +104,7 @@ def ask(
     now: Millis,
     admin_chats: Sequence[ChatId] = (),
 ) -> None:
-    """Ask about calls of a turn, which waits from now on; ask admins in `admin_chats`. Raises `TurnMoved`."""
+    """Pause the turn and ask about its calls, also in `admin_chats` if an admin must answer. Raises `TurnMoved`."""
     turn = pause_turn(db, claim)
     expires_at = now + round(minutes * 60_000)
     for number, question in enumerate(questions):
@@ -120,7 +116,7 @@ def ask(
             kind=OutboxKind.STATUS,
             markdown=question.markdown,
             footer=question.footer(approval_id),
-            dedupe_key=f"approval:{approval_id}",  # no reply of the turn: a preview of that must not take its place
+            dedupe_key=f"approval:{approval_id}",  # not the turn's own key, so a preview does not replace the question
             buttons=tuple(question.buttons(approval_id)),
         )
         for chat_id in elsewhere:
@@ -133,7 +129,7 @@ def ask(
 
 
 def load_approvals(db: Connection, call_message_id: MessageId) -> Mapping[str, Approval]:
-    """Load the questions about the calls of an answer, by tool call id."""
+    """Load the questions about an answer's calls, by tool call id."""
     query = f"SELECT {columns(Approval, 'approvals')} FROM approvals WHERE call_message_id = ?"
     return {found.tool_call_id: found for found in select(db, Approval, query, (call_message_id,))}
 
@@ -146,9 +142,9 @@ _SHOWN = """EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = :chat_id AND o.part
 def load_pending(
     db: Connection, chat_id: ChatId, shown_by: Millis | None = None, *, is_admins: bool = False
 ) -> list[PendingApproval]:
-    """Load the questions that wait in a chat, oldest first; with `is_admins` also all that wait for an admin.
+    """Load the open questions of a chat, oldest first. `is_admins` adds all questions for admins.
 
-    `shown_by`: only questions that were sent to the chat by then, because an answer can mean no other.
+    `shown_by` limits this to questions sent to the chat before then, because an answer cannot refer to any other.
     """
     values = {"chat_id": chat_id, "is_admins": int(is_admins), "shown_by": shown_by}
     condition = _HERE if shown_by is None else f"{_HERE} AND {_SHOWN}"
@@ -158,8 +154,8 @@ def load_pending(
 def decide(
     db: Connection, one: PendingApproval, state: ApprovalState, by: str, reason: str | None, now: Millis, name: str = ""
 ) -> None:
-    """Store the answer of a person; the turn runs again after its last answer."""
-    # Other characters could format, or hide, a part of the line that the name stands in.
+    """Store a person's answer. After the last answer, the turn runs again."""
+    # Other characters could format or hide parts of the line.
     shown = " ".join(re.sub(r"[^\w .'-]|_", " ", name).split())[:40] or by
     _close(db, one, state, by, reason, f"{state.capitalize()} by {shown}", now)
 
@@ -176,7 +172,7 @@ def _close(
 def expire_pending(
     db: Connection, why_closed: Callable[[Connection, PendingApproval], str | None], now: Millis
 ) -> list[ChatId]:
-    """Close questions that are too old or for which `why_closed` has a reason; return the chats that go on."""
+    """Close expired questions and those with a reason from `why_closed`. Return the chats that continue."""
     overdue = {one.id for one in select(db, PendingApproval, f"{_PENDING} AND a.expires_at <= ?", (now,))}
     pending = select(db, PendingApproval, f"{_PENDING} ORDER BY a.id")
     reasons = {one: "Expired without an answer" if one.id in overdue else why_closed(db, one) for one in pending}
@@ -187,14 +183,14 @@ def expire_pending(
 
 
 def next_expiry(db: Connection) -> Millis | None:
-    """Return the time at which the next question expires; None where none waits."""
+    """Return the time at which the next question expires; None without open questions."""
     query = """SELECT min(a.expires_at) FROM approvals a JOIN turns t ON t.id = a.turn_id
     WHERE a.state = 'pending' AND t.state = 'waiting'"""
     return scalar_or_none(db, Millis, query)
 
 
 def grant(db: Connection, approval: PendingApproval, scope: GrantKind, by: str, now: Millis) -> None:
-    """Allow calls of an approval's shape in its conversation or chat."""
+    """Allow calls of the approval's shape in its conversation or chat."""
     lineage_id = approval.lineage_id if scope is GrantKind.SESSION else 0
     query = """INSERT INTO tool_grants (chat_id, lineage_id, tool_name, shape, granted_by, created_at)
     VALUES (?, ?, ?, ?, ?, ?)
@@ -203,17 +199,17 @@ def grant(db: Connection, approval: PendingApproval, scope: GrantKind, by: str, 
 
 
 def load_grants(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> set[tuple[str, str, str]]:
-    """Load the tools and shapes that need no question in a conversation, each with its grantor."""
+    """Load the tool, shape and grantor of each grant that holds in a conversation."""
     query = "SELECT tool_name, shape, granted_by FROM tool_grants WHERE chat_id = ? AND lineage_id IN (0, ?)"
     return set(db.execute(query, (chat_id, lineage_id)).fetchall())
 
 
 def revoke_grants(db: Connection, chat_id: ChatId) -> int:
-    """Delete all grants of a chat; return how many."""
+    """Delete a chat's grants. Return their number."""
     return db.execute("DELETE FROM tool_grants WHERE chat_id = ?", (chat_id,)).rowcount
 
 
 def list_grants(db: Connection, chat_id: ChatId) -> list[str]:
-    """Load the grants of a chat, each as `tool: shape`."""
+    """Load a chat's grants, each as `tool: shape`."""
     query = "SELECT tool_name || ': ' || shape FROM tool_grants WHERE chat_id = ? ORDER BY id"
     return scalars(db, str, query, (chat_id,))

@@ -1,8 +1,8 @@
 """Schedules: messages that a chat receives at set times. They belong to the chat, not to a conversation.
 
-A due schedule becomes a row of the inbox in the transaction that sets its next time, so it is never lost. The row's key
-has the schedule and its local time, so that no time comes twice, also in the hour that autumn repeats or after a clock
-was set back.
+The transaction that sets a due schedule's next time also stores its inbox row, so no message is lost. The row's key
+contains the schedule and its local time. So each time occurs once, even in the repeated hour of autumn or after the
+clock was set back.
 """
 
 from collections.abc import Callable
@@ -21,71 +21,68 @@ from hermes_state.text import counted
 from hermes_state.values import ChatId, InputKind, Millis, UserRef
 
 MAX_FIRED = 20
-"""Most schedules of one transaction, because others write in between, and some next times take 20 ms to find."""
+"""Maximum number of schedules per transaction. Other writes run in between, and finding a next time can take 20 ms."""
 
 
 class ScheduleState(StrEnum):
     ACTIVE = "active"
     PAUSED = "paused"
-    DONE = "done"  # it was for one time, and that has come
+    DONE = "done"  # its only time has passed
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule, about to be stored."""
+    """A schedule to store."""
 
     chat_id: ChatId
     creator_ref: UserRef
     creator_name: str
-    spec: str  # five fields of cron, or a local date and time such as `2026-11-24T08:00`
+    spec: str  # five cron fields, or a local date and time such as `2026-11-24T08:00`
     zone: str
     text: str
-    next_at: Millis | None  # next time; None unless it is active
+    next_at: Millis | None  # None unless active
     created_at: Millis
 
 
 class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
-    """A stored schedule."""
-
     id: int
     state: ScheduleState
-    fired_at: Millis | None  # time by the clock at which its message came last
+    fired_at: Millis | None  # clock time of its last message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiringPlan:
-    """Fate of a schedule that is due."""
+    """Next step of a due schedule."""
 
-    key: str | None = None  # local time whose message comes now; None: none comes
-    notes: tuple[str, ...] = ()  # facts for the model about that message
-    next_at: Millis | None = None  # next time; None: it is done, or paused
-    refusal: str | None = None  # sentence for the chat on why it is paused from now on
+    key: str | None = None  # local time of the message to send; None: no message
+    notes: tuple[str, ...] = ()  # facts about the message, for the model
+    next_at: Millis | None = None  # None: done or paused
+    refusal: str | None = None  # sentence for the chat that says why the schedule is paused
 
 
 _COLUMNS = columns(ScheduleRow, "schedules")
 _IS_REACHABLE = "NOT EXISTS (SELECT 1 FROM chats c WHERE c.id = chat_id AND c.unreachable_since IS NOT NULL)"
-"""Condition for a schedule of a chat that the bot can write in; the others wait."""
+"""SQL condition: the bot can write in the schedule's chat. Schedules of other chats wait."""
 
 
 def insert_schedule(db: Connection, schedule: NewSchedule) -> int:
-    """Store a schedule; return its number."""
+    """Store a schedule. Return its number."""
     values = msgspec.structs.asdict(schedule)
     return insert_row(db, int, insertion("schedules", values), values)
 
 
 def load_schedules(db: Connection, chat_id: ChatId) -> list[ScheduleRow]:
-    """Load the schedules of a chat that are not done, oldest first."""
+    """Load a chat's schedules that are not done, oldest first."""
     query = f"SELECT {_COLUMNS} FROM schedules WHERE chat_id = ? AND state <> 'done' ORDER BY id"
     return select(db, ScheduleRow, query, (chat_id,))
 
 
 def find_schedule(db: Connection, chat_id: ChatId, schedule_id: int) -> ScheduleRow | None:
-    """Load a schedule of a chat that is not done."""
+    """Load a schedule of this chat, unless it is done."""
     query = f"SELECT {_COLUMNS} FROM schedules WHERE chat_id = ? AND id = ? AND state <> 'done'"
     return select_one(db, ScheduleRow, query, (chat_id, schedule_id))
 
 
 def count_schedules(db: Connection, chat_id: ChatId) -> int:
-    """Count the schedules of a chat that are not done."""
     return scalar(db, int, "SELECT count(*) FROM schedules WHERE chat_id = ? AND state <> 'done'", (chat_id,))
 
 
@@ -98,7 +95,7 @@ def remove_schedule(db: Connection, schedule_id: int) -> None:
 
 
 def next_due(db: Connection, now: Millis) -> Millis | None:
-    """Return the time of the next work of `fire_due`, 0 for now; None without active schedules."""
+    """Return the time of the next work for `fire_due` (0: now); None without active schedules."""
     query = f"""SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE}),
       (SELECT max(fired_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE})"""
     next_at, fired_at = db.execute(query).fetchone()
@@ -106,7 +103,7 @@ def next_due(db: Connection, now: Millis) -> Millis | None:
 
 
 def load_stranded(db: Connection) -> list[tuple[str, int]]:
-    """Load the names of chats in which the bot cannot write, with the number of their schedules."""
+    """Load the names of chats in which the bot cannot write, with their number of schedules."""
     query = f"""SELECT chat_id, count(*) FROM schedules WHERE state = 'active' AND NOT {_IS_REACHABLE}
     GROUP BY chat_id ORDER BY chat_id"""
     return [(load_chat(db, chat_id).key.name, number) for chat_id, number in db.execute(query).fetchall()]
@@ -114,12 +111,12 @@ def load_stranded(db: Connection) -> list[tuple[str, int]]:
 
 @locks(chat="chat_id")
 def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
-    """Note that the bot can write in a chat again, and tell the chat that its schedules go on; False if it has none."""
+    """Note that the bot can write again and tell the chat that its schedules continue. Return False if it has none."""
     active = sum(row.state is ScheduleState.ACTIVE for row in load_schedules(db, chat_id))
     if not note_reach(db, chat_id, None) or not active:
         return False
     go_on = f"{counted(active, 'schedule')} of this chat {'continues' if active == 1 else 'continue'}"
-    text = f"I can write here again, so {go_on}. A message that was missed comes once, now."
+    text = f"I can write here again, so {go_on}. Any missed message is sent once, now."
     reply = Reply(chat_id=chat_id, markdown=text, dedupe_key=f"reach:{chat_id}:{now}")
     return outbox.enqueue(db, reply, now) is not None
 
@@ -128,7 +125,7 @@ def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
 def note_reach_of(
     db: Connection, platform: str, account: str, chat_ref: str, now: Millis, *, is_reachable: bool
 ) -> list[ChatId]:
-    """Note if the bot can write in a platform's chat with all its threads; return the chats that go on."""
+    """Note if the bot can write in a platform's chat and its threads. Return the chats that continue."""
     query = "SELECT id FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     chats = scalars(db, ChatId, query, (platform, account, chat_ref))
     for chat_id in chats:
@@ -141,7 +138,7 @@ def note_reach_of(
 
 @locks(EVERYTHING)
 def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Millis) -> list[ChatId]:
-    """Fire due schedules by their plans, also those that came at a time ahead of the clock; return their chats."""
+    """Fire due schedules, also those fired at a time ahead of the clock. Return their chats."""
     query = f"""SELECT {_COLUMNS} FROM schedules
     WHERE (state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now) AND {_IS_REACHABLE}
     LIMIT :limit"""
@@ -153,7 +150,7 @@ def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Mil
             over, key = ScheduleState.PAUSED, f"schedule:{row.id}:paused:{now}"
             reply = Reply(chat_id=row.chat_id, kind=OutboxKind.ERROR, markdown=decided.refusal, dedupe_key=key)
             outbox.enqueue(db, reply, now)
-        elif decided.key is not None and not waits(db, row):  # a busy chat must not stay busy for ever
+        elif decided.key is not None and not waits(db, row):  # messages must not pile up in a busy chat
             fire(db, row, decided.key, decided.notes, now)
         set_state(db, row.id, over if decided.next_at is None else ScheduleState.ACTIVE, decided.next_at)
         db.execute("UPDATE schedules SET fired_at = ? WHERE id = ?", (now, row.id))
@@ -161,19 +158,19 @@ def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Mil
 
 
 def waits(db: Connection, row: ScheduleRow, key: str = "____-__-__T%") -> bool:
-    """Return True while a message of a schedule waits; `key`: pattern of the times, by default all local ones."""
+    """Return True while a message of the schedule waits. `key` is a pattern of times, by default all local ones."""
     query = f"SELECT EXISTS (SELECT 1 FROM inbox WHERE chat_id = ? AND {inbox.WAITS} AND event_ref LIKE ?)"
     return scalar(db, bool, query, (row.chat_id, f"{inbox.SCHEDULE_PREFIX}{row.id}:{key}"))
 
 
 def drop_waiting(db: Connection, row: ScheduleRow, now: Millis) -> None:
-    """Settle the waiting messages of a schedule."""
+    """Drop the schedule's waiting messages."""
     where = f"chat_id = ? AND {inbox.WAITS} AND event_ref LIKE ?"
     inbox.settle_where(db, InboxState.DROPPED, now, where, row.chat_id, f"{inbox.SCHEDULE_PREFIX}{row.id}:%")
 
 
 def fire(db: Connection, row: ScheduleRow, key: str, notes: tuple[str, ...], now: Millis) -> None:
-    """Store the message of a schedule in its chat's inbox, unless it came for this key before."""
+    """Store the schedule's message in the inbox, once for each key."""
     chat = load_chat(db, row.chat_id).key
     message = NewInboxRow(
         platform=chat.platform,

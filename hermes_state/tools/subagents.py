@@ -1,6 +1,6 @@
 """Sub-agents: turns that answer a call of another turn, each in its own lineage.
 
-A call has one sub-agent: a call that runs again after a restart continues the turn that it opened, or reads its report.
+A call has one sub-agent. If the call runs again after a restart, it continues that turn or reads its report.
 """
 
 import msgspec
@@ -13,11 +13,11 @@ from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.turns import RunningTurn, TurnClaim, load_running, require_running
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
 
-MAX_SUBAGENTS = 20  # most sub-agents of one answer
+MAX_SUBAGENTS = 20  # per answer
 
 
 class SubagentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a sub-agent, or a sentence about why there is none."""
+    """Report of a sub-agent, or a sentence that says why there is none."""
 
     id: TurnId
     state: TurnState
@@ -28,9 +28,9 @@ class SubagentReport(msgspec.Struct, frozen=True, kw_only=True):
 def open_subagent(
     db: Connection, claim: TurnClaim, call_message_id: MessageId, tool_call_id: str, task: str, now: Millis
 ) -> RunningTurn | SubagentReport:
-    """Open the sub-agent of a call with its task, or take it up; return its report if it has ended.
+    """Start or resume the sub-agent of a call, or return its report if it has ended.
 
-    `claim`: the turn that has called it. Raises `TurnMoved`.
+    `claim` is the calling turn. Raises `TurnMoved`.
     """
     parent = require_running(db, claim)
     query = """SELECT t.id, t.state, coalesce(t.error, (SELECT m.text FROM messages m
@@ -39,7 +39,7 @@ def open_subagent(
     known = select_one(db, SubagentReport, query, (call_message_id, tool_call_id))
     if known is not None:
         return take_up(db, load_running(db, known.id)) if known.state is TurnState.RUNNING else known
-    too_many = f"this answer has had {MAX_SUBAGENTS} sub-agents, and no more are allowed: do the rest yourself"
+    too_many = f"this answer has started {MAX_SUBAGENTS} sub-agents, and no more are allowed: do the rest yourself"
     if scalar(db, int, "SELECT count(*) FROM turns WHERE parent_turn_id = ?", (parent.id,)) >= MAX_SUBAGENTS:
         return SubagentReport(id=parent.id, state=TurnState.FAILED, text=too_many)
     lineage_id = start_subagent_session(db, parent.chat_id, call_message_id, now)
@@ -48,7 +48,7 @@ def open_subagent(
     VALUES (?, ?, 'running', ?, ?, ?, ?, ?)"""
     call = (parent.id, call_message_id, tool_call_id)
     turn_id = insert_row(db, TurnId, query, (parent.chat_id, lineage_id, parent.started_by, now, *call))
-    # The task has the origin of people's messages, so that compressions keep it.
+    # Compressions keep the task, because it has the origin of people's messages.
     said = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=task, turn_id=turn_id)
     append_to_tip(db, lineage_id, said, now)
     return load_running(db, turn_id)

@@ -1,4 +1,4 @@
-"""Todo list of a conversation. It belongs to the lineage."""
+"""To-do list of a conversation. It belongs to the lineage."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -20,15 +20,13 @@ OPEN_STATES = frozenset({TodoState.PENDING, TodoState.IN_PROGRESS})
 
 
 class TodoRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Item of a list."""
-
     id: int
     text: str
     state: TodoState
 
     @property
     def line(self) -> str:
-        """Text of the item for a model."""
+        """The item as the model reads it."""
         return f"{self.id}. [{self.state.value}] {self.text}"
 
 
@@ -40,7 +38,7 @@ def load_todos(db: Connection, lineage_id: LineageId) -> list[TodoRow]:
 def put_todos(
     db: Connection, lineage_id: LineageId, items: Sequence[TodoRow], now: Millis, *, is_whole: bool
 ) -> list[TodoRow]:
-    """Store new or changed items and return the list; `is_whole`: remove all others."""
+    """Store new or changed items and return the list. `is_whole` removes all other items."""
     if is_whole:
         clear_todos(db, lineage_id)
     query = """INSERT INTO todos (lineage_id, id, text, state, updated_at) VALUES (?, ?, ?, ?, ?)
@@ -51,5 +49,5 @@ def put_todos(
 
 
 def clear_todos(db: Connection, lineage_id: LineageId) -> int:
-    """Delete the list of a conversation; return how many items it had."""
+    """Delete a conversation's list. Return the number of items."""
     return db.execute("DELETE FROM todos WHERE lineage_id = ?", (lineage_id,)).rowcount

@@ -103,7 +103,7 @@ async def test_a_database_that_is_not_ours_to_use_stays_as_it_is(folder: Path, p
     with postgres.database() as url:
         with connect(url) as db:
             db.execute("CREATE TABLE wp_posts (id bigint)")
-        assert "belongs to another program (it holds wp_posts)" in await refused(folder, url)
+        assert "belongs to another program (tables: wp_posts)" in await refused(folder, url)
         assert tables(url) == ["wp_posts"]
     with postgres.database("ENCODING 'LATIN1' TEMPLATE template0") as url:
         assert "has the encoding LATIN1" in await refused(folder, url)
@@ -126,7 +126,7 @@ async def test_an_empty_database_beside_a_file_stays_empty(folder: Path, postgre
     made.write_bytes(b"something")
     node = NodeInfo(id="", name="one", version="1", role="node")
     with postgres.database() as url:
-        with pytest.raises(DatabaseRejected, match=r"is empty, and there is .*state\.db"):
+        with pytest.raises(DatabaseRejected, match=r"is empty, but .*state\.db"):
             check_place(made, url, node, SystemClock().now(), is_fresh=False)
         assert tables(url) == []
         check_place(made, url, node, SystemClock().now(), is_fresh=True)

@@ -119,7 +119,7 @@ async def test_a_start_that_a_locked_database_holds_up_can_be_stopped(world: Wor
         if IS_POSTGRES:
             await waits_for_a_lock(world)
         else:
-            await world.gateway.wait_for_log("another process keeps the database locked", since=seen)
+            await world.gateway.wait_for_log("another process has locked the database", since=seen)
         assert await asyncio.wait_for(world.gateway.stop(), 10) == 0
 
 

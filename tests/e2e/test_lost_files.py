@@ -71,13 +71,13 @@ async def _lose_and_bring_back(world: World, tmp_path: Path, what: str) -> None:
     await world.say("mine waits too", chat_id=43)
     assert await world.replies(1, match="waits and is not lost", wait=30)
     assert await world.replies(1, chat_id=43, match="waits and is not lost", wait=30)
-    await assert_told(world, "another file has its place" if what == "replaced" else "was deleted")
+    await assert_told(world, "replaced by another file" if what == "replaced" else "was deleted")
     target = tmp_path / "backup" / "state.db"
     code, output = await world.command_line("backup", str(target))
     assert code == 0, output
     assert await texts_of(target) == ["before the loss"]
     code, output = await world.command_line("backup", str(target))
-    assert (code, "exists already" in output) == (1, True)
+    assert (code, "already exists" in output) == (1, True)
     assert await world.gateway.stop() == 0
 
     # what docs/reference/operations.md says: with the gateway stopped, and its files out of the way

@@ -1,5 +1,3 @@
-"""Fixtures of the tests of rows."""
-
 import sqlite3
 from collections.abc import Iterator
 
@@ -10,6 +8,6 @@ from tests.hermes_state.rows import migrated
 
 @pytest.fixture
 def db() -> Iterator[sqlite3.Connection]:
-    """An open database with the newest schema, of the engine under test."""
+    """An open database with the newest schema, for the engine under test."""
     with migrated() as connection:
         yield connection

@@ -1,4 +1,4 @@
-"""Small functions that several tests of the store share."""
+"""Helpers for tests of the store."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def start_python(program: str, *arguments: object) -> subprocess.Popen[str]:
-    """A Python process of its own that can import our packages."""
+    """Start a separate Python process that can import our packages."""
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -50,7 +50,7 @@ db.rollback()
 
 @contextmanager
 def locked_by_another_process(database: Path | str, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """The file or the address is locked for writing by a real second process, for `seconds` from now."""
+    """Lock the file or address for writing in another process, for `seconds` from now."""
     process = start_python(_LOCKER if isinstance(database, Path) else _POSTGRES_LOCKER, database, seconds)
     try:
         assert process.stdout is not None
@@ -63,15 +63,15 @@ def locked_by_another_process(database: Path | str, seconds: float) -> Iterator[
 
 @asynccontextmanager
 async def one_batch(store: Store) -> AsyncIterator[None]:
-    """Whatever is written in this block becomes one batch: the writer is held until the block ends.
+    """Combine all writes of this block into one batch by blocking the writer until the block ends.
 
-    Over PostgreSQL, where there are two writers, the other one waits for the lock of everything.
+    On PostgreSQL, with two writers, the other one waits for the lock of everything.
     """
     release, entered = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def hold(db: Connection) -> None:
-        db.execute("SELECT 1").fetchone()  # the transaction has begun, with its locks
+        db.execute("SELECT 1").fetchone()  # the transaction has begun and holds its locks
         loop.call_soon_threadsafe(entered.set)
         assert release.wait(10)
 
@@ -87,19 +87,19 @@ async def one_batch(store: Store) -> AsyncIterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A plain connection, as any other program would open it."""
+    """Open a plain connection, like any other program."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         yield db
 
 
 def file_states(folder: Path) -> dict[str, tuple[bytes, int, int]]:
-    """Content, time of change and mode of every file, to show that nothing was touched."""
+    """Return content, modification time and mode of every file, to show that nothing has changed."""
     files = sorted(folder.iterdir())
     return {file.name: (file.read_bytes(), file.stat().st_mtime_ns, file.stat().st_mode) for file in files}
 
 
 def commits_in_log(path: Path) -> int:
-    """How many transactions the write-ahead log holds: their last frame tells the size of the file after it."""
+    """Count the transactions in the write-ahead log: the last frame of each contains the size of the file."""
     log = path.with_name(path.name + "-wal").read_bytes()
     page_size, salt = int.from_bytes(log[8:12], "big"), log[16:24]
     frames = (log[at : at + 24] for at in range(32, len(log), 24 + page_size))
@@ -107,10 +107,10 @@ def commits_in_log(path: Path) -> int:
 
 
 def set_max_pages(db: Connection, spare: int | None) -> None:
-    """Let the database grow by `spare` pages at most, as a full disk would; None takes the limit away.
+    """Limit the database's growth to `spare` pages, like a full disk. None removes the limit.
 
-    PostgreSQL has no such limit: there every statement is refused as a full disk refuses it, or, where there are spare
-    pages, every row that takes more than those.
+    PostgreSQL has no such limit. There, every statement fails like on a full disk, or, with spare pages, every row that
+    is larger.
     """
     if isinstance(db, sqlite3.Connection):
         pages = db.execute("PRAGMA page_count").fetchone()[0] + spare if spare is not None else 1_073_741_823
@@ -134,7 +134,7 @@ END $$
 
 
 def refuse_rows(db: Connection, event: str, condition: str) -> None:
-    """Fail statements such as `UPDATE ON turns` at the first row that meets a condition, which calls it `NEW`."""
+    """Fail statements such as `UPDATE ON turns` at the first row (called `NEW`) that meets a condition."""
     if isinstance(db, sqlite3.Connection):
         db.execute(f"CREATE TRIGGER refuse BEFORE {event} WHEN {condition} BEGIN SELECT RAISE(ABORT, 'refused'); END")
         return
@@ -144,7 +144,7 @@ def refuse_rows(db: Connection, event: str, condition: str) -> None:
 
 
 def accept_rows(db: Connection) -> None:
-    """Take back what `refuse_rows` has done."""
+    """Undo `refuse_rows`."""
     db.execute("DROP TRIGGER refuse" if isinstance(db, sqlite3.Connection) else "DROP FUNCTION refuse CASCADE")
 
 

@@ -1,4 +1,4 @@
-"""A migrated database in memory and short ways to fill it, for tests of the table modules."""
+"""A migrated database in memory and helpers to fill it, for tests of the table modules."""
 
 import contextlib
 import itertools
@@ -47,13 +47,13 @@ CALL = ModelCall(
     took_ms=7,
 )
 LONG_CALL_ID = "call_" + random.Random(5).randbytes(3_000).hex()
-"""Id of a call as some providers make it: longer than an index takes, however well it is compressed."""
+"""Call id like some providers create: longer than an index allows, even compressed."""
 _numbers = itertools.count(1)
 
 
 @contextlib.contextmanager
 def migrated() -> Iterator[Connection]:
-    """A fresh database with the shipped schema and enforced references; SQLite's is in memory."""
+    """A new database with the shipped schema and enforced references. SQLite's is in memory."""
     if IS_POSTGRES:
         with fresh_connection() as db:
             yield db
@@ -73,7 +73,7 @@ def make_chat(db: Connection, chat_ref: str = "42", kind: ChatKind = ChatKind.DI
     return add_chat(db, key_of(chat_ref), kind)
 
 
-# Purpose: a chat in a database of any version.
+# Purpose: insert a chat into a database of any version.
 _ADD_CHAT = """
 INSERT INTO chats (platform, account, chat_ref, kind, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE SET kind = excluded.kind RETURNING id
@@ -81,7 +81,7 @@ ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE SET ki
 
 
 def add_chat(db: Connection, key: ChatKey, kind: ChatKind) -> ChatId:
-    """The chat with this key, added if it is new."""
+    """Return the chat with this key, adding it if needed."""
     return scalar(db, ChatId, _ADD_CHAT, (key.platform, key.account, key.chat_ref, kind, START, START))
 
 
@@ -129,45 +129,44 @@ def start(db: Connection, chat_id: ChatId, *texts: str, sender: UserRef = ANN, a
 
 
 def finish(db: Connection, turn: RunningTurn, text: str, *, at: int = START, tokens: int = 100) -> MessageId:
-    """End a turn with an answer."""
     answer = ModelAnswer(text=text, call=CALL, reported_prompt_tokens=tokens)
     return journal.finish_turn(db, turn, answer, Millis(at))[0]
 
 
 def exchange(db: Connection, chat_id: ChatId, question: str, answer: str, *, at: int = START) -> RunningTurn:
-    """A whole turn."""
+    """Run a whole turn."""
     turn = start(db, chat_id, question, at=at)
     finish(db, turn, answer, at=at)
     return turn
 
 
 def call_tools(db: Connection, turn: RunningTurn, *ids: str, text: str = "") -> Message:
-    """The model answers with one call per id; none is begun."""
+    """Let the model answer with one call per id. No call begins."""
     calls = tuple(ToolCall(id=one, name="look", arguments="{}") for one in ids)
     step = ModelAnswer(text=text, calls=calls, call=CALL, reported_prompt_tokens=50)
     return journal.append_calls(db, turn, step, START)
 
 
 def answer_call(db: Connection, turn: RunningTurn, asked: Message, call_id: str, text: str = "found") -> Message:
-    """A tool result."""
+    """Store a tool result."""
     call = next(call for call in asked.body.calls if call.id == call_id)
     result = ToolResult(call_message_id=asked.id, call=call, text=text, state=ToolRunState.DONE)
     return journal.finish_tool(db, turn, result, START)
 
 
 def seen(db: Connection, lineage_id: LineageId) -> list[str]:
-    """The texts that the model sees."""
+    """Return the texts that the model sees."""
     return [row.text or "" for row in load_view(db, lineage_id).transcript]
 
 
 def replies(db: Connection, chat_id: ChatId) -> list[tuple[str, str]]:
-    """Kind and payload of everything the chat was ever owed."""
+    """Return kind and payload of every reply to the chat."""
     query = "SELECT kind, payload FROM outbox WHERE chat_id = ? ORDER BY id"
     return db.execute(query, (chat_id,)).fetchall()
 
 
 def states(db: Connection, chat_id: ChatId) -> list[str]:
-    """The states of a chat's inbox rows, in order."""
+    """Return the states of a chat's inbox rows, in order."""
     return [row[0] for row in db.execute("SELECT state FROM inbox WHERE chat_id = ? ORDER BY id", (chat_id,))]
 
 
@@ -179,7 +178,7 @@ def replace_row(
     reason: str,
     now: Millis,
 ) -> None:
-    """Show the model `replacement_id` where it saw `message_id`, as databases of every version may hold it."""
+    """Replace `message_id` with `replacement_id` in the view, as in databases of every version."""
     db.execute(
         """INSERT INTO view_edits SELECT :session, coalesce((SELECT message_id FROM view_edits
         WHERE session_id = :session AND replacement_id = :old), :old), :new, :reason, :now WHERE true

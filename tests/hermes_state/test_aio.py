@@ -1,5 +1,3 @@
-"""Asyncio helpers."""
-
 import asyncio
 from itertools import islice
 
@@ -28,7 +26,7 @@ def test_a_backoff_doubles_and_then_stays_at_its_maximum() -> None:
     assert [backoff.after(failures) for failures in (1, 3, 10_000)] == [0.5, 2.0, 3.0]
 
 
-async def test_waiting_ends_with_the_event_or_with_the_time() -> None:
+async def test_waiting_ends_with_the_event_or_the_timeout() -> None:
     event = asyncio.Event()
     assert not await wait_until(event, 0.01)
     asyncio.get_running_loop().call_soon(event.set)
@@ -36,7 +34,7 @@ async def test_waiting_ends_with_the_event_or_with_the_time() -> None:
     assert await wait_until(event, 0)
 
 
-async def test_work_runs_to_its_end_unless_the_event_comes_first() -> None:
+async def test_work_runs_until_it_ends_or_the_event_is_set() -> None:
     stop, done, cut = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def short() -> None:
@@ -55,7 +53,7 @@ async def test_work_runs_to_its_end_unless_the_event_comes_first() -> None:
     assert cut.is_set()
 
 
-async def test_what_work_raises_is_raised() -> None:
+async def test_errors_of_the_work_are_raised() -> None:
     async def broken() -> None:
         raise KeyError("bug")
 
@@ -63,7 +61,7 @@ async def test_what_work_raises_is_raised() -> None:
         await run_until(asyncio.Event(), broken())
 
 
-async def test_tasks_are_kept_until_they_are_done() -> None:
+async def test_tracked_tasks_are_referenced_until_done() -> None:
     tasks: set[asyncio.Task[bool]] = set()
     never = track(tasks, asyncio.create_task(asyncio.Event().wait()))
     soon = track(tasks, asyncio.create_task(asyncio.sleep(0, True)))
@@ -74,14 +72,14 @@ async def test_tasks_are_kept_until_they_are_done() -> None:
     assert never.cancelled()
 
 
-async def test_a_cancellation_that_nobody_ordered_is_an_error_like_any_other() -> None:
+async def test_a_foreign_cancellation_becomes_an_error() -> None:
     future = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(future.cancel)
     with pytest.raises(CancelledElsewhereError), own_cancellation():
         await future
 
 
-async def test_an_order_to_stop_goes_through() -> None:
+async def test_a_cancellation_of_the_task_itself_passes() -> None:
     begun = asyncio.Event()
 
     async def work() -> None:
@@ -97,7 +95,7 @@ async def test_an_order_to_stop_goes_through() -> None:
 
 
 @pytest.mark.parametrize(("at_once", "rounds"), [(5, 1), (2, 3), (1, 5)])
-async def test_of_tasks_that_wake_together_only_so_many_begin_in_one_round(
+async def test_only_a_limited_number_of_tasks_start_per_loop_round(
     at_once: int, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aio, "MAX_AT_ONCE", at_once)
@@ -116,7 +114,7 @@ async def test_of_tasks_that_wake_together_only_so_many_begin_in_one_round(
     assert len(set(began)) == rounds
 
 
-async def test_nobody_takes_more_slots_than_remain_for_others() -> None:
+async def test_a_holder_gets_at_most_as_many_slots_as_stay_free() -> None:
     slots, end, taken = FairSlots(8), asyncio.Event(), list[str]()
 
     async def hold(who: str) -> None:
@@ -130,7 +128,7 @@ async def test_nobody_takes_more_slots_than_remain_for_others() -> None:
             await asyncio.sleep(0)
             if who == "fourth":
                 for task in tasks:
-                    task.cancel()  # which waits, and takes nothing with it
+                    task.cancel()  # cancelled while waiting, so it takes no slot
         assert taken == ["first"] * 4 + ["second"] * 2 + ["third"] + ["fourth"]
         end.set()
     assert taken.count("first") == taken.count("second") == taken.count("third") == 20
@@ -144,7 +142,7 @@ async def test_a_slot_is_free_again_after_an_error() -> None:
                 raise ValueError("broken")
 
 
-async def test_work_is_retried_after_its_failure_alone() -> None:
+async def test_work_is_retried_only_after_the_given_failure() -> None:
     outcomes: list[Exception | int]
     outcomes = [KeyError("one"), KeyError("two"), 7, ValueError("three"), FileNotFoundError(), RateLimited(0.003), 8]
 

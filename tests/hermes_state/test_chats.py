@@ -16,18 +16,18 @@ def owe(db: sqlite3.Connection, chat: ChatId, key: str) -> None:
     outbox.enqueue(db, Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown=key, dedupe_key=key), START)
 
 
-def test_a_chat_is_one_row_however_often_it_is_seen(db: sqlite3.Connection) -> None:
+def test_a_chat_has_one_row(db: sqlite3.Connection) -> None:
     first = ensure_chat(db, key_of(), ChatKind.GROUP, "Team", START)
     assert ensure_chat(db, key_of(), ChatKind.GROUP, "Team", START) == first
     assert db.execute("SELECT count(*) FROM chats").fetchone() == (1,)
 
 
-def test_every_part_of_the_key_tells_chats_apart(db: sqlite3.Connection) -> None:
+def test_every_part_of_the_key_distinguishes_chats(db: sqlite3.Connection) -> None:
     keys = [key_of(), key_of("43"), key_of(thread_ref="7"), key_of(user_ref="1"), key_of(thread_ref="7", user_ref="1")]
     assert len({ensure_chat(db, key, ChatKind.GROUP, None, START) for key in keys}) == len(keys)
 
 
-def test_a_new_title_is_learned_and_a_missing_one_forgets_nothing(db: sqlite3.Connection) -> None:
+def test_a_new_title_is_stored_and_a_missing_one_keeps_the_old(db: sqlite3.Connection) -> None:
     chat = ensure_chat(db, key_of(), ChatKind.GROUP, "Old", START)
     ensure_chat(db, key_of(), ChatKind.GROUP, "New", START)
     ensure_chat(db, key_of(), ChatKind.GROUP, None, START)
@@ -36,7 +36,7 @@ def test_a_new_title_is_learned_and_a_missing_one_forgets_nothing(db: sqlite3.Co
     assert load_chat(db, chat).kind is ChatKind.CHANNEL
 
 
-def test_the_chats_of_a_place_are_found_whoever_they_belong_to(db: sqlite3.Connection) -> None:
+def test_all_per_person_chats_of_a_place_are_found(db: sqlite3.Connection) -> None:
     ids = {ensure_chat(db, key_of(user_ref=user), ChatKind.GROUP, None, START) for user in ("", "1", "2")}
     ensure_chat(db, key_of(thread_ref="7"), ChatKind.GROUP, None, START)
     assert {chat.id for chat in find_chats_at(db, key_of())} == ids
@@ -55,7 +55,7 @@ def test_a_moved_chat_keeps_its_conversation_its_threads_and_its_people(db: sqli
     assert find_chat(db, key_of("old")) is None
 
 
-def test_what_waits_under_the_new_id_joins_the_conversation(db: sqlite3.Connection) -> None:
+def test_waiting_rows_of_the_new_id_join_the_conversation(db: sqlite3.Connection) -> None:
     old, new = make_chat(db, "old", ChatKind.GROUP), make_chat(db, "new", ChatKind.GROUP)
     exchange(db, old, "q", "a")
     receive(db, new, "written after the move")
@@ -66,14 +66,14 @@ def test_what_waits_under_the_new_id_joins_the_conversation(db: sqlite3.Connecti
     assert {row.dedupe_key for row in outbox.load_open(db, old)} >= {"owed"}
 
 
-def test_no_row_disappears_under_somebody_who_works_with_it(db: sqlite3.Connection) -> None:
+def test_moving_a_chat_deletes_no_row_in_use(db: sqlite3.Connection) -> None:
     old, new = make_chat(db, "old", ChatKind.GROUP), make_chat(db, "new", ChatKind.GROUP)
     exchange(db, old, "q", "a")
     move(db, "old", "new")
     assert load_chat(db, new).key == key_of("old")
 
 
-def test_a_conversation_under_the_new_id_stays_and_takes_over_what_waits(db: sqlite3.Connection) -> None:
+def test_a_conversation_under_the_new_id_survives_and_gets_waiting_rows(db: sqlite3.Connection) -> None:
     old, new = make_chat(db, "old", ChatKind.GROUP), make_chat(db, "new", ChatKind.GROUP)
     exchange(db, old, "q", "a")
     exchange(db, new, "q2", "a2")

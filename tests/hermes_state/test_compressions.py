@@ -1,4 +1,4 @@
-"""The split: its guards, what it carries over, and that nothing is lost whatever happens in between."""
+"""The split: its result, its guards, and that nothing is lost in between."""
 
 import asyncio
 import sqlite3
@@ -46,7 +46,7 @@ HANDOFF = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff
 
 
 def plan(db: sqlite3.Connection, lineage_id: LineageId, keep: int = 0, head: int = 0) -> SplitPlan:
-    """A compression of the current view: `head` rows, the handoff, the last `keep` rows."""
+    """Plan a compression of the current view: `head` rows, the handoff, the last `keep` rows."""
     view = load_view(db, lineage_id)
     ids = [row.id for row in view.transcript]
     return SplitPlan(
@@ -62,7 +62,7 @@ def talk(db: sqlite3.Connection, chat: ChatId, *questions: str) -> LineageId:
     return turn.lineage_id
 
 
-# ---- what a split does
+# ---- results of a split
 
 
 def test_the_child_continues_the_same_conversation(db: sqlite3.Connection) -> None:
@@ -79,7 +79,7 @@ def test_the_child_continues_the_same_conversation(db: sqlite3.Connection) -> No
 
 
 @pytest.mark.parametrize("now", [START - 10_000, START, START + 10_000])
-def test_the_child_starts_at_or_after_the_parents_end_whatever_the_clock_says(db: sqlite3.Connection, now: int) -> None:
+def test_the_child_never_starts_before_the_parents_end(db: sqlite3.Connection, now: int) -> None:
     lineage = talk(db, make_chat(db), "q1")
     child = load_session(db, split(db, plan(db, lineage), Millis(now)))
     assert child.parent_session_id is not None
@@ -88,7 +88,7 @@ def test_the_child_starts_at_or_after_the_parents_end_whatever_the_clock_says(db
     assert parent.started_at <= parent.ended_at <= child.started_at
 
 
-def test_any_session_of_the_chain_leads_to_its_live_end(db: sqlite3.Connection) -> None:
+def test_any_session_of_the_chain_leads_to_the_tip(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1")
     chain = [load_tip(db, lineage).id]
@@ -100,7 +100,7 @@ def test_any_session_of_the_chain_leads_to_its_live_end(db: sqlite3.Connection) 
     assert get_compression_tip(db, other.id) == other.id
 
 
-def test_rows_said_while_the_summary_was_made_follow_the_handoff(db: sqlite3.Connection) -> None:
+def test_rows_added_during_the_summary_follow_the_handoff(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1", "q2")
     planned = plan(db, lineage, keep=1)
@@ -109,7 +109,7 @@ def test_rows_said_while_the_summary_was_made_follow_the_handoff(db: sqlite3.Con
     assert seen(db, lineage) == ["handoff", "a2", "q3", "a3"]
 
 
-def test_view_edits_are_baked_in(db: sqlite3.Connection) -> None:
+def test_the_child_applies_the_parents_view_edits(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1", "q2", "q3")
     session = load_tip(db, lineage)
@@ -125,7 +125,7 @@ def test_view_edits_are_baked_in(db: sqlite3.Connection) -> None:
     assert db.execute("SELECT count(*) FROM view_edits WHERE session_id <> ?", (session.id,)).fetchone() == (0,)
 
 
-def test_what_was_undone_stays_undone_after_a_split_and_undo_reaches_across_it(db: sqlite3.Connection) -> None:
+def test_undone_messages_stay_undone_after_a_split(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1", "q2")
     split(db, plan(db, lineage, keep=2), START)
@@ -137,7 +137,7 @@ def test_what_was_undone_stays_undone_after_a_split_and_undo_reaches_across_it(d
     assert seen(db, lineage) == ["handoff", "q3", "a3"]
 
 
-def test_a_new_system_prompt_is_the_childs_and_none_keeps_the_parents(db: sqlite3.Connection) -> None:
+def test_the_child_gets_the_new_system_prompt_or_the_parents(db: sqlite3.Connection) -> None:
     lineage = talk(db, make_chat(db), "q1")
     set_system_prompt(db, load_tip(db, lineage).id, "old")
     split(db, plan(db, lineage), START)
@@ -161,7 +161,7 @@ def test_a_split_forgets_the_reported_tokens_and_reports_figures(db: sqlite3.Con
     ]
 
 
-def test_a_turn_that_crosses_a_split_goes_on_in_the_child(db: sqlite3.Connection) -> None:
+def test_a_turn_that_crosses_a_split_continues_in_the_child(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     talk(db, chat, "q1")
     turn = start(db, chat, "q2")
@@ -188,7 +188,7 @@ def test_a_stop_after_a_split_answers_the_calls_in_the_child(db: sqlite3.Connect
     assert load_tool_runs(db, asked.id) == {"a": "stopped"}
 
 
-# ---- its guards
+# ---- guards
 
 
 def test_a_second_split_of_the_same_parent_is_refused(db: sqlite3.Connection) -> None:
@@ -208,7 +208,7 @@ def test_a_plan_made_before_an_undo_is_refused(db: sqlite3.Connection) -> None:
         split(db, planned, START)
 
 
-def test_a_conversation_that_was_left_meanwhile_is_not_split(db: sqlite3.Connection) -> None:
+def test_a_conversation_that_is_no_longer_active_is_not_split(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     planned = plan(db, talk(db, chat, "q1"))
     fresh = reset(db, chat, START)
@@ -219,7 +219,7 @@ def test_a_conversation_that_was_left_meanwhile_is_not_split(db: sqlite3.Connect
     assert active.id == fresh.id
 
 
-async def test_a_refused_split_leaves_nothing_behind_and_of_two_at_once_one_wins(store: Store) -> None:
+async def test_one_of_two_concurrent_splits_wins_and_the_other_writes_nothing(store: Store) -> None:
     def prepare(db: sqlite3.Connection) -> SplitPlan:
         chat = ensure_chat(db, key_of(), ChatKind.DIRECT, None, START)
         return plan(db, talk(db, chat, "q1", "q2"), keep=1)
@@ -237,12 +237,12 @@ async def test_a_refused_split_leaves_nothing_behind_and_of_two_at_once_one_wins
     assert await store.read(counts) == [2, 2, 1]
 
 
-# ---- whatever happens
+# ---- random sequences
 
 
 @dataclass
 class Model:
-    """What the database should hold, kept as plain lists."""
+    """Expected content of the database, as plain lists."""
 
     said: list[str] = field(default_factory=list)
     view: list[str] = field(default_factory=list)
@@ -263,7 +263,7 @@ OPERATIONS = st.lists(
 
 @examples(40)
 @given(operations=OPERATIONS)
-def test_the_view_is_what_a_list_would_be_and_nothing_is_lost(operations: list[tuple[str, int, int]]) -> None:
+def test_the_view_equals_a_list_model_and_nothing_is_lost(operations: list[tuple[str, int, int]]) -> None:
     with migrated() as db:
         chat = make_chat(db)
         model = Model()

@@ -1,4 +1,4 @@
-"""Which parts of configured credentials are secrets by themselves, and in which encodings a secret is known."""
+"""Parts of configured credentials that are secrets, and the encodings in which a secret is recognised."""
 
 import time
 from base64 import b64encode, urlsafe_b64encode
@@ -8,7 +8,7 @@ import pytest
 
 from hermes_state.redaction import MARK, Redactor, redact, secret_parts
 
-TOKEN = "hbr7Qm2xLd9vTz4K"  # a shape of nobody's, so that only the configuration tells it
+TOKEN = "hbr7Qm2xLd9vTz4K"  # matches no known shape, so only the configuration reveals it
 LOGIN = f"harbour:{TOKEN}"
 BASIC = b64encode(LOGIN.encode()).decode()
 
@@ -53,7 +53,7 @@ CREDENTIALS = {
 
 
 @pytest.mark.parametrize("value", CREDENTIALS.values(), ids=CREDENTIALS)
-def test_the_token_of_a_credential_is_a_secret_without_the_rest(value: str) -> None:
+def test_the_token_in_a_credential_is_a_secret(value: str) -> None:
     shown = Redactor([value])(f"unknown credential {TOKEN}, asked with {value}")
     assert TOKEN not in shown
     assert shown.startswith(f"unknown credential {MARK},")
@@ -70,7 +70,7 @@ def test_the_token_of_a_credential_is_a_secret_without_the_rest(value: str) -> N
         ("https://mcp.example.org/?key=pier%2Fseven%2F7", "refused pier/seven/7"),
     ],
 )
-def test_a_part_is_known_as_it_is_written_and_as_it_is_meant(value: str, sent: str) -> None:
+def test_parts_are_known_as_written_and_decoded(value: str, sent: str) -> None:
     assert MARK in Redactor([value])(sent)
     assert "pier" not in Redactor([value])(sent)
     assert BASIC not in Redactor([value])(sent)
@@ -95,14 +95,14 @@ def test_a_part_is_known_as_it_is_written_and_as_it_is_meant(value: str, sent: s
         "2024-11-05T10:00:00Z",
     ],
 )
-def test_words_beside_a_credential_are_no_secrets(value: str) -> None:
+def test_words_next_to_a_credential_are_not_secrets(value: str) -> None:
     words = ("Bearer", "required", "password", "hermes", "gateway", "postgres", "dark-mode", "openai", "4096")
     shown = Redactor([value])(f"these stay: {', '.join(words)}")
     assert shown == f"these stay: {', '.join(words)}"
     assert set(secret_parts(value)) <= {"dXNlcjpwYXNz", "user:pass"}
 
 
-# ---- what leaves in an address
+# ---- secrets in outgoing addresses
 
 HALF = len(TOKEN) // 2
 _ALIGNED = [b64encode(("x" * shift + TOKEN + "yz").encode()).decode() for shift in range(3)]
@@ -135,11 +135,11 @@ LEAKS = {
 
 @pytest.mark.parametrize("configured", [TOKEN, f"Bearer {TOKEN}", f"https://ann:{TOKEN}@db.example.org"])
 @pytest.mark.parametrize("address", LEAKS.values(), ids=LEAKS)
-def test_a_secret_does_not_leave_in_an_encoding(address: str, configured: str) -> None:
+def test_encoded_secrets_are_detected(address: str, configured: str) -> None:
     assert Redactor([configured]).would_leak(address)
 
 
-def test_ordinary_addresses_hold_no_secret() -> None:
+def test_ordinary_addresses_contain_no_secret() -> None:
     token = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJib2F0cyJ9.dozjgNryP4J3jVmNHl0w5NXgL0n3I9Pq"
     another = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJib2F0cyJ9.Kq9ZkT1uV7wX3yB5cD8eF0gH2iJ4lM6n"
     configured = [
@@ -164,7 +164,7 @@ def test_ordinary_addresses_hold_no_secret() -> None:
     assert redactor.would_leak("https://evil.example/correct/horse/battery?staple")
 
 
-def test_a_long_address_takes_no_time() -> None:
+def test_a_long_address_is_checked_quickly() -> None:
     redactor = Redactor([f"Bearer {TOKEN}{number:04}" for number in range(50)])
     started = time.process_time()
     for text in ("https://example.org/" + "h/b/r/7/" * 500, TOKEN[:11] * 400, "%25" * 1_500):
@@ -172,7 +172,7 @@ def test_a_long_address_takes_no_time() -> None:
     assert time.process_time() - started < 2
 
 
-def test_parts_do_not_slow_a_redactor_down() -> None:
+def test_parts_do_not_slow_down_a_redactor() -> None:
     values = [f"https://ann:{TOKEN}{number:04}@mcp.example.org/sse?key={TOKEN}" for number in range(50)]
     Redactor(values)
     started = time.process_time()

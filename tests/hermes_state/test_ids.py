@@ -1,7 +1,7 @@
-"""Ids are not commit order: where several write, a row may appear behind one with a higher id.
+"""Ids do not follow the commit order: with several writers, a row may appear after one with a higher id.
 
-Within a chat they are: whoever writes there holds its lock before the first id is given. So whoever remembers an id as
-"seen up to" has to stay within one chat, or misses rows for ever.
+Inside a chat they do, because a writer takes the chat's lock before the first id. So code that stores an id as "seen up
+to" must stay inside one chat, or it misses rows for ever.
 """
 
 import re
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("hermes_state", "agent", "gateway", "platforms")
 COMPARED = re.compile(r"\b(?:\w+_)?(?:row)?id (?:<|>)=? |\bmax\((?:\w+\.)?(?:row)?id\)", re.IGNORECASE)
-"""An id that is compared with another, and the highest one of a table."""
+"""An id compared with another, or the highest id of a table."""
 
 ONE_CHAT = "rows of one chat, turn or conversation"
 SQLITE = "SQLite's own full text, which one writer keeps"
@@ -38,10 +38,10 @@ ALLOWED: Mapping[str, tuple[int, str]] = {
     "hermes_state/turns.py": (1, ONE_CHAT),
     "platforms/discord/event_queue.py": (1, "ids that Discord gives, by time"),
 }
-"""Comparisons in a file, and why they miss nothing."""
+"""Number of comparisons per file, and the reason why they miss nothing."""
 
 
-def test_nobody_remembers_an_id_as_seen_up_to() -> None:
+def test_no_query_treats_an_id_as_a_high_water_mark() -> None:
     found = {
         str(path.relative_to(ROOT)): len(COMPARED.findall(path.read_text()))
         for package in PACKAGES
@@ -53,10 +53,10 @@ def test_nobody_remembers_an_id_as_seen_up_to() -> None:
 
 
 @pytest.mark.parametrize("text", ["WHERE m.id > ?", "AND rowid <= :seen", "SELECT max(m.id) FROM", "if row.id < last:"])
-def test_a_comparison_is_seen(text: str) -> None:
+def test_a_comparison_of_ids_is_detected(text: str) -> None:
     assert COMPARED.search(text)
 
 
 @pytest.mark.parametrize("text", ["o.id <> outbox.id", "WHERE id = ?", "def new_id() -> int", "valid > 3"])
-def test_nothing_else_is(text: str) -> None:
+def test_other_comparisons_are_not_detected(text: str) -> None:
     assert not COMPARED.search(text)

@@ -1,4 +1,4 @@
-"""Imports: what is refused, and packages whose own module waits until it is asked for."""
+"""Blocked imports, and packages whose `__init__` runs only when needed."""
 
 import importlib
 import sys
@@ -14,7 +14,7 @@ from hermes_state.imports import defer, without
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A package `heavy`, with the modules `light` and `other` and the package `part` in it."""
+    """A package `heavy` with the modules `light` and `other` and the package `part`."""
     folder = tmp_path / "heavy"
     (folder / "part").mkdir(parents=True)
     (folder / "__init__.py").write_text("import builtins\nfrom . import part\nfrom .light import name\nvalue = name\n")
@@ -27,7 +27,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         del sys.modules[name]
 
 
-def test_a_module_that_is_refused_can_be_imported_behind_the_block(package: str) -> None:
+def test_a_blocked_module_can_be_imported_after_the_block(package: str) -> None:
     with without("heavy"), pytest.raises(ModuleNotFoundError):
         import heavy
     import heavy
@@ -36,7 +36,7 @@ def test_a_module_that_is_refused_can_be_imported_behind_the_block(package: str)
         assert importlib.import_module("heavy") is heavy
 
 
-def test_a_deferred_package_runs_when_one_of_its_names_is_asked_for(package: str) -> None:
+def test_a_deferred_package_runs_when_one_of_its_names_is_used(package: str) -> None:
     defer("heavy")
     defer("heavy.part")
     light = importlib.import_module("heavy.light")
@@ -53,7 +53,7 @@ def test_a_deferred_package_runs_when_one_of_its_names_is_asked_for(package: str
         _ = heavy.missing
 
 
-def test_threads_that_ask_at_once_both_find_the_name(package: str) -> None:
+def test_concurrent_threads_both_find_the_name(package: str) -> None:
     defer("heavy")
     together = threading.Barrier(2)
 
@@ -66,7 +66,7 @@ def test_threads_that_ask_at_once_both_find_the_name(package: str) -> None:
         assert list(pool.map(ask, range(2))) == ["light", "light"]
 
 
-def test_what_is_not_installed_cannot_be_deferred_and_what_is_there_stays() -> None:
+def test_missing_and_imported_packages_are_not_deferred() -> None:
     defer("no_such_package")
     assert "no_such_package" not in sys.modules
     defer("json")

@@ -39,7 +39,7 @@ def new_row(chat: ChatId, event_ref: str, payload: InboxPayload) -> NewInboxRow:
     )
 
 
-def test_a_row_comes_back_as_it_was_accepted(db: sqlite3.Connection) -> None:
+def test_an_inbox_row_is_stored_unchanged(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     payload = InboxPayload(
         text="héllo 😀",
@@ -54,7 +54,7 @@ def test_a_row_comes_back_as_it_was_accepted(db: sqlite3.Connection) -> None:
     assert (row.sender_ref, row.sender_name, row.message_ref) == (ANN, "Ann", "5")
 
 
-def test_the_same_event_is_stored_once_whatever_became_of_it(db: sqlite3.Connection) -> None:
+def test_an_event_is_stored_once_even_after_settling(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     row = new_row(chat, "9:1", InboxPayload(text="once"))
     first = inbox.insert(db, row, START)
@@ -66,7 +66,7 @@ def test_the_same_event_is_stored_once_whatever_became_of_it(db: sqlite3.Connect
     assert inbox.find_new(db, "telegram", "telegram", "9:1") is None
 
 
-def test_what_waits_is_in_the_order_of_arrival_and_by_chat(db: sqlite3.Connection) -> None:
+def test_waiting_rows_are_in_order_of_arrival_per_chat(db: sqlite3.Connection) -> None:
     one, two = make_chat(db, "1"), make_chat(db, "2")
     for number in range(3):
         receive(db, one, f"one {number}", at=START - number)
@@ -90,7 +90,7 @@ def test_messages_and_commands_of_the_sender_count_as_waiting(db: sqlite3.Connec
     assert inbox.count_waiting(db, chat, ANN) == 2
 
 
-def test_dropping_spares_commands_and_what_a_turn_has(db: sqlite3.Connection) -> None:
+def test_dropping_keeps_commands_and_claimed_rows(db: sqlite3.Connection) -> None:
     chat = make_chat(db, kind=ChatKind.GROUP)
     start(db, chat, "running")
     receive(db, chat, "mine")
@@ -102,7 +102,7 @@ def test_dropping_spares_commands_and_what_a_turn_has(db: sqlite3.Connection) ->
     assert states(db, chat) == ["claimed", "dropped", "new", "dropped"]
 
 
-def test_chats_with_work_are_those_that_wait_or_are_in_a_turn(db: sqlite3.Connection) -> None:
+def test_chats_with_waiting_rows_or_turns_have_work(db: sqlite3.Connection) -> None:
     quiet, waiting, running = (make_chat(db, ref) for ref in "123")
     exchange(db, quiet, "q", "a")
     receive(db, waiting, "hello")
@@ -112,7 +112,7 @@ def test_chats_with_work_are_those_that_wait_or_are_in_a_turn(db: sqlite3.Connec
     assert inbox.load_chats_with_waiting(db) == [waiting]
 
 
-def test_a_row_knows_whether_something_is_before_it(db: sqlite3.Connection) -> None:
+def test_a_row_knows_if_other_work_precedes_it(db: sqlite3.Connection) -> None:
     chat, other = make_chat(db), make_chat(db, "other")
     receive(db, other, "elsewhere")
     alone = receive(db, chat, "/new", kind=InboxKind.COMMAND)
@@ -123,7 +123,7 @@ def test_a_row_knows_whether_something_is_before_it(db: sqlite3.Connection) -> N
     assert not inbox.is_behind_work(db, alone)
 
 
-def test_an_open_turn_is_before_every_row(db: sqlite3.Connection) -> None:
+def test_an_open_turn_precedes_every_row(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     command = receive(db, chat, "/retry", kind=InboxKind.COMMAND)
     turn = journal.start_retry(db, command, chat, ANN, START)
@@ -133,7 +133,7 @@ def test_an_open_turn_is_before_every_row(db: sqlite3.Connection) -> None:
     assert not inbox.is_behind_work(db, later)
 
 
-def test_a_number_is_never_used_again_so_that_no_reply_is_taken_for_an_old_one(db: sqlite3.Connection) -> None:
+def test_inbox_ids_are_never_reused(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     old = receive(db, chat, "/help", kind=InboxKind.COMMAND)
     reply = Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown="x", dedupe_key=f"inbox:{old}")
@@ -146,7 +146,7 @@ def test_a_number_is_never_used_again_so_that_no_reply_is_taken_for_an_old_one(d
 # ---- edits and deletions
 
 
-def test_a_waiting_row_takes_the_new_text_and_keeps_the_rest(db: sqlite3.Connection) -> None:
+def test_an_edit_replaces_only_the_text_of_a_waiting_row(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     row = receive(db, chat, "helo", ticket="t")
     assert inbox.replace_text(db, row, "hello")
@@ -172,7 +172,7 @@ def test_a_nul_in_a_message_breaks_neither_its_turn_nor_its_edit(db: sqlite3.Con
     assert journal.start_turn(db, chat, [waiting], {}, START).ticket == "t"
 
 
-def test_an_edit_finds_the_message_as_it_was_told(db: sqlite3.Connection) -> None:
+def test_an_edit_finds_the_stored_message(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     assert inbox.find_edited(db, chat, "7") is None
     row = receive(db, chat, "first", ref="7")
@@ -186,7 +186,7 @@ def test_an_edit_finds_the_message_as_it_was_told(db: sqlite3.Connection) -> Non
     assert (told.state, told.text, told.lineage_id) == (InboxState.DONE, "first", turn.lineage_id)
 
 
-def test_the_newest_notice_says_what_is_known_of_a_message(db: sqlite3.Connection) -> None:
+def test_the_newest_notice_has_the_current_text(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     row = receive(db, chat, "first", ref="7")
     finish(db, journal.start_turn(db, chat, [row], {}, START), "a")
@@ -201,7 +201,7 @@ def test_the_newest_notice_says_what_is_known_of_a_message(db: sqlite3.Connectio
     assert (edited.text, edited.waiting_notice) == ("second", None)
 
 
-def test_only_what_waits_can_be_withdrawn(db: sqlite3.Connection) -> None:
+def test_only_waiting_rows_can_be_withdrawn(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     receive(db, chat, "one", ref="1")
     start(db, chat, "two")
@@ -215,21 +215,21 @@ def test_only_what_waits_can_be_withdrawn(db: sqlite3.Connection) -> None:
 
 @examples(40)
 @given(st.lists(st.integers(1, 10**20), min_size=1))
-def test_a_cursor_stands_at_the_greatest_id_it_ever_saw(ids: list[int]) -> None:
+def test_a_cursor_only_moves_forward(ids: list[int]) -> None:
     with migrated() as db:
         for seen in ids:
             inbox.advance_cursor(db, Cursor(platform="discord", account="discord", channel_ref="c", seen_ref=str(seen)))
         assert inbox.load_cursors(db, "discord", "discord") == {"c": str(max(ids))}
 
 
-def test_cursors_of_channels_and_accounts_are_apart(db: sqlite3.Connection) -> None:
+def test_cursors_are_separate_per_channel_and_account(db: sqlite3.Connection) -> None:
     for account, channel, seen in (("a", "1", "5"), ("a", "2", "6"), ("b", "1", "7")):
         inbox.advance_cursor(db, Cursor(platform="discord", account=account, channel_ref=channel, seen_ref=seen))
     assert inbox.load_cursors(db, "discord", "a") == {"1": "5", "2": "6"}
 
 
 @sqlite_only
-def test_what_a_chat_has_settled_costs_its_next_message_nothing(db: sqlite3.Connection) -> None:
+def test_settled_rows_do_not_slow_down_new_messages(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     plans: list[str] = []
 

@@ -78,7 +78,7 @@ def test_a_message_to_an_idle_chat_is_stored_with_its_turn(db: sqlite3.Connectio
     assert scalar(db, int, "SELECT count(*) FROM turns") == 2
 
 
-def test_a_row_that_was_withdrawn_keeps_the_turn_from_starting(db: sqlite3.Connection) -> None:
+def test_a_withdrawn_row_prevents_the_turn(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     kept, gone = receive(db, chat, "kept"), receive(db, chat, "gone", ref="x")
     assert inbox.withdraw(db, chat, "x", START) == 1
@@ -105,7 +105,7 @@ def test_a_chat_has_one_open_turn(db: sqlite3.Connection) -> None:
         start(db, chat, "two")
 
 
-def test_the_starter_is_who_asked_not_who_edited_before(db: sqlite3.Connection) -> None:
+def test_the_turn_starter_is_the_asker_not_an_earlier_editor(db: sqlite3.Connection) -> None:
     chat = make_chat(db, kind=ChatKind.GROUP)
     notice = receive(db, chat, "(changed)", kind=InboxKind.NOTICE, sender=BOB)
     asked = receive(db, chat, "question", sender=ANN)
@@ -114,7 +114,7 @@ def test_the_starter_is_who_asked_not_who_edited_before(db: sqlite3.Connection) 
     assert [row.origin for row in load_messages(db, turn.lineage_id, 5)] == [Origin.NOTICE, Origin.HUMAN]
 
 
-def test_what_became_of_the_attachments_is_stored_with_the_row(db: sqlite3.Connection) -> None:
+def test_prepared_attachments_are_stored_with_the_row(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     row = receive(db, chat, "look at this")
     db.execute(
@@ -137,7 +137,7 @@ def test_a_message_is_found_by_its_platform_id(db: sqlite3.Connection) -> None:
     assert db.execute("SELECT ref, message_id FROM platform_messages").fetchall() == [("777", message.id)]
 
 
-def test_a_quote_of_the_newest_answer_needs_no_repeating(db: sqlite3.Connection) -> None:
+def test_a_quote_of_the_newest_answer_is_not_repeated(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     exchange(db, chat, "q", "older")
     turn = start(db, chat, "q2")
@@ -168,7 +168,7 @@ def test_a_steer_joins_after_the_last_result(db: sqlite3.Connection) -> None:
     assert states(db, chat) == ["done", "done", "new"]
 
 
-def test_a_steer_that_came_too_late_waits_for_the_next_turn(db: sqlite3.Connection) -> None:
+def test_a_late_steer_waits_for_the_next_turn(db: sqlite3.Connection) -> None:
     chat = make_chat(db, kind=ChatKind.GROUP)
     first = start(db, chat, "ann asks", at=START)
     queued = receive(db, chat, "bob asks", sender=BOB, at=START + 1)
@@ -249,7 +249,7 @@ def test_every_call_is_in_the_ledger_and_in_the_totals(db: sqlite3.Connection) -
 # ---- ending
 
 
-def test_finishing_stores_the_answer_settles_the_inbox_and_owes_the_reply(db: sqlite3.Connection) -> None:
+def test_finishing_stores_the_answer_settles_the_inbox_and_enqueues_the_reply(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "one", "two")
     message_id = finish(db, turn, "the answer")
@@ -270,7 +270,7 @@ def test_only_a_shared_chat_gets_its_answer_as_a_reply(db: sqlite3.Connection) -
     assert refs[group] is not None
 
 
-def test_the_answer_takes_the_place_of_the_preview_and_uses_the_ticket(db: sqlite3.Connection) -> None:
+def test_the_answer_replaces_the_preview_and_uses_the_ticket(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     row = receive(db, chat, "q", ticket="t1")
     turn = journal.start_turn(db, chat, [row], {}, START)
@@ -305,7 +305,7 @@ def test_stopping_keeps_the_partial_answer_and_answers_open_calls(db: sqlite3.Co
 @pytest.mark.parametrize(
     ("preview", "kept"), [("so far I", "so far I"), ("Let me", None), ("Let me look.\n", None), (None, None)]
 )
-def test_a_turn_stopped_by_another_node_keeps_the_last_preview_of_what_is_no_step_yet(
+def test_a_turn_stopped_by_another_node_keeps_its_last_preview(
     db: sqlite3.Connection, preview: str | None, kept: str | None
 ) -> None:
     chat = make_chat(db)
@@ -319,7 +319,7 @@ def test_a_turn_stopped_by_another_node_keeps_the_last_preview_of_what_is_no_ste
     assert len(replies(db, chat)) == (kept is not None)
 
 
-def test_stopping_during_a_tool_does_not_tell_the_last_step_twice(db: sqlite3.Connection) -> None:
+def test_stopping_during_a_tool_does_not_repeat_the_last_step(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")
     call_tools(db, turn, "a", text="Let me look.")
@@ -329,7 +329,7 @@ def test_stopping_during_a_tool_does_not_tell_the_last_step_twice(db: sqlite3.Co
     assert [kind for kind, _ in replies(db, chat)] == ["status"]
 
 
-def test_a_turn_that_ended_cannot_be_stopped_or_fail(db: sqlite3.Connection) -> None:
+def test_an_ended_turn_cannot_be_stopped_or_fail(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
     assert not journal.stop_turn(db, turn, "partial", "stopped", START, notice="(stopped)")
@@ -338,7 +338,7 @@ def test_a_turn_that_ended_cannot_be_stopped_or_fail(db: sqlite3.Connection) -> 
     assert len(replies(db, chat)) == 1
 
 
-def test_failing_leaves_a_legal_transcript_and_one_sentence(db: sqlite3.Connection) -> None:
+def test_failing_leaves_a_valid_transcript_and_one_sentence(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")
     asked = call_tools(db, turn, "a")
@@ -351,7 +351,7 @@ def test_failing_leaves_a_legal_transcript_and_one_sentence(db: sqlite3.Connecti
     assert db.execute("SELECT state, error FROM turns").fetchone() == ("failed", "ModelTimeout")
 
 
-def test_a_placeholder_that_is_named_after_the_stop_is_still_replaced(db: sqlite3.Connection) -> None:
+def test_a_preview_noted_after_the_stop_is_still_replaced(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")
     journal.stop_turn(db, turn, "partial", "stopped", START, notice="(stopped)")
@@ -374,8 +374,8 @@ def test_only_restarts_are_counted(db: sqlite3.Connection) -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
-def test_to_take_up_what_was_left_in_order_is_no_restart(db: sqlite3.Connection, is_first: bool) -> None:
-    """In either order: who was cut off may be able to say so only when the turn has another owner."""
+def test_taking_up_a_turn_left_in_order_is_not_a_restart(db: sqlite3.Connection, is_first: bool) -> None:
+    """In either order: a disconnected owner may report it only after the turn has a new owner."""
     turn = start(db, make_chat(db), "go")
     if is_first:
         journal.let_go(db, [turn.id])
@@ -392,19 +392,19 @@ def test_to_take_up_what_was_left_in_order_is_no_restart(db: sqlite3.Connection,
 
 
 def taken_up(db: sqlite3.Connection) -> tuple[RunningTurn, RunningTurn, Message]:
-    """A turn as its first owner has it, as the second has taken it up, and an answer with two calls."""
+    """Return a turn as its first owner and as its second owner have it, and an answer with two calls."""
     turn = start(db, make_chat(db, kind=ChatKind.GROUP), "go")
     asked = call_tools(db, turn, "a", "b")
     return turn, journal.take_up(db, turn, True), asked
 
 
 def stored(db: sqlite3.Connection) -> list[list[tuple[object, ...]]]:
-    """Everything that the steps of a turn write."""
+    """Return all rows that the steps of a turn write."""
     tables = ("turns", "inbox", "messages", "tool_runs", "model_calls", "outbox", "sessions")
     return [db.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() for table in tables]
 
 
-def test_the_answer_of_an_older_epoch_is_refused_and_that_of_the_new_owner_stored(db: sqlite3.Connection) -> None:
+def test_only_the_answer_of_the_current_epoch_is_stored(db: sqlite3.Connection) -> None:
     old, new, _ = taken_up(db)
     assert (old.epoch, new.epoch) == (1, 2)
     with pytest.raises(TurnMoved):
@@ -437,7 +437,7 @@ def test_no_step_of_an_older_epoch_is_stored(db: sqlite3.Connection) -> None:
     assert journal.join_steers(db, new, START) == 1
 
 
-def test_of_two_who_take_up_a_turn_one_has_it(db: sqlite3.Connection) -> None:
+def test_only_one_of_two_owners_takes_up_a_turn(db: sqlite3.Connection) -> None:
     turn = start(db, make_chat(db), "go")
     taken = journal.take_up(db, turn)
     with pytest.raises(TurnMoved):
@@ -458,7 +458,7 @@ def test_a_retry_binds_its_command_and_settles_it_with_the_answer(db: sqlite3.Co
         journal.start_retry(db, command, chat, ANN, START)
 
 
-def test_a_call_that_was_refused_gets_a_run_of_its_own(db: sqlite3.Connection) -> None:
+def test_a_refused_call_gets_its_own_run(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")
     asked = call_tools(db, turn, "a")
@@ -492,7 +492,7 @@ def test_settling_twice_changes_nothing(db: sqlite3.Connection) -> None:
 
 
 @pytest.mark.parametrize("kind", [ChatKind.DIRECT, ChatKind.GROUP])
-def test_a_turn_that_starts_is_the_one_that_is_found(db: sqlite3.Connection, kind: ChatKind) -> None:
+def test_a_started_turn_is_found(db: sqlite3.Connection, kind: ChatKind) -> None:
     chat = make_chat(db, kind=kind)
     exchange(db, chat, "before", "yes")
     session = load_active(db, chat)
@@ -506,7 +506,7 @@ def test_a_turn_that_starts_is_the_one_that_is_found(db: sqlite3.Connection, kin
     assert (turn.ticket, turn.chosen_model, turn.reasoning_effort) == ("t2", "other", "high")
 
 
-def test_an_answer_that_is_sent_at_once_is_committed_as_sending(db: sqlite3.Connection) -> None:
+def test_an_answer_sent_at_once_is_committed_as_sending(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "q")
     answer = ModelAnswer(text="a", call=CALL, reported_prompt_tokens=None)
@@ -521,7 +521,7 @@ def test_an_answer_that_is_sent_at_once_is_committed_as_sending(db: sqlite3.Conn
     assert outbox.mark_sent(db, first.id, "p1", START), "the second part is owed"
 
 
-def test_an_answer_waits_for_what_the_chat_is_owed_before_it(db: sqlite3.Connection) -> None:
+def test_an_answer_waits_for_earlier_replies_to_the_chat(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "q")
     outbox.enqueue(db, Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown="first", dedupe_key="k"), START)
@@ -532,7 +532,7 @@ def test_an_answer_waits_for_what_the_chat_is_owed_before_it(db: sqlite3.Connect
     assert [row.state for row in outbox.load_open(db, chat)] == [OutboxState.PENDING] * 2
 
 
-def test_the_answer_knows_what_became_true_since_its_turn_began(db: sqlite3.Connection) -> None:
+def test_finishing_uses_facts_that_changed_during_the_turn(db: sqlite3.Connection) -> None:
     chat = make_chat(db, kind=ChatKind.GROUP)
     turn = start(db, chat, "q")
     receive(db, chat, "and this", mode=InboxMode.STEER, ref="r-steer", ticket="t-steer")

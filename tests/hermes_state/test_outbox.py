@@ -40,21 +40,21 @@ def first(db: sqlite3.Connection, chat: ChatId) -> outbox.OutboxRow:
 
 
 def begin(db: sqlite3.Connection, chat: ChatId, text: str, claim: AccountClaim = CLAIM) -> outbox.OutboxRow:
-    """Begin to send what a chat is owed first."""
+    """Begin to send the chat's first unsent row."""
     row = first(db, chat)
     begun = outbox.begin_send(db, row.id, None if row.written is None else parts(text), claim, START)
     assert begun is not None
     return begun
 
 
-def test_the_same_reason_owes_one_reply(db: sqlite3.Connection) -> None:
+def test_the_same_dedupe_key_enqueues_one_reply(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     assert owe(db, chat, "hello", "turn:1")
     assert not owe(db, chat, "hello again", "turn:1")
     assert [row.written for row in outbox.load_open(db, chat)] == [outbox.WrittenReply(markdown="hello")]
 
 
-def test_a_reply_stays_said_after_it_was_sent(db: sqlite3.Connection) -> None:
+def test_a_sent_reply_is_not_enqueued_again(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     owe(db, chat, "hello", "turn:1")
     outbox.mark_sent(db, first(db, chat).id, "p1", START)
@@ -111,8 +111,8 @@ def test_parts_stay_together_when_another_reply_comes_between(db: sqlite3.Connec
 
 @examples(40)
 @given(st.lists(st.one_of(st.just(0), st.integers(1, 4)), max_size=30))
-def test_whatever_is_stored_between_sends_every_reply_is_sent_whole_and_in_order(steps: list[int]) -> None:
-    """0 stores a reply; n sends the next part of what is owed, rendered to n parts if it is new."""
+def test_interleaved_replies_are_sent_whole_and_in_order(steps: list[int]) -> None:
+    """A step of 0 stores a reply. A step of n sends the next part, after rendering a new reply to n parts."""
     with migrated() as db:
         take_account(db, "telegram")
         chat = make_chat(db)
@@ -153,7 +153,7 @@ def test_a_retry_keeps_the_bytes_and_the_time_of_the_first_attempt(db: sqlite3.C
     assert (row.attempts, row.first_tried_at) == (2, START)
 
 
-def test_what_was_being_sent_when_the_process_ended_is_ambiguous(db: sqlite3.Connection) -> None:
+def test_an_interrupted_send_is_ambiguous(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     owe(db, chat, "one")
     owe(db, chat, "two")
@@ -174,14 +174,14 @@ def test_a_row_stays_ambiguous_while_it_is_sent_again(db: sqlite3.Connection) ->
         assert (begun.state, first(db, chat).state) == (OutboxState.AMBIGUOUS, OutboxState.AMBIGUOUS)
 
 
-def test_whoever_may_have_lost_an_account_does_not_take_it_from_the_next_owner(db: sqlite3.Connection) -> None:
+def test_an_uncertain_owner_does_not_take_an_account(db: sqlite3.Connection) -> None:
     claim, _ = take_account(db, "telegram")
     with pytest.raises(AccountMoved):
         take_account(db, "telegram", lambda: False)
     assert take_account(db, "telegram")[0].epoch == claim.epoch + 1
 
 
-def test_what_can_never_be_delivered_is_settled_and_kept_for_the_operator(db: sqlite3.Connection) -> None:
+def test_an_undeliverable_row_is_settled_and_kept_for_the_operator(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     owe(db, chat, "hello")
     outbox.mark_dead(db, begin(db, chat, "hello"), "blocked", CLAIM, START)
@@ -191,7 +191,7 @@ def test_what_can_never_be_delivered_is_settled_and_kept_for_the_operator(db: sq
     assert "hello" in payload
 
 
-def test_each_sent_part_leads_back_to_the_row_that_it_shows(db: sqlite3.Connection) -> None:
+def test_each_sent_part_is_linked_to_its_message(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     exchange(db, chat, "q", "a")
     message_id = db.execute("SELECT message_id FROM outbox").fetchone()[0]
@@ -202,7 +202,7 @@ def test_each_sent_part_leads_back_to_the_row_that_it_shows(db: sqlite3.Connecti
     assert db.execute(query, (message_id,)).fetchall() == [("p1", message_id, 0), ("p2", message_id, 1)]
 
 
-def test_only_what_was_not_tried_takes_the_place_of_a_late_preview(db: sqlite3.Connection) -> None:
+def test_only_an_untried_reply_replaces_a_late_preview(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
     outbox.begin_send(db, first(db, chat).id, parts("a"), CLAIM, START)
@@ -210,7 +210,7 @@ def test_only_what_was_not_tried_takes_the_place_of_a_late_preview(db: sqlite3.C
     assert first(db, chat).replaces is None
 
 
-def test_settled_rows_are_no_ones_work(db: sqlite3.Connection) -> None:
+def test_settled_rows_are_not_work(db: sqlite3.Connection) -> None:
     one, two = make_chat(db, "1"), make_chat(db, "2")
     owe(db, one, "a")
     owe(db, two, "b")
@@ -226,7 +226,7 @@ LATE_ENDS: dict[str, LateEnd] = {
 
 @pytest.mark.parametrize("late", LATE_ENDS.values(), ids=LATE_ENDS)
 @pytest.mark.parametrize("has_begun", [False, True], ids=["has-yet-to-send", "is-sending"])
-def test_a_former_owner_ends_nothing_of_what_the_next_one_owes(
+def test_a_former_owner_cannot_end_the_next_owners_attempts(
     db: sqlite3.Connection, late: LateEnd, has_begun: bool
 ) -> None:
     chat = make_chat(db)
@@ -240,7 +240,7 @@ def test_a_former_owner_ends_nothing_of_what_the_next_one_owes(
 
 
 @pytest.mark.parametrize("late", LATE_ENDS.values(), ids=LATE_ENDS)
-def test_an_earlier_attempt_ends_nothing_of_a_later_one(db: sqlite3.Connection, late: LateEnd) -> None:
+def test_an_earlier_attempt_cannot_end_a_later_one(db: sqlite3.Connection, late: LateEnd) -> None:
     chat = make_chat(db)
     owe(db, chat, "hello")
     row = begin(db, chat, "hello")
@@ -250,7 +250,7 @@ def test_an_earlier_attempt_ends_nothing_of_a_later_one(db: sqlite3.Connection, 
 
 
 @pytest.mark.parametrize("late", LATE_ENDS.values(), ids=LATE_ENDS)
-def test_what_is_settled_stays_as_it_is(db: sqlite3.Connection, late: LateEnd) -> None:
+def test_settled_rows_do_not_change(db: sqlite3.Connection, late: LateEnd) -> None:
     chat = make_chat(db)
     owe(db, chat, "hello")
     row = begin(db, chat, "hello")
@@ -260,7 +260,7 @@ def test_what_is_settled_stays_as_it_is(db: sqlite3.Connection, late: LateEnd) -
     assert db.execute("SELECT * FROM outbox").fetchall() == before
 
 
-def test_that_the_platform_has_it_is_true_whoever_says_it(db: sqlite3.Connection) -> None:
+def test_any_owner_can_mark_a_row_sent(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     owe(db, chat, "hello")
     row = begin(db, chat, "hello")
@@ -270,7 +270,7 @@ def test_that_the_platform_has_it_is_true_whoever_says_it(db: sqlite3.Connection
     assert outbox.load_open(db, chat) == []
 
 
-def test_a_former_owner_begins_nothing(db: sqlite3.Connection) -> None:
+def test_a_former_owner_cannot_begin_a_send(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     owe(db, chat, "hello")
     take_account(db, "telegram")
@@ -280,24 +280,24 @@ def test_a_former_owner_begins_nothing(db: sqlite3.Connection) -> None:
 
 
 class Owners:
-    """Nodes that serve an account one after the other, each with a request of its own under way at most.
+    """Nodes that serve an account in turn, each with at most one request in progress.
 
-    One that has lost the account does not know it until it is told: its request may still reach the platform, and it
-    may still say what came of it.
+    A node that has lost the account does not notice at once. Its request may still reach the platform, and it may still
+    store the outcome.
     """
 
     def __init__(self, db: sqlite3.Connection, chat: ChatId) -> None:
         self.db, self.chat = db, chat
         self.claims: dict[int, AccountClaim] = {}
         self.requests: dict[int, tuple[outbox.OutboxRow, bool]] = {}
-        """Row, and whether the request is marked as a possible repeat, by node."""
+        """Row and possible-repeat mark of the request, by node."""
         self.shown: list[tuple[int, bool]] = []
-        """Row, and whether it has the mark, of what people see."""
+        """Row and possible-repeat mark of each message that people see."""
         self.refused: set[int] = set()
-        """Rows that the platform has refused to whoever served the account then, at the last attempt."""
+        """Rows whose last attempt the platform refused while its node owned the account."""
 
     def take(self, node: int) -> None:
-        """The account is taken; a node that had it before has given it up."""
+        """Give the account to a node. If the node had it before, it gives up its request."""
         self.requests.pop(node, None)
         self.claims[node] = take_account(self.db, "telegram")[0]
 
@@ -313,7 +313,7 @@ class Owners:
                 self.requests[node] = begun, row.state is OutboxState.AMBIGUOUS
 
     def reach(self, node: int) -> None:
-        """The request takes effect, and its answer is lost."""
+        """Let the request succeed and lose its answer."""
         if node in self.requests:
             row, is_repeat = self.requests.pop(node)
             self.shown.append((row.id, is_repeat))
@@ -343,7 +343,7 @@ class Owners:
             mark()
 
     def finish(self) -> None:
-        """The last owner sends all that is left."""
+        """Let the last owner send the rest."""
         last = max(self.claims, key=lambda node: self.claims[node].epoch, default=0)
         self.take(last)
         while outbox.load_open(self.db, self.chat, 1):
@@ -356,7 +356,7 @@ STEPS = (Owners.take, Owners.begin, Owners.begin, Owners.reach, Owners.send, Own
 
 @examples(120)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 1)), min_size=2, max_size=20))
-def test_whoever_serves_the_account_nothing_is_lost_and_only_the_uncertain_comes_again_with_a_mark(
+def test_no_reply_is_lost_and_only_ambiguous_ones_repeat_with_a_mark(
     steps: list[tuple[Callable[[Owners, int], None], int]],
 ) -> None:
     with migrated() as db:

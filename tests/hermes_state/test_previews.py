@@ -1,4 +1,4 @@
-"""The text so far of a turn, stored for another node: only by whoever has the turn, and only while it runs."""
+"""Stored previews: only the owner of a turn stores them, and only while it runs."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ def texts(db: Connection, turn: RunningTurn) -> list[str]:
     return [one.text for one in load_previews(db, [turn.id], {})]
 
 
-def test_the_newest_text_is_read_with_its_turn_where_that_is_news(db: Connection) -> None:
+def test_a_preview_comes_with_its_turn_unless_known(db: Connection) -> None:
     turn = start(db, make_chat(db), "q")
     assert texts(db, turn) == []
     store_preview(db, turn, "", START)
@@ -26,7 +26,7 @@ def test_the_newest_text_is_read_with_its_turn_where_that_is_news(db: Connection
     assert stored.moved is None
 
 
-def test_who_had_the_turn_before_stores_nothing(db: Connection) -> None:
+def test_a_former_owner_stores_no_preview(db: Connection) -> None:
     old = start(db, make_chat(db), "q")
     store_preview(db, old, "of the old", START)
     new = journal.take_up(db, old)
@@ -45,7 +45,7 @@ def test_who_had_the_turn_before_stores_nothing(db: Connection) -> None:
         lambda db, turn: journal.fail_turn(db, turn, "ModelTimeout", "It failed.", START),
     ],
 )
-def test_nothing_is_stored_of_a_turn_that_does_not_run(
+def test_a_turn_that_does_not_run_stores_no_preview(
     db: Connection, end: Callable[[Connection, RunningTurn], object]
 ) -> None:
     turn = start(db, make_chat(db), "q")
@@ -55,7 +55,7 @@ def test_nothing_is_stored_of_a_turn_that_does_not_run(
     assert db.execute("SELECT * FROM previews").fetchall() == []
 
 
-def test_what_a_finished_turn_has_left_is_not_read(db: Connection) -> None:
+def test_the_preview_of_a_finished_turn_is_not_read(db: Connection) -> None:
     turn = start(db, make_chat(db), "q")
     store_preview(db, turn, "so far", START)
     finish(db, turn, "a")

@@ -1,4 +1,4 @@
-"""What must never get past the redactor, and what must not be touched by it."""
+"""Texts that the redactor must change, and texts that it must not."""
 
 import hashlib
 import json
@@ -62,7 +62,7 @@ SURROUNDINGS = [
 
 @pytest.mark.parametrize("around", SURROUNDINGS)
 @pytest.mark.parametrize("kind", KEYS)
-def test_known_key_shapes_are_taken_out_wherever_they_stand(kind: str, around: str) -> None:
+def test_known_key_shapes_are_redacted_anywhere(kind: str, around: str) -> None:
     if kind not in ("telegram", "pem") and around == SURROUNDINGS[2]:
         around = "https://api.example.org/?key={}&x=1"
     result = redact(around.format(KEYS[kind]))
@@ -88,7 +88,7 @@ def test_known_key_shapes_are_taken_out_wherever_they_stand(kind: str, around: s
         (json.dumps(json.dumps(json.dumps({"client_secret": "s3cr3t-value"}))), "client_secret"),
     ],
 )
-def test_values_that_call_themselves_secret_are_taken_out_and_their_names_stay(text: str, kept: str) -> None:
+def test_named_secrets_are_redacted_and_their_names_kept(text: str, kept: str) -> None:
     result = redact(text)
     assert kept in result
     assert MARK in result
@@ -110,7 +110,7 @@ def test_values_that_call_themselves_secret_are_taken_out_and_their_names_stay(t
         "Basic income; the Bearer of news; Bot or not",
     ],
 )
-def test_ordinary_text_is_left_alone(text: str) -> None:
+def test_ordinary_text_is_not_changed(text: str) -> None:
     assert redact(text) == text
 
 
@@ -120,14 +120,14 @@ SECRETS = st.text(st.characters(codec="utf-8", exclude_characters="[]redacted"),
 @given(secret=SECRETS, before=st.text(max_size=20), after=st.text(max_size=20))
 @example(secret='quo"te\\back', before="", after="")
 @example(secret="päß wört/+", before="x", after="")
-def test_a_configured_secret_never_gets_through_in_any_usual_form(secret: str, before: str, after: str) -> None:
+def test_a_configured_secret_is_redacted_in_all_usual_forms(secret: str, before: str, after: str) -> None:
     redactor = Redactor([secret])
     for form in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1]):
         assert form not in redactor(before + form + after)
 
 
 @given(secrets=st.lists(SECRETS, min_size=2, max_size=4))
-def test_secrets_that_contain_one_another_are_all_taken_out(secrets: list[str]) -> None:
+def test_overlapping_secrets_are_all_redacted(secrets: list[str]) -> None:
     joined = [secrets[0], secrets[0] + secrets[1], *secrets]
     redactor = Redactor(joined)
     for secret in joined:
@@ -135,7 +135,7 @@ def test_secrets_that_contain_one_another_are_all_taken_out(secrets: list[str]) 
 
 
 @given(st.text(max_size=200) | st.text("abk-_=:. @/'\"\\sktoken0123456789{}", max_size=200))
-def test_redacting_twice_changes_nothing_more(text: str) -> None:
+def test_redaction_is_idempotent(text: str) -> None:
     once = redact(text)
     assert redact(once) == once
 
@@ -146,7 +146,7 @@ def test_plain_prose_is_never_changed(text: str) -> None:
     assert redact(text) == text
 
 
-# ---- where a text may be cut
+# ---- places where a text may be cut
 
 _PIECES = (
     *("password", "token", "api_key", "Bearer", "Bot", "=", ":", " = ", "=>", '"', "'", "\\", "\n", "\r\n", "  ", ", "),
@@ -175,7 +175,7 @@ PIECED = st.lists(st.sampled_from(_PIECES), max_size=30).map("".join)
 @example(text="token  =  abc123def", start=0)
 @example(text='{"k": "password = \\"correct, horse\\""}', start=20)
 @example(text="Cookie: \u0130=, ", start=0)
-def test_pieces_that_meet_at_a_seam_are_redacted_as_the_whole_is(text: str, start: int) -> None:
+def test_pieces_cut_at_a_seam_are_redacted_like_the_whole(text: str, start: int) -> None:
     index = seam(text, start, len(text))
     if index is not None:
         assert start <= index < len(text)
@@ -195,12 +195,12 @@ def test_pieces_that_meet_at_a_seam_are_redacted_as_the_whole_is(text: str, star
         (KEYS["pem"] + " a, b", None),
     ],
 )
-def test_a_seam_is_found_where_no_secret_can_be(text: str, index: int | None) -> None:
+def test_a_seam_is_found_outside_secrets(text: str, index: int | None) -> None:
     assert seam(text, 0, len(text)) == index
 
 
 @pytest.mark.parametrize("secret", ["first line 1\nsecond line 2\nthird line 3", "one lengthy, two lengthy, three"])
-def test_a_configured_secret_that_is_cut_at_a_seam_is_known_by_its_pieces(secret: str) -> None:
+def test_pieces_of_a_configured_secret_are_redacted(secret: str) -> None:
     text, redactor = f"some words, {secret}, more words", Redactor([secret])
     start = 0
     while (index := seam(text, start, len(text))) is not None:
@@ -210,7 +210,7 @@ def test_a_configured_secret_that_is_cut_at_a_seam_is_known_by_its_pieces(secret
     assert start > text.index(secret) + len(secret)
 
 
-def test_what_was_seen_clean_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_texts_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
     def recorded(text: str) -> str:
@@ -225,11 +225,11 @@ def test_what_was_seen_clean_is_not_looked_at_again(monkeypatch: pytest.MonkeyPa
     for number in range(redactor_module.MAX_KNOWN_CLEAN):
         redactor(f"chat {number}")
     redactor("turn.finished")
-    assert looked[-1] == "turn.finished"  # others took its place
-    assert Redactor(["turn.finished"])("turn.finished") == MARK  # other secrets, another memory
+    assert looked[-1] == "turn.finished"  # other texts have replaced it
+    assert Redactor(["turn.finished"])("turn.finished") == MARK  # other secrets, separate memory
 
 
-def test_looking_for_a_seam_takes_no_time() -> None:
+def test_finding_a_seam_is_fast() -> None:
     for text in ('k: "a, ' * 50_000, "a, " * 100_000, "password= " * 30_000, '"' * 200_000):
         started = time.process_time()
         seam(text, 0, len(text))
@@ -239,7 +239,7 @@ def test_looking_for_a_seam_takes_no_time() -> None:
 # ---- names
 
 
-def test_short_configured_values_are_words_and_stay() -> None:
+def test_short_configured_values_are_not_redacted() -> None:
     assert Redactor(["ollama", ""])("ollama is a server") == "ollama is a server"
 
 
@@ -257,14 +257,14 @@ def test_short_configured_values_are_words_and_stay() -> None:
         "db_pass",
     ],
 )
-def test_fields_named_like_a_secret_are_known(name: str) -> None:
+def test_names_of_secret_fields_are_recognised(name: str) -> None:
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize(
     "name", ["max_tokens", "tokens", "event", "key", "platform", "secretary", "reported_prompt_tokens"]
 )
-def test_fields_that_only_resemble_one_are_not(name: str) -> None:
+def test_similar_field_names_are_not_secret(name: str) -> None:
     assert not is_secret_name(name)
 
 
@@ -281,13 +281,13 @@ def test_fields_that_only_resemble_one_are_not(name: str) -> None:
         "token=" * 15_000,
     ],
 )
-def test_hostile_text_takes_no_time(text: str) -> None:
+def test_hostile_text_is_redacted_quickly(text: str) -> None:
     started = time.process_time()
     redact(text)
     assert time.process_time() - started < 5
 
 
-# ---- texts of others
+# ---- foreign texts
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "redaction"
 _DIGITS, _SMALL = "0123456789", "abcdefghijklmnopqrstuvwxyz"
@@ -303,7 +303,7 @@ _ALPHABETS = {
 
 
 def made_up(template: str) -> str:
-    """The template with characters in place of `{kind:length}`: always the same, and nobody's key."""
+    """Fill the template's `{kind:length}` with fixed characters that are no real key."""
 
     def characters(match: re.Match[str]) -> str:
         alphabet, length = _ALPHABETS[match[1]], int(match[2])
@@ -319,7 +319,7 @@ def cases(file: str) -> list[tuple[str, str, str]]:
 
 
 def leaks(template: str) -> list[str]:
-    """The secrets of a text that are still whole, or half, in what is left of it."""
+    """Return the secrets of a text that are still complete, or half complete, after redaction."""
     text = made_up(template)
     shown = redact(re.sub("[«»]", "", text))
     secrets = re.findall("«(.*?)»", text)
@@ -329,29 +329,27 @@ def leaks(template: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "source", "text"), cases("known.toml"))
-def test_secrets_in_texts_of_others_are_taken_out(kind: str, source: str, text: str) -> None:
+def test_secrets_in_foreign_texts_are_redacted(kind: str, source: str, text: str) -> None:
     assert leaks(text) == []
 
 
 @pytest.mark.parametrize("text", tomllib.loads((FIXTURES / "ordinary.toml").read_text(encoding="utf-8"))["texts"])
-def test_texts_without_a_secret_stay_as_they_are(text: str) -> None:
+def test_texts_without_a_secret_are_not_changed(text: str) -> None:
     assert redact(text) == text
 
 
 @pytest.mark.parametrize(("kind", "source", "text"), cases("unseen.toml"))
-def test_secrets_in_texts_that_the_patterns_were_not_written_for_are_taken_out(
-    kind: str, source: str, text: str
-) -> None:
+def test_secrets_in_unseen_texts_are_redacted(kind: str, source: str, text: str) -> None:
     assert leaks(text) == []
 
 
-def test_our_own_text_loses_no_more_than_it_did() -> None:
-    """Lines of this repository that name tokens, keys and the like, and hold none."""
+def test_redaction_of_our_own_text_does_not_increase() -> None:
+    """Lines of this repository that mention tokens and keys but contain none."""
     text = (FIXTURES / "own_text.txt").read_text(encoding="utf-8")
-    assert redact(text).count(MARK) <= 14  # 27 before there were as many patterns
+    assert redact(text).count(MARK) <= 14  # 27 with fewer patterns
 
 
-def test_a_card_needs_an_issuer_a_check_digit_and_a_sign_that_it_is_one() -> None:
+def test_a_card_number_needs_an_issuer_a_check_digit_and_a_hint() -> None:
     taken = "4012 8888 8888 1881", "4012-8888-8888-1881", "card 4012888888881881", "4012888888881881 (visa)"
     kept = "4012888888881881", "4012 8888 8888 1882", "card 4012888888881882", "9012 8888 8888 1886", "card 40128888"
     assert [redact(text) for text in taken if MARK not in redact(text)] == []
@@ -359,11 +357,11 @@ def test_a_card_needs_an_issuer_a_check_digit_and_a_sign_that_it_is_one() -> Non
 
 
 OUTSIDE = [json.loads(line) for line in (FIXTURES.parent / "outside" / "secrets.jsonl").read_text("utf-8").splitlines()]
-"""Texts with a secret between « and », each with the issue or the documentation that its form is from."""
+"""Texts with a secret between « and », each with the issue or documentation as its source."""
 
 
 @pytest.mark.parametrize("case", OUTSIDE, ids=lambda case: case["source"])
-def test_secrets_in_logs_settings_and_commands_of_others_are_taken_out(case: dict[str, str]) -> None:
+def test_secrets_in_foreign_logs_settings_and_commands_are_redacted(case: dict[str, str]) -> None:
     assert leaks(case["text"]) == []
 
 
@@ -393,13 +391,13 @@ def test_secrets_in_logs_settings_and_commands_of_others_are_taken_out(case: dic
         "secrets:\n  - HARBOUR=«pier-seven-7»\n  - PIER=«pier-eight-8»",
     ],
 )
-def test_a_name_behind_a_label_is_not_taken_for_the_value(text: str) -> None:
+def test_a_name_after_a_label_is_not_redacted_as_the_value(text: str) -> None:
     assert leaks(text) == []
     shown = redact(re.sub("[«»]", "", text))
     assert shown == re.sub("«.*?»", MARK, text).replace("DB_PASSWORD_2", MARK)
 
 
-# Beginnings of everything that is looked for, none of which goes on as it would have to.
+# Starts of all patterns, none of which continues to a match.
 NEAR_MISSES = (
     *(
         "a.",
@@ -469,7 +467,7 @@ NEAR_MISSES = (
 
 
 @pytest.mark.parametrize("piece", NEAR_MISSES)
-def test_ten_times_the_near_misses_take_about_ten_times_the_work(piece: str) -> None:
+def test_redaction_time_is_linear_in_near_misses(piece: str) -> None:
     def seconds(length: int) -> float:
         text, took = piece * (length // len(piece)), []
         for _ in range(2):
@@ -478,5 +476,5 @@ def test_ten_times_the_near_misses_take_about_ten_times_the_work(piece: str) -> 
             took.append(time.process_time() - started)
         return min(took)
 
-    seconds(1_000)  # compiles what is needed
+    seconds(1_000)  # compiles the patterns
     assert seconds(50_000) < 30 * seconds(5_000) + 0.05

@@ -49,7 +49,7 @@ def active(db: sqlite3.Connection, chat: ChatId) -> SessionId:
     return session.id
 
 
-def test_a_chat_stays_in_its_session_until_that_ends(db: sqlite3.Connection) -> None:
+def test_a_chat_keeps_its_session_until_it_ends(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     assert load_active(db, chat) is None
     first = ensure_active(db, chat, START)
@@ -68,7 +68,7 @@ def test_a_session_ends_once(db: sqlite3.Connection) -> None:
         end_session(db, session.id, EndReason.EXPIRED, START)
 
 
-def test_what_does_not_exist_is_said_to_be_missing(db: sqlite3.Connection) -> None:
+def test_unknown_sessions_raise_not_found(db: sqlite3.Connection) -> None:
     with pytest.raises(SessionNotFound):
         load_session(db, SessionId(1))
     with pytest.raises(SessionNotFound):
@@ -101,7 +101,7 @@ def test_resuming_by_any_id_of_the_chain_reopens_its_tip(db: sqlite3.Connection)
     assert seen(db, lineage) == ["q", "a", "q2", "a2"]
 
 
-def test_resuming_moves_the_version_so_that_an_old_plan_is_refused(db: sqlite3.Connection) -> None:
+def test_resuming_changes_the_version_so_old_plans_are_refused(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = exchange(db, chat, "q", "a").lineage_id
     before = load_tip(db, lineage)
@@ -110,7 +110,7 @@ def test_resuming_moves_the_version_so_that_an_old_plan_is_refused(db: sqlite3.C
 
 
 @pytest.mark.parametrize("prefix", ["", "abc", "abc!", "zzzzzzzz", "%%%%", "....", "' or 1=1"])
-def test_an_id_that_names_nothing_is_refused(db: sqlite3.Connection, prefix: str) -> None:
+def test_an_unknown_session_id_is_refused(db: sqlite3.Connection, prefix: str) -> None:
     chat = make_chat(db)
     exchange(db, chat, "q", "a")
     with pytest.raises(LookupRejected):
@@ -138,7 +138,7 @@ def test_a_conversation_of_another_chat_cannot_be_reached(db: sqlite3.Connection
         resume(db, mine, theirs.key, START)
 
 
-def test_an_id_that_begins_two_conversations_asks_for_more_of_it(db: sqlite3.Connection) -> None:
+def test_an_ambiguous_id_prefix_is_refused(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     first = ensure_active(db, chat, START)
     second = reset(db, chat, Millis(START + 1_000))
@@ -147,7 +147,7 @@ def test_an_id_that_begins_two_conversations_asks_for_more_of_it(db: sqlite3.Con
         find_conversation(db, chat, shared)
 
 
-def test_ids_that_people_see_differ_even_when_made_in_one_moment(db: sqlite3.Connection) -> None:
+def test_visible_ids_differ_even_within_a_millisecond(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     keys = [ensure_active(db, chat, START).short_key] + [reset(db, chat, START).short_key for _ in range(20)]
     assert len(set(keys)) == 21
@@ -158,7 +158,7 @@ def test_keys_sort_by_time() -> None:
     assert new_session_key(Millis(START)) < new_session_key(Millis(START + 1)) < new_session_key(Millis(START + HOUR))
 
 
-def test_a_chosen_model_ends_with_its_conversation_and_comes_back_with_it(db: sqlite3.Connection) -> None:
+def test_a_chosen_model_belongs_to_its_conversation(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = exchange(db, chat, "q", "a").lineage_id
     tip = load_tip(db, lineage)
@@ -168,7 +168,7 @@ def test_a_chosen_model_ends_with_its_conversation_and_comes_back_with_it(db: sq
     assert resume(db, chat, tip.key, START).chosen_model == "fast"
 
 
-def test_a_choice_is_forgotten_only_while_it_is_the_choice(db: sqlite3.Connection) -> None:
+def test_a_model_choice_is_forgotten_only_if_still_chosen(db: sqlite3.Connection) -> None:
     lineage = exchange(db, make_chat(db), "q", "a").lineage_id
     choose_model(db, load_tip(db, lineage).id, "new")
     assert not forget_model(db, lineage, "old")
@@ -183,7 +183,7 @@ def test_the_system_prompt_is_set_once(db: sqlite3.Connection) -> None:
     assert set_system_prompt(db, session.id, "second") == "first"
 
 
-def test_a_title_holds_across_a_compression_and_the_newest_wins(db: sqlite3.Connection) -> None:
+def test_a_title_survives_a_compression_and_the_newest_wins(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = exchange(db, chat, "q", "a").lineage_id
     assert load_title(db, lineage) is None
@@ -194,7 +194,7 @@ def test_a_title_holds_across_a_compression_and_the_newest_wins(db: sqlite3.Conn
     assert load_title(db, lineage) == "New plans"
 
 
-def test_one_conversation_is_one_line_whatever_its_length(db: sqlite3.Connection) -> None:
+def test_a_conversation_is_listed_once(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     first = exchange(db, chat, "q", "a", at=START).lineage_id
     compress(db, first)
@@ -218,7 +218,7 @@ def expire(db: sqlite3.Connection, at: int, hours: int = 1) -> list[SessionId]:
     return expire_idle(db, Millis(at - hours * HOUR), 100, Millis(at))
 
 
-def test_a_silent_conversation_expires_and_the_next_message_starts_anew(db: sqlite3.Connection) -> None:
+def test_an_idle_conversation_expires_and_the_next_message_starts_a_new_one(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
     session = active(db, chat)
@@ -250,14 +250,14 @@ def test_only_people_keep_a_conversation_alive(db: sqlite3.Connection) -> None:
     assert len(expire(db, START + 6 * HOUR)) == 1
 
 
-def test_the_childs_silence_counts_from_the_last_human_message(db: sqlite3.Connection) -> None:
+def test_a_childs_idle_time_counts_from_the_last_human_message(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = exchange(db, chat, "q", "a").lineage_id
     child = compress(db, lineage)
     assert expire(db, START + 2 * HOUR) == [child]
 
 
-def test_a_resumed_conversation_waits_for_its_person_as_long_as_any_other(db: sqlite3.Connection) -> None:
+def test_a_resumed_conversation_has_the_full_idle_time(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     exchange(db, chat, "q", "a")
     [old] = expire(db, START + 9 * HOUR)

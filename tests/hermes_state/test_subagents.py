@@ -1,4 +1,4 @@
-"""Sub-agents in the database: turns inside a turn, and that nothing takes them for a conversation or a chat's turn."""
+"""Sub-agents in the database: turns inside a turn, never mistaken for a conversation or a chat's turn."""
 
 import sqlite3
 from pathlib import Path
@@ -67,7 +67,7 @@ def open_child(db: sqlite3.Connection, turn: RunningTurn, asked: Message, call_i
 
 
 def delegated(db: sqlite3.Connection, chat: ChatId, *call_ids: str) -> tuple[RunningTurn, Message, list[RunningTurn]]:
-    """A turn with a sub-agent for each of its calls."""
+    """Start a turn with a sub-agent for each of its calls."""
     turn = start(db, chat, "hand it on")
     asked = call_tools(db, turn, *call_ids)
     return turn, asked, [open_child(db, turn, asked, one) for one in call_ids]
@@ -91,7 +91,7 @@ def compress(db: sqlite3.Connection, turn: RunningTurn) -> None:
 
 
 @pytest.mark.parametrize("call_id", ["a", LONG_CALL_ID])
-def test_a_call_has_one_subagent_and_one_report_however_often_it_is_run(db: sqlite3.Connection, call_id: str) -> None:
+def test_a_repeated_call_has_one_subagent_and_one_report(db: sqlite3.Connection, call_id: str) -> None:
     turn, asked, [child] = delegated(db, make_chat(db), call_id)
     again = open_subagent(db, turn, asked.id, call_id, "task", START)
     assert again == msgspec.structs.replace(child, epoch=2)
@@ -103,7 +103,7 @@ def test_a_call_has_one_subagent_and_one_report_however_often_it_is_run(db: sqli
     assert known == SubagentReport(id=child.id, state=TurnState.FINISHED, text="all counted")
 
 
-def test_a_failed_one_tells_its_call_why_and_its_chat_nothing(db: sqlite3.Connection) -> None:
+def test_a_failed_subagent_informs_its_call_but_not_the_chat(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn, asked, [child] = delegated(db, chat, "a")
     inner = call_tools(db, child, "x")
@@ -119,7 +119,7 @@ def test_a_failed_one_tells_its_call_why_and_its_chat_nothing(db: sqlite3.Connec
     assert inbox.load_rows(db, [late]) == []
 
 
-def test_the_chats_turn_is_the_parent_and_it_blocks_another_one(db: sqlite3.Connection) -> None:
+def test_the_chats_turn_is_the_parent_and_excludes_others(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn, _, children = delegated(db, chat, "a", "b")
     assert [child.parent is not None and child.parent.id for child in children] == [turn.id] * 2
@@ -130,7 +130,7 @@ def test_the_chats_turn_is_the_parent_and_it_blocks_another_one(db: sqlite3.Conn
         start(db, chat, "at the same time")
 
 
-def test_steers_join_the_parent_and_no_subagent(db: sqlite3.Connection) -> None:
+def test_steers_join_the_parent_not_a_subagent(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn, _, [child] = delegated(db, chat, "a")
     receive(db, chat, "and blue", mode=InboxMode.STEER)
@@ -139,11 +139,11 @@ def test_steers_join_the_parent_and_no_subagent(db: sqlite3.Connection) -> None:
     assert "and blue" not in seen(db, child.lineage_id)
 
 
-# ---- they end with their parent
+# ---- their end with the parent
 
 
 @pytest.mark.parametrize("end", ["stop", "fail", "finish"])
-def test_whatever_ends_the_parent_ends_them_in_the_same_transaction(db: sqlite3.Connection, end: str) -> None:
+def test_ending_the_parent_ends_its_subagents_in_the_same_transaction(db: sqlite3.Connection, end: str) -> None:
     chat = make_chat(db)
     turn, asked, [child, other] = delegated(db, chat, "a", "b")
     report(db, other, "ready")
@@ -169,10 +169,10 @@ def test_whatever_ends_the_parent_ends_them_in_the_same_transaction(db: sqlite3.
     start(db, chat, "next")
 
 
-# ---- what they are not
+# ---- differences from conversations
 
 
-def test_they_are_no_conversations_also_when_they_were_compressed(db: sqlite3.Connection) -> None:
+def test_subagents_are_not_conversations_even_after_a_compression(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn, _, [child] = delegated(db, chat, "a")
     call_tools(db, child, "x")
@@ -194,7 +194,7 @@ def test_they_are_no_conversations_also_when_they_were_compressed(db: sqlite3.Co
     assert find_place(db, tip.key).session == load_session(db, tip.id), "admins find it"
 
 
-def test_a_compression_of_the_parent_leaves_them_at_work(db: sqlite3.Connection) -> None:
+def test_subagents_continue_when_the_parent_is_compressed(db: sqlite3.Connection) -> None:
     turn, asked, [child] = delegated(db, make_chat(db), "a")
     before = load_tip(db, turn.lineage_id)
     compress(db, turn)
@@ -207,7 +207,7 @@ def test_a_compression_of_the_parent_leaves_them_at_work(db: sqlite3.Connection)
     assert load_tip(db, turn.lineage_id).depth == 1
 
 
-def test_the_lineage_shows_them_below_the_session_that_called_them(db: sqlite3.Connection) -> None:
+def test_the_lineage_lists_subagents_under_the_calling_session(db: sqlite3.Connection) -> None:
     turn, _, [child] = delegated(db, make_chat(db), "a")
     compress(db, turn)
     rows = load_lineage_sessions(db, find_place(db, load_tip(db, turn.lineage_id).key), 9)
@@ -221,7 +221,7 @@ def test_the_lineage_shows_them_below_the_session_that_called_them(db: sqlite3.C
     assert load_tip(db, child.lineage_id).key == rows[1].key
 
 
-def test_an_idle_conversation_expires_whatever_they_were(db: sqlite3.Connection) -> None:
+def test_subagents_do_not_prevent_expiry(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn, asked, [child] = delegated(db, chat, "a")
     assert sessions.expire_idle(db, Millis(START + 1), 9, START) == [], "its turn runs"
@@ -233,10 +233,10 @@ def test_an_idle_conversation_expires_whatever_they_were(db: sqlite3.Connection)
     assert sessions.expire_idle(db, Millis(START + 1), 9, START) == [active.id]
 
 
-# ---- what they cost
+# ---- costs
 
 
-def test_their_calls_count_to_the_parents_turn_and_conversation(db: sqlite3.Connection) -> None:
+def test_model_calls_of_subagents_count_for_the_parent(db: sqlite3.Connection) -> None:
     turn, _, [child] = delegated(db, make_chat(db), "a")
     report(db, child, "ready")
     row = db.execute("SELECT lineage_id, session_id, turn_id FROM model_calls WHERE purpose = 'subagent'").fetchall()
@@ -245,11 +245,11 @@ def test_their_calls_count_to_the_parents_turn_and_conversation(db: sqlite3.Conn
     assert load_tip(db, child.lineage_id).reported_prompt_tokens == 20
 
 
-# ---- the tables
+# ---- tables
 
 
 @sqlite_only
-def test_every_question_for_a_chats_turn_uses_the_index_of_open_ones(db: sqlite3.Connection) -> None:
+def test_queries_for_a_chats_turn_use_the_index_of_open_turns(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     exchange(db, chat, "one", "two")
     plans: list[str] = []
@@ -270,7 +270,7 @@ def test_every_question_for_a_chats_turn_uses_the_index_of_open_ones(db: sqlite3
 
 
 @sqlite_only
-def test_the_subagents_of_a_turn_and_of_a_call_are_found_by_an_index(db: sqlite3.Connection) -> None:
+def test_subagents_of_a_turn_or_call_are_found_by_an_index(db: sqlite3.Connection) -> None:
     for where, index in (
         ("parent_turn_id = 1 AND state = 'running'", "turns_parent"),
         ("call_message_id = 1 AND tool_call_id = 'a' AND parent_turn_id IS NOT NULL", "turns_call"),
@@ -279,7 +279,7 @@ def test_the_subagents_of_a_turn_and_of_a_call_are_found_by_an_index(db: sqlite3
         assert index in plan[3], plan
 
 
-def test_open_turns_survive_the_migration_and_stay_one_for_a_chat(tmp_path: Path) -> None:
+def test_open_turns_survive_the_migration_and_stay_unique_per_chat(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     migrations = shipped_migrations()
     [number] = [one.number for one in migrations if "subagents" in one.name]
@@ -299,7 +299,7 @@ def test_open_turns_survive_the_migration_and_stay_one_for_a_chat(tmp_path: Path
             start(db, chat, "another")
 
 
-def test_a_repair_makes_no_conversation_of_them(tmp_path: Path) -> None:
+def test_a_repair_keeps_subagents_out_of_conversations(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with opened(path) as db:
         register_functions(db)

@@ -20,26 +20,26 @@ from hermes_state.text import closest, ends_in_half, well_formed
         ("", ""),
     ],
 )
-def test_pairs_are_joined_and_what_nothing_can_carry_goes_away(given_text: str, kept: str) -> None:
+def test_surrogate_pairs_are_joined_and_invalid_characters_removed(given_text: str, kept: str) -> None:
     assert well_formed(given_text) == kept
 
 
 @given(st.text(st.characters(), max_size=30))
-def test_whatever_comes_can_be_stored(text: str) -> None:
+def test_any_text_can_be_stored(text: str) -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         assert db.execute("SELECT ?", (well_formed(text),)).fetchone() == (well_formed(text),)
 
 
-def test_only_the_first_half_of_a_pair_waits_for_more() -> None:
+def test_only_a_leading_surrogate_is_half_a_pair() -> None:
     assert ends_in_half("a\ud83d")
     assert not any(map(ends_in_half, ("", "a", "\ude00", "😀")))
 
 
 @pytest.mark.parametrize(("name", "meant"), [("telegarm", "telegram"), ("DISCORT", "Discord"), ("quite else", None)])
-def test_a_misspelt_name_finds_the_known_one_in_any_case(name: str, meant: str | None) -> None:
+def test_a_misspelt_name_finds_the_closest_ignoring_case(name: str, meant: str | None) -> None:
     assert closest(name, ("telegram", "Discord", "local")) == meant
 
 
-def test_a_cutoff_asks_for_more_likeness() -> None:
+def test_a_higher_cutoff_requires_more_similarity() -> None:
     assert closest("telegarm", ["telegram"], cutoff=0.8) == "telegram"
     assert closest("telegarm", ["telegram"], cutoff=0.9) is None

@@ -39,13 +39,13 @@ def ids(db: sqlite3.Connection, lineage_id: LineageId) -> list[MessageId]:
 
 @pytest.fixture
 def talk(db: sqlite3.Connection) -> LineageId:
-    """A conversation of two exchanges: q1 a1 q2 a2."""
+    """Create a conversation of two exchanges: q1 a1 q2 a2."""
     chat = make_chat(db)
     exchange(db, chat, "q1", "a1")
     return exchange(db, chat, "q2", "a2").lineage_id
 
 
-def test_rows_come_back_as_they_were_stored(db: sqlite3.Connection, talk: LineageId) -> None:
+def test_message_rows_are_stored_unchanged(db: sqlite3.Connection, talk: LineageId) -> None:
     session = load_tip(db, talk)
     body = MessageBody(calls=(ToolCall(id="c", name="look", arguments='{"a": 1}'),), notes=("n",))
     new = NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=None, body=body)
@@ -59,25 +59,25 @@ def test_rows_come_back_as_they_were_stored(db: sqlite3.Connection, talk: Lineag
     assert (message.seq, message.session_id, message.created_at) == (5, session.id, START + 9)
 
 
-def test_a_view_holds_the_name_of_who_wrote_once(db: sqlite3.Connection, talk: LineageId) -> None:
+def test_a_view_interns_sender_names(db: sqlite3.Connection, talk: LineageId) -> None:
     said = [row for row in load_view(db, talk).transcript if row.sender_ref is not None]
     assert len(said) == 2, "both of one person"
     assert said[0].sender_ref is said[1].sender_ref, "fifty long conversations at once take megabytes more otherwise"
 
 
-def test_an_unknown_session_takes_no_row(db: sqlite3.Connection) -> None:
+def test_appending_to_an_unknown_session_raises(db: sqlite3.Connection) -> None:
     with pytest.raises(SessionNotFound):
         append(db, SessionId(9), NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="x"), START)
 
 
-def test_a_hidden_row_leaves_the_view_and_stays_in_what_was_said(db: sqlite3.Connection, talk: LineageId) -> None:
+def test_a_hidden_row_leaves_the_view_but_stays_in_history(db: sqlite3.Connection, talk: LineageId) -> None:
     session = load_tip(db, talk)
     assert hide(db, session.id, ids(db, talk)[2:], "undo", START) == 2
     assert seen(db, talk) == ["q1", "a1"]
     assert [row.text for row in load_messages(db, talk, 10)] == ["q1", "a1", "q2", "a2"]
 
 
-def test_a_replaced_row_shows_its_replacement_in_its_place(db: sqlite3.Connection, talk: LineageId) -> None:
+def test_a_replaced_row_shows_its_replacement(db: sqlite3.Connection, talk: LineageId) -> None:
     session = load_tip(db, talk)
     old = ids(db, talk)[1]
     replace_row(db, session.id, old, stub(db, session.id, "short", old), "prune", START)
@@ -95,7 +95,7 @@ def test_a_replacement_can_be_replaced_and_hidden(db: sqlite3.Connection, talk: 
     assert seen(db, talk) == ["q2", "a2"]
 
 
-def test_an_edited_view_is_no_longer_what_the_provider_counted(db: sqlite3.Connection, talk: LineageId) -> None:
+def test_editing_a_view_clears_the_reported_tokens(db: sqlite3.Connection, talk: LineageId) -> None:
     session = load_tip(db, talk)
     hide(db, session.id, [], "undo", START)
     assert load_session(db, session.id).reported_prompt_tokens == 100
@@ -104,7 +104,7 @@ def test_an_edited_view_is_no_longer_what_the_provider_counted(db: sqlite3.Conne
     assert (edited.reported_prompt_tokens, edited.reported_at_seq) == (None, None)
 
 
-def test_every_change_of_the_view_moves_the_version(db: sqlite3.Connection, talk: LineageId) -> None:
+def test_every_change_of_the_view_increases_the_version(db: sqlite3.Connection, talk: LineageId) -> None:
     session = load_tip(db, talk)
     assert hide(db, session.id, [], "undo", START) == 0
     assert load_session(db, session.id).version == session.version
@@ -112,7 +112,7 @@ def test_every_change_of_the_view_moves_the_version(db: sqlite3.Connection, talk
     assert load_session(db, session.id).version == session.version + 1
 
 
-def test_rows_made_for_a_view_are_not_counted_as_said(db: sqlite3.Connection, talk: LineageId) -> None:
+def test_rows_made_for_a_view_are_not_counted(db: sqlite3.Connection, talk: LineageId) -> None:
     session = load_tip(db, talk)
     first, second = stub(db, session.id, "one"), stub(db, session.id, "two")
     assert [load_message(db, one).seq for one in (first, second)] == [-1, -2]
@@ -121,13 +121,13 @@ def test_rows_made_for_a_view_are_not_counted_as_said(db: sqlite3.Connection, ta
     assert seen(db, talk) == ["q1", "a1", "q2", "a2"]
 
 
-def test_what_was_said_is_read_backwards_in_pages(db: sqlite3.Connection, talk: LineageId) -> None:
+def test_history_is_read_backwards_in_pages(db: sqlite3.Connection, talk: LineageId) -> None:
     newest = load_messages(db, talk, 3)
     assert [row.text for row in newest] == ["a1", "q2", "a2"]
     assert [row.text for row in load_messages(db, talk, 3, newest[0].id)] == ["q1"]
 
 
-def test_only_hidden_rows_were_taken_back(db: sqlite3.Connection, talk: LineageId) -> None:
+def test_only_hidden_rows_count_as_undone(db: sqlite3.Connection, talk: LineageId) -> None:
     session = load_tip(db, talk)
     q1, a1, *_ = ids(db, talk)
     replace_row(db, session.id, a1, stub(db, session.id, "short"), "prune", START)
@@ -135,9 +135,7 @@ def test_only_hidden_rows_were_taken_back(db: sqlite3.Connection, talk: LineageI
     assert load_hidden(db, talk) == {q1}
 
 
-def test_the_beginning_of_a_conversation_is_what_was_said_and_not_taken_back(
-    db: sqlite3.Connection, talk: LineageId
-) -> None:
+def test_the_beginning_of_a_conversation_excludes_undone_messages(db: sqlite3.Connection, talk: LineageId) -> None:
     def beginning(limit: int) -> list[str | None]:
         return [row.text for row in load_beginning(db, talk, limit)]
 

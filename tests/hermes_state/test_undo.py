@@ -1,4 +1,4 @@
-"""Taking a compression back: what the model sees again, what stays as it is, and that nothing is lost."""
+"""Undo of a compression: the restored view, unchanged rows, and that nothing is lost."""
 
 import asyncio
 import sqlite3
@@ -80,10 +80,10 @@ def undo(db: sqlite3.Connection, lineage: LineageId) -> SessionId:
     return undo_compression(db, planned(db, lineage), START)
 
 
-# ---- what comes back
+# ---- the restored view
 
 
-def test_the_view_before_the_compression_comes_back_with_what_was_said_since(db: sqlite3.Connection) -> None:
+def test_undo_restores_the_earlier_view_and_keeps_later_messages(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1", "q2", "q3")
     compress(db, lineage, keep=2)
@@ -134,7 +134,7 @@ def test_the_chosen_model_follows_a_compression_and_its_undo(db: sqlite3.Connect
     assert load_tip(db, lineage).chosen_model == "fast"
 
 
-def test_undo_twice_takes_back_the_compression_before(db: sqlite3.Connection) -> None:
+def test_a_second_undo_undoes_the_previous_compression(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1", "q2")
     compress(db, lineage, "first", keep=2)
@@ -150,7 +150,7 @@ def test_undo_twice_takes_back_the_compression_before(db: sqlite3.Connection) ->
     assert plan_undo(db, lineage) is None
 
 
-def test_a_compression_after_an_undo_is_the_next_to_be_taken_back(db: sqlite3.Connection) -> None:
+def test_a_compression_after_an_undo_is_undone_next(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1")
     compress(db, lineage, "first")
@@ -165,13 +165,13 @@ def test_a_compression_after_an_undo_is_the_next_to_be_taken_back(db: sqlite3.Co
     assert seen(db, lineage) == ["q1", "a1", "q2", "a2"]
 
 
-def test_there_is_nothing_to_take_back_without_a_compression(db: sqlite3.Connection) -> None:
+def test_there_is_nothing_to_undo_without_a_compression(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     compress(db, talk(db, make_chat(db, "7"), "elsewhere"))
     assert plan_undo(db, talk(db, chat, "q1")) is None
 
 
-def test_what_a_person_took_back_before_or_after_the_compression_stays_taken_back(db: sqlite3.Connection) -> None:
+def test_undone_messages_stay_undone_when_a_compression_is_undone(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1", "q2", "q3")
     rows = load_view(db, lineage).transcript
@@ -186,7 +186,7 @@ def test_what_a_person_took_back_before_or_after_the_compression_stays_taken_bac
     assert seen(db, lineage) == ["q2", "a2", "q5", "a5"]
 
 
-def test_a_replacement_made_after_the_compression_holds(db: sqlite3.Connection) -> None:
+def test_a_replacement_made_after_the_compression_is_kept(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1", "q2")
     for text in ("edited once", "edited twice"):
@@ -201,7 +201,7 @@ def test_a_replacement_made_after_the_compression_holds(db: sqlite3.Connection) 
     assert seen(db, lineage) == ["q1", "a1", "edited twice", "a2"]
 
 
-def test_a_turn_that_crossed_the_split_is_whole_again(db: sqlite3.Connection) -> None:
+def test_a_turn_that_crossed_the_split_is_restored(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     talk(db, chat, "q1")
     turn = start(db, chat, "q2")
@@ -213,10 +213,10 @@ def test_a_turn_that_crossed_the_split_is_whole_again(db: sqlite3.Connection) ->
     assert [row.text for row in load_view(db, turn.lineage_id).transcript] == ["q1", "a1", "q2", None, "found", "a2"]
 
 
-# ---- its guards
+# ---- guards
 
 
-def test_what_is_said_between_plan_and_undo_follows(db: sqlite3.Connection) -> None:
+def test_messages_between_plan_and_undo_follow(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1")
     compress(db, lineage)
@@ -247,7 +247,7 @@ def test_a_plan_is_refused_once_the_view_or_the_tip_has_changed(db: sqlite3.Conn
         undo_compression(db, forged, START)
 
 
-async def test_of_an_undo_and_a_compression_at_once_one_wins_and_nothing_is_left_of_the_others(store: Store) -> None:
+async def test_one_of_a_concurrent_undo_and_compression_wins(store: Store) -> None:
     def prepare(db: sqlite3.Connection) -> tuple[UndoPlan, SplitPlan]:
         chat = ensure_chat(db, key_of(), ChatKind.DIRECT, None, START)
         lineage = talk(db, chat, "q1", "q2")
@@ -264,19 +264,19 @@ async def test_of_an_undo_and_a_compression_at_once_one_wins_and_nothing_is_left
     assert await store.read(lambda db: db.execute("SELECT count(*) FROM sessions").fetchone()[0]) == 3
 
 
-# ---- whatever happens
+# ---- random sequences
 
 
 @dataclass
 class Model:
-    """What the database should hold: names of rows in plain lists, and how each is shown."""
+    """Expected content of the database: names of rows in plain lists, and how each is shown."""
 
     said: list[str] = field(default_factory=list)
     view: list[str] = field(default_factory=list)
     before: list[tuple[list[str], int]] = field(default_factory=list)
-    """The view and the number of rows said, before each compression that still holds."""
+    """View and number of rows before each compression that is not undone."""
     shown: dict[str, str | None] = field(default_factory=dict)
-    """What stands for a row; None: it was taken back."""
+    """Replacement of a row; None: undone."""
     handoffs: int = 0
 
     def texts(self) -> list[str]:
@@ -302,7 +302,7 @@ OPERATIONS = st.lists(
 
 @examples(40)
 @given(operations=OPERATIONS)
-def test_the_view_is_what_lists_would_be_and_nothing_is_lost(operations: list[tuple[str, int, int]]) -> None:
+def test_the_view_equals_a_list_model_after_undo_and_nothing_is_lost(operations: list[tuple[str, int, int]]) -> None:
     with migrated() as db:
         chat = make_chat(db)
         model = Model()

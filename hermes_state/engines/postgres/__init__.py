@@ -1,1 +1,1 @@
-"""PostgreSQL: the engine for a gateway of several nodes."""
+"""PostgreSQL: the engine for gateways with several nodes."""

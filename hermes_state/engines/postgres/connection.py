@@ -1,10 +1,10 @@
-"""A connection to PostgreSQL that functions of the store use like one to SQLite, and the kinds of its errors.
+"""PostgreSQL connections with the interface of SQLite connections, and the classes of their errors.
 
-psycopg does the work. This module hides the differences from statements for both engines: how parameters are written,
-and the types of integers, truth values, sums and texts with a NUL.
+psycopg does the work. This module hides differences from statements for both engines: the form of parameters, and the
+types of integers, booleans, sums and texts with a NUL.
 
-Inside a transaction, a statement waits until its result, or a later one's, is needed. Then all travel in one trip
-(libpq's pipeline mode). Their errors are raised there, at the latest at the end of the savepoint or at the COMMIT.
+Inside a transaction, a statement waits until its result, or a later one's, is needed. Then all are sent in one round
+trip (libpq's pipeline mode). Their errors are raised there, at the latest at the end of the savepoint or at the COMMIT.
 """
 
 import os
@@ -28,22 +28,22 @@ from psycopg.types.string import StrDumperUnknown
 from hermes_state.engines.postgres.nodes import NAME
 
 _Key: TypeAlias = "tuple[bytes, tuple[int, ...] | None]"  # a statement and its parameters' types
-_Awaited: TypeAlias = "Result | _Key | None"  # a result belongs to a statement, its preparation, or neither
+_Awaited: TypeAlias = "Result | _Key | None"  # a statement's result, its preparation's result, or neither
 
-_PREPARED = 512  # statements that stay prepared on a connection: more than the store has
+_PREPARED = 512  # statements prepared per connection; more than the store has
 
 GONE_SECONDS = 30
-"""Seconds after which a silent machine counts as gone, here and at the server, which else keeps its locks two hours."""
+"""Seconds of silence after which a machine counts as lost. By default the server would keep its locks for two hours."""
 
 
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<mark>\?)|:(?P<name>[a-z_][a-z_0-9]*)")
 
 
 class PostgresConnection:
-    """Open connection in autocommit mode, over the connection `raw` of psycopg. Its owner closes it."""
+    """Open connection in autocommit mode, wrapping psycopg's connection `raw`. Its owner closes it."""
 
     silence_seconds: float | None = None
-    """Longest wait for the server, which may be stopped while its connection lives; None: no limit."""
+    """Longest wait for the server, which may hang while its connection is alive. None: no limit."""
 
     def __init__(self, raw: "psycopg.Connection[tuple[Any, ...]]") -> None:
         self.raw = raw
@@ -57,20 +57,22 @@ class PostgresConnection:
         self._numbers = count()
         self._socket = poll()
         self._socket.register(raw.pgconn.socket, POLLIN)
-        try:  # ours: libpq's may be closed by another thread
+        try:  # a copy, because another thread may close libpq's socket
             self._wire = socket.socket(fileno=os.dup(raw.pgconn.socket))
         except OSError:
             raw.close()
             raise
         self._is_broken_off = False
-        self._is_ending = False  # a ROLLBACK was sent, whose result is still to come
+        self._is_ending = False  # a ROLLBACK was sent and its result is pending
         self.share_trip: Callable[[bool], None] | None = None
-        """Set while functions run side by side. It lets the others go on until all need a result, whose statements it
-        sends, or with True until the others have ended. Raises an error of any of them."""
+        """Hook while functions run side by side: lets the others continue, then sends all statements once each waits.
+
+        With True, lets the others run to their end. Raises an error of any of them.
+        """
 
     @classmethod
     def open(cls, url: str, name: str = NAME, seconds: int = 10) -> "PostgresConnection":
-        """Connect to `url`, waiting at most `seconds`; `name`: of the session. Raises `psycopg.OperationalError`."""
+        """Connect to `url` within `seconds`, with the session name `name`. Raises `psycopg.OperationalError`."""
         try:
             raw = psycopg.connect(
                 url,
@@ -82,10 +84,10 @@ class PostgresConnection:
                 tcp_user_timeout=1000 * GONE_SECONDS,
             )
             db = cls(raw)
-        except OSError as error:  # the process has no descriptor left
+        except OSError as error:  # no file descriptor left
             raise psycopg.OperationalError(str(error)) from error
         db.silence_seconds = seconds
-        # The server asks after a machine that was silent for ten seconds. Without TCP this does nothing.
+        # The server probes a machine that was silent for ten seconds. This has no effect without TCP.
         query = f"""SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
         SET tcp_user_timeout = {1000 * GONE_SECONDS}"""
         with ExitStack() as undo:
@@ -97,12 +99,12 @@ class PostgresConnection:
 
     @property
     def is_over(self) -> bool:
-        """True if it is lost, closed or broken off."""
+        """True if the connection is lost, closed or broken off."""
         return self._is_broken_off or self.raw.closed
 
     @property
     def in_transaction(self) -> bool:
-        """True also after a failed statement, and before the BEGIN has travelled."""
+        """True also after a failed statement, and before the BEGIN was sent."""
         if self._waiting:
             return True
         if self._is_ending:
@@ -110,20 +112,20 @@ class PostgresConnection:
         return self.raw.pgconn.transaction_status != TransactionStatus.IDLE and not self.raw.closed
 
     def execute(self, sql: str, parameters: Any = (), /) -> "Result":
-        """Run one statement with parameters, or any number without."""
+        """Run one statement with parameters, or any number of statements without."""
         if self.share_trip is not None and sql.startswith("SAVEPOINT"):
-            self.share_trip(True)  # a savepoint must hold the changes of one function
+            self.share_trip(True)  # a savepoint must contain the changes of one function only
         if sql.startswith("ROLLBACK"):
-            self._waiting.clear()  # since the BEGIN or the savepoint: nothing of it is to stay
+            self._waiting.clear()  # discard the statements since the BEGIN or savepoint
         if not parameters and not sql.startswith(("BEGIN", "COMMIT")):
             self.sync()
             return Result(self, (b"", None), None, self._run_at_once(sql))
         waits = sql.startswith("BEGIN") or (self.in_transaction and sql != "COMMIT")
         result = self._queue(sql, parameters)
-        if not waits or len(self._waiting) >= 1_000:  # memory stays bounded
+        if not waits or len(self._waiting) >= 1_000:  # keeps memory bounded
             self.sync()
-        if sql == "COMMIT" and result.status != b"COMMIT":  # a function has kept a failed statement to itself
-            raise psycopg.errors.InFailedSqlTransaction("the transaction had failed; nothing was stored")
+        if sql == "COMMIT" and result.status != b"COMMIT":  # a function has swallowed an error
+            raise psycopg.errors.InFailedSqlTransaction("the transaction failed; nothing was stored")
         return result
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> None:
@@ -131,7 +133,7 @@ class PostgresConnection:
             self.execute(sql, one)
 
     def roll_back_soon(self) -> None:
-        """End a transaction that has only read, without waiting for the server: the next statement waits."""
+        """Roll back a read-only transaction without waiting for the server. The next statement waits instead."""
         self._waiting.clear()
         if not self.in_transaction:
             return
@@ -147,7 +149,7 @@ class PostgresConnection:
         self._is_ending = True
 
     def sync(self) -> None:
-        """Send the waiting statements and fetch all their results. Raises the first error among these."""
+        """Send the waiting statements and fetch their results. Raises the first error."""
         if self._waiting and self.share_trip is not None:
             self.share_trip(False)
             return
@@ -163,22 +165,22 @@ class PostgresConnection:
                 if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED):
                     failure = failure or self._failure(result)
                     if isinstance(one, tuple):
-                        self._prepared.pop(one, None)  # it may have made room for a later one
+                        self._prepared.pop(one, None)  # a later statement may have evicted it
                 elif isinstance(one, Result):
                     one.fetched = result
-                self._next()  # the end of a statement's results
-            self._next_result()  # of the sync
+                self._next()  # the end of the statement's results
+            self._next_result()  # the sync's result
             self.raw.pgconn.exit_pipeline_mode()
         except psycopg.Error as error:
-            self.close()  # late results would pass for those of later statements
+            self.close()  # late results would be taken for those of later statements
             raise psycopg.OperationalError(str(failure or error)) from error
         if failure is not None:
             raise failure
 
     def break_off(self) -> None:
-        """End the connection while a thread waits for the server; its owner must still close it."""
+        """Cut the connection while a thread waits for the server. The owner must still close it."""
         self._is_broken_off = True
-        with suppress(OSError):  # it has ended by itself
+        with suppress(OSError):  # already closed
             self._wire.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -226,7 +228,7 @@ class PostgresConnection:
         return result
 
     def _send(self, waiting: "list[Result]") -> "list[_Awaited]":
-        """Send statements; return these and their preparations, in the order of the server's results."""
+        """Send statements. Return them and their preparations in the order of the server's results."""
         server = self.raw.pgconn
         sent: list[_Awaited] = []
         if not self._is_ending:
@@ -244,10 +246,10 @@ class PostgresConnection:
         return sent
 
     def _await_end(self) -> None:
-        """Take the results of a ROLLBACK that was sent before."""
+        """Consume the results of a ROLLBACK sent earlier."""
         if self._is_ending:
             self._is_ending = False
-            for _ in range(3):  # its own, the end of its results, and of the sync
+            for _ in range(3):  # its result, the end of its results, and the sync's result
                 self._next()
 
     def _prepare(self, key: _Key) -> "list[_Awaited]":
@@ -265,7 +267,7 @@ class PostgresConnection:
         server = self.raw.pgconn
         while server.flush():
             self._await_server(POLLIN | POLLOUT)
-            server.consume_input()  # otherwise the server may wait for us, too
+            server.consume_input()  # otherwise the server may wait for us as well
 
     def _next(self) -> PGresult | None:
         server = self.raw.pgconn
@@ -277,7 +279,7 @@ class PostgresConnection:
     def _await_server(self, events: int) -> None:
         self._socket.modify(self.raw.pgconn.socket, events)
         if not self._socket.poll(None if self.silence_seconds is None else 1000 * self.silence_seconds):
-            raise psycopg.OperationalError(f"the server has said nothing for {self.silence_seconds:g} seconds")
+            raise psycopg.OperationalError(f"the server has not answered for {self.silence_seconds:g} seconds")
 
     def _next_result(self) -> PGresult:
         if (result := self._next()) is None:
@@ -286,7 +288,7 @@ class PostgresConnection:
 
 
 class Result:
-    """Rows of a statement, all of them in memory."""
+    """Rows of a statement, all in memory."""
 
     def __init__(
         self, db: PostgresConnection, key: _Key, values: Sequence[Buffer | None] | None, fetched: PGresult | None = None
@@ -297,7 +299,7 @@ class Result:
 
     @property
     def status(self) -> bytes | None:
-        """Command tag of the server, such as `COMMIT`."""
+        """The server's command tag, such as `COMMIT`."""
         return self._ensure_fetched().command_status
 
     @property
@@ -324,13 +326,13 @@ class Result:
         if self.fetched is None:
             self._db.sync()
         if self.fetched is None:
-            raise psycopg.errors.InFailedSqlTransaction("the transaction had failed before this statement")
+            raise psycopg.errors.InFailedSqlTransaction("the transaction failed before this statement")
         return self.fetched
 
 
 @lru_cache(maxsize=2 * _PREPARED)
 def _numbered(sql: str, has_names: bool) -> tuple[bytes, tuple[str, ...]]:
-    """Return `sql` with `$1` and so on for its parameters, and the names of parameters with names."""
+    """Return `sql` with `$1` and so on for its parameters, and the names of named parameters."""
     names, marks = dict[str, int](), count(1)
 
     def written(token: re.Match[str]) -> str:
@@ -344,25 +346,25 @@ def _numbered(sql: str, has_names: bool) -> tuple[bytes, tuple[str, ...]]:
 
 
 class _IntDumper(Int8Dumper):
-    """Integers as bigints, so that a statement has one type for each parameter and is prepared once."""
+    """Dumper of integers as bigint, so that each statement is prepared only once."""
 
 
 class _BoolDumper(Int8Dumper):
-    """Truth values as 0 and 1, like the columns."""
+    """Dumper of booleans as 0 and 1, like the columns."""
 
     def dump(self, obj: Any) -> Buffer | None:
         return b"1" if obj else b"0"
 
 
 class _StrDumper(StrDumperUnknown):
-    """Text without NUL, which PostgreSQL refuses."""
+    """Dumper of text without NUL, which PostgreSQL rejects."""
 
     def dump(self, obj: str) -> Buffer | None:
         return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in obj else obj)
 
 
 class _SumLoader(Loader):
-    """Sums of integers as integers."""
+    """Loader of integer sums as integers."""
 
     def load(self, data: Buffer) -> int | float:
         text = bytes(data)
@@ -371,30 +373,35 @@ class _SumLoader(Loader):
 
 # Codes and classes of errors: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _SERVERS = frozenset({"08", "28", "40", "53", "55", "57", "58", "72", "F0"})
-"""Classes of trouble with the server or with other transactions: connections, rights to log in, serialization, memory
-and room, locks, operators, the system, old snapshots, settings."""
+"""Error classes of the server or of other transactions.
+
+In order: connection, login, serialization, resources, locks, intervention, system, old snapshots, settings.
+"""
 
 _SESSIONS = frozenset({"0A000", "25006", "26000", "42P05"})
-"""Codes that another session may not meet: a plan that a migration has outdated, a read-only server (or a new replica),
-and prepared statements that a pooler has lost or kept."""
+"""Error codes that may not occur again in a new session.
 
-DAMAGE = frozenset({"XX001", "XX002"})  # codes of a damaged table or index
+A migration has outdated a plan, the server is read-only (a new replica), or a pooler has lost or kept prepared
+statements.
+"""
 
-RIGHTS = "42501"  # code of a right that the role does not have
+DAMAGE = frozenset({"XX001", "XX002"})  # a damaged table or index
+
+RIGHTS = "42501"  # the role lacks a privilege
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Return True for trouble without a cause in the statement, which may run again.
+    """Return True for errors that are not caused by the statement, which may run again.
 
-    Limits that a statement's own values pass (class 54) are no trouble: it would always fail.
+    Limits exceeded by a statement's own values (class 54) are excluded, because the statement would always fail.
     """
     code = error.sqlstate if isinstance(error, psycopg.Error) else None
     if code is None:  # an error of the library
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    # The last two end a session whose transaction was silent or open for too long.
+    # The last two codes end a session whose transaction was idle or open for too long.
     return code[:2] in _SERVERS or code in _SESSIONS or code in ("25P03", "25P04")
 
 
 def ends_session(error: BaseException) -> bool:
-    """Return True for trouble that lasts as long as the session."""
+    """Return True for errors that last as long as the session."""
     return isinstance(error, psycopg.Error) and error.sqlstate in _SESSIONS

@@ -1,11 +1,11 @@
-"""Locks of a batch as advisory locks of PostgreSQL, which end with its transaction.
+"""Locks of a batch as PostgreSQL advisory locks, which end with the transaction.
 
-The first is the lock of everything: shared, or exclusive for functions without declared chats. It is taken with `BEGIN`
-in a statement of its own, so that the next one sees the chats as they are then, and no chat moves while it is held. The
-others follow in ascending order, so that no two batches wait for each other.
+The first is the lock of everything: shared, or exclusive for functions without declared chats. It is taken in a
+separate statement after `BEGIN`, so that the next statement sees the current chats. No chat moves while it is held. The
+other locks follow in ascending order, so that batches cannot deadlock.
 
-Keys are hashes of 64 bits: two chats with the same key only wait for each other. A chat that is not stored yet is
-locked by its key like any other.
+Keys are 64-bit hashes. Two chats with the same key only wait for each other. A chat that is not stored yet is locked by
+its key like any other.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from operator import or_
 from hermes_state.store.locks import EVERYTHING, ROW_KINDS, LockKeys
 from hermes_state.store.sql import Connection, Cursor
 
-# Purpose: the chats that rows lead to, by the kind of their ids.
+# Purpose: find the chats that rows lead to, by kind of id.
 _CHATS_OF = {
     "chat": "SELECT 'chat' AS kind, id, id AS chat_id FROM unnest(CAST(:chat AS bigint[])) AS id",
     "session": "SELECT 'session' AS kind, id, chat_id FROM sessions WHERE id = ANY(CAST(:session AS bigint[]))",
@@ -26,7 +26,7 @@ _CHATS_OF = {
     "inbox": "SELECT 'inbox' AS kind, id, chat_id FROM inbox WHERE id = ANY(CAST(:inbox AS bigint[]))",
     "outbox": "SELECT 'outbox' AS kind, id, chat_id FROM outbox WHERE id = ANY(CAST(:outbox AS bigint[]))",
 }
-# Purpose: the locks of chats, whose names are those of `store.locks.place_of`.
+# Purpose: compute the locks of chats, named as in `store.locks.place_of`.
 _OF_ROWS = """
 SELECT touched.kind, touched.id,
   hashtextextended('chat/' || platform || '/' || account || '/' || chat_ref || '/' || thread_ref, 0) AS key
@@ -43,17 +43,17 @@ SELECT kind, id, key FROM led, (SELECT count(*) FROM taken) AS all_of_them"""
 def begin(db: Connection, batch: Sequence[LockKeys]) -> list[list[int]]:
     """Begin a transaction and take the locks of its functions.
 
-    Returns the places of the functions in queues: those that share a lock must follow each other.
+    Return queues of indexes into `batch`. Functions that share a lock are in the same queue, in order.
     """
-    db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # not the role's own level: rows are read after the locks
+    db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # not the role's default: rows are read after the locks
     keys = reduce(or_, batch)
     if EVERYTHING in keys.names:
-        # Keys of two numbers are apart from those of one.
+        # Keys of two integers cannot collide with keys of one.
         db.execute("SELECT pg_advisory_xact_lock(CAST(? AS integer), 0)", (0,))
         return [[*range(len(batch))]]
     db.execute("SELECT pg_advisory_xact_lock_shared(CAST(? AS integer), 0)", (0,))
     taken = _take(db, keys) if keys != LockKeys() else None
-    if taken is None or len(batch) == 1:  # the locks travel with the first statement
+    if taken is None or len(batch) == 1:  # the locks are sent with the first statement
         return [[at] for at in range(len(batch))]
     return _queues(batch, taken.fetchall())
 
@@ -69,13 +69,13 @@ def _take(db: Connection, keys: LockKeys) -> Cursor:
 
 @cache
 def _taking(kinds: tuple[str, ...], has_names: bool) -> str:
-    """Return the statement for rows of these kinds, because a look into a table without such rows takes time, too."""
+    """Return a statement for rows of these kinds only, because each further table costs time."""
     of_rows = [_OF_ROWS.format(" UNION ALL ".join(_CHATS_OF[kind] for kind in kinds))] if kinds else []
     return _TAKE.format(" UNION ALL ".join([*of_rows, *([_OF_NAMES] if has_names else [])]))
 
 
 def _queues(batch: Sequence[LockKeys], taken: Iterable[tuple[str, int, int]]) -> list[list[int]]:
-    """`taken`: kinds and ids of rows, or names and 0, with their locks. A missing row is a lock of its own."""
+    """Group functions by shared locks. `taken` holds kind, id and lock of each row (or name, 0 and lock)."""
     led_to = defaultdict[tuple[str, int], set[object]](set)
     for kind, row_id, lock in taken:
         led_to[kind, row_id].add(lock)

@@ -1,9 +1,9 @@
-"""Migrations of PostgreSQL.
+"""PostgreSQL migrations.
 
-Each is a transaction that begins with an advisory lock and then looks how far the database is, so that of nodes that
-start together the first does the work.
+Each is a transaction that first takes an advisory lock and then reads the schema version. So if several nodes start
+together, the first node does the work.
 
-During an upgrade, nodes of the version before go on with a schema that is one number ahead. A migration that they
+During an upgrade, nodes of the previous version continue with a schema that is one number ahead. A migration that they
 cannot work with sets the note `READABLE_FROM`.
 """
 
@@ -18,22 +18,22 @@ from hermes_state.store.migrations import Migration, check_applied, newer_versio
 from hermes_state.store.segment import SEGMENT_VERSION
 from hermes_state.store.sql import Connection, load_note, save_note, scalars, select
 
-FIRST = 13  # number of the first migration: before it there was no PostgreSQL
+FIRST = 13  # number of the first migration; earlier versions had no PostgreSQL
 
 _MARK, _OURS = "application", "hermes-gateway"
 _VERSION = "schema_version"
 READABLE_FROM = "schema_readable_from"
-"""Note of the lowest schema version of gateways that may use the database."""
+"""Note with the lowest schema version of gateways that may use the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Server and database of a connection, and rights of its role."""
+    """Server, database and role of a connection."""
 
     database: str
     role: str
-    schema: str | None  # where new tables go; None where the search path leads to no schema
-    version: int  # such as 150018 for 15.18
+    schema: str | None  # schema of new tables; None if the search path leads to none
+    version: int  # 150018 for 15.18
     encoding: str
     is_read_only: bool
     may_create: bool
@@ -45,21 +45,20 @@ class Server:
 
     @property
     def name(self) -> str:
-        """Name of the database for sentences."""
+        """Name of the database in messages."""
         return f"the PostgreSQL database {self.database}"
 
 
 def shipped_migrations() -> tuple[Migration, ...]:
-    """Return the migrations of this version, in order."""
     return read_migrations("hermes_state.engines.postgres", FIRST)
 
 
 def migrate(db: Connection, migrations: Sequence[Migration] | None = None, lock_seconds: float = 60.0) -> None:
-    """Apply all pending migrations over `db`, a connection in no transaction.
+    """Apply all pending migrations with `db`, outside a transaction.
 
-    `lock_seconds`: longest wait for another node's migration, or for a table. Raises `DatabaseRejected` for an unusable
-    database or server, `StoreUnavailable` if it cannot be written now, and PostgreSQL's error of a failed migration,
-    which leaves the database at the version before it.
+    `lock_seconds` limits the wait for another node's migration, or for a table. Raises `DatabaseRejected` for an
+    unusable database or server, `StoreUnavailable` if it cannot be written now, and PostgreSQL's error if a migration
+    fails. The database then keeps the previous version.
     """
     migrations = shipped_migrations() if migrations is None else migrations
     while _apply_next(db, migrations, lock_seconds):
@@ -67,7 +66,6 @@ def migrate(db: Connection, migrations: Sequence[Migration] | None = None, lock_
 
 
 def load_server(db: Connection) -> Server:
-    """Load facts about the server of a connection."""
     query = """SELECT current_database() AS database, current_user AS role, current_schema() AS schema,
       CAST(current_setting('server_version_num') AS bigint) AS version, current_setting('server_encoding') AS encoding,
       current_setting('transaction_read_only') = 'on' AS is_read_only,
@@ -77,7 +75,7 @@ def load_server(db: Connection) -> Server:
 
 
 def load_version(db: Connection) -> int:
-    """Return the schema version of the database, 0 of an empty one. Raises the errors of `migrate`."""
+    """Return the schema version of the database (0: empty). Raises the errors of `migrate`."""
     server, migrations = load_server(db), shipped_migrations()
     check_server(server)
     version = _version(db, server, migrations)
@@ -87,11 +85,11 @@ def load_version(db: Connection) -> int:
 
 
 def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: float) -> bool:
-    """Apply the first pending migration; True if there are more."""
+    """Apply the first pending migration. Return True if there are more."""
     db.execute("BEGIN")
     try:
         db.execute(f"SET LOCAL lock_timeout = {int(lock_seconds * 1000)}")
-        db.execute("SELECT pg_advisory_xact_lock(1212634969, 0)")  # HGWY; keys of two integers are a space of their own
+        db.execute("SELECT pg_advisory_xact_lock(1212634969, 0)")  # HGWY; keys of two integers have their own space
         server = load_server(db)
         check_server(server)
         version = _version(db, server, migrations)
@@ -108,7 +106,7 @@ def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: f
         return len(pending) > 1
     except psycopg.errors.LockNotAvailable as error:
         raise StoreUnavailable(
-            f"the database was not migrated: for {lock_seconds:g} seconds another node, or a query, kept it locked"
+            f"the database was not migrated, because another node or a query locked it for {lock_seconds:g} seconds"
         ) from error
     finally:
         if db.in_transaction:
@@ -116,21 +114,21 @@ def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: f
 
 
 def check_server(server: Server) -> None:
-    """Raise `DatabaseRejected` for a server without our features or UTF-8, `StoreUnavailable` for a read-only one."""
+    """Raise `DatabaseRejected` if the server is too old or not UTF-8, `StoreUnavailable` if it is read-only."""
     if server.version < 140000:
         raise DatabaseRejected(
-            f"PostgreSQL 14 or newer is needed, the server of {server.database} has {server.release}"
+            f"PostgreSQL 14 or newer is needed, but the server of {server.database} has {server.release}"
         )
     if server.encoding != "UTF8":
         raise DatabaseRejected(
-            f"{server.name} has the encoding {server.encoding}: make one with ENCODING 'UTF8' TEMPLATE template0"
+            f"{server.name} has the encoding {server.encoding}: create one with ENCODING 'UTF8' TEMPLATE template0"
         )
     if server.is_read_only:
-        raise StoreUnavailable(f"{server.name} is read-only (a replica?): name the server that takes writes")
+        raise StoreUnavailable(f"{server.name} is read-only: set store.url to the primary server, not to a replica")
 
 
 def _version(db: Connection, server: Server, migrations: Sequence[Migration]) -> int:
-    """Return the schema version of the database, 0 of an empty one. Raises `DatabaseRejected` if it is not ours."""
+    """Return the schema version of the database (0: empty). Raises `DatabaseRejected` if another program uses it."""
     query = """SELECT relname FROM pg_class
     WHERE pg_table_is_visible(oid) AND relkind IN ('r', 'p', 'v', 'm', 'f') AND relpersistence <> 't'
       AND relnamespace <> (SELECT oid FROM pg_namespace WHERE nspname = 'pg_catalog')
@@ -142,7 +140,7 @@ def _version(db: Connection, server: Server, migrations: Sequence[Migration]) ->
         return 0
     if "meta" not in tables or not _is_ours(db, server):
         shown = ", ".join(tables[:3]) + (", …" if len(tables) > 3 else "")
-        raise DatabaseRejected(f"{server.name} belongs to another program (it holds {shown}): choose an empty one")
+        raise DatabaseRejected(f"{server.name} belongs to another program (tables: {shown}): choose an empty one")
     version = int(load_note(db, _VERSION) or 0)
     newest = migrations[-1].number
     if version > newest + 1 or newest < int(load_note(db, READABLE_FROM) or 0):
@@ -155,7 +153,9 @@ def _is_ours(db: Connection, server: Server) -> bool:
     try:
         return load_note(db, _MARK) == _OURS
     except psycopg.errors.InsufficientPrivilege as error:
-        raise DatabaseRejected(f"the role {server.role} may not read the tables of {server.name}") from error
+        raise DatabaseRejected(
+            f"the role {server.role} may not read the tables of {server.name}: make it the owner"
+        ) from error
     except psycopg.errors.UndefinedColumn:
         return False
 

@@ -1,6 +1,6 @@
 """Nodes of a cluster: their seats, their work, and the settings on which they must agree.
 
-Seats and work are read from PostgreSQL's own tables of sessions and locks, so they cannot be out of date.
+Seats and work come from PostgreSQL's own tables of sessions and locks, so they are always current.
 """
 
 from collections import Counter, defaultdict
@@ -16,13 +16,13 @@ from hermes_state.text import counted
 from hermes_state.values import ChatKey, Millis
 
 MAX_CLOCK_SECONDS = 60
-"""Largest difference to the server's clock in seconds: days, deadlines and their order depend on it."""
+"""Largest allowed difference from the server's clock in seconds. Days and deadlines depend on the clock."""
 
-POOLED = "store.url leads to a pooler: the locks of a node are those of one session, so name the server itself"
-NAME = "hermes-gateway"  # name of our sessions, or the beginning of it
+POOLED = "store.url leads to a pooler, but the locks of a node need one session: use the address of the server itself"
+NAME = "hermes-gateway"  # prefix of our sessions' names
 
 SEAT = f"{NAME} seat "
-"""Name of a seat's session, before the node's id: by it the server's own tables tell which node lives."""
+"""Prefix of a seat's session name, before the node's id. It shows in the server's tables which nodes are alive."""
 
 _LIVES = f"""EXISTS (SELECT 1 FROM pg_stat_activity a
   WHERE a.pid = n.pid AND a.datname = current_database() AND a.application_name = '{SEAT}' || n.id)"""
@@ -36,13 +36,13 @@ _CONNECTIONS = (
 )
 
 _KINDS = ", ".join(str(kind.value) for kind in LockKind)
-# Purpose: locks of this database's seats; keys of two integers have 2 as `objsubid`.
+# Purpose: find the locks of this database's seats. Keys of two integers have `objsubid` 2.
 _HELD = f"""
 SELECT pid, CAST(classid AS bigint) AS kind, CAST(objid AS bigint) AS key FROM pg_locks
 WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND CAST(classid AS bigint) IN ({_KINDS})
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
-# Purpose: the work of gateways, without this session, at the database, and the load of its server.
+# Purpose: count the sessions of gateways (without this session) and the load of the server.
 _LOAD = f"""
 SELECT count(*) AS connections,
   count(*) FILTER (WHERE xact_start IS NOT NULL) AS busy,
@@ -73,12 +73,12 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """A node with its part of the work."""
+    """A node and its part of the work."""
 
     id: str
     name: str
     label: str
-    """Its name in sentences: with the beginning of its id where another node has the same name."""
+    """Name in messages, with the start of the id if another node has the same name."""
     role: str
     version: str
     started_at: Millis
@@ -86,37 +86,37 @@ class NodeStatus:
     is_alive: bool
     seats_lost: int
     accounts: list[str]
-    is_keeper: bool  # it does the work that needs one node: schedules, expiry, housekeeping
-    chats: list[str]  # names of the chats that it works in
+    is_keeper: bool  # runs the work that needs one node: schedules, expiry, housekeeping
+    chats: list[str]  # names of the chats in which it works
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
     """Load of the database and its server."""
 
-    connections: int  # connections of gateways to the database
-    busy: int  # those in a transaction
+    connections: int  # gateway connections to the database
+    busy: int  # of these, those in a transaction
     lock_waits: int
-    longest_seconds: float  # age of their longest transaction
+    longest_seconds: float  # age of the longest gateway transaction
     server_connections: int  # all connections to the server
     max_connections: int
     hint_queue_percent: float
-    """Share of the server's queue of notifications that a seat has not yet read."""
+    """Percentage of the server's notification queue in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """All nodes of a database, and the messages that wait for one."""
+    """All nodes of a database, and the waiting messages."""
 
     nodes: list[NodeStatus]
-    unserved: list[str]  # accounts that no node serves right now
-    waiting: int  # messages that no turn has taken up
+    unserved: list[str]  # accounts without a node
+    waiting: int  # messages without a turn
     oldest_waiting_seconds: float | None
     load: ServerLoad | None  # None: there are no tables yet
 
 
 def load_nodes(db: Connection) -> list[NodeRow]:
-    """Load the living nodes and, of every other name, its last node; by name."""
+    """Load the running nodes and, for each other name, its last node, sorted by name."""
     query = f"""SELECT n.id, n.name, n.version, n.role, n.settings, n.pid, n.seats, n.started_at, n.seated_at,
       {_LIVES} AS is_alive
     FROM nodes n
@@ -127,15 +127,15 @@ def load_nodes(db: Connection) -> list[NodeRow]:
 
 
 def session_name(node_id: str) -> str:
-    """Return the name of the sessions in which a node reads and writes."""
+    """Return the name of the database sessions in which a node reads and writes."""
     return f"{NAME} {node_id}"
 
 
 def end_left_transactions(db: Connection, seconds: float = 2.0) -> int:
-    """End transactions that nodes without a seat have left open for `seconds`; return how many.
+    """End transactions that nodes without a seat left open for `seconds`. Return their number.
 
-    The server ends idle ones by itself. It waits for the rest of a batch that a stopped node or a dead machine had
-    begun to send, and the chats stay locked meanwhile.
+    The server ends idle transactions by itself. But it waits for the rest of a half-sent batch of a stopped node or
+    dead machine, and its chats stay locked.
     """
     query = f"""SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE datname = current_database() AND usename = current_user
@@ -145,7 +145,7 @@ def end_left_transactions(db: Connection, seconds: float = 2.0) -> int:
 
 
 def load_cluster(db: Connection) -> ClusterStatus:
-    """Load every node with its accounts and chats, and the messages that wait for one."""
+    """Load every node with its accounts and chats, and the waiting messages."""
     held = defaultdict[tuple[int, int], set[int]](set)
     for pid, kind, key in db.execute(_HELD):
         held[pid, kind].add(key)
@@ -184,47 +184,45 @@ def load_cluster(db: Connection) -> ClusterStatus:
 
 
 def find_owner(db: Connection, account: str) -> NodeStatus | None:
-    """Return the node that serves an account; None where none does."""
+    """Return the node that serves an account; None if there is none."""
     return next((node for node in load_cluster(db).nodes if account in node.accounts), None)
 
 
 def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
-    """Return sentences about differences to the server's clock and to settings of living nodes."""
+    """Return sentences about differences from the server's clock and from the settings of running nodes."""
     late = (scalar(db, int, _NOW) - now) // 1000
     found = []
     if abs(late) > MAX_CLOCK_SECONDS:
         off = f"{counted(abs(late), 'second')} {'behind' if late > 0 else 'ahead of'}"
-        found.append(f"the clock of {node.name} is {off} the PostgreSQL server's, a minute at most is allowed: use NTP")
+        found.append(f"the clock of {node.name} is {off} the PostgreSQL server's, by more than a minute: use NTP")
     others = _living_others(db, node)
     labels, mine = _labels([replace(node, id=""), *others]), _settings_of(node.settings)
     for other in others:
         theirs = _settings_of(other.settings)
         for key in sorted(mine.keys() & theirs.keys()):
             if mine[key] != theirs[key]:
-                rule = (
-                    "a cluster of another bot needs another database" if key.endswith("token") else "nodes must agree"
-                )
+                rule = "another bot's cluster needs another database" if key.endswith("token") else "nodes must agree"
                 place = f"{theirs[key]} at {labels[other.id]}, which has the same database"
                 found.append(f"{key} is {mine[key]} at {labels['']} and {place}: {rule}")
     return found
 
 
 def find_faults(db: Connection, node: NodeInfo, connections: int, now: Millis) -> list[str]:
-    """Return sentences about all obstacles to `node`, with this number of own `connections`, next to others."""
+    """Return sentences about everything that prevents `node`, with its number of `connections`, from joining."""
     found = find_differences(db, node, now)
     if not is_one_session(db):
         found.append(POOLED)
     others = _living_others(db, node)
     if any(other.name == node.name for other in others):
         found.append(
-            f"another node is called {node.name}, too: give each a name of its own (cluster.name), or logs and "
-            "`cluster status` tell them apart by their ids only"
+            f"another node is called {node.name}, too: set cluster.name on each, or logs and `cluster status` "
+            "show only different ids"
         )
     nodes = 1 + len(others)
     if nodes * connections > (free := scalar(db, int, _CONNECTIONS)):
         found.append(
-            f"the server takes {counted(free, 'connection')}, and {counted(nodes, 'node')} with {connections} each need"
-            f" {nodes * connections}: raise its max_connections, or lower store.writers"
+            f"the server allows {counted(free, 'connection')}, but {counted(nodes, 'node')} with {connections} each "
+            f"need {nodes * connections}: raise its max_connections, or lower store.writers"
         )
     return found
 
@@ -234,14 +232,14 @@ def _living_others(db: Connection, node: NodeInfo) -> list[NodeRow]:
 
 
 def _labels(nodes: Sequence[NodeInfo | NodeRow]) -> dict[str, str]:
-    """Return names of nodes in sentences, by their ids; the node that asks has none."""
+    """Return the names of nodes in messages, by id. The asking node has an empty id."""
     counts = Counter(node.name for node in nodes)
     ids = {node.id: node.id[:8] or "this one" for node in nodes}
     return {node.id: node.name if counts[node.name] == 1 else f"{node.name} ({ids[node.id]})" for node in nodes}
 
 
 def is_one_session(db: Connection) -> bool:
-    """Return True if the connection has a session of its own that the server can end for silence. Changes nothing."""
+    """Return True if the connection has its own session, which the server can end for silence. Changes nothing."""
     query = "SELECT set_config('idle_session_timeout', '1h', true), pg_backend_pid()"
     timeout, pid = db.execute(query).fetchone()
     return bool(pid == db.raw.info.backend_pid and timeout == "1h")  # type: ignore[attr-defined]  # PostgreSQL's
@@ -253,18 +251,17 @@ def _settings_of(note: str) -> Mapping[str, str]:
 
 @locks("nodes")
 def forget_node(db: Connection, node: NodeInfo) -> None:
-    """Remove a node that may not run next to the others."""
+    """Remove a node that may not run with the others."""
     db.execute("DELETE FROM nodes WHERE id = ?", (node.id,))
 
 
 @locks("nodes")
 def save_settings(db: Connection, node: NodeInfo) -> None:
-    """Store the settings of a node, for the comparison by others."""
     db.execute("UPDATE nodes SET settings = ? WHERE id = ?", (node.settings, node.id))
 
 
 @locks("nodes")
 def forget_gone(db: Connection, now: Millis) -> int:
-    """Note which nodes are gone, and remove those gone for a day; return how many."""
+    """Note which nodes are gone, and delete those gone for a day. Return the number of deleted nodes."""
     db.execute(f"UPDATE nodes n SET gone_at = :now WHERE gone_at IS NULL AND NOT {_LIVES}", {"now": now})
     return db.execute("DELETE FROM nodes WHERE gone_at < ?", (now - 86_400_000,)).rowcount

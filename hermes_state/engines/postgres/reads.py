@@ -1,10 +1,10 @@
-"""Reads, and functions that share their trips to the server (decision 24).
+"""Reads, and functions that share round trips to the server (decision 24).
 
-Short reads that come at the same time share a transaction. A read of a few rows costs little at the server; its trips,
-and the way to the connection's thread and back, cost more.
+Short reads that arrive together share a transaction. A read of a few rows costs little at the server. The round trips
+and the switch to the connection's thread and back cost more.
 
-Functions that share trips each run in a greenlet until they need a result. Then their statements travel in one trip
-(libpq's pipeline mode): together they take the trips of the longest of them.
+Functions that share round trips each run in a greenlet until they need a result. Then all their statements are sent at
+once (libpq's pipeline mode). Together they take as many round trips as the longest of them.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from hermes_state.store.writer import READ_SECONDS
 
 T = TypeVar("T")
 
-ANSWER_SECONDS = 10.0  # seconds after its own time limits in which a silent server may still answer
+ANSWER_SECONDS = 10.0  # extra seconds for the server to answer after its own time limits
 
-MOST_TOGETHER = 16  # most short reads of one transaction: the first waits for the last
+MOST_TOGETHER = 16  # short reads in one transaction; the first waits for the last
 
 
 def milliseconds(seconds: float) -> int:
-    """Convert a time limit for the server, to which 0 means no limit."""
+    """Convert a time limit for the server, which reads 0 as no limit."""
     return max(1, int(seconds * 1000))
 
 
 def read(db: PostgresConnection, seconds: float, call: Callable[[Connection], T]) -> T:
-    """Run `call` on one snapshot, each of its statements for at most `seconds`."""
+    """Run `call` on one snapshot, with at most `seconds` for each statement."""
     with _snapshot(db, seconds):
         return call(db)
 
@@ -79,13 +79,13 @@ class ShortReads:
             while self._waiting:
                 reads, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
                 await self._read(reads)
-        finally:  # now, because a caller may read again before this task has ended
+        finally:  # at once, because a caller may read again before this task has ended
             self._busy -= 1
 
     async def _read(self, reads: "Sequence[_ShortRead]") -> None:
         try:
             await self._run_job(partial(_read_together, reads))
-        except BaseException as error:  # of the connection
+        except BaseException as error:  # an error of the connection
             for one in reads:
                 one.error = error
             if not isinstance(error, Exception):
@@ -96,8 +96,6 @@ class ShortReads:
 
 @dataclass(slots=True, eq=False)
 class _ShortRead:
-    """A read that waits, and its outcome."""
-
     call: Callable[[Connection], Any]
     future: asyncio.Future[Any]
     result: Any = None
@@ -106,7 +104,7 @@ class _ShortRead:
     def run(self, db: Connection) -> None:
         try:
             self.result, self.error = self.call(db), None
-        except BaseException as error:  # the waiting caller gets it
+        except BaseException as error:  # passed on to the waiting caller
             self.error = error
             if not isinstance(error, Exception):
                 raise
@@ -121,7 +119,7 @@ class _ShortRead:
 
 
 def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
-    """Read in one transaction; then read again alone what failed, because an error of one read fails all."""
+    """Read in one transaction. Then repeat failed reads one by one, because one error fails all."""
     with _snapshot(db, READ_SECONDS):
         run_pipelined(db, [partial(one.run, db) for one in reads])
     for one in reads:
@@ -134,8 +132,8 @@ def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
 def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
     """Run functions side by side inside the open transaction.
 
-    One that begins a savepoint goes on when all others have ended. The first error ends all and is raised. An error of
-    the server reaches all functions that wait for it.
+    A function that begins a savepoint continues when all others have ended. The first error ends all functions and is
+    raised. A server error reaches every function that waits for it.
     """
     if len(functions) == 1:
         functions[0]()
@@ -168,7 +166,7 @@ def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]
             one.switch()
     except BaseException as error:
         failure = error
-        for one in (*running, *postponed):  # none may run on later
-            with suppress(BaseException):  # the first error is raised already
+        for one in (*running, *postponed):  # no function may run on later
+            with suppress(BaseException):  # the first error is already raised
                 one.throw(error)
         raise

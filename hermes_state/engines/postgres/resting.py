@@ -1,4 +1,4 @@
-"""A PostgreSQL database outside the store: one end of a copy, read by the command line, or checked before a start."""
+"""A PostgreSQL database outside the store: for a copy, the command line, or a check before the start."""
 
 import contextlib
 from collections.abc import Iterator
@@ -27,18 +27,18 @@ BYTES = "pg_database_size(current_database())"
 
 @contextmanager
 def open_source(url: str) -> Iterator[Connection]:
-    """Connect to a database for this process alone, only to read. Raises the errors of `opening.open_ends`."""
+    """Open a database exclusively and read-only. Raises the errors of `opening.open_ends`."""
     with _open(url, is_alone=True) as db:
         version, newest = load_version(db), shipped_migrations()[-1].number
         if version != newest:
-            raise DatabaseRejected(f"{name_of(url)} has schema {version}, {newest} is needed: start the gateway once")
+            raise DatabaseRejected(f"{name_of(url)} has schema {version}, not {newest}: start the gateway once")
         db.execute("SET default_transaction_read_only = on")
         yield db
 
 
 @contextmanager
 def open_target(url: str) -> Iterator[Connection]:
-    """Connect to a database for this process alone, and create it. Raises the errors of `opening.open_ends`."""
+    """Open a database exclusively, creating its tables if needed. Raises the errors of `opening.open_ends`."""
     with _open(url, is_alone=True) as db:
         if load_version(db) not in (0, shipped_migrations()[-1].number):
             raise DatabaseRejected(f"{name_of(url)} has the schema of an older version: name an empty database")
@@ -47,33 +47,33 @@ def open_target(url: str) -> Iterator[Connection]:
 
 
 def load_sequences(db: Connection) -> dict[str, int]:
-    """Load the highest id that was ever given, by table."""
+    """Load the highest id ever used, by table."""
     query = "SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = current_schema()"
     return {name.removesuffix("_id_seq"): last or 0 for name, last in db.execute(query).fetchall()}
 
 
 def set_sequences(db: Connection, highest: dict[str, int]) -> None:
-    """Set the next id of each table above the given one."""
+    """Set each table's next id above the given one."""
     for table, last in highest.items():
         if last:
             db.execute("SELECT setval(pg_get_serial_sequence(?, 'id'), ?)", (table, last))
 
 
 def make_search_index(db: Connection) -> None:
-    """Create the search index of copied messages; may run again after an interruption."""
+    """Create the search index of copied messages. May run again after an interruption."""
     last: int | None = 0
     while last is not None:
-        db.execute("BEGIN")  # one that fails ends with the connection
+        db.execute("BEGIN")  # a failed transaction ends with the connection
         last = store_words(db, last, 500)
         db.execute("COMMIT")
-    db.execute("VACUUM (ANALYZE)")  # else the first searches do it, page by page
+    db.execute("VACUUM (ANALYZE)")  # otherwise the first searches would do it, page by page
 
 
 @contextmanager
 def open_resting_database(url: str) -> Iterator[PostgresConnection | None]:
-    """Connect to read in one snapshot; None where there are no tables yet.
+    """Open a database for reading in one snapshot. Yield None if it has no tables yet.
 
-    Raises `DatabaseRejected` for a database that is not ours or refuses the role, `StoreUnavailable` without a server.
+    Raises `DatabaseRejected` for a foreign database or a refused role, `StoreUnavailable` without a server.
     """
     with _open(url) as db:
         is_made = load_version(db) > 0
@@ -82,10 +82,10 @@ def open_resting_database(url: str) -> Iterator[PostgresConnection | None]:
 
 
 def check_place(url: str, node: NodeInfo, now: Millis) -> bool:
-    """Check that a node may have its seat at a database, without changes; return True if it has tables.
+    """Check, without changes, that a node may join a database. Return True if the database has tables.
 
-    Settings are compared where the schema is this version's; the seat compares them in any case. Raises the errors of
-    `open_resting_database`, `DatabaseRejected` behind a pooler, and `ConfigError`.
+    Settings are compared if the schema is this version's; the seat always compares them. Raises the errors of
+    `open_resting_database`, `DatabaseRejected` for a pooler, and `ConfigError`.
     """
     with _open(url) as db:
         version = load_version(db)
@@ -108,7 +108,7 @@ def _open(url: str, *, is_alone: bool = False) -> Iterator[PostgresConnection]:
 
 
 def find_fault(db: Connection) -> str | None:
-    """Return a sentence about tables that the role cannot use. The server checks the pages."""
+    """Return a sentence about tables that the role cannot use. The server checks the pages itself."""
     query = """SELECT relname FROM pg_class
     WHERE relkind = 'r' AND relnamespace = CAST(CAST(current_schema() AS text) AS regnamespace)
       AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
@@ -116,11 +116,10 @@ def find_fault(db: Connection) -> str | None:
     ORDER BY relname"""
     if closed := scalars(db, str, query):
         role = load_server(db).role
-        return f"The role {role} may not read and write every table, such as {closed[0]}: make it their owner."
+        return f"The role {role} may not read and write all tables, for example {closed[0]}: make it their owner."
     return None
 
 
 def describe(db: Connection) -> str:
-    """Describe the database in a few words."""
     server = load_server(db)
     return f"PostgreSQL {server.release} has the database {server.database} ({server.encoding}) for {server.role}"

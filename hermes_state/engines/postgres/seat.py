@@ -1,7 +1,7 @@
-"""The seat of a node: one connection with the session locks of the node's work.
+"""The seat of a node: one connection with the session locks for the node's work.
 
-A killed node loses them with its socket. The server ends the session of a stopped or cut-off node after some silent
-seconds (`idle_session_timeout`). The node counts them from its last request that was answered, so it gives up first.
+A killed node loses its locks with its socket. The server ends the session of a stopped or disconnected node after some
+silent seconds (`idle_session_timeout`). The node counts them from its last answered request, so it gives up first.
 Hints of other nodes arrive on the same connection, so a node with a seat misses none.
 """
 
@@ -28,12 +28,13 @@ from hermes_state.values import Millis
 CHANNEL = "hermes_gateway"
 
 
-# Purpose: take the first free locks. No lock after the limit is tried: nothing is sorted, so rows come one by one.
+# Purpose: take the first free locks. Locks beyond the limit are not tried, because nothing is sorted and rows come one
+# by one.
 _TAKE = """ARRAY(SELECT place FROM unnest(ARRAY[{kinds}], ARRAY[{keys}]) WITH ORDINALITY AS asked (kind, key, place)
 WHERE pg_try_advisory_lock(kind, key) LIMIT {most})"""
 _LET_GO = "pg_advisory_unlock({lock.kind:d}, {lock.key:d})"
 
-# Purpose: note the node of this seat. A node that comes back has lost one.
+# Purpose: store the node of this seat. A node that returns has lost a seat.
 _NOTE = """
 INSERT INTO nodes (id, name, version, role, settings, pid, seats, started_at, seated_at)
 VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $7)
@@ -47,7 +48,7 @@ _Request = tuple[str, "asyncio.Future[bytes]"]
 
 
 class PostgresSeat(Seat):
-    """A node's seat, which reads messages of the server on the event loop when they arrive."""
+    """A node's seat. It reads the server's messages on the event loop."""
 
     def __init__(self, db: PostgresConnection, seconds: float, on_hint: OnHint, on_lost: Callable[[], None]) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class PostgresSeat(Seat):
         self._arrived = asyncio.Event()
         self._answer: asyncio.Future[list[bytes]] | None = None
         self._values: list[bytes] = []
-        """Values of the answer, as far as it has come."""
+        """Values of the answer received so far."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read)
         self._task: asyncio.Task[None] | None = None
@@ -74,14 +75,14 @@ class PostgresSeat(Seat):
         now: Millis,
         on_lost: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Take a seat that the server ends after so many silent `seconds`.
+        """Take a seat that the server ends after `seconds` of silence.
 
-        `on_lost` is called when it ends by itself, before `lost` is set. Raises `StoreUnavailable`, or
-        `DatabaseRejected` behind a pooler.
+        `on_lost` is called if the seat ends by itself, before `lost` is set. Raises `StoreUnavailable`, or
+        `DatabaseRejected` for a pooler.
         """
         try:
             db = await asyncio.to_thread(PostgresConnection.open, url)
-            db.raw.pgconn.nonblocking = 0  # requests are shorter than any buffer
+            db.raw.pgconn.nonblocking = 0  # requests are smaller than any buffer
             seat = cls(db, seconds, on_hint, on_lost)
             async with AsyncExitStack() as undo:
                 undo.push_async_callback(seat.close)
@@ -107,7 +108,8 @@ class PostgresSeat(Seat):
         try:
             return _taken(locks, await asyncio.shield(answer))
         except asyncio.CancelledError:
-            answer.add_done_callback(partial(self._give_back, locks))  # the caller does not learn of its locks
+            # the cancelled caller does not learn of its locks
+            answer.add_done_callback(partial(self._give_back, locks))
             raise
 
     async def let_go(self, lock: SeatLock) -> None:
@@ -130,7 +132,7 @@ class PostgresSeat(Seat):
         if self.lost.is_set():
             raise SeatLost("this node has lost its seat")
         answer: asyncio.Future[bytes] = self._loop.create_future()
-        # Looks at the error of an answer whose caller may have left.
+        # Retrieve the error of an answer whose caller may be gone.
         answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         self._requests.append((call, answer))
         self._arrived.set()
@@ -141,11 +143,12 @@ class PostgresSeat(Seat):
         batch: list[_Request] = []
         try:
             while True:
-                # Five requests in the time after which a silent session is ended.
+                # Five requests within the time limit for silence.
                 pause = self._sent_at + self._seconds / 5 - time.monotonic()
                 await wait_until(self._arrived, max(0.0, pause))
                 self._arrived.clear()
-                batch = [self._requests.popleft() for _ in range(min(500, len(self._requests)))]  # in one statement
+                # sent as one statement
+                batch = [self._requests.popleft() for _ in range(min(500, len(self._requests)))]
                 if self._requests:
                     self._arrived.set()
                 results = await self._execute(f"SELECT {', '.join(call for call, _ in batch) or 'true'}")
@@ -153,7 +156,7 @@ class PostgresSeat(Seat):
                     answer.set_result(result)
                 batch = []
         except (psycopg.Error, TimeoutError):
-            pass  # `lost` is set, and the owner of the seat logs it
+            pass  # `lost` is set, and the seat's owner logs it
         finally:
             self._end()
             for _, answer in (*batch, *self._requests):
@@ -177,17 +180,17 @@ class PostgresSeat(Seat):
             self.lost.set()
 
     async def _execute(self, sql: str, parameters: list[bytes] | None = None) -> list[bytes]:
-        """Run one statement; return the values of its row, if it has one."""
+        """Run one statement. Return the values of its row, if any."""
         sent_at = self._sent_at = time.monotonic()
         answer: asyncio.Future[list[bytes]] = self._loop.create_future()
         self._answer, self._values = answer, []
-        if parameters is None:  # one message: no part of it that arrives alone stops the server's clock
+        if parameters is None:  # sent as one message, because a partial message would not reset the server's timer
             self._server.send_query(sql.encode())
         else:
             self._server.send_query_params(sql.encode(), parameters)
         await asyncio.wait({answer}, timeout=self._confirmed_at + self._seconds - sent_at)
         if not answer.done():
-            self._read()  # it may have come while the loop was busy
+            self._read()  # the answer may have arrived while the loop was busy
         if not answer.done():
             raise TimeoutError
         values = answer.result()
@@ -195,14 +198,14 @@ class PostgresSeat(Seat):
         return values
 
     def _read(self) -> None:
-        """Read messages of the server: hints, an answer, or the end of the session."""
+        """Read the server's messages: hints, an answer, or the end of the session."""
         try:
             self._server.consume_input()
             while (notice := self._server.notifies()) is not None:
                 if (hint := _hint_of(notice.extra)) is not None:
-                    self._loop.call_soon(self._on_hint, hint)  # its errors do not keep the answer
+                    self._loop.call_soon(self._on_hint, hint)  # later, so that its errors do not affect the answer
             while self._answer is not None and not self._answer.done() and not self._server.is_busy():
-                if (result := self._server.get_result()) is None:  # the server is ready for more
+                if (result := self._server.get_result()) is None:  # the server is ready for the next statement
                     self._answer.set_result(self._values)
                 elif result.status == ExecStatus.FATAL_ERROR:
                     raise psycopg.errors.error_from_result(result)
@@ -217,12 +220,12 @@ class PostgresSeat(Seat):
 
 
 def _hint_of(payload: bytes) -> Hint | None:
-    """Return a hint; None for one of a later version or another program."""
+    """Return None for a hint of a newer version."""
     if (match := _HINT.fullmatch(payload)) is None or (kind := match[1].decode().upper()) not in HintKind.__members__:
         return None
     return Hint(HintKind[kind], int(match[2]))
 
 
 def _taken(locks: Sequence[SeatLock], places: bytes) -> set[SeatLock]:
-    """Return the locks at the places of an answer such as `{1,3}`."""
+    """Return the locks at the places in an answer such as `{1,3}`."""
     return {locks[int(place) - 1] for place in places.strip(b"{}").split(b",") if place}

@@ -1,4 +1,4 @@
-"""The store in a PostgreSQL database: writers side by side, whose batches lock their chats first."""
+"""The store in a PostgreSQL database: parallel writers, whose batches lock their chats first."""
 
 import asyncio
 import re
@@ -26,17 +26,17 @@ from hermes_state.store.writer import READ_SECONDS, Store
 P = ParamSpec("P")
 T = TypeVar("T")
 
-REPEATS = 10  # most repeats of a batch that PostgreSQL broke off because of another transaction
+REPEATS = 10  # retries of a batch that PostgreSQL aborted because of another transaction
 
 TAKEOVER_SECONDS = 5.0
-"""Time in which the server notices that the holder of the database was killed."""
+"""Seconds within which the server notices that the database's holder was killed."""
 
 PAUSE_SECONDS = 5.0
-"""Time after which the server ends a silent transaction, so that its chats do not stay locked."""
+"""Seconds after which the server ends an idle transaction, so that its chats do not stay locked."""
 
-CLOSE_SECONDS = 10.0  # longest time of a close, in seconds: the server may not answer any more
+CLOSE_SECONDS = 10.0  # the server may no longer answer
 
-# HGWY; keys of two integers are a space of their own. Gateways share the lock, a copy has it alone.
+# HGWY; keys of two integers have their own space. Gateways share the lock; a copy holds it exclusively.
 _ALONE, _TOGETHER = "SELECT pg_advisory_lock(1212634969, 1)", "SELECT pg_advisory_lock_shared(1212634969, 1)"
 _REFUSED = re.compile(
     r"^connection is bad: (?!connection to server)"  # libpq could not even try
@@ -45,8 +45,11 @@ _REFUSED = re.compile(
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate|private key file|SSL was required|channel binding required|authentication method requirement"
 )
-"""Refusals of a connection for which waiting does not help. libpq has no codes for them, so a server that answers in
-another language is tried again, like one that is not up yet."""
+"""Connection errors that do not go away by waiting.
+
+libpq has no codes for them. If a server answers in another language, the connection is retried like one to a server
+that is not up yet.
+"""
 
 
 def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> list[list[WriteRequest]]:
@@ -60,7 +63,7 @@ RULES = TransactionRules(
 
 
 class _Session:
-    """Connection on a thread of its own, which is replaced when it is lost. `joins`: it keeps out a copy."""
+    """Connection on its own thread, replaced when lost. `joins`: hold the shared lock that excludes a copy."""
 
     def __init__(self, url: str, name: str, busy_seconds: float, *, joins: bool) -> None:
         self.pending = 0
@@ -79,10 +82,10 @@ class _Session:
         def note_end(job: asyncio.Future[Any]) -> None:
             self.pending -= 1
             if not job.cancelled():
-                job.exception()  # its caller has it, or has left
+                job.exception()  # the caller has the error, or is gone
 
         job.add_done_callback(note_end)
-        return await asyncio.shield(job)  # the thread goes on with a job whose caller has left
+        return await asyncio.shield(job)  # the thread finishes the job even without its caller
 
     def _work(self, call: Callable[[PostgresConnection], T]) -> T:
         db = self._connect()
@@ -108,24 +111,24 @@ class _Session:
 
     def _prepare(self, db: PostgresConnection) -> None:
         if self._joins:
-            # Writes find rows by indexes, so one plan fits all values. The server would read a table whole that it has
-            # not counted since it was small.
+            # Writes find rows by indexes, so one plan fits all values. The server would scan tables whose statistics
+            # are from the time when they were small.
             db.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
-            refusal = "the database is being copied, or a gateway of an older version has it"
+            refusal = "the database is being copied, or a gateway of an older version uses it"
             _lock(db, _TOGETHER, refusal, "another process")
         else:
             db.execute(f"SET statement_timeout = {milliseconds(READ_SECONDS)}")
         pause, wait = milliseconds(PAUSE_SECONDS), int(self._busy_seconds * 1000)
         db.execute(f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait}")
-        db.execute("SET idle_session_timeout = 0")  # a role's own would end a connection that is not used for a while
+        db.execute("SET idle_session_timeout = 0")  # a role's own limit would end an unused connection
 
     def break_off(self) -> None:
-        """End the connection, even while a job waits for it."""
+        """Cut the connection, even while a job waits for it."""
         if self._db is not None:
             self._db.break_off()
 
     def end(self) -> None:
-        """Break off the running job, and refuse new ones."""
+        """Cut the running job and refuse new ones."""
         self._has_ended = True
         self.break_off()
 
@@ -140,14 +143,14 @@ class _Session:
 
 
 class PostgresStore(Store):
-    """The database of one gateway on a PostgreSQL server. `open` it, and `close` it in any case.
+    """The database of one gateway on a PostgreSQL server. `open` it, and always `close` it.
 
     A lost connection is replaced for the next transaction. Its open transaction fails with `StoreUnavailable`, even if
-    the server has stored it and only the answer was lost: keys in the rows make a second try safe.
+    only the server's answer was lost. Unique keys make a retry safe.
     """
 
     batch_size = 32
-    """A function takes a millisecond or more here, and all chats of a batch are locked until its end."""
+    """Smaller than for SQLite, because a function takes longer and all chats of a batch stay locked until its end."""
 
     def __init__(self, url: str, writers: int, readers: int, busy_seconds: float) -> None:
         super().__init__(name_of(url), writers)
@@ -162,11 +165,11 @@ class PostgresStore(Store):
 
     @classmethod
     async def open(cls, url: str, *, writers: int = 2, readers: int = 2, busy_seconds: float = 30.0) -> Self:
-        """Open the database at `url`, a `postgresql://` address, and bring it to the newest schema.
+        """Open the database at `url`, a `postgresql://` address, and migrate it to the newest schema.
 
-        `busy_seconds` limits the wait of a write for locks of other processes, and, with `CLOSE_SECONDS`, the close.
-        Raises `LockUnavailable` if another process has it alone, `DatabaseRejected` for a database that is not ours
-        (which stays untouched) or a wrong name or password, or `StoreUnavailable`.
+        `busy_seconds` limits the wait of a write for other processes' locks and, with `CLOSE_SECONDS`, the time to
+        close. Raises `LockUnavailable` if a process holds the database exclusively, `DatabaseRejected` for a foreign
+        database (which is not changed) or a wrong name or password, or `StoreUnavailable`.
         """
         store = cls(url, writers, readers, busy_seconds)
         async with AsyncExitStack() as undo:
@@ -197,7 +200,7 @@ class PostgresStore(Store):
     async def _told_of(self, reading: Awaitable[T]) -> T:
         try:
             return await reading
-        except psycopg.errors.ReadOnlySqlTransaction:  # a fault of the function, on any server
+        except psycopg.errors.ReadOnlySqlTransaction:  # a bug in the function, on any server
             raise
         except psycopg.Error as error:
             if (told := self._told(error)) is error:
@@ -205,7 +208,7 @@ class PostgresStore(Store):
             raise told from error
 
     def break_off(self) -> None:
-        """End every connection; the next use makes a new one."""
+        """Cut every connection. The next use reconnects."""
         for session in (*self._writers, *self._readers):
             session.break_off()
 
@@ -213,7 +216,7 @@ class PostgresStore(Store):
         raise StoreUnavailable(f"{self.name}: backups of PostgreSQL are made with pg_dump, not by the gateway")
 
     def check_files(self) -> None:
-        """Do nothing: the files are the server's."""
+        """Do nothing, because the server owns the files."""
 
     @property
     def trouble(self) -> str | None:
@@ -226,7 +229,7 @@ class PostgresStore(Store):
             except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure) as error:
                 if repeat == REPEATS:
                     return error
-            except LockUnavailable as error:  # a copy began while this one had no connection
+            except LockUnavailable as error:  # a copy began while this process had no connection
                 self._lost = str(error)
                 return StoreUnavailable(self._lost)
             except (psycopg.Error, StoreUnavailable) as error:
@@ -252,7 +255,7 @@ class PostgresStore(Store):
             given_up.cancel()
 
     def _give_up(self) -> None:
-        self._fail_waiting("closed while the server took nothing")
+        self._fail_waiting("closed while the server did not accept writes")
         for session in self._writers:
             session.end()
 
@@ -265,19 +268,19 @@ class PostgresStore(Store):
 
 
 def name_of(url: str) -> str:
-    """Return the name of the database for sentences, without the password."""
+    """Return the name of the database for messages, without the password."""
     parts = conninfo_to_dict(url)
     return f"PostgreSQL database {parts.get('dbname', '')} at {parts.get('host', 'this machine')}"
 
 
 def unavailable(url: str, error: BaseException) -> StoreUnavailable:
-    """Return the error for callers about trouble with the server."""
+    """Return the error that tells callers about a failure of the server."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return StoreUnavailable(f"{name_of(url)}: {lines[0]}")
 
 
 def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailable:
-    """Return the error of a process that cannot start: `DatabaseRejected` where waiting does not help."""
+    """Return the error for a failed start: `DatabaseRejected` if waiting does not help."""
     told = unavailable(url, error)
     if error.sqlstate is None and _REFUSED.search(str(error)):
         return DatabaseRejected(f"{told}; see store.url, and docs/reference/operations.md, PostgreSQL")
@@ -285,7 +288,7 @@ def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailab
 
 
 def be_the_only_one(db: PostgresConnection) -> None:
-    """Lock the database for this connection alone until it closes. Raises `LockUnavailable`."""
+    """Lock the database exclusively until this connection closes. Raises `LockUnavailable`."""
     _lock(db, _ALONE, "the database is in use by another gateway", "another gateway")
 
 
@@ -299,6 +302,6 @@ def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> 
 
 
 def _migrate(db: PostgresConnection) -> None:
-    limit, db.silence_seconds = db.silence_seconds, None  # an index of a large table takes its time
+    limit, db.silence_seconds = db.silence_seconds, None  # an index of a large table takes a long time
     migrate(db)
     db.silence_seconds = limit

@@ -1,6 +1,6 @@
-"""Words of a message for PostgreSQL's full text, as the text of a `tsvector`.
+"""Words of a message for PostgreSQL's full-text search, as a `tsvector`.
 
-FTS5's own tokenizer folds the characters, so that both engines find the same.
+FTS5's own tokenizer folds the characters, so both engines find the same messages.
 
 >>> tokens("Café, 数据库 😀")
 ['cafe', '数据', '据库', '库', 'xe1f600']
@@ -16,17 +16,17 @@ from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.segment import SEGMENT_VERSION, fts_row, fts_scope, segment, segment_query
 from hermes_state.store.sql import Connection, load_note, save_note
 
-MAX_WORD_BYTES = 2_046  # a longer word counts by its beginning: PostgreSQL takes no more
+MAX_WORD_BYTES = 2_046  # longer words are cut: PostgreSQL accepts no more
 
 MAX_POSITION, MAX_PLACES = 16_000, 255
-"""Last position and most places of a word for phrases; PostgreSQL's own limits are 16,383 and 255."""
+"""Last position, and most positions per word, for phrases. PostgreSQL's limits are 16,383 and 255."""
 
 
 _BLOCK = 256
 
 
 class _Folding(dict[int, str]):
-    """Token text of a character: its folded form, nothing for an accent, a space for a separator."""
+    """Map from characters to token text: the folded form, nothing for an accent, a space for a separator."""
 
     def __missing__(self, code: int) -> str:
         first = code - code % _BLOCK
@@ -36,7 +36,7 @@ class _Folding(dict[int, str]):
             db.execute("CREATE VIRTUAL TABLE token USING fts5vocab(sample, instance)")
             between = [(one, f"x{chr(one)}x") for one in block if not 0xD800 <= one <= 0xDFFF]
             db.executemany("INSERT INTO sample(rowid, text) VALUES (?, ?)", between)
-            # A character that joins leaves one token, which contains it unless it is an accent.
+            # A character inside a word leaves one token, which contains the character unless it is an accent.
             joined = db.execute("SELECT doc, max(term) FROM token GROUP BY doc HAVING count(*) = 1")
             block.update((one, term[1:-1]) for one, term in joined)
         self.update(block)
@@ -47,7 +47,7 @@ _folding = _Folding()
 
 
 def tokens(text: str, *, is_query: bool = False) -> list[str]:
-    """Return the words of a row's text, or of a phrase of a query, as FTS5's tokenizer cuts and folds them."""
+    """Return the words of a row's text or a query's phrase, split and folded like FTS5's tokenizer does."""
     cut = segment_query(text.rstrip()) if is_query else segment(text)
     words = filter(None, cut.translate(_folding).split(" "))
     return [
@@ -57,18 +57,18 @@ def tokens(text: str, *, is_query: bool = False) -> list[str]:
 
 
 def mark(scope: str) -> str:
-    """Return the token of a scope, which no word of a text equals."""
+    """Return the token of a scope. No word of a text equals it."""
     return f":{scope}"
 
 
 def vector(text: str, scopes: Iterable[str]) -> str:
-    """Return the text of a row's `tsvector`: words with their positions, then the scope."""
+    """Return the `tsvector` of a row: words with their positions, then the scopes."""
     places: dict[str, list[int]] = {}
-    room = 900_000  # a `tsvector` of more than 1 MiB is an error: words after this are not found
+    room = 900_000  # a `tsvector` above 1 MiB is an error; later words are not found
     for position, word in enumerate(tokens(text), 1):
         found = places.get(word)
         if found is None:
-            room -= len(word.encode()) + 4  # its length and padding
+            room -= len(word.encode()) + 4  # length and padding
             if room < 0:
                 break
             found = places[word] = []
@@ -87,13 +87,13 @@ def row_vector(
 
 
 def with_words(insert: str) -> str:
-    """Return one statement that inserts a message, and its `tsvector` from a last parameter."""
+    """Return a statement that inserts a message and its `tsvector`, which is the last parameter."""
     words = "INSERT INTO message_words (message_id, words) SELECT id, CAST(? AS tsvector) FROM stored"
     return f"WITH stored AS ({insert}), indexed AS ({words}) SELECT * FROM stored"
 
 
 def store_words(db: Connection, after: int, limit: int) -> int | None:
-    """Store the words of the first `limit` messages after an id; return the last id, None at the end."""
+    """Store the words of up to `limit` messages after an id. Return the last id; None at the end."""
     query = """SELECT id, text, body, chat_id, lineage_id, role, tool_name FROM messages
     WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"""
     rows = db.execute(query, (after, limit)).fetchall()
@@ -103,19 +103,19 @@ def store_words(db: Connection, after: int, limit: int) -> int | None:
     return rows[-1][0] if rows else None
 
 
-RENEWED_ROWS = 100  # rows in one step of `renew_words`: about 20 ms, in which no other function writes
-VERSION_NOTE = "segment_version"  # of all words, or of those up to an id: `3:1200`
+RENEWED_ROWS = 100  # rows per step of `renew_words`: about 20 ms, during which no other function writes
+VERSION_NOTE = "segment_version"  # version of all words, or of those up to an id: `3:1200`
 
 
 def load_renewed(db: Connection) -> int | None:
-    """Return the last message with words of this version; None if all have them."""
+    """Return the last message whose words are of this version; None if all are."""
     version, _, last = (load_note(db, VERSION_NOTE) or "").partition(":")
     return (int(last) if last else None) if version == str(SEGMENT_VERSION) else 0
 
 
 @locks(EVERYTHING)
 def renew_words(db: Connection) -> bool:
-    """Store the next words again that an earlier version has cut; True at the end."""
+    """Store the next words from an earlier version again. Return True at the end."""
     done = load_renewed(db)
     last = store_words(db, done, RENEWED_ROWS) if done is not None else None
     save_note(db, VERSION_NOTE, f"{SEGMENT_VERSION}:{last}" if last is not None else str(SEGMENT_VERSION))

@@ -1,1 +1,1 @@
-"""State in one SQLite file: the engine of a gateway on one machine."""
+"""State in one SQLite file, for a gateway on a single machine."""

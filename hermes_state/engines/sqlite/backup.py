@@ -1,4 +1,4 @@
-"""Copy of the whole database, made while the daemon writes."""
+"""Copy of the whole database while the daemon writes to it."""
 
 import contextlib
 import os
@@ -12,23 +12,23 @@ from hermes_state.disk import flush
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.sql import Connection, scalar
 
-_PAGES_AT_ONCE = 1_024  # four megabytes
+_PAGES_AT_ONCE = 1_024  # 4 MiB
 
 
 def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lambda: True) -> int:
-    """Copy the open database `db` to the new file `target` (mode 0600); return its size in bytes.
+    """Copy the open database `db` to the new file `target` (mode 0600). Return its size in bytes.
 
-    Blocks for seconds per gigabyte, so call it in a thread. While others write, `db` must be in a transaction, whose
-    snapshot is copied, also damaged pages; the write-ahead log grows meanwhile. A failed copy leaves no `target`.
+    Blocks for seconds per gigabyte, so run this in a thread. While others write, `db` must be in a transaction: its
+    snapshot is copied, including damaged pages, and the write-ahead log grows. A failed copy leaves no `target`.
 
-    Raises `StoreUnavailable` if `target` exists or the copy fails, or when `may_go_on` returns False.
+    Raises `StoreUnavailable` if `target` exists, the copy fails, or `may_go_on` returns False.
     """
     if os.path.lexists(target):
-        raise StoreUnavailable(f"{target} exists already: name a new file for the backup")
+        raise StoreUnavailable(f"{target} already exists: name a new file for the backup")
 
     def look_up(_status: int, _remaining: int, _total: int) -> None:
         if not may_go_on():
-            raise StoreUnavailable(f"the backup {target} was broken off: the gateway stops")
+            raise StoreUnavailable(f"the backup {target} was cancelled, because the gateway is stopping")
 
     unfinished: Path | None = None
     try:
@@ -36,17 +36,17 @@ def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lamb
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".unfinished", dir=target.parent)
         os.close(descriptor)
         unfinished = Path(name)
-        scalar(db, int, "PRAGMA schema_version")  # begins the snapshot: without one, every write restarts the copy
+        scalar(db, int, "PRAGMA schema_version")  # starts the snapshot; otherwise every write restarts the copy
         with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
-            copy.execute("PRAGMA synchronous = OFF")  # flushed below, once
+            copy.execute("PRAGMA synchronous = OFF")  # flushed once, below
             cast("sqlite3.Connection", db).backup(copy, pages=_PAGES_AT_ONCE, progress=look_up)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, also for a process that only reads it
+            copy.execute("PRAGMA journal_mode = DELETE")  # a single file, even for a process that only reads it
         flush(unfinished)
         try:
-            os.link(unfinished, target)  # unless the name is taken by now
+            os.link(unfinished, target)  # fails if the name exists by now
         except FileExistsError:
             raise
-        except OSError:  # a file system without links, such as that of a stick
+        except OSError:  # a file system without hard links, such as a USB stick's
             unfinished.rename(target)
         flush(target.parent)
         return target.stat().st_size

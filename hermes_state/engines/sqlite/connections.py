@@ -1,7 +1,6 @@
-"""SQLite connections of the store: checked, tuned, each on a thread of its own.
+"""SQLite connections of the store: checked, tuned, each on its own thread.
 
-aiosqlite owns every connection and its thread. A transaction is a whole function on that thread, never spread over
-awaits.
+aiosqlite owns every connection and its thread. A transaction is one function on that thread, never spread over awaits.
 """
 
 import contextlib
@@ -18,6 +17,7 @@ from hermes_state.disk import Room
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.presence import marker_of, side_files
 from hermes_state.errors import ConfigError, DatabaseRejected, StoreBroken, StoreUnavailable
+from hermes_state.store.migrations import newer_version
 from hermes_state.store.segment import fts_row, fts_scope, segment
 from hermes_state.store.sql import scalar
 
@@ -25,13 +25,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
-"""FULL: acknowledged writes survive a power cut. NORMAL: the last commits before it may be lost."""
+"""FULL: acknowledged writes survive a power failure. NORMAL: the last commits may be lost."""
 
 
 _TROUBLE = {
     sqlite3.SQLITE_PERM: "permission denied",
-    sqlite3.SQLITE_BUSY: "another process keeps the database locked",
-    sqlite3.SQLITE_LOCKED: "another connection keeps the database locked",
+    sqlite3.SQLITE_BUSY: "another process has locked the database",
+    sqlite3.SQLITE_LOCKED: "another connection has locked the database",
     sqlite3.SQLITE_NOMEM: "out of memory",
     sqlite3.SQLITE_READONLY: "the database cannot be written",
     sqlite3.SQLITE_INTERRUPT: "the query took too long and was stopped",
@@ -39,30 +39,30 @@ _TROUBLE = {
     sqlite3.SQLITE_CORRUPT: "the database is damaged",
     sqlite3.SQLITE_FULL: "the disk is full, free some space",
     sqlite3.SQLITE_CANTOPEN: "the database cannot be opened",
-    sqlite3.SQLITE_PROTOCOL: "the database's locks do not work (a network file system?)",
+    sqlite3.SQLITE_PROTOCOL: "the database's locks do not work, perhaps because of a network file system",
     sqlite3.SQLITE_NOTADB: "the file is not a database",
 }
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Return True for errors of the disk, the file or its locks, not of the statement."""
+    """Return True for errors of the disk, the file or its locks, but not of the statement."""
     return _primary_code(error) in _TROUBLE
 
 
 def is_busy(error: BaseException) -> bool:
-    """Return True if another process or connection holds a lock, so that a retry may help."""
+    """Return True if another process or connection holds a lock, so a retry may help."""
     return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
-    """Return the error for callers about trouble with the database at `path`."""
+    """Return the error that tells callers about a failure of the database at `path`."""
     code = _primary_code(error)
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and Room.is_used_up(path.parent):
         code = sqlite3.SQLITE_FULL
     text = f"{path.name}: {_TROUBLE.get(code, 'the database failed')} ({error})"
     is_derived = getattr(error, "sqlite_errorcode", code) == sqlite3.SQLITE_CORRUPT_VTAB  # the search index
     is_broken = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) and not is_derived
-    hint = "stop the gateway, then `hermes-gateway doctor --repair` saves what can be read"
+    hint = "stop the gateway and run `hermes-gateway doctor --repair` to save all readable rows"
     told = StoreBroken(f"{text}; {hint}") if is_broken else StoreUnavailable(text)
     told.__cause__ = error
     return told
@@ -71,24 +71,24 @@ def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
 def _primary_code(error: BaseException) -> int:
     if not isinstance(error, sqlite3.Error):
         return sqlite3.SQLITE_OK
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)  # absent when the driver itself complains
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)  # absent in errors of the driver itself
     return int(code) & 0xFF
 
 
 def check_engine() -> None:
-    """Raise `StoreUnavailable` unless the SQLite of this Python has the features of the schema."""
+    """Raise `StoreUnavailable` if this Python's SQLite lacks features that the schema needs."""
     if sqlite3.sqlite_version_info < (3, 37):
-        raise StoreUnavailable(f"SQLite 3.37 or newer is needed, this Python has {sqlite3.sqlite_version}")
+        raise StoreUnavailable(f"SQLite 3.37 or newer is needed, but this Python has {sqlite3.sqlite_version}")
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         if not scalar(db, bool, "SELECT sqlite_compileoption_used('ENABLE_FTS5')"):
-            raise StoreUnavailable("this Python's SQLite is built without full-text search (FTS5)")
+            raise StoreUnavailable("this Python's SQLite has no full-text search (FTS5): use another Python")
 
 
 def check_ours(path: Path) -> None:
-    """Raise `DatabaseRejected` if the file at `path` is not ours or of a newer version, or `StoreUnavailable`.
+    """Raise `DatabaseRejected` if the file belongs to another program or a newer version, or `StoreUnavailable`.
 
-    SQLite reads the head as an immutable file, without locks and side files. (To open the file ourselves would drop the
-    locks of a connection of this process.)
+    SQLite reads the header as an immutable file, without locks and side files. Opening the file directly would release
+    the locks of this process's other connections.
     """
     log, _ = side_files(path)
     try:
@@ -98,7 +98,7 @@ def check_ours(path: Path) -> None:
     if not size:
         if log_size:
             raise DatabaseRejected(
-                f"{log} is there without its database {path.name}: bring that back, or move the log away"
+                f"{log} exists without its database {path.name}: restore the database, or move the log away"
             )
         return
     try:
@@ -113,11 +113,11 @@ def check_ours(path: Path) -> None:
     if application_id != APPLICATION_ID:
         raise DatabaseRejected(f"{path} belongs to another program: move it away or choose another HERMES_HOME")
     if version > newest_schema():
-        raise DatabaseRejected(f"{path} was written by a newer version of hermes-gateway (schema {version})")
+        raise newer_version(str(path), version, newest_schema())
 
 
 def ensure_private(path: Path) -> None:
-    """Create the database file and its directory with modes 0600 and 0700. Raises `StoreUnavailable`."""
+    """Create the database file (mode 0600) and its directory (0700). Raises `StoreUnavailable`."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -128,11 +128,11 @@ def ensure_private(path: Path) -> None:
 
 
 class StoreConnection(aiosqlite.Connection):
-    """Connection on a thread of its own, in autocommit mode, that runs whole functions there.
+    """Connection in autocommit mode that runs whole functions on its own thread.
 
     aiosqlite has no public call for that, so `run` calls the inherited `_execute`. No other code uses private names of
-    aiosqlite, and a test fails if they go. A connection that its owner has not closed does not keep the process alive:
-    to lose writes that were never acknowledged is better than a process that systemd has to kill.
+    aiosqlite, and a test fails if they disappear. An unclosed connection does not keep the process alive: losing
+    unacknowledged writes is better than a process that systemd must kill.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,12 +142,12 @@ class StoreConnection(aiosqlite.Connection):
 
     async def run(self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, ...)` as one job on the connection's thread."""
-        job = self._execute(fn, self._conn, *args, **kwargs)  # type: ignore[no-untyped-call]  # untyped there
+        job = self._execute(fn, self._conn, *args, **kwargs)  # type: ignore[no-untyped-call]  # aiosqlite is untyped
         return cast("T", await job)
 
 
 async def connect(path: Path) -> StoreConnection:
-    """Open a connection with the functions of the schema; its owner must close it."""
+    """Open a connection with the functions of the schema. The caller closes it."""
     connection = StoreConnection(path)
     try:
         await connection
@@ -161,28 +161,28 @@ async def connect(path: Path) -> StoreConnection:
 
 
 def register_functions(db: sqlite3.Connection) -> None:
-    """Register the SQL functions of the schema's triggers and views."""
+    """Register the SQL functions that the schema's triggers and views call."""
     db.create_function("fts_text", 1, segment, deterministic=True)
     db.create_function("fts_row", 2, fts_row, deterministic=True)
     db.create_function("fts_scope", 4, fts_scope, deterministic=True)
 
 
 def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous, busy_seconds: float) -> None:
-    """Tune the writing connection, and mark a new file as ours first."""
+    """Tune the writing connection, after marking a new file as ours."""
     db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
     if not scalar(db, int, "PRAGMA page_count"):
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     if (mode := scalar(db, str, "PRAGMA journal_mode = WAL")) != "wal":
-        raise StoreUnavailable(f"{path.name}: this file system allows no write-ahead log (journal mode is {mode})")
+        raise StoreUnavailable(f"{path.name}: this file system has no write-ahead log (journal mode is {mode})")
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA cache_size = -1024")  # KiB; 64 MiB were no faster with a million messages
-    db.execute("PRAGMA journal_size_limit = 67108864")  # bytes the write-ahead log keeps on disk after a checkpoint
+    db.execute("PRAGMA journal_size_limit = 67108864")  # bytes kept on disk after a checkpoint
 
 
 def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
-    """Limit SQLite's own wait for a lock to a second: it blocks the thread, and the writer decides how long to wait."""
+    """Limit SQLite's own wait for a lock to a second. It blocks the thread, and the writer decides how long to wait."""
     db.execute(f"PRAGMA busy_timeout = {int(min(1.0, busy_seconds) * 1000)}")
 
 
@@ -190,7 +190,7 @@ def prepare_reader(db: sqlite3.Connection, busy_seconds: float) -> None:
     db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
     db.execute("PRAGMA query_only = ON")
     db.execute("PRAGMA temp_store = MEMORY")
-    db.execute("PRAGMA cache_size = -128")  # KiB; every commit empties it, and searches were as fast with 512
+    db.execute("PRAGMA cache_size = -128")  # KiB; every commit empties the cache, and searches were as fast with 512
 
 
 NETWORK_KINDS = frozenset(
@@ -199,7 +199,7 @@ NETWORK_KINDS = frozenset(
 
 
 def refuse_network_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
-    """Raise `ConfigError` when `path` lies on a network file system; says nothing where there is no mount table."""
+    """Raise `ConfigError` if `path` is on a network file system. Does nothing without a mount table."""
     try:
         table = mounts.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -207,13 +207,13 @@ def refuse_network_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo"))
     kind = _kind_of(path.resolve(), table)
     if kind in NETWORK_KINDS:
         raise ConfigError(
-            f"{path} lies on a network file system ({kind}), whose locks a database cannot rely on: "
+            f"{path} is on a network file system ({kind}), whose locks are unreliable: "
             "set HERMES_HOME to a folder on a local disk"
         )
 
 
 def _kind_of(path: Path, table: str) -> str:
-    """The file system of the deepest mount point above `path`; of two on the same point, the later one."""
+    """Return the file system of the deepest mount point above `path`, the latest if there are several."""
     found, depth = "", -1
     for line in table.splitlines():
         fields = line.split(" ")

@@ -1,4 +1,4 @@
-"""Migrations of SQLite: each numbered file is a transaction that also moves `user_version`."""
+"""SQLite migrations: each numbered file is one transaction that also increases `user_version`."""
 
 import sqlite3
 import time
@@ -19,27 +19,25 @@ from hermes_state.store.migrations import (
 from hermes_state.store.segment import SEGMENT_VERSION
 from hermes_state.store.sql import Connection, save_note, scalar
 
-APPLICATION_ID = 0x48475759  # the letters HGWY, written into the head of every database of ours
+APPLICATION_ID = 0x48475759  # "HGWY", in the header of each database
 
-VERSION_NOTE = "segment_version"  # of the index that serves
-_INDEX = Path(__file__).with_name("index.sql").read_text("utf-8")  # while there are files to be had
+VERSION_NOTE = "segment_version"  # of the index in use
+_INDEX = Path(__file__).with_name("index.sql").read_text("utf-8")  # read at import, while the files are known to exist
 
 
 def shipped_migrations() -> tuple[Migration, ...]:
-    """Return the migrations of this version, in order."""
     return read_migrations(__package__, first=1)
 
 
 def newest_schema() -> int:
-    """Return the schema version that this version of the gateway writes."""
     return len(shipped_migrations())
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] | None = None) -> None:
-    """Apply all pending migrations to `db`, the open database at `path`, as its only writer and in no transaction.
+    """Apply all pending migrations to `db`, the open database at `path`, as its only writer and outside a transaction.
 
     A database with content is first copied to `backups/` next to it. Raises `DatabaseRejected` if a newer version wrote
-    the file or an applied migration was another one. A failed migration leaves the file at the version before it.
+    the file, or an applied migration differs. A failed migration leaves the previous schema version.
     """
     migrations = shipped_migrations() if migrations is None else migrations
     version = scalar(db, int, "PRAGMA user_version")
@@ -50,11 +48,11 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
     pending = migrations[version:]
     if version and pending:
         copy = path.parent / "backups" / f"{path.stem}-schema{version}-{time.strftime('%Y%m%d-%H%M%S')}.db"
-        copy.unlink(missing_ok=True)  # of a start that failed within this second
+        copy.unlink(missing_ok=True)  # left by a start that failed within this second
         copy_into(db, copy)  # there is no other writer, so it needs no snapshot
     for migration in pending:
         _apply(db, migration)
-    if not version and len(migrations) >= newest_schema():  # nothing is in its index yet
+    if not version and len(migrations) >= newest_schema():  # the index is still empty
         drop_index_triggers(db, SERVING)
         db.execute(f"DROP TABLE {SERVING}")
         define_index(db, SERVING)
@@ -62,7 +60,7 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
 
 
 def define_index(db: Connection, index: str, covered: str = "", only: str = "") -> None:
-    """Create a search index for messages of the condition `covered`, with triggers, or the statements with `only`."""
+    """Create a search index for messages that match `covered`, with its triggers. `only` selects statements."""
     for statement in statements(_INDEX.format(index=index, new=covered.format("new"), old=covered.format("old"))):
         if only in statement:
             db.execute(statement)
@@ -74,14 +72,14 @@ def drop_index_triggers(db: Connection, index: str) -> None:
 
 
 def _apply(db: sqlite3.Connection, migration: Migration) -> None:
-    """Run a migration without foreign keys, and check them before its commit."""
-    db.execute("PRAGMA foreign_keys = OFF")  # for table rebuilds; ignored once a transaction is open
+    """Run a migration with foreign keys off, and check them before the commit."""
+    db.execute("PRAGMA foreign_keys = OFF")  # for table rebuilds; has no effect inside a transaction
     try:
         db.execute("BEGIN IMMEDIATE")
         for statement in statements(migration.sql):
             db.execute(statement)
         if broken := db.execute("PRAGMA foreign_key_check").fetchone():
-            raise StoreUnavailable(f"{migration.name} leaves rows of {broken[0]} that point nowhere; nothing changed")
+            raise StoreUnavailable(f"{migration.name} leaves broken references in {broken[0]}; nothing was changed")
         note_applied(db, migration)
         db.execute(f"PRAGMA user_version = {migration.number:d}")
         db.execute("COMMIT")

@@ -1,6 +1,6 @@
-"""Loss of the database: its files are not under their names any more, or are missing at a start.
+"""Loss of the database: its files were moved or deleted, or are missing at start.
 
-SQLite goes on writing into an open file that was deleted or replaced, which no restart finds again.
+SQLite continues to write to an open file that was deleted or replaced. The next start would not find those writes.
 """
 
 import os
@@ -12,15 +12,15 @@ from hermes_state.errors import DatabaseRejected
 from hermes_state.store.sql import scalar
 
 _PATH_ONLY: int | None = getattr(os, "O_PATH", None)
-"""Flag for a descriptor without access to the content (Linux): closing another one would drop SQLite's locks."""
+"""Flag for a descriptor without access to the content (Linux). Closing any other would release SQLite's locks."""
 
-_MARKER = """A database of hermes-gateway belongs beside this file. A start that does not find it says so, instead of
-beginning with an empty one; `hermes-gateway run --fresh` begins anew.
+_MARKER = """A database of hermes-gateway belongs next to this file. If it is missing, the gateway refuses to start
+instead of creating an empty one. `hermes-gateway run --fresh` creates an empty database.
 """
 
 
 class DatabaseHandle:
-    """The database file, its log and its shared memory, held as they were when they were opened."""
+    """Descriptors of the database file, its log and its shared memory, from the time they were opened."""
 
     def __init__(self, path: Path) -> None:
         names = (path, *side_files(path))
@@ -35,7 +35,7 @@ class DatabaseHandle:
         return path.parent.resolve() / path.name in {name.parent.resolve() / name.name for name in self._held}
 
     def find_loss(self) -> str | None:
-        """Return a sentence for operators about the first file that is not under its name any more."""
+        """Return a sentence for operators about the first file that was moved, deleted or replaced."""
         for name, (descriptor, before) in self._held.items():
             held = before if descriptor is None else os.fstat(descriptor)
             try:
@@ -49,7 +49,6 @@ class DatabaseHandle:
         return None
 
     def close(self) -> None:
-        """Close the descriptors."""
         for descriptor, _ in self._held.values():
             if descriptor is not None:
                 os.close(descriptor)
@@ -63,43 +62,41 @@ def side_files(path: Path) -> tuple[Path, Path]:
 
 
 def has_content(path: Path) -> bool:
-    """Return True if the file at `path` is not empty."""
     return path.exists() and path.stat().st_size > 0
 
 
 def refuse_loss(path: Path) -> None:
-    """Raise `DatabaseRejected` if a marker or attachments show that there was a database at `path`."""
+    """Raise `DatabaseRejected` if a marker or attachments show that a database existed at `path`."""
     files = path.parent / "attachments"
     signs = [marker_of(path), *(list(files.iterdir())[:1] if files.is_dir() else [])]
     if (sign := next((sign for sign in signs if sign.exists()), None)) is not None:
         raise DatabaseRejected(
-            f"the database {path} is {'empty' if path.exists() else 'missing'}, but {sign} shows that there was one: "
-            "restore it or a backup of it (docs/reference/operations.md, A lost database), or start with an empty "
-            "database, without the conversations, with `hermes-gateway run --fresh`"
+            f"the database {path} is {'empty' if path.exists() else 'missing'}, but {sign} shows that it existed: "
+            "restore it or a backup (docs/reference/operations.md, A lost database), or start with an empty "
+            "database, without the conversations: `hermes-gateway run --fresh`"
         )
 
 
 def refuse_empty(db: sqlite3.Connection, path: Path) -> None:
-    """`refuse_loss` for the open database at `path`, if it has no tables."""
+    """Call `refuse_loss` if the open database has no tables."""
     if not scalar(db, int, "PRAGMA user_version"):
         refuse_loss(path)
 
 
 def marker_of(path: Path) -> Path:
-    """Return the marker of the database at `path`, which no pattern such as `state.db*` matches."""
+    """Return the marker of the database at `path`. Its name does not match patterns such as `state.db*`."""
     return path.with_suffix(".made")
 
 
 def leave_marker(path: Path) -> None:
     """Write the marker of the database at `path` (mode 0600)."""
-    with suppress(OSError):  # there already, or a full disk: no reason not to start
+    with suppress(OSError):  # exists already, or a full disk: not a reason to stop
         descriptor = os.open(marker_of(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(_MARKER)
 
 
 def _moved_to(descriptor: int | None) -> str | None:
-    """Return the present path of an open file, if it has one."""
     if descriptor is None or not os.fstat(descriptor).st_nlink:
         return None
     with suppress(OSError):
@@ -111,10 +108,10 @@ def _moved_to(descriptor: int | None) -> str | None:
 def _loss(name: Path, where: str | None, *, is_replaced: bool) -> str:
     happened = f"was moved to {where}" if where is not None else "was deleted"
     if is_replaced:
-        happened = f"{happened}, and another file has its place"
+        happened = f"{happened} and replaced by another file"
     elif where is not None:
-        happened = f"{happened}; once it is back, the gateway goes on"
+        happened = f"{happened}; move it back, and the gateway continues"
     return (
-        f"{name} {happened}. Nothing new is taken. Everything is still open here: `hermes-gateway backup FILE` copies "
-        "it out, before the gateway stops; docs/reference/operations.md, A lost database, says how to put it back."
+        f"{name} {happened}. New messages are not accepted. Before you stop the gateway, save all data with "
+        "`hermes-gateway backup FILE`; then see docs/reference/operations.md, A lost database."
     )

@@ -1,4 +1,4 @@
-"""A database file without its daemon: one end of a copy, or read by the command line."""
+"""A database file without its daemon, for a copy or the command line."""
 
 import contextlib
 import sqlite3
@@ -31,21 +31,21 @@ BYTES = "(SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pra
 
 @contextmanager
 def open_source(path: Path) -> Iterator[Connection]:
-    """Connect to a database for this process alone, only to read. Raises the errors of `opening.open_ends`."""
+    """Open a database exclusively and read-only. Raises the errors of `opening.open_ends`."""
     check_ours(path)
     if not path.exists():
-        raise DatabaseRejected(f"there is no database {path}")
+        raise DatabaseRejected(f"no database at {path}")
     with _open_alone(path, "ro") as db:
         if (version := scalar(db, int, "PRAGMA user_version")) != newest_schema():
             raise DatabaseRejected(
-                f"{path} has schema {version}, {newest_schema()} is needed: start the gateway with it once"
+                f"{path} has schema {version}, but {newest_schema()} is needed: start the gateway with it once"
             )
         yield db
 
 
 @contextmanager
 def open_target(path: Path) -> Iterator[Connection]:
-    """Connect to a database for this process alone, and create it. Raises the errors of `opening.open_ends`."""
+    """Open a database exclusively, creating it if needed. Raises the errors of `opening.open_ends`."""
     check_engine()
     refuse_network_disk(path)
     check_ours(path)
@@ -72,25 +72,25 @@ def _open_alone(path: Path, mode: Literal["ro", "rw"]) -> Iterator[sqlite3.Conne
 
 
 def load_sequences(db: Connection) -> dict[str, int]:
-    """Load the highest id that was ever given, by table with ids that never repeat."""
+    """Load the highest id ever used, for each table whose ids never repeat."""
     return dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
 
 
 def set_sequences(db: Connection, highest: dict[str, int]) -> None:
-    """Set the next id of each table above the given one."""
+    """Set each table's next id above the given one."""
     for table in scalars(db, str, "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%AUTOINCREMENT%'"):
         db.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
         db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, highest[table]))
 
 
 def make_search_index(db: Connection) -> None:
-    """Merge the parts of the search index: triggers have indexed each message that was copied."""
+    """Merge the parts of the search index. Triggers have indexed the copied messages."""
     merge_all(db)
 
 
 @contextmanager
 def open_resting_file(path: Path) -> Iterator[sqlite3.Connection | None]:
-    """Connect to read a database without its daemon; None where there are no tables yet.
+    """Open a database without its daemon, for reading. Yield None if it has no tables yet.
 
     Raises `LockUnavailable` while a process holds its lock (ask that process), `DatabaseRejected` and
     `StoreUnavailable`.
@@ -112,11 +112,10 @@ def open_resting_file(path: Path) -> Iterator[sqlite3.Connection | None]:
 
 
 def find_fault(db: Connection) -> str | None:
-    """Return the first complaint of SQLite's check of the file, if any. Reads every page: seconds per gigabyte."""
+    """Return the first fault found by SQLite's check of the file, if any. Reads every page: seconds per gigabyte."""
     verdict = scalar(db, str, "PRAGMA quick_check(1)")
     return f"The database is damaged: {verdict}" if verdict != "ok" else None
 
 
 def describe(_db: Connection) -> str:
-    """Describe the database in a few words."""
     return "The database is sound"

@@ -1,7 +1,7 @@
-"""The store in one SQLite file: one connection that writes, a few that read, each on a thread of its own.
+"""The store in one SQLite file: one connection writes, a few read, each on its own thread.
 
-Short reads (a few rows by an index) run on the event loop itself, without a visit to a thread. They never wait: a
-lock of another process, many steps or a slow disk leave the read to a reader's thread. A slow disk does so for 5 s.
+Short reads (a few rows by an index) run directly on the event loop and never wait. A lock, too many steps or a slow
+disk pass the read to a reader's thread. After a slow read, the threads do all reads for 5 s.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class _Reader:
 
 
 class SqliteStore(Store):
-    """The database of one gateway in one file. `open` it, and `close` it, which takes `busy_seconds` at most."""
+    """The database of one gateway in one file. `open` it, and `close` it, which takes at most `busy_seconds`."""
 
     def __init__(
         self, path: Path, lock: FileLock, writer: StoreConnection, readers: list[_Reader], busy_seconds: float
@@ -102,9 +102,9 @@ class SqliteStore(Store):
     ) -> Self:
         """Create, migrate or open the database at `path`, and lock it (`<path>.lock`) until `close`.
 
-        `busy_seconds` limits the wait of a write while another process locks the file. `is_fresh`: create a database
+        `busy_seconds` limits the wait of a write while another process locks the file. `is_fresh` creates a database
         where one was lost. Raises `ConfigError` on a network disk, `LockUnavailable` if another process has it open,
-        `DatabaseRejected` (the file stays untouched), or `StoreUnavailable`.
+        `DatabaseRejected` (the file is not changed), or `StoreUnavailable`.
         """
         connections.check_engine()
         refuse_network_disk(path)
@@ -163,7 +163,7 @@ class SqliteStore(Store):
             reader.pending -= 1
 
     async def back_up(self, target: Path) -> int:
-        # An open connection also reads a file that was deleted or replaced.
+        # An open connection can still read a file that was deleted or replaced.
         if self._files.uses(target):
             raise StoreUnavailable(f"{target} is in use: name another file")
         # An hour is enough for a terabyte on a fast disk or 100 gigabytes on a slow one.
@@ -187,10 +187,10 @@ class SqliteStore(Store):
                     continue  # messages are stored without the index, which is derived from them
                 begun = started if self._is_open else min(started, self._closed_at)
                 if connections.is_busy(error) and time.monotonic() < begun + self._busy_seconds:
-                    await asyncio.sleep(0.02)  # no event tells the end of another process's lock
+                    await asyncio.sleep(0.02)  # no event signals the release of another process's lock
                     continue
                 if connections.is_busy(error) and not self._is_open:
-                    self._fail_waiting("closed while another process kept the database locked")
+                    self._fail_waiting("closed while another process had locked the database")
                 return error
             except StoreUnavailable as error:
                 return error
@@ -221,19 +221,19 @@ class SqliteStore(Store):
 
 
 MAX_STEPS = 2_500
-"""Most SQLite virtual machine steps of a short read, some 100 rows: less than a millisecond."""
+"""SQLite virtual machine steps allowed in a short read, for some 100 rows: less than a millisecond."""
 SLOW_SECONDS = 0.02
-"""Time after which a read was held up, by the disk or by other threads: usual ones take a tenth of a millisecond."""
+"""Duration after which a read counts as slow, because of the disk or other threads. Usual reads take 0.1 ms."""
 
 _CHECK_STEPS = 250
 
 
 class ShortReadExceeded(Exception):
-    """A short read did not end at once: it belongs on a reader's thread."""
+    """A short read took too long. Run it on a reader's thread."""
 
 
 class ShortReader:
-    """Connection of the event loop that only reads and never waits for a lock."""
+    """Read-only connection of the event loop that never waits for a lock."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, cached_statements=64)
@@ -254,7 +254,7 @@ class ShortReader:
         except sqlite3.Error as error:
             if not (connections.is_trouble(error) or error.sqlite_errorcode == sqlite3.SQLITE_TOOBIG):
                 raise
-            raise ShortReadExceeded from error  # the reader that tries again tells what it meets
+            raise ShortReadExceeded from error  # the retry on a thread reports the error
         finally:
             self._steps = -MAX_STEPS  # nothing may interrupt the end of the snapshot
             if self._db.in_transaction:
@@ -262,7 +262,7 @@ class ShortReader:
                     self._db.execute("ROLLBACK")
             ended = time.monotonic()
             if ended - self._began > SLOW_SECONDS:
-                self._paused_until = ended + 5.0  # everything is left to the reader threads until then
+                self._paused_until = ended + 5.0  # until then, all reads use the threads
 
     def close(self) -> None:
         self._db.close()

@@ -17,7 +17,7 @@ NOW = Millis(START)
 NOTE = "local.cookies"
 NOTED = """[{"digest": "a1", "since": 5}, {"digest": "f2", "since": 1800000000001, "agent": "Füchse \\"9\\""},
   {"digest": "b3", "since": 1800000000000, "agent": ""}]"""
-"""Note of the versions before the table; the oldest browser is from before there were keys."""
+"""Note of the versions before the table. The oldest browser predates the keys."""
 KEPT = [
     SignedInBrowser(digest="f2", agent='Füchse "9"', created_at=Millis(1_800_000_000_001)),
     SignedInBrowser(digest="b3", agent="", created_at=Millis(1_800_000_000_000)),
@@ -30,19 +30,19 @@ def sign_in(db: Connection, name: str, *, at: int = START, most: int = 3) -> lis
     return [one.agent for one in load(db, Millis(at))]
 
 
-def test_browsers_are_kept_in_the_order_in_which_they_were_signed_in(db: Connection) -> None:
+def test_browsers_are_listed_in_sign_in_order(db: Connection) -> None:
     assert sign_in(db, "beta") == ["beta"]
     assert sign_in(db, "alfa", at=START - 7) == ["beta", "alfa"], "the clock was set back"
     assert [one.id for one in load(db, NOW)] == ["betabeta", "alfaalfa"]
 
 
-def test_the_oldest_give_way(db: Connection) -> None:
+def test_the_oldest_browsers_are_signed_out_above_the_limit(db: Connection) -> None:
     for name in ("alfa", "beta", "coda"):
         sign_in(db, name)
     assert sign_in(db, "delt") == ["beta", "coda", "delt"]
 
 
-def test_those_that_do_not_count_any_more_go(db: Connection) -> None:
+def test_expired_browsers_are_removed(db: Connection) -> None:
     sign_in(db, "alfa")
     sign_in(db, "beta", at=START + 1)
     later = Millis(START + 1 + LIFETIME_MS)
@@ -63,11 +63,11 @@ def test_one_browser_or_all_are_signed_out(db: Connection) -> None:
 
 
 def before(migrations: tuple[Migration, ...]) -> list[Migration]:
-    """Migrations of the versions that had the note."""
+    """Return the migrations of the versions that had the note."""
     return [migration for migration in migrations if migration.number < 16]
 
 
-def test_a_file_of_an_earlier_version_gets_a_row_for_each_browser(tmp_path: Path) -> None:
+def test_sqlite_migration_turns_the_note_into_browser_rows(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         sqlite.migrate(db, path, before(sqlite.shipped_migrations()))
@@ -78,7 +78,7 @@ def test_a_file_of_an_earlier_version_gets_a_row_for_each_browser(tmp_path: Path
 
 
 @pytest.mark.cluster
-def test_a_server_s_database_gets_them_too(postgres: Postgres) -> None:
+def test_postgres_migration_turns_the_note_into_browser_rows(postgres: Postgres) -> None:
     with postgres.database() as url, connect(url) as db:
         postgresql.migrate(db, before(postgresql.shipped_migrations()))
         save_note(db, NOTE, NOTED)

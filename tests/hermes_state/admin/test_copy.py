@@ -1,4 +1,4 @@
-"""Copies of a whole database: every row of every table, over interruptions, from either engine to the other."""
+"""Copies of a whole database: every row of every table, with interruptions, between all engines."""
 
 import contextlib
 import random
@@ -57,7 +57,7 @@ INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, nex
 
 
 def fill(db: sqlite3.Connection) -> None:
-    """Rows in every table, most by the functions of the store; messages for several slices."""
+    """Add rows to every table, most through the store's functions, with messages for several slices."""
     chat = make_chat(db)
     for number in range(300):
         turn = exchange(db, chat, f"question {number}", f"answer {number}")
@@ -92,7 +92,7 @@ async def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.cluster)])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """An end without a database yet."""
+    """A place without a database."""
     if request.param == "sqlite":
         yield tmp_path / "target" / "copy.db"
     else:
@@ -125,7 +125,7 @@ def resting(place: Place) -> Iterator[Connection]:
 
 
 def content(place: Place) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row with its columns by name, but for what is the engine's own."""
+    """Return every row with its columns by name, except the engine's own rows."""
     found = {}
     with resting(place) as db:
         for table, keys in TABLES.items():
@@ -137,7 +137,7 @@ def content(place: Place) -> dict[str, list[tuple[Any, ...]]]:
     return found
 
 
-def test_every_row_arrives_and_comes_back_as_it_was(source: Path, target: Place, tmp_path: Path) -> None:
+def test_every_row_survives_a_copy_there_and_back(source: Path, target: Place, tmp_path: Path) -> None:
     before = content(source)
     tables = copied(source, target)
     assert [one.table for one in tables] == list(TABLES)
@@ -152,7 +152,7 @@ def test_every_row_arrives_and_comes_back_as_it_was(source: Path, target: Place,
     assert given[0] == given[1]
 
 
-def test_what_was_said_is_found_in_a_copy(source: Path, target: Place) -> None:
+def test_messages_are_searchable_in_a_copy(source: Path, target: Place) -> None:
     copied(source, target)
     with resting(source) as here, resting(target) as there:
         for words in ("question", '"answer 299"'):
@@ -160,7 +160,7 @@ def test_what_was_said_is_found_in_a_copy(source: Path, target: Place) -> None:
             assert found[0] == found[1] != []
 
 
-def test_the_search_index_of_a_copied_file_is_one_part(source: Path, tmp_path: Path) -> None:
+def test_the_search_index_of_a_copied_file_is_fully_merged(source: Path, tmp_path: Path) -> None:
     with opened(source) as db:
         register_functions(db)
         columns = "session_id, chat_id, lineage_id, role, origin, created_at"
@@ -174,7 +174,7 @@ def test_the_search_index_of_a_copied_file_is_one_part(source: Path, tmp_path: P
         assert len(search(db, "word7", limit=50)) == 30
 
 
-async def test_a_copy_is_worked_in_and_gives_no_id_twice(source: Path, target: Place, tmp_path: Path) -> None:
+async def test_a_copy_accepts_writes_and_reuses_no_id(source: Path, target: Place, tmp_path: Path) -> None:
     copied(source, target)
     path, url = (target, None) if isinstance(target, Path) else (tmp_path / "home" / "state.db", target)
     async with open_store(path, url) as store:
@@ -182,7 +182,7 @@ async def test_a_copy_is_worked_in_and_gives_no_id_twice(source: Path, target: P
         assert await store.write(receive, await store.write(make_chat), "hello") == highest + 2
 
 
-def test_an_interrupted_copy_is_gone_on_with_wherever_that_was(source: Path, target: Place) -> None:
+def test_an_interrupted_copy_continues_from_any_table(source: Path, target: Place) -> None:
     for table in TABLES:
         with pytest.raises(Interrupted):
             copied(source, target, stops_in=table)
@@ -190,7 +190,7 @@ def test_an_interrupted_copy_is_gone_on_with_wherever_that_was(source: Path, tar
     assert content(target) == content(source)
 
 
-async def test_no_gateway_opens_a_copy_that_is_not_finished(source: Path, target: Place, tmp_path: Path) -> None:
+async def test_a_gateway_refuses_an_unfinished_copy(source: Path, target: Place, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         copied(source, target, stops_in="messages")
     path, url = (target, None) if isinstance(target, Path) else (tmp_path / "home" / "state.db", target)
@@ -199,7 +199,7 @@ async def test_no_gateway_opens_a_copy_that_is_not_finished(source: Path, target
             pass
 
 
-def test_a_target_with_rows_of_its_own_is_refused_and_stays_as_it_is(source: Path, target: Place) -> None:
+def test_a_target_with_other_rows_is_refused_unchanged(source: Path, target: Place) -> None:
     copied(source, target)
     before = content(target)
     with pytest.raises(DatabaseRejected, match="not empty"):
@@ -207,18 +207,18 @@ def test_a_target_with_rows_of_its_own_is_refused_and_stays_as_it_is(source: Pat
     assert content(target) == before
 
 
-def test_a_copy_of_another_state_is_not_gone_on_with(source: Path, target: Place) -> None:
+def test_a_copy_of_an_earlier_state_is_not_continued(source: Path, target: Place) -> None:
     with pytest.raises(Interrupted):
         copied(source, target, stops_in="messages")
     before = content(target)
     with opened(source) as db:
         save_note(db, "later", "x")
-    with pytest.raises(DatabaseRejected, match=r"unfinished copy of .* as it was then"):
+    with pytest.raises(DatabaseRejected, match="unfinished copy of an earlier state of"):
         copied(source, target)
     assert content(target) == before
 
 
-def test_a_row_that_was_changed_meanwhile_is_found_in_the_end(source: Path, target: Place) -> None:
+def test_the_final_comparison_finds_a_changed_row(source: Path, target: Place) -> None:
     with pytest.raises(Interrupted):
         copied(source, target, stops_in="schedules")
     with opened(source) as db:
@@ -240,8 +240,8 @@ def test_nul_characters_are_replaced_and_counted(source: Path, target: Place) ->
 
 
 @pytest.mark.cluster
-def test_rows_that_the_target_cannot_hold_are_named(source: Path, postgres: Postgres) -> None:
-    long_key = "k" + random.Random(1).randbytes(4_000).hex()  # more than an index of PostgreSQL takes
+def test_rows_rejected_by_the_target_are_named(source: Path, postgres: Postgres) -> None:
+    long_key = "k" + random.Random(1).randbytes(4_000).hex()  # longer than an index of PostgreSQL allows
     with opened(source) as db:
         register_functions(db)
         save_note(db, long_key, "x")
@@ -250,13 +250,13 @@ def test_rows_that_the_target_cannot_hold_are_named(source: Path, postgres: Post
         with pytest.raises(DatabaseRejected) as caught:
             copied(source, url)
         said = str(caught.value).splitlines()
-        assert said[0] == "the target cannot hold these rows of meta; nothing is changed in the source:"
+        assert said[0] == "the target rejects these rows of meta; the source is unchanged:"
         for line, key in zip(said[1:], sorted((long_key, long_key[1:])), strict=True):
             assert line.startswith(f"key {key[:59]}…: index row size 8")
 
 
 @pytest.mark.cluster
-def test_a_row_that_refers_to_nothing_is_named(source: Path, postgres: Postgres) -> None:
+def test_a_row_with_a_broken_reference_is_named(source: Path, postgres: Postgres) -> None:
     with opened(source) as db:
         register_functions(db)
         db.execute("PRAGMA foreign_keys = OFF")
@@ -266,7 +266,7 @@ def test_a_row_that_refers_to_nothing_is_named(source: Path, postgres: Postgres)
         copied(source, url)
 
 
-async def test_nobody_else_has_either_end_open(source: Path, target: Place, tmp_path: Path) -> None:
+async def test_both_databases_are_locked_during_a_copy(source: Path, target: Place, tmp_path: Path) -> None:
     before = file_states(source.parent)
     path, url = (target, None) if isinstance(target, Path) else (tmp_path / "home" / "state.db", target)
     async with open_store(path, url):
@@ -278,8 +278,8 @@ async def test_nobody_else_has_either_end_open(source: Path, target: Place, tmp_
     assert not (tmp_path / "other.db").exists()
 
 
-def test_a_source_that_is_not_there_or_older_is_refused(tmp_path: Path, source: Path) -> None:
-    with pytest.raises(DatabaseRejected, match="there is no database"):
+def test_a_missing_or_older_source_is_refused(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(DatabaseRejected, match="no database at"):
         copied(tmp_path / "none.db", tmp_path / "copy.db")
     with opened(source) as db:
         db.execute("PRAGMA user_version = 12")
@@ -288,7 +288,7 @@ def test_a_source_that_is_not_there_or_older_is_refused(tmp_path: Path, source: 
     assert not (tmp_path / "copy.db").exists()
 
 
-def test_every_table_is_copied_and_refers_to_those_before_it() -> None:
+def test_tables_are_copied_after_the_tables_they_refer_to() -> None:
     with migrated() as db:
         names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
         names = {name for name in names if not name.startswith(("sqlite_", "messages_"))}

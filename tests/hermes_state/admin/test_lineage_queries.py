@@ -1,4 +1,4 @@
-"""Finding chats, sessions and messages by the ids that people see."""
+"""Look-ups of chats, sessions and messages by visible ids."""
 
 import sqlite3
 
@@ -54,7 +54,7 @@ def talk(db: sqlite3.Connection, chat: ChatId, question: str) -> LineageId:
     return exchange(db, chat, question, f"answer to {question}").lineage_id
 
 
-def test_a_chain_is_told_oldest_first_with_what_made_each_session(db: sqlite3.Connection) -> None:
+def test_a_chain_lists_sessions_oldest_first_with_their_compressions(db: sqlite3.Connection) -> None:
     lineage = talk(db, make_chat(db), "q1")
     compress(db, lineage, at=START + 10)
     undo(db, lineage)
@@ -71,7 +71,7 @@ def test_a_chain_is_told_oldest_first_with_what_made_each_session(db: sqlite3.Co
     assert load_lineage_sessions(db, place, 1) == [tip]
 
 
-def test_a_chat_has_all_its_conversations_and_no_chat_means_all(db: sqlite3.Connection) -> None:
+def test_sessions_are_listed_for_one_chat_or_all_chats(db: sqlite3.Connection) -> None:
     first, second = make_chat(db, "1"), make_chat(db, "2")
     talk(db, first, "q1")
     talk(db, second, "q1")
@@ -83,7 +83,7 @@ def test_a_chat_has_all_its_conversations_and_no_chat_means_all(db: sqlite3.Conn
     assert [one.lineage_key for one in sessions] == [one.key for one in sessions]
 
 
-def test_a_name_stands_for_a_chat_a_session_or_a_message(db: sqlite3.Connection) -> None:
+def test_a_name_finds_a_chat_a_session_or_a_message(db: sqlite3.Connection) -> None:
     chat = make_chat(db, "42")
     lineage = talk(db, chat, "q1")
     session = load_tip(db, lineage)
@@ -99,14 +99,14 @@ def test_a_name_stands_for_a_chat_a_session_or_a_message(db: sqlite3.Connection)
 @pytest.mark.parametrize(
     "name", ["", "telegram:7", "nothing!", "m999", "m0", "abc", "'; --", "%", "m" + "9" * 40, "x" * 9_000]
 )
-def test_what_nothing_is_called_is_refused(db: sqlite3.Connection, name: str) -> None:
+def test_an_unknown_name_is_refused(db: sqlite3.Connection, name: str) -> None:
     talk(db, make_chat(db), "q1")
     with pytest.raises(LookupRejected) as raised:
         find_place(db, name)
     assert len(str(raised.value)) < 300
 
 
-def test_an_ambiguous_name_lists_what_it_may_mean(db: sqlite3.Connection) -> None:
+def test_an_ambiguous_name_lists_candidates(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     keys = [load_tip(db, talk(db, chat, "q1")).key]
     reset(db, chat, START)
@@ -121,7 +121,7 @@ def test_an_ambiguous_name_lists_what_it_may_mean(db: sqlite3.Connection) -> Non
     assert "discord:42" in raised.value.candidates
 
 
-def test_threads_and_peoples_own_chats_have_names_of_their_own(db: sqlite3.Connection) -> None:
+def test_threads_and_per_person_chats_have_their_own_names(db: sqlite3.Connection) -> None:
     made = [
         ensure_chat(db, key, ChatKind.GROUP, None, START)
         for key in (key_of("-1"), key_of("-1", thread_ref="7"), key_of("-1", thread_ref="7", user_ref="5"))
@@ -130,7 +130,7 @@ def test_threads_and_peoples_own_chats_have_names_of_their_own(db: sqlite3.Conne
     assert [[chat.id for chat in find_chats_named(db, name)] for name in names] == [[one] for one in made]
 
 
-def test_within_one_chat_nothing_else_is_reached(db: sqlite3.Connection) -> None:
+def test_a_lookup_within_one_chat_reaches_no_other_chat(db: sqlite3.Connection) -> None:
     mine, other = make_chat(db, "1"), make_chat(db, "2")
     talk(db, mine, "q1")
     lineage = talk(db, other, "q2")
@@ -154,7 +154,7 @@ def test_rows_made_for_a_view_cannot_be_opened(db: sqlite3.Connection) -> None:
         find_place(db, f"m{handoff.id}")
 
 
-def test_a_hit_names_the_session_in_which_it_was_said(db: sqlite3.Connection) -> None:
+def test_a_search_hit_names_its_session(db: sqlite3.Connection) -> None:
     lineage = talk(db, make_chat(db), "the red door")
     root = load_tip(db, lineage)
     compress(db, lineage)
@@ -186,7 +186,7 @@ def test_rows_around_a_message_stay_in_its_session(db: sqlite3.Connection) -> No
     assert texts(None, 0, 1) == ["q0"]
 
 
-def test_what_was_said_in_one_session_of_a_conversation(db: sqlite3.Connection) -> None:
+def test_messages_can_be_limited_to_one_session(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     lineage = talk(db, chat, "q1")
     child = compress(db, lineage)

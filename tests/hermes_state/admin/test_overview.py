@@ -26,7 +26,7 @@ async def filled(path: Path) -> None:
     await store.close()
 
 
-async def test_a_resting_database_tells_what_it_holds_and_stays_as_it_is(tmp_path: Path) -> None:
+async def test_an_overview_of_a_closed_database_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     await filled(path)
     before = path.read_bytes()
@@ -42,12 +42,12 @@ async def test_a_resting_database_tells_what_it_holds_and_stays_as_it_is(tmp_pat
     assert path.read_bytes() == before
 
 
-async def test_a_database_in_use_is_its_holders_to_open(store: Store) -> None:
+async def test_a_database_in_use_is_not_opened(store: Store) -> None:
     with pytest.raises(LockUnavailable, match="in use by process"), open_resting(store.path):
         pass
 
 
-def test_where_no_start_has_made_a_database_there_is_none(tmp_path: Path) -> None:
+def test_a_missing_database_has_no_overview(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with open_resting(path) as db:
         assert db is None

@@ -38,7 +38,7 @@ def test_an_approved_code_gives_access_with_its_role(db: sqlite3.Connection) -> 
     assert load_roles(db) == {"telegram:7": UserRole.ADMIN}
 
 
-def test_a_code_is_read_whatever_its_case_and_separators(db: sqlite3.Connection) -> None:
+def test_case_and_separators_of_a_code_do_not_matter(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH")
     assert let_in(db, " abcd-efgh ") == EVE.ref
 
@@ -59,7 +59,7 @@ def test_a_code_expires(db: sqlite3.Connection) -> None:
     assert load_roles(db) == {}
 
 
-def test_a_clock_that_is_set_back_lengthens_no_code(db: sqlite3.Connection) -> None:
+def test_setting_the_clock_back_does_not_extend_a_code(db: sqlite3.Connection) -> None:
     day = 24 * HOUR
     assert ask(db, "ABCDEFGH", max_pending=1)
     with pytest.raises(PairingNotFound):
@@ -70,7 +70,7 @@ def test_a_clock_that_is_set_back_lengthens_no_code(db: sqlite3.Connection) -> N
 
 
 @pytest.mark.parametrize("code", ["", "WRONG234", "--------", "0000"])
-def test_a_wrong_code_gives_nothing(db: sqlite3.Connection, code: str) -> None:
+def test_a_wrong_code_gives_no_access(db: sqlite3.Connection, code: str) -> None:
     ask(db, "ABCDEFGH")
     with pytest.raises(PairingNotFound):
         let_in(db, code)
@@ -91,7 +91,7 @@ def test_a_crowd_of_strangers_gets_no_more_codes_than_allowed(db: sqlite3.Connec
     assert ask(db, new_code(), crowd[4], at=START + HOUR, max_pending=3)
 
 
-def test_no_crowd_keeps_all_codes_to_itself(db: sqlite3.Connection) -> None:
+def test_a_new_code_replaces_the_oldest_of_a_crowd(db: sqlite3.Connection) -> None:
     crowd = [Sender(platform="telegram", id=str(number), name="x") for number in range(3)]
     for number, stranger in enumerate(crowd):
         assert ask(db, new_code(), stranger, at=START + number, max_pending=3)
@@ -105,7 +105,7 @@ def test_no_crowd_keeps_all_codes_to_itself(db: sqlite3.Connection) -> None:
     assert let_in(db, "ABCDEFGH", at=START + MIN_CODE_AGE_MS) == EVE.ref
 
 
-def test_a_crowd_takes_nobodys_access(db: sqlite3.Connection) -> None:
+def test_a_crowd_of_strangers_does_not_affect_existing_access(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH", max_pending=1)
     let_in(db, "ABCDEFGH")
     crowd = [Sender(platform="telegram", id=f"9{number}", name="x") for number in range(3)]
@@ -116,7 +116,7 @@ def test_a_crowd_takes_nobodys_access(db: sqlite3.Connection) -> None:
     assert load_roles(db) == {EVE.ref: UserRole.USER}
 
 
-def test_revoking_takes_access_away_and_a_new_code_can_give_it_back(db: sqlite3.Connection) -> None:
+def test_revoked_access_can_be_restored_with_a_new_code(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH")
     let_in(db, "ABCDEFGH", UserRole.ADMIN)
     assert revoke(db, EVE.ref, "admin", START).role is UserRole.ADMIN
@@ -129,19 +129,19 @@ def test_revoking_takes_access_away_and_a_new_code_can_give_it_back(db: sqlite3.
     assert [pairing.state for pairing in list_pairings(db, START)] == [PairingState.APPROVED]
 
 
-def test_revoking_somebody_who_waits_spoils_the_code(db: sqlite3.Connection) -> None:
+def test_revoking_a_waiting_person_invalidates_the_code(db: sqlite3.Connection) -> None:
     ask(db, "ABCDEFGH")
     revoke(db, EVE.ref, "admin", START)
     with pytest.raises(PairingNotFound):
         let_in(db, "ABCDEFGH")
 
 
-def test_somebody_who_was_never_paired_cannot_be_revoked(db: sqlite3.Connection) -> None:
+def test_an_unpaired_person_cannot_be_revoked(db: sqlite3.Connection) -> None:
     with pytest.raises(PairingNotFound, match="telegram:9"):
         revoke(db, UserRef("telegram:9"), "admin", START)
 
 
-def test_the_database_never_holds_a_code(db: sqlite3.Connection) -> None:
+def test_codes_are_never_stored_in_plain_text(db: sqlite3.Connection) -> None:
     code = new_code()
     ask(db, code)
     assert len(code) == CODE_LENGTH
@@ -154,7 +154,7 @@ def test_a_long_name_is_cut(db: sqlite3.Connection) -> None:
     assert len(list_pairings(db, START)[0].display_name) == 80
 
 
-def test_a_strangers_name_cannot_write_on_the_operators_terminal(db: sqlite3.Connection) -> None:
+def test_a_strangers_name_cannot_control_the_operators_terminal(db: sqlite3.Connection) -> None:
     assert ask(db, "K7QM4XPA", Sender(platform="telegram", id="7", name="\x1b[2JEve\r\nadmin\u202e" + "x" * 200))
     [waiting] = list_pairings(db, Millis(START))
     assert waiting.display_name.isprintable()

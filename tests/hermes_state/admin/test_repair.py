@@ -1,4 +1,4 @@
-"""Real database files, damaged with real bytes, and what a repair makes of them."""
+"""Repairs of real database files, damaged with real bytes."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ PAGE = 4_096
 CHATS, TURNS = 4, 150
 TABLE_INTERIOR, TABLE_LEAF = 0x05, 0x0D
 
-pytestmark = pytest.mark.timeout(sample(few=300, many=0))  # seconds; 0 is none
+pytestmark = pytest.mark.timeout(sample(few=300, many=0))  # seconds; 0 means no limit
 
 
 def _fill(db: sqlite3.Connection) -> None:
@@ -46,7 +46,7 @@ def _fill(db: sqlite3.Connection) -> None:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with a few hundred messages, closed."""
+    """A closed database with a few hundred messages."""
     path = tmp_path_factory.mktemp("sound") / "state.db"
 
     async def make() -> None:
@@ -71,7 +71,7 @@ def no_tool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pages_of(path: Path, name: str) -> list[int]:
-    """Page numbers of a table's or index's b-tree, the root first."""
+    """Return the page numbers of a b-tree, root first."""
     with opened(path) as db:
         (root,) = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchone()
     data = path.read_bytes()
@@ -118,7 +118,7 @@ def counts(path: Path) -> dict[str, int]:
 
 
 def repaired(path: Path) -> RepairReport:
-    """Repair, and hold what must always hold of the result."""
+    """Repair the database and check what must hold of every result."""
     before = path.read_bytes()
     report = repair_database(path)
     assert report is not None
@@ -134,7 +134,7 @@ def repaired(path: Path) -> RepairReport:
 
 
 async def found_again(path: Path) -> set[int]:
-    """The messages that search finds in the repaired database, opened as the gateway opens it."""
+    """Return the messages that a search finds in the repaired database."""
     store = await open_store(path)
     try:
         hits = await store.read(lambda db: search(db, "alpha OR beta OR gamma OR 数据", limit=10_000))
@@ -143,7 +143,7 @@ async def found_again(path: Path) -> set[int]:
         await store.close()
 
 
-def test_a_sound_database_is_left_alone(path: Path) -> None:
+def test_an_undamaged_database_is_not_changed(path: Path) -> None:
     before = path.read_bytes()
     assert repair_database(path) is None
     assert path.read_bytes() == before
@@ -151,7 +151,7 @@ def test_a_sound_database_is_left_alone(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_tool")
-async def test_damaged_leaves_cost_the_rows_on_them_and_no_other(path: Path) -> None:
+async def test_damaged_leaf_pages_lose_only_their_own_rows(path: Path) -> None:
     before, leaves = texts(path), pages_of(path, "messages")[1:]
     hit = [leaves[0], leaves[5], leaves[6], leaves[-1]]
     lost = cells_on(path, hit)
@@ -170,7 +170,7 @@ async def test_damaged_leaves_cost_the_rows_on_them_and_no_other(path: Path) -> 
 
 
 @pytest.mark.usefixtures("no_tool")
-def test_new_messages_get_no_number_of_a_lost_one(path: Path) -> None:
+def test_ids_of_lost_messages_are_not_reused(path: Path) -> None:
     greatest = max(texts(path))
     overwrite(path, pages_of(path, "messages")[-1:], noise(random.Random(1)))
     repaired(path)
@@ -180,7 +180,7 @@ def test_new_messages_get_no_number_of_a_lost_one(path: Path) -> None:
 
 @pytest.mark.usefixtures("no_tool")
 @pytest.mark.parametrize("name", ["messages_lineage", "inbox_open", "sqlite_autoindex_messages_1", "messages_turn"])
-def test_a_damaged_index_costs_no_row(path: Path, name: str) -> None:
+def test_a_damaged_index_loses_no_row(path: Path, name: str) -> None:
     before = counts(path)
     overwrite(path, pages_of(path, name), noise(random.Random(2)))
     repaired(path)
@@ -188,7 +188,7 @@ def test_a_damaged_index_costs_no_row(path: Path, name: str) -> None:
 
 
 @pytest.mark.usefixtures("no_tool")
-def test_a_damaged_head_costs_no_row(path: Path) -> None:
+def test_a_damaged_header_loses_no_row(path: Path) -> None:
     before = counts(path)
     with path.open("r+b") as file:
         file.write(random.Random(3).randbytes(100))
@@ -198,7 +198,7 @@ def test_a_damaged_head_costs_no_row(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_tool")
-def test_a_damaged_list_of_free_pages_costs_no_row(path: Path) -> None:
+def test_a_damaged_free_list_loses_no_row(path: Path) -> None:
     before = counts(path)
     data = path.read_bytes()
     trunk, free = int.from_bytes(data[32:36], "big"), int.from_bytes(data[36:40], "big")
@@ -209,7 +209,7 @@ def test_a_damaged_list_of_free_pages_costs_no_row(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_tool")
-def test_a_damaged_search_index_is_made_anew_from_the_messages(path: Path) -> None:
+def test_a_damaged_search_index_is_rebuilt_from_the_messages(path: Path) -> None:
     before = counts(path)
     overwrite(path, pages_of(path, "messages_fts_data"), noise(random.Random(5)))
     repaired(path)
@@ -218,7 +218,7 @@ def test_a_damaged_search_index_is_made_anew_from_the_messages(path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_tool")
-def test_without_the_tool_rows_below_a_lost_root_are_told_to_be_missing(path: Path) -> None:
+def test_rows_below_a_lost_root_page_are_reported_without_the_tool(path: Path) -> None:
     before = counts(path)
     overwrite(path, pages_of(path, "messages")[:1], noise(random.Random(6)))
     report = repaired(path)
@@ -229,7 +229,7 @@ def test_without_the_tool_rows_below_a_lost_root_are_told_to_be_missing(path: Pa
 
 @pytest.fixture
 def tool(sound: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A `sqlite3` that recovers every row, as the real one does where it is built with that; it is not everywhere."""
+    """A `sqlite3` that recovers every row. Not every system has a real one with this command."""
     real = shutil.which("sqlite3")
     if real is None:
         pytest.skip("SQLite's command line tool is not installed")
@@ -245,7 +245,7 @@ def tool(sound: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
 
 @pytest.mark.usefixtures("tool")
 @pytest.mark.parametrize("what", ["root", "first page"])
-async def test_what_only_sqlites_own_tool_finds_is_taken_too(path: Path, what: str) -> None:
+async def test_rows_found_only_by_sqlites_tool_are_saved(path: Path, what: str) -> None:
     before = counts(path)
     overwrite(path, [1] if what == "first page" else pages_of(path, "messages")[:1], noise(random.Random(6)))
     report = repaired(path)
@@ -256,12 +256,12 @@ async def test_what_only_sqlites_own_tool_finds_is_taken_too(path: Path, what: s
 
 @pytest.mark.usefixtures("no_tool")
 @pytest.mark.parametrize("name", ["sessions", "chats"])
-async def test_what_was_said_outlives_the_row_of_its_session_or_chat(path: Path, name: str) -> None:
+async def test_messages_survive_the_loss_of_their_session_or_chat_row(path: Path, name: str) -> None:
     before = texts(path)
     overwrite(path, pages_of(path, name), noise(random.Random(8)))
     report = repaired(path)
     assert texts(path) == before
-    assert any("anew" in note for note in report.notes)
+    assert any("recreated" in note for note in report.notes)
     store = await open_store(path)
     try:
         listed = await store.read(
@@ -275,7 +275,7 @@ async def test_what_was_said_outlives_the_row_of_its_session_or_chat(path: Path,
 
 
 @pytest.mark.usefixtures("no_tool")
-def test_messages_whose_turn_is_lost_are_neither_stuck_nor_answered_twice(path: Path) -> None:
+def test_messages_of_a_lost_turn_are_settled_as_dead(path: Path) -> None:
     overwrite(path, pages_of(path, "turns"), noise(random.Random(9)))
     report = repaired(path)
     with opened(path) as db:
@@ -285,7 +285,7 @@ def test_messages_whose_turn_is_lost_are_neither_stuck_nor_answered_twice(path: 
 
 
 @pytest.mark.usefixtures("no_tool")
-def test_a_row_whose_json_was_hit_is_left_out(path: Path) -> None:
+def test_a_row_with_damaged_json_is_dropped(path: Path) -> None:
     with opened(path) as db:
         db.execute("UPDATE inbox SET payload = '{\"text\": \"br' WHERE state = 'new'")
     overwrite(path, pages_of(path, "messages_turn"), noise(random.Random(2)))
@@ -295,13 +295,13 @@ def test_a_row_whose_json_was_hit_is_left_out(path: Path) -> None:
     assert waiting.lost == str(TURNS + 1)
 
 
-def test_a_search_index_that_is_being_made_is_no_damage(path: Path) -> None:
+def test_an_unfinished_search_index_is_not_damage(path: Path) -> None:
     with opened(path) as db:
         begin_index(db, keeps_old=False)
     assert repair_database(path) is None
 
 
-def test_a_full_disk_ends_the_repair_and_is_not_taken_for_damage(path: Path) -> None:
+def test_a_full_disk_stops_the_repair_and_is_not_reported_as_damage(path: Path) -> None:
     with (
         contextlib.closing(sqlite3.connect(path.with_name("new.db"), isolation_level=None)) as new,
         opened(path) as old,
@@ -316,8 +316,8 @@ def test_a_full_disk_ends_the_repair_and_is_not_taken_for_damage(path: Path) -> 
 
 
 @pytest.mark.parametrize("is_head_damaged", [False, True])
-def test_rows_that_are_still_in_the_log_are_saved(sound: Path, tmp_path: Path, is_head_damaged: bool) -> None:
-    """The log of a process that was killed: its commits are nowhere else."""
+def test_rows_in_the_write_ahead_log_are_saved(sound: Path, tmp_path: Path, is_head_damaged: bool) -> None:
+    """The log of a killed process contains commits that exist nowhere else."""
     path = Path(shutil.copy(sound, tmp_path / "live.db"))
     with opened(path) as db:
         db.execute("PRAGMA journal_mode = WAL")
@@ -339,7 +339,7 @@ def test_rows_that_are_still_in_the_log_are_saved(sound: Path, tmp_path: Path, i
     assert Path(report.kept + "-wal").exists()
 
 
-def test_an_older_schema_stays_what_it_is_until_the_next_start(tmp_path: Path) -> None:
+def test_a_repair_keeps_an_older_schema(tmp_path: Path) -> None:
     path, version = tmp_path / "state.db", len(shipped_migrations()) - 1
 
     async def make() -> None:
@@ -362,11 +362,11 @@ def test_an_older_schema_stays_what_it_is_until_the_next_start(tmp_path: Path) -
     assert counts(path)["chats"] == 1
 
 
-def test_a_database_that_cannot_be_repaired_is_left_as_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unrepairable_database_is_not_changed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     overwrite(path, [1], noise(random.Random(10)))
     before = path.read_bytes()
-    with pytest.raises(StoreUnavailable, match=r"nothing was changed.*sqlite3"):
+    with pytest.raises(StoreUnavailable, match=r"is unchanged.*sqlite3"):
         repair_database(path)
     assert path.read_bytes() == before
     assert {file.name for file in path.parent.iterdir()} == {"state.db", "state.db.lock"}
@@ -379,7 +379,7 @@ def test_a_newer_database_is_not_touched(path: Path) -> None:
         repair_database(path)
 
 
-async def test_a_running_gateway_keeps_its_database(path: Path) -> None:
+async def test_the_database_of_a_running_gateway_is_not_repaired(path: Path) -> None:
     store = await open_store(path)
     try:
         with pytest.raises(LockUnavailable):
@@ -388,13 +388,13 @@ async def test_a_running_gateway_keeps_its_database(path: Path) -> None:
         await store.close()
 
 
-def test_there_is_nothing_to_repair_where_there_is_nothing(tmp_path: Path) -> None:
+def test_a_missing_database_cannot_be_repaired(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="no database"):
         repair_database(tmp_path / "state.db")
 
 
 def _damage(path: Path, rng: random.Random) -> str:
-    """Hit some pages other than the first, in one of the ways in which disks and programs do; returns the way."""
+    """Damage some pages other than the first, in a typical way. Return the way."""
     last = path.stat().st_size // PAGE
     numbers = rng.sample(range(2, last + 1), rng.choice((1, 1, 2, 4, 8)))
     way = rng.choice(("noise", "zeros", "another page", "half", "cut"))
@@ -418,9 +418,9 @@ def _damage(path: Path, rng: random.Random) -> str:
 
 @pytest.mark.fuzz
 @pytest.mark.usefixtures("no_tool")
-def test_whatever_was_hit_the_rest_is_saved_and_nothing_is_made_up(sound: Path, tmp_path: Path) -> None:
+def test_random_damage_loses_only_damaged_rows_and_invents_none(sound: Path, tmp_path: Path) -> None:
     before, total, shares = texts(sound), sum(counts(sound).values()), []
-    circle = 145  # a page in another's place, from which the order of keys led back to itself
+    circle = 145  # a misplaced page made the order of keys return to itself
     for seed in sorted({*range(sample(few=12, many=300)), circle}):
         path = tmp_path / str(seed) / "state.db"
         path.parent.mkdir()
@@ -428,7 +428,7 @@ def test_whatever_was_hit_the_rest_is_saved_and_nothing_is_made_up(sound: Path, 
         way = _damage(path, random.Random(seed))
         try:
             report = repair_database(path)
-        except StoreUnavailable:  # without the tables' descriptions only the tool finds them
+        except StoreUnavailable:  # without the tables' definitions only the tool finds the rows
             with opened(path) as db, pytest.raises(sqlite3.DatabaseError):
                 db.execute("SELECT * FROM sqlite_schema").fetchall()
             shares.append(0.0)

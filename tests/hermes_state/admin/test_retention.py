@@ -50,7 +50,7 @@ def keys(db: sqlite3.Connection, table: str, column: str) -> set[str]:
     return {row[0] for row in db.execute(f"SELECT {column} FROM {table}")}
 
 
-async def test_only_what_was_settled_long_ago_is_removed(store: Store) -> None:
+async def test_only_old_settled_rows_are_removed(store: Store) -> None:
     await store.write(add_chat)
     await store.write(add_inbox, "old", "done", OLD)
     await store.write(add_inbox, "recent", "done", RECENT)
@@ -72,7 +72,7 @@ async def test_only_what_was_settled_long_ago_is_removed(store: Store) -> None:
     assert await store.read(keys, "pairings", "code_hash") == {"open", "approved", "revoked"}
 
 
-async def test_what_a_person_said_outlives_the_key_of_its_event(store: Store) -> None:
+async def test_a_message_survives_the_removal_of_its_inbox_key(store: Store) -> None:
     def add_message(db: sqlite3.Connection) -> None:
         inbox_id = add_inbox(db, "old", "done", OLD)
         db.execute("INSERT INTO sessions (id, key, chat_id, lineage_id, started_at) VALUES (1, 'k', 1, 1, 0)")
@@ -89,7 +89,7 @@ async def test_what_a_person_said_outlives_the_key_of_its_event(store: Store) ->
     assert rows == [("kept", None)]
 
 
-async def test_many_rows_go_in_slices(store: Store) -> None:
+async def test_many_rows_are_removed_in_slices(store: Store) -> None:
     def fill(db: sqlite3.Connection) -> None:
         add_chat(db)
         for number in range(SLICE_ROWS * 2 + 1):
@@ -101,7 +101,7 @@ async def test_many_rows_go_in_slices(store: Store) -> None:
 
 
 @sqlite_only
-async def test_tending_copies_the_log_and_merges_the_index(store: Store) -> None:
+async def test_maintenance_copies_the_log_and_merges_the_index(store: Store) -> None:
     def say(db: sqlite3.Connection, number: int) -> None:
         db.execute(
             """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)
@@ -124,7 +124,7 @@ async def test_tending_copies_the_log_and_merges_the_index(store: Store) -> None
 
 
 @sqlite_only
-async def test_a_checkpoint_waits_for_no_reader_and_says_what_is_held_back(store: Store) -> None:
+async def test_a_checkpoint_does_not_wait_for_readers_and_reports_the_rest(store: Store) -> None:
     entered, release = threading.Event(), threading.Event()
 
     def long_read(db: sqlite3.Connection) -> None:
@@ -145,7 +145,7 @@ async def test_a_checkpoint_waits_for_no_reader_and_says_what_is_held_back(store
     assert copied == pages
 
 
-async def test_schedules_that_are_done_go_and_all_others_stay(store: Store) -> None:
+async def test_only_finished_schedules_are_removed(store: Store) -> None:
     def fill(db: sqlite3.Connection) -> None:
         add_chat(db)
         for state, next_at, fired_at in (

@@ -1,4 +1,4 @@
-"""The driver of PostgreSQL, and the client for object stores, are an extra: whoever keeps files never loads them."""
+"""PostgreSQL's driver and the object store client are optional: a gateway with a database file never imports them."""
 
 import importlib.util
 import os
@@ -18,13 +18,13 @@ _COMMANDS = ("answers", "daemon", "database", "pair")
     "module",
     ["hermes_state", "hermes_state.store.writer", "gateway.daemon.run", *(f"gateway.cli.{name}" for name in _COMMANDS)],
 )
-def test_a_gateway_that_keeps_files_does_not_load_what_others_need(module: str) -> None:
+def test_a_gateway_with_a_file_does_not_import_optional_drivers(module: str) -> None:
     code = f"import sys, {module}; sys.exit(not sys.modules.keys().isdisjoint(('psycopg', 'obstore')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-async def test_where_it_is_missing_an_address_is_refused_with_the_ways_to_install_it(
+async def test_a_missing_driver_is_refused_with_install_instructions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert missing_driver(None) is None

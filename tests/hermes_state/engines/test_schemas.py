@@ -1,4 +1,4 @@
-"""The two schemas: after all migrations, both engines have the same tables."""
+"""After all migrations, both engines have the same tables."""
 
 import contextlib
 import re
@@ -17,27 +17,27 @@ from tests.postgres import PlainConnection, Postgres, connect
 pytestmark = pytest.mark.cluster
 
 OWN = ("messages_fts", "messages_terms", "message_words", "nodes")
-"""How the names of tables begin that one engine alone has: those of the full text, and of several nodes."""
+"""Prefixes of tables that only one engine has, for full text and for nodes."""
 HASHED = re.compile(r"hashtextextended\((\w+), .*\)")
-"""Column that PostgreSQL's index has by its hash: SQLite's takes a text of any length."""
+"""Column that PostgreSQL indexes by its hash, because only SQLite indexes texts of any length."""
 NAMED = {"tool_runs_call", "approvals_call"}
-"""Indexes over hashes, for which SQLite has constraints without a name."""
+"""Indexes over hashes. SQLite has unnamed constraints instead."""
 _TYPES = {"INTEGER": "bigint", "TEXT": "text"}
-_NOT_COMPARED = {"any", "array", "bigint", "check", "in", "integer", "text", "where"}  # spellings of the same
+_NOT_COMPARED = {"any", "array", "bigint", "check", "in", "integer", "text", "where"}  # equivalent spellings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     columns: list[tuple[str, str, bool, str]]
-    """Name, type as PostgreSQL calls it, not null, default; in order."""
+    """Name, type in PostgreSQL, not null, default; in order."""
     primary_key: list[str]
     indexes: set[tuple[str, bool, tuple[str, ...], tuple[str, ...]]]
-    """Name (none where a constraint made it), unique, columns, words of the condition."""
+    """Name (none if a constraint created it), unique, columns, words of the condition."""
     foreign_keys: set[tuple[str, str, str, str]]
     """Column, table and column it refers to, ON DELETE."""
     deferred: int
     checks: list[tuple[str, ...]]
-    """Words of each."""
+    """Words of each constraint."""
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ def test_both_engines_have_the_same_tables(sqlite: sqlite3.Connection, postgresq
         assert theirs[name] == table, name
 
 
-def test_text_is_compared_byte_by_byte_whatever_the_locale(postgresql: PlainConnection) -> None:
+def test_text_is_compared_byte_by_byte_in_any_locale(postgresql: PlainConnection) -> None:
     other = """SELECT table_name || '.' || column_name FROM information_schema.columns
         WHERE table_schema = 'public' AND data_type = 'text' AND collation_name IS DISTINCT FROM 'C'"""
     assert scalars(postgresql, str, other) == []
 
 
-def test_every_id_is_given_by_the_database(postgresql: PlainConnection) -> None:
+def test_every_id_is_generated_by_the_database(postgresql: PlainConnection) -> None:
     given = "SELECT table_name FROM information_schema.columns WHERE table_schema = 'public' AND is_identity = 'YES'"
     with_id = {name for name, table in postgres_tables(postgresql).items() if table.primary_key == ["id"]}
     assert set(scalars(postgresql, str, given)) == with_id
@@ -151,16 +151,16 @@ def _postgres_table(db: PlainConnection, name: str) -> Table:
 
 
 def columns_of(over: list[str]) -> tuple[str, ...]:
-    """Columns of an index, whether it has them or their hashes."""
+    """Return the columns of an index, plain or hashed."""
     return tuple(HASHED.sub(r"\1", one) for one in over)
 
 
 def words(condition: str) -> tuple[str, ...]:
-    """Names, values and comparisons of a condition, however it is spelt."""
+    """Return the names, values and comparisons of a condition, independent of spelling."""
     found = re.findall(r"'[^']*'|\w+|<>|[<>]=?", condition)
     return tuple(word for word in found if word.lower() not in _NOT_COMPARED)
 
 
 def default_of(default: str | None) -> str:
-    """A default without quotes and casts."""
+    """Return a default without quotes and casts."""
     return re.sub(r"::\w+|'", "", default or "")

@@ -1,7 +1,7 @@
-"""One SQL text for both engines: PostgreSQL can prepare each that the modules above the engines hold.
+"""PostgreSQL can prepare every SQL text of the modules above the engines.
 
-Looked at is every literal that reads as a statement, an f-string with what the names of its module stand for. A text
-that is put together from local values is not known here: the tests that run over both engines meet it.
+The test covers every literal that looks like a statement, including f-strings with names of their module. Texts
+composed from local values are unknown here; tests that run on both engines cover them.
 """
 
 import ast
@@ -27,19 +27,19 @@ ON_FILES = {
     "hermes_state.engines": "the engines' own",
     "hermes_state.search": "full text is FTS5's",
 }
-"""Modules and packages that work on SQLite alone, and why."""
+"""Modules and packages that only work on SQLite, with the reason."""
 NOT_SHARED = {
-    "hermes_state.admin.retention": 3,  # tending a file: its statistics and its log
+    "hermes_state.admin.retention": 3,  # maintenance of a file: statistics and log
 }
-"""Texts of other modules that PostgreSQL does not understand."""
-INT8 = 20  # its oid: integers are bound as bigint, everything else as a text whose type the server finds
+"""Number of texts in other modules that PostgreSQL does not understand."""
+INT8 = 20  # oid: integers are bound as bigint, everything else as text whose type the server infers
 
 _STATEMENT = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH|REPLACE|PRAGMA|VACUUM|ATTACH)\s")
 _PARAMETER = re.compile(r"'[^']*'|--[^\n]*|(\?|:[a-z][a-z0-9_]*)")
 
 
 def _modules() -> Iterator[str]:
-    """Modules that hold statements."""
+    """Yield the modules that contain statements."""
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         if not name.startswith(tuple(ON_FILES)) and any(map(_STATEMENT.match, re.split('"+', path.read_text()))):
@@ -47,7 +47,7 @@ def _modules() -> Iterator[str]:
 
 
 def _texts(module: ModuleType) -> Iterator[str]:
-    """The statements that stand in a module and are known without running it."""
+    """Yield the statements of a module that are known without running it."""
     tree = ast.parse(Path(str(module.__file__)).read_text())
     whole = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
     parts = {id(part) for node in whole for part in ast.walk(node)}
@@ -63,7 +63,7 @@ def _texts(module: ModuleType) -> Iterator[str]:
 
 
 def _value(node: ast.JoinedStr, module: ModuleType) -> str | None:
-    """An f-string with the names of its module; None where a part of it is a local one, or it is no statement."""
+    """Evaluate an f-string with the names of its module; None if a part is local, or if it is not a statement."""
     names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     if not _STATEMENT.match(_beginning(node.values[0], module)) or not names <= vars(module).keys():
         return None
@@ -80,7 +80,7 @@ def _beginning(part: ast.expr, module: ModuleType) -> str:
 
 
 def _trouble(server: PGconn, text: str) -> str | None:
-    """What PostgreSQL has against a text, whichever of its parameters are integers; two that must be is the most."""
+    """Return PostgreSQL's complaint about a text, trying combinations of up to two integer parameters."""
     names: list[str] = []
 
     def numbered(found: re.Match[str]) -> str:
@@ -102,7 +102,7 @@ def _trouble(server: PGconn, text: str) -> str | None:
 
 
 @pytest.mark.cluster
-def test_postgresql_understands_every_text_that_is_not_the_engines_own(postgres_url: str) -> None:
+def test_postgresql_can_prepare_every_shared_statement(postgres_url: str) -> None:
     not_shared, known, told = Counter[str](), 0, list[str]()
     with closing(PostgresConnection.open(postgres_url)) as db:
         for name in _modules():

@@ -1,7 +1,7 @@
-"""Errors of real object stores, as their documentation and threads about them show them; names and ids are made up.
+"""Errors of real object stores, as documented or reported. Names and ids are invented.
 
-`kind` is what a start must make of one: `wrong` is mended in the configuration or at the provider, `later` may be
-over by itself. `word` is what the operator has to read.
+`kind` says how a start must treat an error: `wrong` needs a change of the configuration or at the provider, `later` may
+go away by itself. `word` must be in the operator's message.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Fault:
     code: str
     message: str = ""
     more: str = ""
-    """Elements behind the message."""
+    """Elements after the message."""
     location: str | None = None
     kind: Literal["wrong", "later"]
     word: str
@@ -26,7 +26,7 @@ class Fault:
 
     @property
     def body(self) -> str:
-        """The document that comes with it."""
+        """Document in the answer."""
         if not self.code:
             return self.message
         text = f"<Error><Code>{self.code}</Code><Message>{self.message}</Message>{self.more}"
@@ -34,7 +34,7 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Name of its case."""
+        """Name of the test case."""
         return f"{self.status}-{self.code or self.word}"
 
 
@@ -127,7 +127,7 @@ FAULTS = [
         message="The specified bucket does not exist.",
         more="<BucketName>lab</BucketName>",
         kind="wrong",
-        word="make the bucket",
+        word="create the bucket",
         source=AWS,
     ),
     Fault(
@@ -135,7 +135,7 @@ FAULTS = [
         code="ContainerNotFound",
         message="The specified container does not exist.\nRequestId:1D",
         kind="wrong",
-        word="make the bucket",
+        word="create the bucket",
         source="https://github.com/Azure/azure-cli/issues/10315",
     ),
     Fault(
@@ -197,7 +197,7 @@ FAULTS = [
         word="endpoint",
         source="https://github.com/minio/minio-js/issues/1054",
     ),
-    # What it cannot do
+    # Unsupported features
     Fault(
         status=501,
         code="NotImplemented",
@@ -206,7 +206,7 @@ FAULTS = [
         word="NotImplemented",
         source=AWS,
     ),
-    # Room
+    # Space
     Fault(
         status=507,
         code="XMinioStorageFull",
@@ -230,7 +230,7 @@ FAULTS = [
         word="QuotaExceeded",
         source="https://github.com/yandex-cloud/geesefs/pull/110",
     ),
-    # Load and trouble
+    # Load and failures
     Fault(
         status=503,
         code="SlowDown",

@@ -1,4 +1,4 @@
-"""What is made of the errors of real object stores: what its operator reads at a start, and what a reader is told."""
+"""Handling of errors of real object stores, for operators at a start and for readers."""
 
 import errno
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def fake() -> Iterator[FakeObjectStore]:
 
 
 @each_fault
-def test_a_start_says_in_one_sentence_who_can_mend_it(fake: FakeObjectStore, tmp_path: Path, fault: Fault) -> None:
+def test_a_start_error_is_one_sentence_of_the_right_class(fake: FakeObjectStore, tmp_path: Path, fault: Fault) -> None:
     fake.faults["*"] = (fault.status, fault.body)
     with pytest.raises(HermesError) as raised:
         open_files(fake.url, fake.options, tmp_path / "cache")
@@ -37,7 +37,7 @@ def test_a_start_says_in_one_sentence_who_can_mend_it(fake: FakeObjectStore, tmp
 
 
 @each_fault
-def test_only_an_object_that_is_not_there_is_gone(fake: FakeObjectStore, tmp_path: Path, fault: Fault) -> None:
+def test_only_a_missing_object_is_file_not_found(fake: FakeObjectStore, tmp_path: Path, fault: Fault) -> None:
     files = open_files(fake.url, fake.options, tmp_path / "cache")
     assert isinstance(files, AttachmentBucket)
     fake.faults["*"] = (fault.status, fault.body)
@@ -50,21 +50,19 @@ def test_only_an_object_that_is_not_there_is_gone(fake: FakeObjectStore, tmp_pat
         files.read(PATH)
 
 
-def test_keys_that_may_not_remove_are_told_of_although_the_request_is_taken(
-    fake: FakeObjectStore, tmp_path: Path
-) -> None:
+def test_keys_without_the_right_to_delete_are_reported(fake: FakeObjectStore, tmp_path: Path) -> None:
     fake.may_remove = False
-    with pytest.raises(ConfigError, match="may not be written, read and removed from with the keys"):
+    with pytest.raises(ConfigError, match="may not write, read and delete in"):
         open_files(fake.url, fake.options, tmp_path / "cache")
 
 
-def test_what_gives_back_something_else_is_no_object_store(fake: FakeObjectStore, tmp_path: Path) -> None:
+def test_an_endpoint_that_returns_other_bytes_is_refused(fake: FakeObjectStore, tmp_path: Path) -> None:
     fake.faults["GET"] = (200, "Welcome")
-    with pytest.raises(ConfigError, match="is not what is read there: check the endpoint"):
+    with pytest.raises(ConfigError, match="does not return the bytes that were written: check the endpoint"):
         open_files(fake.url, fake.options, tmp_path / "cache")
 
 
-def test_an_object_that_breaks_off_is_not_taken_for_the_whole(fake: FakeObjectStore, tmp_path: Path) -> None:
+def test_a_truncated_object_is_an_error(fake: FakeObjectStore, tmp_path: Path) -> None:
     files = open_files(fake.url, fake.options, tmp_path / "cache")
     fetched = files.new_file()
     fetched.write_bytes(b"whole" * 1_000)

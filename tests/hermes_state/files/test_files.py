@@ -1,4 +1,4 @@
-"""Files of attachments, wherever they lie: a folder, and the object stores that obstore speaks to."""
+"""Attachment files in a folder and in the object stores that obstore supports."""
 
 import hashlib
 import os
@@ -46,7 +46,7 @@ def everything(files: AttachmentFolder) -> list[Path]:
     return [path for path in files.folder.rglob("*") if path.is_file()]
 
 
-def test_what_is_kept_is_read_by_the_path_that_its_bytes_name(files: AttachmentFolder) -> None:
+def test_a_stored_file_is_read_by_the_path_of_its_hash(files: AttachmentFolder) -> None:
     digest = hashlib.sha256(b"hello").hexdigest()
     stored = keep(files, b"hello", "č.txt")
     assert stored == StoredFile(
@@ -61,18 +61,18 @@ def test_the_same_bytes_are_one_file(files: AttachmentFolder) -> None:
     assert len(everything(files)) == 1
 
 
-def test_a_large_file_arrives_whole(files: AttachmentFolder) -> None:
+def test_a_large_file_is_stored_completely(files: AttachmentFolder) -> None:
     data = os.urandom(1 << 20) * 4
     assert files.read(keep(files, data).path) == data
 
 
-def test_files_are_their_owner_s_alone(files: AttachmentFolder) -> None:
+def test_stored_files_are_private(files: AttachmentFolder) -> None:
     path = files.local(keep(files, b"private").path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_was_removed_is_gone_with_its_copies(files: AttachmentFolder) -> None:
+def test_removing_a_file_removes_its_copies(files: AttachmentFolder) -> None:
     gone, stays = keep(files, b"gone").path, keep(files, b"stays").path
     for path in (gone, stays):
         files.keep_copy(f"{path}.9-9", b"smaller")
@@ -85,7 +85,7 @@ def test_what_was_removed_is_gone_with_its_copies(files: AttachmentFolder) -> No
     assert (files.read(stays), files.read_copy(f"{stays}.9-9")) == (b"stays", b"smaller")
 
 
-def test_a_copy_that_several_make_at_a_time_is_whole_at_any_time(files: AttachmentFolder) -> None:
+def test_a_copy_written_concurrently_is_always_complete(files: AttachmentFolder) -> None:
     path, data = keep(files, b"original").path, os.urandom(300_000)
     files.keep_copy(f"{path}.9-9", data)
 
@@ -98,13 +98,13 @@ def test_a_copy_that_several_make_at_a_time_is_whole_at_any_time(files: Attachme
     assert sorted(file.name for file in everything(files)) == sorted([Path(path).name, f"{Path(path).name}.9-9"])
 
 
-def test_a_copy_that_cannot_be_written_leaves_nothing(files: AttachmentFolder) -> None:
+def test_an_unwritable_copy_leaves_no_file(files: AttachmentFolder) -> None:
     with pytest.raises(FileNotFoundError):
         files.keep_copy("ab/never-there.9-9", b"smaller")
     assert everything(files) == []
 
 
-def test_what_was_being_fetched_at_an_end_goes_once_it_is_old(files: AttachmentFolder) -> None:
+def test_old_unfinished_downloads_are_removed(files: AttachmentFolder) -> None:
     kept, old, new = keep(files, b"kept").path, files.new_file(), files.new_file()
     for path in (old, files.local(kept)):
         os.utime(path, (1_000, 1_000))
@@ -112,7 +112,7 @@ def test_what_was_being_fetched_at_an_end_goes_once_it_is_old(files: AttachmentF
     assert (old.exists(), new.exists(), files.read(kept)) == (False, True, b"kept")
 
 
-# ---- the cache before an object store
+# ---- the cache of an object store
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def machine(store: MemoryStore, folder: Path, most: int = MUCH) -> AttachmentBuc
     return AttachmentBucket(store, folder, most)
 
 
-def test_another_machine_reads_what_one_has_kept(store: MemoryStore, tmp_path: Path) -> None:
+def test_another_machine_reads_a_stored_file(store: MemoryStore, tmp_path: Path) -> None:
     path = keep(machine(store, tmp_path / "one"), b"shared").path
     other = machine(store, tmp_path / "other")
     assert other.read(path) == b"shared"
@@ -133,7 +133,7 @@ def test_another_machine_reads_what_one_has_kept(store: MemoryStore, tmp_path: P
         machine(store, tmp_path / "third").read(path)
 
 
-def test_what_is_in_the_cache_is_not_asked_for_again(tmp_path: Path) -> None:
+def test_a_cached_file_is_not_downloaded_again(tmp_path: Path) -> None:
     with object_store() as fake:
         files = open_bucket(fake.url, fake.options, tmp_path)
         path = keep(files, b"seen").path
@@ -142,7 +142,7 @@ def test_what_is_in_the_cache_is_not_asked_for_again(tmp_path: Path) -> None:
         assert fake.requests == []
 
 
-def test_the_cache_is_bounded_and_what_left_it_comes_back(store: MemoryStore, tmp_path: Path) -> None:
+def test_the_cache_is_bounded_and_evicted_files_are_downloaded_again(store: MemoryStore, tmp_path: Path) -> None:
     files = machine(store, tmp_path, most=100)
     paths = [keep(files, bytes([number]) * 40).path for number in range(2)]
     long_ago = time.time() - IN_USE_SECONDS - 60
@@ -154,19 +154,19 @@ def test_the_cache_is_bounded_and_what_left_it_comes_back(store: MemoryStore, tm
 
 
 def vanish(folder: Path, name: str) -> None:
-    """A file that another thread, or another node, has removed after its name was read."""
+    """Delete a file after its name was read, like another thread or node."""
     place = folder / name
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(folder / "gone")
 
 
-def test_a_file_that_vanishes_while_the_cache_is_looked_at_fails_nobody(store: MemoryStore, tmp_path: Path) -> None:
+def test_a_file_deleted_during_cache_trimming_is_ignored(store: MemoryStore, tmp_path: Path) -> None:
     files = machine(store, tmp_path, most=10)
     vanish(tmp_path, "ab/vanished")
     assert files.read(keep(files, b"x" * 40).path) == b"x" * 40
 
 
-def test_a_file_that_vanishes_while_leftovers_are_looked_for_fails_nobody(tmp_path: Path) -> None:
+def test_a_file_deleted_during_leftover_removal_is_ignored(tmp_path: Path) -> None:
     files = AttachmentFolder(tmp_path)
     old = files.new_file()
     os.utime(old, (1_000, 1_000))
@@ -176,7 +176,7 @@ def test_a_file_that_vanishes_while_leftovers_are_looked_for_fails_nobody(tmp_pa
     assert not old.exists()
 
 
-def test_every_machine_removes_what_was_left_in_its_own_cache(store: MemoryStore, tmp_path: Path) -> None:
+def test_each_machine_removes_leftovers_from_its_own_cache(store: MemoryStore, tmp_path: Path) -> None:
     files = machine(store, tmp_path, most=10)
     old, new = files.new_file(), files.new_file()
     os.utime(old, (1_000, 1_000))
@@ -184,7 +184,7 @@ def test_every_machine_removes_what_was_left_in_its_own_cache(store: MemoryStore
     assert (old.exists(), new.exists()) == (False, True)
 
 
-def test_what_was_just_asked_for_stays_however_full_the_cache_is(store: MemoryStore, tmp_path: Path) -> None:
+def test_recently_requested_files_stay_in_a_full_cache(store: MemoryStore, tmp_path: Path) -> None:
     files = machine(store, tmp_path, most=50)
     first = keep(files, b"a" * 40).path
     os.utime(tmp_path / first, (1_000, 1_000))
@@ -193,16 +193,16 @@ def test_what_was_just_asked_for_stays_however_full_the_cache_is(store: MemorySt
     assert found.read_bytes() == b"a" * 40
 
 
-def test_bytes_that_somebody_has_changed_are_not_taken(store: MemoryStore, tmp_path: Path) -> None:
+def test_changed_bytes_are_refused(store: MemoryStore, tmp_path: Path) -> None:
     path = keep(machine(store, tmp_path / "one"), b"as it was").path
     store.put(path, b"changed")
     other = machine(store, tmp_path / "other")
-    with pytest.raises(OSError, match="other bytes"):
+    with pytest.raises(OSError, match="different bytes"):
         other.read(path)
     assert everything(other) == []
 
 
-def test_what_the_object_store_does_not_take_is_not_kept_and_not_lost(tmp_path: Path) -> None:
+def test_a_failed_upload_stores_nothing_and_keeps_the_source(tmp_path: Path) -> None:
     with object_store() as fake:
         files = open_bucket(fake.url, fake.options, tmp_path)
         fake.faults["PUT"] = 507

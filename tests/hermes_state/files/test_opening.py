@@ -1,4 +1,4 @@
-"""Opening the place of attachments: what cannot be used is one sentence at the start, and nothing is left behind."""
+"""Opening the place of attachments: unusable places fail the start with one sentence and leave nothing behind."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ def fake() -> Iterator[FakeObjectStore]:
 
 
 def refused(url: str, options: Mapping[str, str], cache: Path, kind: type[HermesError] = ConfigError) -> str:
-    """The sentence; no secret is in it, and no cache was made."""
+    """Return the error sentence. It contains no secret, and no cache was created."""
     with pytest.raises(kind) as raised:
         open_files(url, options, cache)
     said = str(raised.value)
@@ -29,36 +29,34 @@ def refused(url: str, options: Mapping[str, str], cache: Path, kind: type[Hermes
     return said
 
 
-def test_an_object_store_is_tried_and_nothing_stays_there(fake: FakeObjectStore, tmp_path: Path) -> None:
+def test_opening_tests_the_object_store_and_leaves_no_object(fake: FakeObjectStore, tmp_path: Path) -> None:
     open_files(fake.url, fake.options, tmp_path / "cache")
     assert [request.split("check")[0] for request in fake.requests] == ["PUT gateway/", "GET gateway/", "POST ?delete"]
     assert fake.objects == {}
 
 
-def test_wrong_keys_are_an_error_of_the_configuration(fake: FakeObjectStore, tmp_path: Path) -> None:
+def test_wrong_keys_are_a_config_error(fake: FakeObjectStore, tmp_path: Path) -> None:
     wrong = {**fake.options, "access_key_id": "SOMEBODY"}
-    assert "with the keys of attachments.options" in refused(fake.url, wrong, tmp_path / "cache")
+    assert "the keys in attachments.options" in refused(fake.url, wrong, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("method", ["PUT", "GET", "POST"])
-def test_keys_that_may_not_write_read_and_remove_are_too(fake: FakeObjectStore, tmp_path: Path, method: str) -> None:
+def test_keys_without_all_rights_are_a_config_error(fake: FakeObjectStore, tmp_path: Path, method: str) -> None:
     fake.faults[method] = 403
-    assert f"{fake.url} may not be written, read and removed" in refused(fake.url, fake.options, tmp_path / "cache")
+    assert f"may not write, read and delete in {fake.url}" in refused(fake.url, fake.options, tmp_path / "cache")
 
 
-def test_a_bucket_that_is_missing_is_too(fake: FakeObjectStore, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_a_config_error(fake: FakeObjectStore, tmp_path: Path) -> None:
     said = refused(fake.url.replace(BUCKET, "other"), fake.options, tmp_path / "cache")
-    assert "there is no s3://other/gateway" in said
+    assert "s3://other/gateway does not exist" in said
 
 
-def test_an_option_that_nobody_knows_is_too(fake: FakeObjectStore, tmp_path: Path) -> None:
+def test_an_unknown_option_is_a_config_error(fake: FakeObjectStore, tmp_path: Path) -> None:
     assert "'endpiont'" in refused(fake.url, {**fake.options, "endpiont": "x"}, tmp_path / "cache")
     assert "Account must be specified" in refused("az://container", {}, tmp_path / "cache")
 
 
-def test_an_object_store_that_cannot_be_reached_or_written_now_may_be_later(
-    fake: FakeObjectStore, tmp_path: Path
-) -> None:
+def test_a_temporary_failure_is_store_unavailable(fake: FakeObjectStore, tmp_path: Path) -> None:
     with object_store() as away:
         options = away.options
     assert "cannot be written to" in refused(fake.url, options, tmp_path / "cache", StoreUnavailable)
@@ -66,7 +64,7 @@ def test_an_object_store_that_cannot_be_reached_or_written_now_may_be_later(
     assert "507 Insufficient Storage" in refused(fake.url, fake.options, tmp_path / "cache", StoreUnavailable)
 
 
-def test_a_shared_folder_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_shared_folder_is_used_directly(tmp_path: Path) -> None:
     shared = tmp_path / "shared disk"
     shared.mkdir()
     files = open_files(f"file://{shared}".replace(" ", "%20"), {}, tmp_path / "cache")
@@ -75,22 +73,22 @@ def test_a_shared_folder_is_used_as_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    assert "is no folder: make it, or mount" in refused(f"file://{tmp_path}/gone", {}, tmp_path / "cache")
+def test_a_missing_shared_folder_is_not_created(tmp_path: Path) -> None:
+    assert "is not a folder: create it, or mount" in refused(f"file://{tmp_path}/gone", {}, tmp_path / "cache")
     assert not (tmp_path / "gone").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="/proc cannot be written"):  # whoever one is
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="/proc cannot be written"):  # for any user
         open_files("file:///proc", {}, tmp_path / "cache")
 
 
-def test_a_folder_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written: File name too long"):  # root may look at everything else
+def test_an_unreadable_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: File name too long"):  # root may read everything else
         open_files(f"file://{tmp_path}/{'x' * 300}", {}, tmp_path / "cache")
 
 
-def test_a_missing_client_is_told_of_and_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_is_reported_only_if_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert missing_client(None) is None
     assert missing_client("file:///mnt/shared") is None

@@ -1,4 +1,4 @@
-"""Whose calls are whose, what they come to, and that nothing unknown is counted as nothing."""
+"""Owners and costs of model calls. Nothing unknown counts as zero."""
 
 import sqlite3
 from dataclasses import replace
@@ -23,7 +23,7 @@ TOTALS = (
 )
 
 
-def test_a_call_is_its_chats_and_its_cost_joins_the_sessions_totals(db: sqlite3.Connection) -> None:
+def test_a_call_belongs_to_its_chat_and_adds_to_the_sessions_totals(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
     ledger.record(db, turn.id, turn.lineage_id, PRICED, START)
@@ -34,14 +34,14 @@ def test_a_call_is_its_chats_and_its_cost_joins_the_sessions_totals(db: sqlite3.
     assert db.execute(TOTALS, (session.id,)).fetchone() == (20, 10, 2, 250, 1)
 
 
-def test_a_call_without_a_conversation_is_still_its_chats(db: sqlite3.Connection) -> None:
+def test_a_call_without_a_conversation_belongs_to_its_chat(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     ledger.record(db, None, None, replace(PRICED, purpose="transcription"), START, chat)
     assert db.execute("SELECT chat_id, lineage_id, cost_microusd FROM model_calls").fetchall() == [(chat, None, 250)]
     assert cost_of_chat(db, chat, START) == 250
 
 
-def test_a_failed_call_is_counted_with_what_is_known_of_it(db: sqlite3.Connection) -> None:
+def test_a_failed_call_is_counted_with_its_known_usage(db: sqlite3.Connection) -> None:
     turn = exchange(db, make_chat(db), "q", "a")
     ledger.record(db, turn.id, turn.lineage_id, replace(CALL, outcome="timeout", usage=None), START)
     ledger.record(db, turn.id, turn.lineage_id, replace(PRICED, outcome="malformed"), START)
@@ -50,14 +50,14 @@ def test_a_failed_call_is_counted_with_what_is_known_of_it(db: sqlite3.Connectio
     assert spent.input_tokens == 20
 
 
-def test_a_call_that_says_only_its_cost_is_paid(db: sqlite3.Connection) -> None:
+def test_the_cost_of_a_call_without_usage_counts(db: sqlite3.Connection) -> None:
     turn = exchange(db, make_chat(db), "q", "a")
     ledger.record(db, None, turn.lineage_id, replace(PRICED, usage=None), START)
     assert cost_of_conversation(db, turn.lineage_id) == 250
     assert load_since(db, START).unpriced_calls == 1
 
 
-def test_conversations_are_apart_and_chats_are_the_sum_of_theirs(db: sqlite3.Connection) -> None:
+def test_a_chats_usage_is_the_sum_of_its_conversations(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     first = exchange(db, chat, "q", "a")
     ledger.record(db, None, first.lineage_id, PRICED, START)
@@ -81,7 +81,7 @@ def test_conversations_are_apart_and_chats_are_the_sum_of_theirs(db: sqlite3.Con
     }
 
 
-def test_costs_of_a_day_are_told_up_to_a_moment_and_from_then_on(db: sqlite3.Connection) -> None:
+def test_costs_are_split_at_a_time(db: sqlite3.Connection) -> None:
     assert cost_around(db, START, START) == (0, 0)
     for at in (START - 1, START, START + 9, START + 10):
         ledger.record(db, None, None, PRICED, Millis(at))
@@ -89,12 +89,12 @@ def test_costs_of_a_day_are_told_up_to_a_moment_and_from_then_on(db: sqlite3.Con
     assert cost_around(db, Millis(START + 1), START) == (0, 500)
 
 
-def test_a_share_is_of_everything_that_was_read() -> None:
+def test_the_cache_share_counts_all_prompt_tokens() -> None:
     assert TotalUsage(input_tokens=25, cache_read_tokens=70, cache_write_tokens=5).cache_percent == 70
     assert TotalUsage().cache_percent == 0
 
 
-def test_slices_tell_quarters_of_an_hour_chats_models_and_purposes_apart(db: sqlite3.Connection) -> None:
+def test_slices_separate_quarter_hours_chats_models_and_purposes(db: sqlite3.Connection) -> None:
     chat, quarter = make_chat(db), 15 * 60_000
     for call, at, whose in (
         (PRICED, START, chat),
@@ -114,7 +114,7 @@ def test_slices_tell_quarters_of_an_hour_chats_models_and_purposes_apart(db: sql
     assert sum(one.spent.calls for one in load_slices(db, START, chat)) == 4
 
 
-def test_outcomes_are_found_by_conversation_and_purpose_those_of_failed_calls_too(db: sqlite3.Connection) -> None:
+def test_outcomes_by_conversation_and_purpose_include_failed_calls(db: sqlite3.Connection) -> None:
     first, second = (exchange(db, make_chat(db, ref), "q", "a").lineage_id for ref in ("1", "2"))
     for lineage, outcome in ((first, "ok"), (first, "timeout"), (second, "ok")):
         ledger.record(db, None, lineage, replace(PRICED, purpose="title", outcome=outcome), Millis(START))

@@ -32,11 +32,11 @@ SET = Tokens(131_072)
 LEARNED = Calibration(scale=1.31, image_tokens=765.5, samples=4, image_samples=2)
 
 
-async def test_a_model_that_is_not_known_has_the_defaults(store: Store) -> None:
+async def test_an_unknown_model_has_the_defaults(store: Store) -> None:
     assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile()
 
 
-async def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
+async def test_learned_values_survive_a_restart(tmp_path: Path) -> None:
     first = await SqliteStore.open(tmp_path / "state.db")
     await first.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
     await first.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
@@ -55,14 +55,14 @@ async def test_models_and_routes_are_kept_apart(store: Store) -> None:
     assert await store.read(profiles.load_profile, "elsewhere", MODEL) == ModelProfile()
 
 
-async def test_a_window_only_becomes_smaller(store: Store) -> None:
+async def test_a_learned_window_only_shrinks(store: Store) -> None:
     for stated in (65_536, 131_072, 32_768, 40_000):
         await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(stated), SET, NOW)
     found = await store.read(profiles.load_profile, ROUTE, MODEL)
     assert found == ModelProfile(learned_context=Tokens(32_768), learned_beside=SET)
 
 
-async def test_a_window_holds_beside_the_context_length_it_was_learned_with(store: Store) -> None:
+async def test_a_learned_window_holds_only_for_its_context_length(store: Store) -> None:
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(32_768), SET, NOW)
     found = await store.read(profiles.load_profile, ROUTE, MODEL)
@@ -76,7 +76,7 @@ async def test_a_window_holds_beside_the_context_length_it_was_learned_with(stor
     assert found.calibration == LEARNED
 
 
-async def test_a_bound_of_prompts_is_learned_beside_the_window_and_goes_with_it(store: Store) -> None:
+async def test_a_prompt_limit_is_learned_and_dropped_with_the_window(store: Store) -> None:
     for stated in (90_000, 100_000):
         await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(stated), SET, NOW, is_of_input=True)
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(120_000), SET, NOW)
@@ -90,7 +90,7 @@ async def test_a_bound_of_prompts_is_learned_beside_the_window_and_goes_with_it(
     assert (found.window(other), found.max_input(other, None), found.window(SET)) == (other, 110_000, SET)
 
 
-async def test_what_a_provider_says_takes_the_place_of_what_it_said_before(store: Store) -> None:
+async def test_a_new_offer_replaces_the_earlier_one(store: Store) -> None:
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(32_768), SET, NOW)
     for context, output in ((65_536, 8_192), (None, 4_096), (None, None)):
@@ -106,13 +106,13 @@ async def test_what_a_provider_says_takes_the_place_of_what_it_said_before(store
         )
 
 
-async def test_an_offer_may_be_the_first_that_is_known_of_a_model(store: Store) -> None:
+async def test_an_offer_can_create_the_profile(store: Store) -> None:
     offer = OfferedSize(context_length=Tokens(65_536), max_output_tokens=None, at=NOW)
     await store.write(profiles.save_offer, ROUTE, MODEL, offer)
     assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(offer=offer)
 
 
-async def test_a_window_learned_before_that_was_noted_is_learned_again(tmp_path: Path) -> None:
+async def test_a_window_without_a_known_context_length_is_learned_again(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         register_functions(db)
@@ -124,7 +124,7 @@ async def test_a_window_learned_before_that_was_noted_is_learned_again(tmp_path:
         assert profiles.load_profile(db, ROUTE, MODEL) == ModelProfile(calibration=LEARNED)
 
 
-async def test_a_new_calibration_leaves_the_window(store: Store) -> None:
+async def test_a_new_calibration_keeps_the_window(store: Store) -> None:
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
     found = await store.read(profiles.load_profile, ROUTE, MODEL)
@@ -134,7 +134,7 @@ async def test_a_new_calibration_leaves_the_window(store: Store) -> None:
 @pytest.mark.parametrize(
     "stored", ["", "[]", "{", '{"scale": 0}', '{"scale": 1e9}', '{"image_tokens": -1}', '{"scale": null}']
 )
-async def test_a_calibration_that_cannot_be_right_is_learned_again(store: Store, stored: str) -> None:
+async def test_an_invalid_calibration_is_learned_again(store: Store, stored: str) -> None:
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
     await store.write(lambda db: db.execute("UPDATE model_profiles SET calibration = ?", (stored,)) and None)
     found = await store.read(profiles.load_profile, ROUTE, MODEL)
@@ -151,13 +151,13 @@ async def test_a_calibration_that_cannot_be_right_is_learned_again(store: Store,
         image_samples=st.integers(0, 10**9),
     )
 )
-def test_a_calibration_comes_back_exactly(calibration: Calibration) -> None:
+def test_a_calibration_is_stored_exactly(calibration: Calibration) -> None:
     with migrated() as db:
         profiles.save_calibration(db, ROUTE, MODEL, calibration, NOW)
         assert profiles.load_profile(db, ROUTE, MODEL).calibration == calibration
 
 
-async def test_an_output_limit_holds_for_a_week_and_not_before_it_was_learned(store: Store) -> None:
+async def test_an_output_limit_holds_for_a_week(store: Store) -> None:
     learned_at, day = 1_800_000_000_000, 86_400_000
     await store.write(profiles.learn_output_cap, "lab", "model", 4_096, Millis(learned_at))
     limits = [
@@ -167,7 +167,7 @@ async def test_an_output_limit_holds_for_a_week_and_not_before_it_was_learned(st
     assert limits == [4_096, 4_096, None, None], "the clock was set back in the last one"
 
 
-async def test_facts_about_images_stay_beside_everything_else(store: Store) -> None:
+async def test_image_limits_do_not_change_other_columns(store: Store) -> None:
     facts = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, takes_none=True, max_side=500, refused=(7, 9))
     assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == profiles.LearnedImageLimits()
     await store.write(profiles.save_image_limits, ROUTE, MODEL, facts, NOW)
@@ -176,7 +176,7 @@ async def test_facts_about_images_stay_beside_everything_else(store: Store) -> N
     assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(calibration=LEARNED)
 
 
-async def test_what_two_nodes_learn_of_images_is_kept_together(store: Store) -> None:
+async def test_image_limits_of_two_nodes_are_merged(store: Store) -> None:
     mine = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, max_side=900, max_bytes=5_000, refused=(7, 9))
     theirs = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, max_side=500, max_count=3, refused=(9, 11))
     both = profiles.LearnedImageLimits(
@@ -188,9 +188,7 @@ async def test_what_two_nodes_learn_of_images_is_kept_together(store: Store) -> 
 
 
 @pytest.mark.parametrize(("mark", "later"), [("abc", profiles.MAX_LIMIT_AGE_MS), ("def", 0)])
-async def test_limits_that_hold_no_more_are_not_kept_but_refused_images_are(
-    store: Store, mark: str, later: int
-) -> None:
+async def test_expired_limits_are_dropped_but_refused_images_kept(store: Store, mark: str, later: int) -> None:
     old = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, takes_none=True, max_side=500, refused=(7,))
     new = profiles.LearnedImageLimits(mark=mark, learned_at=NOW + later, max_side=900)
     await store.write(profiles.save_image_limits, ROUTE, MODEL, old, NOW)
@@ -199,7 +197,7 @@ async def test_limits_that_hold_no_more_are_not_kept_but_refused_images_are(
 
 
 @pytest.mark.parametrize("stored", ["", "[]", "{", '{"max_side": "many"}'])
-async def test_facts_that_cannot_be_read_are_learned_again(store: Store, stored: str) -> None:
+async def test_unreadable_image_limits_are_learned_again(store: Store, stored: str) -> None:
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
     await store.write(lambda db: db.execute("UPDATE model_profiles SET image_facts = ?", (stored,)) and None)
     assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == profiles.LearnedImageLimits()

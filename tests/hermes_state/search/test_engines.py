@@ -1,4 +1,4 @@
-"""Full text over both engines: the same rows for the same words, newest first."""
+"""Full-text search on both engines: the same words find the same rows, newest first."""
 
 import contextlib
 import random
@@ -50,7 +50,7 @@ def chosen() -> random.Random:
     return random.Random(16)
 
 
-def test_words_are_those_of_fts5(chosen: random.Random) -> None:
+def test_tokens_equal_those_of_fts5(chosen: random.Random) -> None:
     characters = [chr(code) for code in range(1, 0x30000) if not 0xD800 <= code <= 0xDFFF]
     texts = ["".join(chosen.choices(characters[:limit], k=30)) for limit in (0x250, 0x3000, 0x30000) for _ in range(20)]
     texts += [" ".join(f"{one}a{one}b" for one in characters[at : at + 256]) for at in range(0, 0x3000, 256)]
@@ -64,14 +64,14 @@ def test_words_are_those_of_fts5(chosen: random.Random) -> None:
 
 
 def said(chosen: random.Random) -> str:
-    """A text in the words that queries are made of."""
+    """Return a text of words that occur in queries."""
     pieces = chosen.choices([WORDS, [*HAN], OTHERS], (6, 3, 1), k=chosen.randint(1, 12))
     any_character = chr(chosen.choice([chosen.randint(1, 0xD7FF), chosen.randint(0xE000, 0x1FFFF)]))
     return chosen.choice([" ", "", "-", ". "]).join([*map(chosen.choice, pieces), any_character])
 
 
 def asked(chosen: random.Random) -> str:
-    """A query: words, phrases, prefixes, exclusions, alternatives, in brackets, or anything."""
+    """Return a query: words, phrases, prefixes, exclusions, alternatives, brackets, or random text."""
     word = said(chosen)[: chosen.randint(1, 9)]
     kind = chosen.randrange(8)
     if kind < 3:
@@ -104,8 +104,9 @@ def fill(db: Connection, chosen: random.Random) -> list[Session]:
 
 @pytest.fixture(scope="module")
 def databases(postgres: Postgres, chosen: random.Random) -> Iterator[list[Connection]]:
-    """The same rows in SQLite and in PostgreSQL."""
-    from hermes_state.engines.postgres.connection import PostgresConnection  # late: most runs need none
+    """The same rows in SQLite and PostgreSQL."""
+    # imported here, because most runs do not need it
+    from hermes_state.engines.postgres.connection import PostgresConnection
 
     seed = chosen.random()
     with (
@@ -122,7 +123,7 @@ def databases(postgres: Postgres, chosen: random.Random) -> Iterator[list[Connec
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("recent", [1, 20, tsquery.RECENT_ROWS])
-def test_the_same_rows_are_found(databases: list[Connection], monkeypatch: pytest.MonkeyPatch, recent: int) -> None:
+def test_engines_find_the_same_rows(databases: list[Connection], monkeypatch: pytest.MonkeyPatch, recent: int) -> None:
     monkeypatch.setattr(tsquery, "RECENT_ROWS", recent)
     chosen, found = random.Random(recent), 0
     narrowings: list[SearchFilter] = [
@@ -144,7 +145,7 @@ def test_the_same_rows_are_found(databases: list[Connection], monkeypatch: pytes
 
 
 @pytest.mark.cluster
-def test_a_long_row_is_found_by_all_its_words_and_by_phrases_up_to_a_position(databases: list[Connection]) -> None:
+def test_a_long_row_is_found_by_every_word_and_by_early_phrases(databases: list[Connection]) -> None:
     sqlite, postgres = databases
     last = f"w{MAX_POSITION - 1}"
     for query in (last, "beyond", f"w0 {last} beyond door", f'"w{MAX_POSITION - 2} {last}"'):
@@ -170,7 +171,7 @@ def test_a_long_row_is_found_by_all_its_words_and_by_phrases_up_to_a_position(da
     ],
     ids=["rare Han", "Han", "words", "one word", "the same word", "quotes"],
 )
-def test_no_text_is_too_much_for_the_index(databases: list[Connection], text: str, first: str) -> None:
+def test_any_text_can_be_indexed(databases: list[Connection], text: str, first: str) -> None:
     *_, postgres = databases
     postgres.execute("BEGIN")
     session = start(postgres, "long")
@@ -180,7 +181,7 @@ def test_no_text_is_too_much_for_the_index(databases: list[Connection], text: st
 
 
 @pytest.mark.cluster
-def test_words_that_are_lost_are_stored_again(databases: list[Connection]) -> None:
+def test_lost_words_are_stored_again(databases: list[Connection]) -> None:
     *_, postgres = databases
     before = ids(postgres, "door")
     postgres.execute("BEGIN")

@@ -1,4 +1,4 @@
-"""Everything that a row holds is found: documents, quotations, names of tools and what stands in their arguments."""
+"""Every field of a row is searchable: documents, quotes, tool names and arguments."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def put(
 
 
 def fault_of(store: Store) -> str | None:
-    """Fault of the index that a database has in a file."""
+    """Return the fault of a database file's index."""
     return find_fault(store.path) if isinstance(store, SqliteStore) else None
 
 
@@ -94,7 +94,7 @@ async def test_every_field_is_found_and_shown_where_the_match_is(
     assert hit.text == "please look at this " * 20
 
 
-async def test_a_row_of_calls_alone_is_found(store: Store) -> None:
+async def test_a_row_with_only_calls_is_found(store: Store) -> None:
     session = await store.write(start, "a")
     await store.write(put, session, called(ARGUMENTS), None, MessageRole.ASSISTANT)
     for order in ("best", "newest"):
@@ -104,7 +104,7 @@ async def test_a_row_of_calls_alone_is_found(store: Store) -> None:
 
 
 @sqlite_only
-async def test_a_row_that_changes_or_goes_leaves_nothing_behind(store: Store) -> None:
+async def test_changed_and_deleted_rows_leave_no_index_entries(store: Store) -> None:
     session = await store.write(start, "a")
     message_id = await store.write(put, session, called(ARGUMENTS))
     await store.write(lambda db: db.execute("UPDATE messages SET body = NULL WHERE id = ?", (message_id,)))
@@ -143,7 +143,7 @@ async def test_arguments_of_any_kind_are_stored(store: Store, arguments: str) ->
 
 
 @sqlite_only
-async def test_what_is_no_body_of_ours_does_no_harm(store: Store) -> None:
+async def test_an_invalid_body_does_no_harm(store: Store) -> None:
     session = await store.write(start, "a")
     message_id = await store.write(say, session, "findable")
     for body in ("{", "[1]", '{"calls": 7}'):
@@ -154,7 +154,7 @@ async def test_what_is_no_body_of_ours_does_no_harm(store: Store) -> None:
         assert find_fault(store.path) is None
 
 
-async def test_a_long_row_is_indexed_to_its_bound(store: Store) -> None:
+async def test_a_long_row_is_indexed_up_to_the_limit(store: Store) -> None:
     session = await store.write(start, "a")
     documents = (Document(name="a", text="word " * (INDEXED_CHARACTERS // 5)), Document(name="b", text="beyond"))
     await store.write(put, session, MessageBody(documents=documents), "lapwing")
@@ -189,7 +189,7 @@ def test_every_string_of_any_arguments_is_found(db: Connection, strings: list[st
 # ---- databases of earlier versions
 
 
-async def test_the_index_of_an_earlier_version_serves_until_the_new_one_is_made(tmp_path: Path) -> None:
+async def test_an_earlier_versions_index_is_used_until_the_new_one_is_built(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as old:
         register_functions(old)

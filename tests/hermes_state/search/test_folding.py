@@ -1,4 +1,4 @@
-"""A text is found in each form in which people type it, on both engines."""
+"""Both engines find a text in every form in which people type it."""
 
 import contextlib
 import unicodedata
@@ -117,14 +117,15 @@ def sqlite() -> Iterator[Connection]:
 
 @pytest.fixture(scope="module")
 def postgres_database(postgres: Postgres) -> Iterator[Connection]:
-    from hermes_state.engines.postgres.connection import PostgresConnection  # late: most runs need none
+    # imported here, because most runs do not need it
+    from hermes_state.engines.postgres.connection import PostgresConnection
 
     with postgres.fresh_database() as url, contextlib.closing(PostgresConnection.open(url)) as db:
         yield db
 
 
 def wrong(db: Connection) -> list[tuple[str, str]]:
-    """Pairs of a query and a text of which it finds not exactly that one."""
+    """Return pairs of a query and a text that it does not find, or not alone."""
     session = start(db, "folding")
     texts = dict.fromkeys(chain(NOISE, (text for _, text in (*PAIRS, *DIFFERENT))))
     for number, text in enumerate(texts):
@@ -134,20 +135,20 @@ def wrong(db: Connection) -> list[tuple[str, str]]:
     return missed + [(query, text) for query, text in DIFFERENT if text in found[query]]
 
 
-def test_each_form_finds_the_others(sqlite: Connection) -> None:
+def test_each_spelling_finds_the_others(sqlite: Connection) -> None:
     assert wrong(sqlite) == []
 
 
 @pytest.mark.cluster
-def test_each_form_finds_the_others_on_postgresql(postgres_database: Connection) -> None:
+def test_each_spelling_finds_the_others_on_postgresql(postgres_database: Connection) -> None:
     postgres_database.execute("BEGIN")
     assert wrong(postgres_database) == []
     postgres_database.execute("ROLLBACK")
 
 
 @pytest.mark.cluster
-async def test_words_that_an_earlier_version_cut_are_stored_anew(postgres: Postgres) -> None:
-    from hermes_state.engines.postgres.store import PostgresStore  # late: most runs need none
+async def test_words_from_an_earlier_version_are_stored_again(postgres: Postgres) -> None:
+    from hermes_state.engines.postgres.store import PostgresStore  # imported here, because most runs do not need it
 
     with postgres.fresh_database() as url:
         store = await PostgresStore.open(url)
@@ -163,7 +164,7 @@ async def test_words_that_an_earlier_version_cut_are_stored_anew(postgres: Postg
         assert not await store.write(renew_words)
         assert await store.read(load_progress) == 100 * RENEWED_ROWS // (RENEWED_ROWS + 20)
         assert await store.read(incompleteness) is not None
-        await keep_index(store)  # as at the next start
+        await keep_index(store)  # like the next start
         assert len(await store.read(search, "한국어", limit=200)) == RENEWED_ROWS + 20
         assert await store.read(load_progress) is None
         await store.close()

@@ -31,7 +31,7 @@ def texts(hits: list[FoundMessage]) -> list[str]:
     return [hit.text for hit in hits]
 
 
-async def test_a_hit_tells_where_it_was_said(store: Store) -> None:
+async def test_a_hit_names_its_chat_session_and_message(store: Store) -> None:
     session = await store.write(start, "a")
     message_id = await store.write(say, session, "the red door", at=7, role=MessageRole.ASSISTANT)
     (hit,) = await store.read(search, "door")
@@ -67,7 +67,7 @@ async def test_a_search_can_be_narrowed(store: Store) -> None:
     assert texts(await store.read(search, "door", limit=1, order="newest")) == ["door three"]
 
 
-async def test_a_person_cannot_reach_beyond_the_given_chat(store: Store) -> None:
+async def test_a_query_cannot_escape_the_given_chat(store: Store) -> None:
     first, second = await store.write(start, "a"), await store.write(start, "b")
     await store.write(say, first, "my secret plan")
     escapes = (f"scope:c{first.chat_id}", f'x OR scope:"c{first.chat_id}"', "secret) OR (plan", 'plan" OR "my')
@@ -145,7 +145,7 @@ async def test_the_snippet_shows_the_match(store: Store, query: str, shown: str)
         ("needle " + "x-" * 500_000, "needle"),
     ],
 )
-async def test_a_search_that_almost_matches_costs_little(store: Store, query: str, text: str) -> None:
+async def test_near_misses_are_searched_quickly(store: Store, query: str, text: str) -> None:
     session = await store.write(start, "a")
     await store.write(say, session, text)
     before = time.process_time()
@@ -163,7 +163,7 @@ async def test_a_search_that_almost_matches_costs_little(store: Store, query: st
         ("in", "tin", "in"),
     ],
 )
-async def test_the_snippet_passes_over_what_is_only_alike(store: Store, query: str, alike: str, meant: str) -> None:
+async def test_the_snippet_ignores_similar_words(store: Store, query: str, alike: str, meant: str) -> None:
     session = await store.write(start, "a")
     await store.write(say, session, f"{alike} {'- ' * 300}{meant}")
     (hit,) = await store.read(search, query)
@@ -178,7 +178,7 @@ async def test_the_snippet_passes_over_what_is_only_alike(store: Store, query: s
         ("need", f"need {'- ' * 300}needles", "need -"),
     ],
 )
-async def test_the_snippet_shows_where_most_words_stand(store: Store, query: str, text: str, shown: str) -> None:
+async def test_the_snippet_shows_the_place_with_most_words(store: Store, query: str, text: str, shown: str) -> None:
     session = await store.write(start, "a")
     await store.write(say, session, text)
     (hit,) = await store.read(search, query)
@@ -203,7 +203,7 @@ def db() -> Iterator[Connection]:
 
 @pytest.fixture
 def transaction(db: Connection) -> Iterator[Connection]:
-    """The database of the module, which forgets what the test has written."""
+    """The module's database, rolled back after the test."""
     db.execute("BEGIN")
     yield db
     db.execute("ROLLBACK")
@@ -221,7 +221,7 @@ def test_every_stored_text_is_found_by_its_own_words(db: Connection, rows: list[
     db.execute("ROLLBACK")
 
 
-# ---- what people paste
+# ---- pasted text
 
 COMMANDS = (
     *(
@@ -314,7 +314,7 @@ _TYPED = st.lists(
 
 @examples(80)
 @given(typed=_TYPED.filter(lambda text: (parsed := parse_query(text)) is not None and parsed.whole is not None))
-def test_whatever_is_pasted_is_among_the_first_hits(db: Connection, typed: str) -> None:
+def test_pasted_text_finds_its_row_among_the_first_hits(db: Connection, typed: str) -> None:
     db.execute("BEGIN")
     session = start(db, "a")
     own = say(db, session, f"once {typed} and more")

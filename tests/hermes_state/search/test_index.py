@@ -1,4 +1,4 @@
-"""A damaged, an outdated and a missing search index: messages go on, search says so, and a new one is made."""
+"""Damaged, outdated and missing search indexes: messages are stored, search reports it, and the index is rebuilt."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ async def fill(store: Store, rows: int = 40) -> list[MessageId]:
 
 @pytest.fixture(params=DAMAGES)
 async def spoiled(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    """A store whose index was damaged while nobody had it open."""
+    """A store whose index was damaged while it was closed."""
     path = tmp_path / "state.db"
     store = await open_store(path)
     await fill(store)
@@ -83,7 +83,7 @@ async def found(store: Store) -> int:
     return len(await store.read(search, "door", limit=200))
 
 
-async def test_damage_is_found_and_mended(spoiled: Store) -> None:
+async def test_a_damaged_index_is_found_and_rebuilt(spoiled: Store) -> None:
     fault = find_fault(spoiled.path)
     assert fault not in (None, OUTDATED)
     await mend_index(spoiled)
@@ -94,9 +94,9 @@ async def test_damage_is_found_and_mended(spoiled: Store) -> None:
     )
 
 
-async def test_messages_are_stored_whatever_the_index_is_like(spoiled: Store) -> None:
+async def test_messages_are_stored_despite_a_damaged_index(spoiled: Store) -> None:
     session = await spoiled.write(start, "a")
-    for number in range(200):  # enough for the index to look at its older parts
+    for number in range(200):  # enough for the index to read its older parts
         await spoiled.write(say, session, f"door {number} " + "and many other words " * 20)
     assert await spoiled.read(lambda db: db.execute("SELECT count(*) FROM messages").fetchone()[0]) == 240
     await mend_index(spoiled)
@@ -105,7 +105,7 @@ async def test_messages_are_stored_whatever_the_index_is_like(spoiled: Store) ->
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_an_index_that_is_damaged_while_it_is_made_is_made_once_more(
+async def test_an_index_damaged_during_its_build_is_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)
@@ -122,7 +122,7 @@ async def test_an_index_that_is_damaged_while_it_is_made_is_made_once_more(
         async with asyncio.timeout(20):
             while find_fault(path) is not None:
                 assert not keeping.done(), keeping
-                await asyncio.sleep(0.01)  # the task says only to the log when it is done
+                await asyncio.sleep(0.01)  # the task only logs its end
         assert await found(store) == 40
     finally:
         keeping.cancel()
@@ -131,7 +131,7 @@ async def test_an_index_that_is_damaged_while_it_is_made_is_made_once_more(
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-async def test_a_sound_index_is_left_alone(store: Store, is_new: bool) -> None:
+async def test_an_undamaged_index_is_not_rebuilt(store: Store, is_new: bool) -> None:
     if not is_new:
         await fill(store)
     assert find_fault(store.path) is None
@@ -140,15 +140,15 @@ async def test_a_sound_index_is_left_alone(store: Store, is_new: bool) -> None:
     assert await store.read(lambda db: db.execute("SELECT * FROM sqlite_schema").fetchall()) == before
 
 
-async def test_a_result_of_an_earlier_search_is_no_fault(store: Store) -> None:
-    """Its scope has one word more than others."""
+async def test_a_row_of_search_results_is_not_a_fault(store: Store) -> None:
+    """Its scope has one more word."""
     row_id = (await fill(store))[0]
     named = "UPDATE messages SET tool_name = 'history_search' WHERE id = ?"
     await store.write(lambda db: db.execute(named, (row_id,)))
     assert find_fault(store.path) is None
 
 
-async def test_an_index_that_fails_is_mended_while_the_store_is_open(store: Store) -> None:
+async def test_a_failing_index_is_rebuilt_while_the_store_is_open(store: Store) -> None:
     await fill(store)
     keeping = asyncio.create_task(keep_index(store))
     try:
@@ -158,14 +158,14 @@ async def test_an_index_that_fails_is_mended_while_the_store_is_open(store: Stor
         assert store.index_failed.is_set() or await store.read(load_progress) is not None
         async with asyncio.timeout(20):
             while await store.read(load_progress) is not None or store.index_failed.is_set():  # noqa: ASYNC110 - the
-                await asyncio.sleep(0.01)  # task says only to the log when it is done
+                await asyncio.sleep(0.01)  # task only logs its end
         assert await found(store) == 41
     finally:
         keeping.cancel()
         await asyncio.wait([keeping])
 
 
-async def test_the_old_index_serves_until_the_new_one_is_complete(
+async def test_the_old_index_is_used_until_the_new_one_is_complete(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)
@@ -186,9 +186,9 @@ async def test_the_old_index_serves_until_the_new_one_is_complete(
     assert len(ids) == await found(store)
 
 
-async def test_a_changed_segmenter_makes_the_index_anew(store: Store) -> None:
+async def test_a_changed_segmenter_rebuilds_the_index(store: Store) -> None:
     def insert_as_before(db: sqlite3.Connection) -> None:
-        """What an older segmenter would have left: nothing of this row in the index."""
+        """Index a row like an older segmenter, which found no words in it."""
         db.create_function("fts_text", 1, lambda text: "", deterministic=True)
         say(db, start(db, "a"), "findable")
         register_functions(db)
@@ -200,7 +200,7 @@ async def test_a_changed_segmenter_makes_the_index_anew(store: Store) -> None:
     assert len(await store.read(search, "findable")) == 1
 
 
-async def test_a_new_index_keeps_up_with_what_changes_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_index_follows_changes_during_its_build(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)
     ids = await fill(store)
     await store.write(begin_index, keeps_old=False)
@@ -224,9 +224,7 @@ async def test_a_new_index_keeps_up_with_what_changes_meanwhile(store: Store, mo
     )
 
 
-async def test_a_restart_goes_on_where_the_last_process_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_restart_continues_an_unfinished_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)
     path = tmp_path / "state.db"
     store = await open_store(path)
@@ -258,14 +256,14 @@ async def test_other_damage_is_not_blamed_on_the_index(store: Store) -> None:
     assert find_fault(store.path) is None
 
 
-async def test_merging_goes_on_while_an_index_is_made(store: Store) -> None:
+async def test_merging_continues_while_an_index_is_built(store: Store) -> None:
     await fill(store)
     await store.write(begin_index, keeps_old=False)
     await store.write(merge_index)
     assert await store.read(load_progress) == 0
 
 
-async def test_a_remade_index_is_defined_as_the_first_one(store: Store) -> None:
+async def test_a_rebuilt_index_has_the_same_definition(store: Store) -> None:
     def definitions(db: sqlite3.Connection) -> list[str]:
         query = "SELECT sql FROM sqlite_schema WHERE sql LIKE '%messages_fts%' ORDER BY name"
         return [
@@ -281,19 +279,19 @@ async def test_a_remade_index_is_defined_as_the_first_one(store: Store) -> None:
 
 
 def parts(db: Connection, index: str = "messages_fts") -> int:
-    """Number of the parts that an index consists of, which appends have to merge some day."""
+    """Count the parts of an index, which later appends must merge."""
     return scalar(db, int, f"SELECT count(DISTINCT segid) FROM {index}_idx")
 
 
 async def fill_in_blocks(store: Store, blocks: int = 30) -> None:
-    """Fill the store so that its index consists of several parts, as a load in blocks leaves it."""
+    """Fill the store so that its index has several parts, as after a load in blocks."""
     session = await store.write(start, "a")
     for block in range(blocks):
         text = " ".join(f"word{block * 400 + number}" for number in range(400))
         await store.write(say, session, f"door {text}")
 
 
-async def test_an_index_that_was_made_anew_is_one_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rebuilt_index_is_fully_merged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "BLOCK_ROWS", 3)
     await fill_in_blocks(store)
     await store.write(begin_index, keeps_old=True)
@@ -306,7 +304,7 @@ async def test_an_index_that_was_made_anew_is_one_part(store: Store, monkeypatch
     assert find_fault(store.path) is None
 
 
-async def test_merging_goes_on_after_a_restart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_merging_continues_after_a_restart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "BLOCK_ROWS", 3)
     await fill_in_blocks(store)
     await store.write(begin_index, keeps_old=True)
@@ -315,7 +313,7 @@ async def test_merging_goes_on_after_a_restart(store: Store, monkeypatch: pytest
     assert not await store.write(extend_index), "a first step"
     session = await store.write(start, "b")
     await store.write(say, session, "the door meanwhile")
-    await mend_index(store)  # as at the next start
+    await mend_index(store)  # like the next start
     assert await store.read(parts) <= 2, "the rest, and the new message"
     assert len(await store.read(search, "door", limit=50)) == 31
     assert find_fault(store.path) is None

@@ -1,4 +1,4 @@
-"""Searches that find what was said in other words: some of the words asked for, then words that are spelt nearly so."""
+"""Searches in other words: first with fewer words, then with similarly spelt ones."""
 
 import pytest
 
@@ -35,12 +35,12 @@ def asked(db: Connection, session: Session, query: str, **narrow: object) -> tup
         db,
         query,
         lineage_id=session.lineage_id,
-        **narrow,  # type: ignore[arg-type]  # tests name what they narrow
+        **narrow,  # type: ignore[arg-type]  # tests name their filters
     )
     return [hit.text for hit in hits], words
 
 
-def test_a_row_with_all_words_is_found_as_ever(db: Connection, session: Session) -> None:
+def test_a_row_with_all_words_is_found_first(db: Connection, session: Session) -> None:
     assert asked(db, session, "staging database") == ([SAID[0]], ())
 
 
@@ -55,7 +55,7 @@ def test_a_row_with_all_words_is_found_as_ever(db: Connection, session: Session)
         ("数据库备份时间", [SAID[4]], ("数据", "据库", "备份")),
     ],
 )
-def test_the_commonest_words_are_left_out_until_something_is_found(
+def test_the_commonest_words_are_dropped_until_a_match(
     db: Connection, session: Session, query: str, found: list[str], words: tuple[str, ...]
 ) -> None:
     texts, named = asked(db, session, query)
@@ -76,9 +76,7 @@ def test_the_commonest_words_are_left_out_until_something_is_found(
         ("the gateway configration", SAID[3], "configuration"),
     ],
 )
-def test_a_word_that_is_spelt_nearly_so_is_found(
-    db: Connection, session: Session, query: str, text: str, word: str
-) -> None:
+def test_a_misspelt_word_is_found(db: Connection, session: Session, query: str, text: str, word: str) -> None:
     texts, words = asked(db, session, query)
     assert texts[0] == text
     assert word in words
@@ -87,7 +85,7 @@ def test_a_word_that_is_spelt_nearly_so_is_found(
 @pytest.mark.parametrize(
     "query", ["hots", "prot", "5434", "54333", "a1b2c", "zzzzzzzz", "x" * 2_000, "数居库", "😀😀😀😀😀"]
 )
-def test_short_words_and_numbers_are_taken_as_they_are(db: Connection, session: Session, query: str) -> None:
+def test_short_words_and_numbers_are_not_corrected(db: Connection, session: Session, query: str) -> None:
     assert asked(db, session, query) == ([], ())
 
 
@@ -104,7 +102,7 @@ def test_short_words_and_numbers_are_taken_as_they_are(db: Connection, session: 
         "",
     ],
 )
-def test_who_asks_exactly_is_answered_exactly(db: Connection, session: Session, query: str) -> None:
+def test_exact_queries_are_not_relaxed(db: Connection, session: Session, query: str) -> None:
     texts, words = asked(db, session, query)
     assert words == ()
     assert texts == ([SAID[2]] if query == "staging -database" else [])
@@ -118,7 +116,7 @@ def test_filters_hold_in_every_step(db: Connection, session: Session) -> None:
     assert asked(db, session, "staging repository unheard", since=Millis(3)) == ([SAID[3]], ("repository",))
 
 
-def test_a_word_that_only_other_chats_know_is_neither_found_nor_named(db: Connection, session: Session) -> None:
+def test_words_of_other_chats_are_neither_found_nor_named(db: Connection, session: Session) -> None:
     other = start(db, "b")
     for text in ("the codename is Zanzibar", "gatewai", "zebra", "stagin"):
         say(db, other, text)
@@ -130,7 +128,7 @@ def test_a_word_that_only_other_chats_know_is_neither_found_nor_named(db: Connec
     assert asked(db, other, "Zanzibat")[1] == ("zanzibar",)
 
 
-def test_what_is_being_answered_is_no_hit(db: Connection) -> None:
+def test_the_running_turn_is_not_a_hit(db: Connection) -> None:
     chat_id = make_chat(db)
     first = journal.start_turn(db, chat_id, [receive(db, chat_id, "the gate code is 4711")], {}, Millis(0))
     assert asked_for(db, first, "gate code") == []
@@ -148,7 +146,7 @@ def finish(db: Connection, turn: RunningTurn) -> None:
     journal.finish_turn(db, turn, journal.ModelAnswer(text="noted", call=CALL, reported_prompt_tokens=None), Millis(1))
 
 
-def test_results_of_earlier_searches_are_no_hits(db: Connection, session: Session) -> None:
+def test_results_of_earlier_searches_are_not_hits(db: Connection, session: Session) -> None:
     echo = NewMessage(
         role=MessageRole.TOOL,
         origin=Origin.TOOL,

@@ -1,4 +1,4 @@
-"""Ranking of common words, held against SQLite's own over what is said in the months of the end-to-end tests."""
+"""Ranking of common words, compared with SQLite's own over the months of the end-to-end tests."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ from tests.sampling import every
 
 ONE_WORD, WITH_A_RARE_ONE, COMMON_WORDS = 70, 65, 65
 
-# The ranking of before, the oracle: SQLite's bm25 over the newest thousand.
+# The reference: SQLite's bm25 over the newest thousand matches.
 _BM25 = """
 WITH hit AS MATERIALIZED (
   SELECT rowid AS id, bm25(messages_fts, 1.0, 0.0) AS rank FROM messages_fts WHERE messages_fts MATCH ?
@@ -36,7 +36,7 @@ SELECT id FROM hit ORDER BY rank, id DESC LIMIT 20
 
 @pytest.fixture(scope="module")
 def db() -> Iterator[Connection]:
-    """Three months, each a chat of its own."""
+    """Three months, each in its own chat."""
     with migrated() as connection:
         connection.execute("BEGIN")
         for month in MONTHS:
@@ -45,7 +45,7 @@ def db() -> Iterator[Connection]:
                 say(connection, session, message_of(month, number), at=number)
                 for call in calls_of(month, number):
                     if call["name"] == REGISTER.name:
-                        # It looks at nothing but its arguments.
+                        # Uses only its arguments.
                         result = asyncio.run(REGISTER.run(call["arguments"], cast("ToolContext", None)))
                         say(connection, session, str(result), at=number, role=MessageRole.ASSISTANT)
                 say(connection, session, answer_of(number), at=number, role=MessageRole.ASSISTANT)
@@ -54,7 +54,7 @@ def db() -> Iterator[Connection]:
 
 
 def queries(db: Connection) -> list[tuple[str, str]]:
-    """Queries of each kind, in words of messages that are spread over the months."""
+    """Return queries of each kind, with words from messages across the months."""
     chosen = random.Random(1)
     rows = [text for (text,) in db.execute("SELECT text FROM messages ORDER BY id")]
     found: dict[str, dict[str, None]] = {"one": {}, "rare": {}, "common": {}}
@@ -95,7 +95,7 @@ def ids_of_before(db: Connection, query: str, lineage_id: LineageId | None) -> l
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("narrow", [False, True])
-def test_a_common_word_changes_little(db: Connection, monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
+def test_common_words_rank_almost_like_bm25(db: Connection, monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
     asked = queries(db)
     monkeypatch.setattr(fts5, "COMMON_ROWS", 0)
     lineage_id = LineageId(1) if narrow else None
@@ -115,7 +115,7 @@ COMMON = ["the", "of", "and", "to", "a", "in", "is", "it", "you", "that", "he", 
 
 @pytest.mark.parametrize("kind", ["side by side", "anywhere"])
 def test_several_common_words_keep_their_order_in_a_long_chat(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Most of its rows have them, and the best are not the newest."""
+    """Most rows contain the words, and the best rows are not the newest."""
     chosen = random.Random(2)
     with migrated() as db:
         sessions = [start(db, chat) for chat in "ab"]
@@ -145,7 +145,7 @@ NARROW = (
 
 @pytest.mark.parametrize("narrow", NARROW, ids=str)
 @pytest.mark.parametrize("query", ["costs", "costs OR 登记簿里", "costs -looked", "har*", "港"])
-def test_filters_hold_where_a_word_is_common(
+def test_filters_apply_to_common_words(
     db: Connection, monkeypatch: pytest.MonkeyPatch, query: str, narrow: dict[str, Any]
 ) -> None:
     before = search(db, query, **narrow)
@@ -167,10 +167,10 @@ def test_filters_hold_where_a_word_is_common(
         ("th*", {}),
     ],
 )
-def test_sqlite_counts_nothing_common(
+def test_sqlite_does_not_count_common_words(
     db: Connection, monkeypatch: pytest.MonkeyPatch, query: str, narrow: dict[str, Any]
 ) -> None:
-    """It would look at every match in the whole index."""
+    """Counting would read every match in the whole index."""
     monkeypatch.setattr(fts5, "COMMON_ROWS", 300)
     statements: list[str] = []
     db.set_trace_callback(statements.append)

@@ -44,7 +44,7 @@ def test_a_held_lock_names_its_holder(path: Path) -> None:
         assert caught.value.holder == found
 
 
-def test_a_released_lock_is_free_and_names_nobody(path: Path) -> None:
+def test_a_released_lock_is_free_and_names_no_holder(path: Path) -> None:
     lock = FileLock.acquire(path, what="the database")
     lock.release()
     lock.release()
@@ -59,7 +59,7 @@ def test_a_failed_attempt_leaves_the_holder_named(path: Path) -> None:
         assert holder(path) is not None
 
 
-def test_looking_creates_no_file(path: Path) -> None:
+def test_reading_the_holder_creates_no_file(path: Path) -> None:
     assert holder(path) is None
     assert not path.exists()
 
@@ -87,7 +87,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(path: Path) -> None:
         assert found.startswith(f"process {os.getpid()} ")
 
 
-def test_a_lock_that_was_not_named_yet_still_holds(path: Path) -> None:
+def test_a_lock_without_a_holders_name_still_holds(path: Path) -> None:
     with FileLock.acquire(path, what="the token"):
         path.write_text("")
         with pytest.raises(LockUnavailable, match="another process"):
@@ -95,26 +95,26 @@ def test_a_lock_that_was_not_named_yet_still_holds(path: Path) -> None:
         assert holder(path) == "another process"
 
 
-def test_a_lock_that_cannot_be_looked_at_is_a_clear_error(tmp_path: Path) -> None:
+def test_an_unreadable_lock_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="lock file"):
         holder(tmp_path / ("x" * 300))
 
 
-def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="lock file"):
         FileLock.acquire(tmp_path / "missing" / "x.lock", what="the token")
 
 
 @pytest.fixture
 def meeting_place() -> Iterator[Path]:
-    """A lock file in a folder that every user may write to, as `/run/lock` is one."""
+    """A lock file in a folder that every user may write to, like `/run/lock`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o1777)
         yield folder / "token.lock"
 
 
-def test_the_file_of_a_shared_lock_is_for_every_user_whatever_the_umask(meeting_place: Path) -> None:
+def test_a_shared_lock_file_is_writable_for_all_despite_the_umask(meeting_place: Path) -> None:
     before = os.umask(0o077)
     try:
         with FileLock.acquire(meeting_place, what="the token", is_shared=True):
@@ -125,7 +125,7 @@ def test_the_file_of_a_shared_lock_is_for_every_user_whatever_the_umask(meeting_
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
 @pytest.mark.parametrize("is_made_by_us", [True, False])
-def test_users_share_a_lock_whoever_made_its_file(meeting_place: Path, is_made_by_us: bool) -> None:
+def test_users_share_a_lock_created_by_any_of_them(meeting_place: Path, is_made_by_us: bool) -> None:
     if is_made_by_us:
         FileLock.acquire(meeting_place, what="the token", is_shared=True).release()
     process = start_python(_HOLDING, meeting_place, _NOBODY)
@@ -145,7 +145,7 @@ def test_users_share_a_lock_whoever_made_its_file(meeting_place: Path, is_made_b
 
 
 @pytest.mark.parametrize("planted", ["a symbolic link", "a hard link", "a pipe"])
-def test_a_shared_lock_follows_nothing_that_somebody_planted(meeting_place: Path, planted: str) -> None:
+def test_a_shared_lock_refuses_planted_links_and_special_files(meeting_place: Path, planted: str) -> None:
     ours = meeting_place.with_name("ours")
     ours.write_text("precious")
     if planted == "a pipe":

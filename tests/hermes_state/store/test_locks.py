@@ -1,4 +1,4 @@
-"""What a call of a function locks, as the function has declared it."""
+"""Declared locks of function calls."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,23 +62,23 @@ def rows(*found: tuple[str, int]) -> LockKeys:
     return LockKeys(rows=frozenset(found))
 
 
-def test_a_declared_parameter_is_found_by_place_and_by_name() -> None:
+def test_a_declared_parameter_is_found_by_position_and_name() -> None:
     assert locks_of(close, 7) == rows(("turn", 7))
     assert locks_of(close, reason="x", turn_id=7) == rows(("turn", 7))
 
 
 @pytest.mark.parametrize("keys", [locks_of(close), locks_of(close, None), locks_of(refuse, [], None)])
-def test_nothing_leads_to_no_lock(keys: LockKeys) -> None:
+def test_none_and_empty_sequences_need_no_lock(keys: LockKeys) -> None:
     assert keys == LockKeys()
 
 
-def test_paths_go_through_sequences_to_ids_keys_and_cursors() -> None:
+def test_paths_lead_through_sequences_to_ids_keys_and_cursors() -> None:
     keys = locks_of(refuse, ROWS, KEY)
     assert keys.rows == {("inbox", 1), ("inbox", 2), ("chat", 5)}
     assert keys.names == {"cursor/discord/discord/9", "chat/telegram/telegram/-100/7"}
 
 
-def test_people_of_one_place_share_its_lock_and_threads_do_not() -> None:
+def test_people_in_one_place_share_a_lock_but_threads_do_not() -> None:
     assert place_of(KEY) == place_of(replace(KEY, user_ref="")) != place_of(replace(KEY, thread_ref="8"))
 
 
@@ -86,10 +86,10 @@ def test_bound_and_partial_functions_lock_what_they_declare() -> None:
     assert locks_of(Owner().settle, 7) == rows(("turn", 7))
     assert locks_of(partial(Owner().settle, turn_id=TURN)) == rows(("turn", 7))
     assert locks_of(partial(close, turn_id=TURN)) == rows(("turn", 7))
-    assert locks_of(partial(change, ROWS[0]), 0) == rows(("chat", 5))  # the connection comes behind what is bound
+    assert locks_of(partial(change, ROWS[0]), 0) == rows(("chat", 5))  # the connection follows the bound arguments
 
 
-def test_what_is_called_inside_adds_its_own_locks_and_nothing_without_a_declaration() -> None:
+def test_an_inner_function_adds_only_its_declared_locks() -> None:
     assert locks_of(carry_out, 7, tidy) == rows(("turn", 7)) | ALL
     assert locks_of(carry_out, 7, partial(close, turn_id=TurnId(8))) == rows(("turn", 7), ("turn", 8))
     assert locks_of(carry_out, 7, undeclared) == rows(("turn", 7))
@@ -99,11 +99,11 @@ def test_a_function_without_a_declaration_locks_everything() -> None:
     assert locks_of(undeclared, 7) == locks_of(lambda db: None) == locks_of(tidy) == ALL
 
 
-def test_the_locks_of_a_batch_are_those_of_all_its_functions() -> None:
+def test_a_batch_has_the_locks_of_all_its_functions() -> None:
     assert locks_of(close, 7) | locks_of(note, "a") == LockKeys(frozenset({("turn", 7)}), frozenset({"notes"}))
 
 
-def test_a_parameter_that_does_not_exist_is_refused_at_once() -> None:
+def test_an_unknown_parameter_is_refused_at_declaration() -> None:
     with pytest.raises(ValueError, match="tuple"):
         locks(turn="turn")(lambda db, turn_id: None)
 

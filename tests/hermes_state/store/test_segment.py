@@ -45,12 +45,12 @@ def matches(query: str, *texts: str) -> list[str]:
         return [texts[number] for number in sorted(found(db, query))]
 
 
-def test_ascii_text_is_indexed_as_it_is() -> None:
+def test_ascii_text_is_indexed_unchanged() -> None:
     text = "def foo_bar(): return 1  # done"
     assert segment(text) is text
 
 
-def test_nothing_is_the_empty_text() -> None:
+def test_none_is_the_empty_text() -> None:
     assert segment(None) == ""
 
 
@@ -62,7 +62,7 @@ def test_only_the_start_of_a_long_row_is_indexed() -> None:
     assert len(segment("a" * (INDEXED_CHARACTERS + 10))) == INDEXED_CHARACTERS
 
 
-def test_a_lone_cjk_character_is_looked_for_as_a_prefix() -> None:
+def test_a_lone_cjk_character_is_searched_as_a_prefix() -> None:
     parsed = parse_query("库")
     assert parsed is not None
     assert parsed.expression is not None
@@ -92,7 +92,7 @@ def test_a_lone_cjk_character_is_looked_for_as_a_prefix() -> None:
         ("#general", "in #general"),
     ],
 )
-def test_what_stands_in_a_text_is_found(query: str, text: str) -> None:
+def test_words_in_a_text_are_found(query: str, text: str) -> None:
     assert matches(query, text, "something else", "完全不同") == [text]
 
 
@@ -114,7 +114,7 @@ def test_what_stands_in_a_text_is_found(query: str, text: str) -> None:
         ("AND apple", ["apple", "apple pear", "pear apple plum"]),
     ],
 )
-def test_operators_mean_what_they_say(query: str, expected: list[str]) -> None:
+def test_operators_are_applied(query: str, expected: list[str]) -> None:
     assert matches(query, "apple", "apple pear", "pear apple plum", "plum") == expected
 
 
@@ -156,7 +156,7 @@ _NOISE = st.lists(
 
 @examples(150)
 @given(query=_NOISE)
-def test_no_text_at_all_is_a_syntax_error(small_index: sqlite3.Connection, query: str) -> None:
+def test_no_query_is_a_syntax_error(small_index: sqlite3.Connection, query: str) -> None:
     found(small_index, query)
 
 
@@ -166,16 +166,16 @@ def test_no_text_at_all_is_a_syntax_error(small_index: sqlite3.Connection, query
     query=st.text(alphabet=CJK + EMOJI, min_size=1, max_size=5),
     data=st.data(),
 )
-def test_cjk_and_emoji_are_found_exactly_where_they_stand(texts: list[str], query: str, data: st.DataObject) -> None:
+def test_cjk_and_emoji_match_only_where_they_occur(texts: list[str], query: str, data: st.DataObject) -> None:
     source = data.draw(st.sampled_from(texts))
     runs = source.translate({ord("。"): " ", ord("a"): " "}).split()
-    if runs:  # half of the queries stand somewhere
+    if runs:  # half of the queries occur in the text
         query = data.draw(st.sampled_from([query, max(runs, key=len)[:5]]))
     with contextlib.closing(index(*texts)) as db:
         assert found(db, query) == {number for number, text in enumerate(texts) if query in text}
 
 
-def test_every_assigned_letter_can_be_asked_for(small_index: sqlite3.Connection) -> None:
+def test_every_assigned_letter_is_searchable(small_index: sqlite3.Connection) -> None:
     for code in range(0, 0x30000, 7):
         if unicodedata.category(chr(code)) != "Cn":
             found(small_index, chr(code))

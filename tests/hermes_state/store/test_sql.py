@@ -1,4 +1,4 @@
-"""Rows as values, by the names of their columns; savepoints."""
+"""Rows as values by column name, and savepoints."""
 
 import contextlib
 import sqlite3
@@ -31,7 +31,7 @@ def db() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def test_columns_fill_the_fields_of_their_names_whatever_their_order(db: sqlite3.Connection) -> None:
+def test_columns_fill_fields_by_name_in_any_order(db: sqlite3.Connection) -> None:
     query = f"""SELECT {KEY}, '{{"label":"Yes","command":"/yes"}}' AS button, 7 AS at, 1 AS is_open, 'group' AS kind"""
     [row] = select(db, Sample, query)
     assert row == Sample(
@@ -43,7 +43,7 @@ def test_columns_fill_the_fields_of_their_names_whatever_their_order(db: sqlite3
     )
 
 
-def test_null_is_none_and_a_part_whose_columns_are_all_null_is_none(db: sqlite3.Connection) -> None:
+def test_null_columns_and_parts_become_none(db: sqlite3.Connection) -> None:
     query = """SELECT 'direct' AS kind, 0 AS is_open, NULL AS at, NULL AS button, NULL AS "chat.platform",
     NULL AS "chat.account", NULL AS "chat.chat_ref\""""
     row = select_one(db, Sample, query)
@@ -51,14 +51,12 @@ def test_null_is_none_and_a_part_whose_columns_are_all_null_is_none(db: sqlite3.
 
 
 @pytest.mark.parametrize("columns", ["1 AS unknown", "'x' AS platform, 'y' AS account"])
-def test_a_column_without_a_field_and_a_field_without_a_column_are_mistakes(
-    db: sqlite3.Connection, columns: str
-) -> None:
+def test_unmatched_columns_and_fields_raise(db: sqlite3.Connection, columns: str) -> None:
     with pytest.raises(TypeError):
         select(db, ChatKey, f"SELECT {columns}")
 
 
-def test_single_values(db: sqlite3.Connection) -> None:
+def test_scalars_are_converted(db: sqlite3.Connection) -> None:
     db.executemany("INSERT INTO numbers VALUES (?)", [(1,), (2,)])
     assert scalars(db, Millis, "SELECT n FROM numbers ORDER BY n") == [1, 2]
     assert scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM numbers WHERE n = ?)", (2,)) is True
@@ -74,7 +72,7 @@ def insert(db: sqlite3.Connection, number: int, nested_number: int, then: str) -
     db.execute(then)
 
 
-def test_a_savepoint_takes_back_its_block_alone(db: sqlite3.Connection) -> None:
+def test_a_savepoint_undoes_only_its_block(db: sqlite3.Connection) -> None:
     db.execute("BEGIN")
     db.execute("INSERT INTO numbers VALUES (1)")
     with pytest.raises(sqlite3.IntegrityError), nested(db):
@@ -85,7 +83,7 @@ def test_a_savepoint_takes_back_its_block_alone(db: sqlite3.Connection) -> None:
     assert scalars(db, int, "SELECT n FROM numbers ORDER BY n") == [1, 4]
 
 
-def test_an_error_that_ended_the_transaction_is_the_one_that_is_told(db: sqlite3.Connection) -> None:
+def test_an_error_that_ended_the_transaction_is_raised(db: sqlite3.Connection) -> None:
     db.execute("BEGIN")
     with pytest.raises(sqlite3.IntegrityError), nested(db):
         insert(db, 1, nested_number=2, then="INSERT OR ROLLBACK INTO numbers VALUES (1)")

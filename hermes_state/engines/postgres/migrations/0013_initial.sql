@@ -1,10 +1,11 @@
--- The whole schema at number 13, the first that PostgreSQL (>= 14) has: what SQLite's files 0001-0013 make, table by
--- table and column by column; they say what each is for. Numbers above 13 are the same for both engines.
+-- The whole schema at number 13, the first one for PostgreSQL (>= 14). It equals SQLite's files 0001-0013, which explain
+-- each table and column. Numbers above 13 are the same for both engines.
 --
--- Integers are bigint, flags too: one SQL text compares them with 0 and 1 on both. Text compares byte by byte, as in
--- SQLite: keys, cursors and their order must not depend on the server's locale. Times are milliseconds UTC.
+-- Integers and flags are bigint, so that one SQL text compares flags with 0 and 1 on both engines. Text compares byte by
+-- byte, as in SQLite, so that the order of keys and cursors does not depend on the server's locale. Times are UTC
+-- milliseconds.
 
-CREATE TABLE meta (                                                    -- mark of ours, version, checksums, notes of adapters
+CREATE TABLE meta (                                                    -- application mark, schema version, checksums, notes of adapters
   key text COLLATE "C" PRIMARY KEY, value text COLLATE "C" NOT NULL
 );
 
@@ -15,7 +16,7 @@ CREATE TABLE chats (
   user_ref text COLLATE "C" NOT NULL DEFAULT '',
   kind text COLLATE "C" NOT NULL CHECK (kind IN ('direct','group','channel','thread','local')),
   title text COLLATE "C", settings text COLLATE "C" NOT NULL DEFAULT '{}',
-  active_session_id bigint,                                            -- refers to sessions: below, they come later
+  active_session_id bigint,                                            -- refers to sessions; see the end of this file
   created_at bigint NOT NULL, updated_at bigint NOT NULL,
   UNIQUE (platform, account, chat_ref, thread_ref, user_ref)
 );
@@ -60,7 +61,7 @@ CREATE TABLE turns (
   preview_ref text COLLATE "C", error text COLLATE "C",
   started_at bigint NOT NULL, ended_at bigint,
   parent_turn_id bigint REFERENCES turns(id) ON DELETE CASCADE,
-  call_message_id bigint,                                              -- refers to messages: below
+  call_message_id bigint,                                              -- refers to messages; see the end of this file
   tool_call_id text COLLATE "C",
   CHECK ((ended_at IS NULL) = (state IN ('running','waiting')))
 );
@@ -113,11 +114,11 @@ CREATE INDEX messages_replaces ON messages(replaces_id) WHERE replaces_id IS NOT
 CREATE INDEX messages_turn ON messages(turn_id) WHERE turn_id IS NOT NULL;
 CREATE INDEX messages_lineage ON messages(lineage_id, id);
 
-CREATE TABLE message_words (                                           -- full text, as engines/postgres/words.py spells it
+CREATE TABLE message_words (                                           -- full text, written by engines/postgres/words.py
   message_id bigint PRIMARY KEY REFERENCES messages(id) ON DELETE CASCADE, words tsvector NOT NULL
 );
-CREATE INDEX message_words_words ON message_words USING gin(words) WITH (fastupdate = off);  -- on: 0.2 ms less a message,
-                                                                       -- and now and then one takes 100 ms
+CREATE INDEX message_words_words ON message_words USING gin(words) WITH (fastupdate = off);  -- on: saves 0.2 ms per message,
+                                                                       -- but sometimes costs 100 ms
 
 CREATE TABLE platform_messages (
   chat_id bigint NOT NULL REFERENCES chats(id) ON DELETE CASCADE, ref text COLLATE "C" NOT NULL,
@@ -301,12 +302,12 @@ CREATE INDEX schedules_next ON schedules(next_at) WHERE state = 'active';
 CREATE INDEX schedules_fired ON schedules(fired_at) WHERE state = 'active';
 CREATE INDEX schedules_chat ON schedules(chat_id);
 
--- The two that point forward. A chat and its first session are made in one transaction, each naming the other.
+-- The two forward references. A chat and its first session refer to each other and are created in one transaction.
 ALTER TABLE chats ADD CONSTRAINT chats_active_session_id_fkey
   FOREIGN KEY (active_session_id) REFERENCES sessions(id) DEFERRABLE INITIALLY DEFERRED;
 ALTER TABLE turns ADD CONSTRAINT turns_call_message_id_fkey
   FOREIGN KEY (call_message_id) REFERENCES messages(id) ON DELETE CASCADE;
 
--- SQLite's function of this name, for texts that both engines understand.
+-- SQLite's function of this name, so that both engines understand the same SQL.
 CREATE FUNCTION json_extract(document text, path text) RETURNS text IMMUTABLE STRICT LANGUAGE sql
   AS 'SELECT jsonb_path_query_first(CAST(document AS jsonb), CAST(path AS jsonpath)) #>> ''{}''';

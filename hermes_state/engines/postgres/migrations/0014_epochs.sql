@@ -1,3 +1,3 @@
--- Fencing: each time that a turn is taken up it has another epoch, which everything that is written for it states.
+-- Fencing token: each new owner of a turn increases its epoch, and every write for the turn checks it.
 
 ALTER TABLE turns ADD COLUMN epoch bigint NOT NULL DEFAULT 1;

@@ -1,4 +1,4 @@
--- Several nodes: who they are, which accounts they serve, and hints of what has come.
+-- Several nodes: their identities, the accounts that they serve, and hints of new work.
 
 CREATE TABLE nodes (
   id         text COLLATE "C" PRIMARY KEY,
@@ -13,21 +13,21 @@ CREATE TABLE nodes (
   gone_at    bigint
 );
 
--- Owners of accounts: what is sent for one states the epoch of whoever serves it.
+-- Owners of accounts. Every send checks the epoch of the account's owner.
 CREATE TABLE accounts (
   account text COLLATE "C" PRIMARY KEY,
   epoch   bigint NOT NULL
 );
 
--- Answers as they grow, which the owner of the chat's account shows. Not unlogged: a server that crashed has left the
--- index of such a table unreadable, and every turn asks it.
+-- Partial answers, shown by the owner of the chat's account. Not unlogged: after a server crash the index of an unlogged
+-- table was unreadable, and every turn reads it.
 CREATE TABLE previews (
   turn_id  bigint PRIMARY KEY,
   text     text COLLATE "C" NOT NULL,
   shown_at bigint NOT NULL
 );
 
--- A hint leaves with the rows that it is about. It says what kind of thing has come, and where.
+-- A hint is sent with the commit of the rows that it announces. It names the kind of change and the place.
 CREATE FUNCTION hint_of_chat() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM pg_notify('hermes_gateway', TG_ARGV[0] || ' ' || NEW.chat_id);
@@ -69,8 +69,8 @@ CREATE TRIGGER asked AFTER INSERT ON approvals FOR EACH STATEMENT EXECUTE FUNCTI
 CREATE TRIGGER scheduled AFTER INSERT OR UPDATE ON schedules FOR EACH STATEMENT
   EXECUTE FUNCTION hint_of_change('scheduled');
 
--- SQLite's function of this name, again: a NUL that stands in a document as \u0000 is U+FFFD, as in every text here.
--- chr(1), which no document has, keeps the escaped backslashes apart meanwhile.
+-- SQLite's function of this name again: a NUL written as \u0000 in a document becomes U+FFFD, as in every text here.
+-- chr(1), which occurs in no document, protects the escaped backslashes meanwhile.
 CREATE OR REPLACE FUNCTION json_extract(document text, path text) RETURNS text IMMUTABLE STRICT LANGUAGE sql
   AS $$SELECT jsonb_path_query_first(
     CAST(replace(replace(replace(document, '\\', chr(1)), '\u0000', '\ufffd'), chr(1), '\\') AS jsonb),

@@ -1,5 +1,5 @@
--- Ids of calls are their provider's, and some hold what the model thought: longer than the 2.7 kB that an index takes.
--- A hash stands for them there. Gateways of the version before name the columns that are no index any more.
+-- Providers choose the ids of calls. Some contain the model's reasoning and exceed the 2.7 kB that an index allows.
+-- So the index uses a hash. Gateways of the previous version still name the columns, which no index has any more.
 
 ALTER TABLE tool_runs DROP CONSTRAINT tool_runs_call_message_id_tool_call_id_key;
 CREATE UNIQUE INDEX tool_runs_call ON tool_runs (call_message_id, hashtextextended(tool_call_id, 0));

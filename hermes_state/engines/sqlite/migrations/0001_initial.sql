@@ -1,5 +1,5 @@
--- The first schema. SQLite >= 3.37 (STRICT). Times are integer milliseconds UTC. Every connection registers
--- fts_text(text), deterministic. PRAGMA application_id marks the file as ours; the migration runner sets user_version.
+-- The first schema, for SQLite >= 3.37 (STRICT). Times are UTC milliseconds. Every connection registers the deterministic
+-- fts_text(text). PRAGMA application_id marks the file as ours; the migration runner sets user_version.
 
 CREATE TABLE meta (                                                    -- segmenter version, checksums, notes of adapters
   key TEXT PRIMARY KEY, value TEXT NOT NULL
@@ -197,7 +197,7 @@ CREATE TABLE pairings (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pairings_user ON pairings(user_ref);
 
--- Full text: one index over segmented text (CJK bigrams, emoji tokens) and scope tokens. Text first: scope first costs 73 bytes a message.
+-- One full-text index over segmented text (CJK bigrams, emoji tokens) and scope tokens. Scope first would cost 73 bytes a message.
 CREATE VIEW messages_search AS
   SELECT id, fts_text(text) AS text, 'c' || chat_id || ' l' || lineage_id || ' r' || role AS scope FROM messages WHERE indexed = 1;
 CREATE VIRTUAL TABLE messages_fts USING fts5(text, scope, content='messages_search', content_rowid='id',

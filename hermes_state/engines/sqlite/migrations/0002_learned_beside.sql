@@ -1,5 +1,5 @@
--- A window that a provider stated was learned beside a configured context length. When the operator sets another one,
--- what was learned beside the old one no longer applies. Beside which one earlier values were learned is not known, so
--- they are forgotten; one refused prompt teaches them again.
-ALTER TABLE model_profiles ADD COLUMN learned_beside INTEGER;             -- the context length that was configured when learned_context was stated
+-- A window stated by a provider is only valid for the context length configured at that time. When the operator changes
+-- the length, the learned window no longer applies. The length for earlier values is unknown, so they are forgotten; one
+-- refused prompt teaches them again.
+ALTER TABLE model_profiles ADD COLUMN learned_beside INTEGER;             -- context length configured when learned_context was stated
 UPDATE model_profiles SET learned_context = NULL;

@@ -1,3 +1,3 @@
--- What a provider's refusals teach of images: how large and how many it takes, and which ones it cannot process.
+-- Image limits learned from a provider's refusals: size, number, and images that it cannot process.
 
-ALTER TABLE model_profiles ADD COLUMN image_facts TEXT;                      -- JSON; NULL: nothing was refused yet
+ALTER TABLE model_profiles ADD COLUMN image_facts TEXT;                      -- JSON; NULL: no refusal yet

@@ -1,4 +1,4 @@
--- Tools: what a session is offered, calls that wait for a person's yes, and what was allowed for longer.
+-- Tools: the offer of a session, calls that wait for approval, and lasting grants.
 CREATE TABLE tool_offers (                                             -- names of the tools a session's prompts list, as JSON
   session_id INTEGER PRIMARY KEY REFERENCES sessions(id) ON DELETE CASCADE,
   names TEXT NOT NULL

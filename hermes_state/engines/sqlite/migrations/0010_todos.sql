@@ -1,4 +1,4 @@
--- The agent's list of what is to be done in a conversation, and how far each item has come.
+-- The agent's to-do list of a conversation, with the state of each item.
 
 CREATE TABLE todos (
   lineage_id INTEGER NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,

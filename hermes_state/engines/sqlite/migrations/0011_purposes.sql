@@ -1,4 +1,4 @@
--- The ledger knows calls of sub-agents and of scheduled turns. A CHECK cannot be changed in place: the table is made anew.
+-- The ledger knows calls of sub-agents and scheduled turns. A CHECK cannot be changed in place, so the table is rebuilt.
 
 ALTER TABLE model_calls RENAME TO model_calls_before;
 CREATE TABLE model_calls (                                             -- the ledger: every call, failed ones too

@@ -1,4 +1,4 @@
--- Messages that come back into a chat at a time, once or again and again.
+-- Scheduled messages, sent to a chat once or repeatedly.
 
 CREATE TABLE schedules (
   id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: event keys of the inbox name it

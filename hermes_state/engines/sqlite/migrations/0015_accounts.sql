@@ -1,11 +1,11 @@
--- Owners of accounts: what is sent for one states the epoch of whoever serves it.
+-- Owners of accounts. Every send checks the epoch of the account's owner.
 
 CREATE TABLE accounts (
   account TEXT PRIMARY KEY,
   epoch   INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Answers as they grow, for a gateway that has several nodes; here nobody writes any.
+-- Partial answers of a gateway with several nodes; unused with SQLite.
 CREATE TABLE previews (
   turn_id  INTEGER PRIMARY KEY,
   text     TEXT NOT NULL,

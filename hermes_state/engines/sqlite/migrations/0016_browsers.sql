@@ -1,4 +1,4 @@
--- Browsers that are signed in to the web chat, a row each: kept in one note, they were only ever written all at once.
+-- Browsers signed in to the web chat, one row each. The single note used before had to be written as a whole.
 
 CREATE TABLE browsers (
   id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- the order in which they were signed in
@@ -7,7 +7,7 @@ CREATE TABLE browsers (
   created_at INTEGER NOT NULL
 ) STRICT;
 
--- Not those from before there were keys: they have no name, and open nothing.
+-- Leave out entries from before keys existed: they have no name and give no access.
 INSERT INTO browsers (digest, agent, created_at)
 SELECT json_extract(one.value, '$.digest'), json_extract(one.value, '$.agent'), json_extract(one.value, '$.since')
 FROM meta, json_each(meta.value) AS one

@@ -1,1 +1,1 @@
--- Nodes that share a database tell each other what they learn of models. A file has one gateway, and nothing to change.
+-- No change: only nodes that share a database notify each other of learned model properties.

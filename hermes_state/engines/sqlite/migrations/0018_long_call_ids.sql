@@ -1,1 +1,1 @@
--- Nothing here: SQLite's indexes take texts of any length. PostgreSQL's do not.
+-- No change: unlike PostgreSQL, SQLite indexes texts of any length.

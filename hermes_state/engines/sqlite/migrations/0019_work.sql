@@ -1,1 +1,1 @@
--- Nothing here: a file has one gateway, which needs no hint of what waits. On PostgreSQL nodes give them to each other.
+-- No change: only nodes that share a database need hints of waiting messages.

@@ -1,1 +1,1 @@
--- Nothing here: SQLite has the function. PostgreSQL gets one of this name.
+-- No change: SQLite already has the function.

@@ -1,8 +1,8 @@
-"""Two writing functions side by side at a real server: one stops before a statement while the other runs.
+"""Two writing functions in parallel on a real server: one stops before a statement while the other runs.
 
-Ids are told apart by their range, a range for each table, so that they are found wherever they stand: in a column, a
-key or a sentence. What is compared has the place of a row in its chat instead, for two functions of different chats
-may well take their ids in an order that no serial run has.
+Each table's ids have their own range, so that they are recognised in columns, keys and sentences. The comparison uses a
+row's place in its chat instead, because two functions of different chats may take their ids in an order that no serial
+run has.
 """
 
 import json
@@ -31,16 +31,16 @@ def _begin_unlocked(db: Connection, batch: Sequence[WriteRequest]) -> list[Seque
 
 
 UNLOCKED = replace(RULES, begin=_begin_unlocked)
-"""As the store's transactions, without the locks of the declarations."""
+"""The store's transactions without the declared locks."""
 
 Outcome: TypeAlias = tuple[str, str, str]
-"""Rows of all tables after both functions, and what each of them has returned or raised."""
+"""Rows of all tables after both functions, and the result or error of each."""
 
-_FIRST_ID, _IDS = 1_000_000, 10_000  # of the first table, and how many each has
+_FIRST_ID, _IDS = 1_000_000, 10_000  # of the first table, and number of ids per table
 _ID = re.compile(r"(?<!\d)1\d{6}(?!\d)")
 _KEY = re.compile(r"\b([0-9a-z]{9})[0-9a-z]{9}\b")
-"""Public id of a session: its time, and chance."""
-# Purpose: each table with the sequence that its ids come from, if it has one.
+"""Public id of a session: time and random part."""
+# Purpose: find each table's id sequence, if any.
 _TABLES = """
 SELECT t.tablename, (SELECT pg_get_serial_sequence(t.tablename, c.column_name) FROM information_schema.columns c
   WHERE c.table_name = t.tablename AND c.column_name = 'id')
@@ -49,13 +49,13 @@ _IS_BLOCKED = "SELECT CAST(%s AS integer) = ANY (pg_blocking_pids(%s))"
 
 
 def write(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> WriteRequest:
-    """The call `fn(db, *args, **kwargs)`."""
+    """Return the call `fn(db, *args, **kwargs)`."""
     nobody_waits: Any = None
     return WriteRequest(nobody_waits, fn, args, kwargs)
 
 
 class _SteppedConnection(PostgresConnection):
-    """A connection that counts statements behind those that begin a batch, and calls `meanwhile` before one of them."""
+    """Connection that counts statements after the ones that begin a batch, and calls `meanwhile` before one of them."""
 
     count = 0
     stops_at = 0
@@ -67,12 +67,12 @@ class _SteppedConnection(PostgresConnection):
             if self.count == self.stops_at and self.meanwhile is not None:
                 self.meanwhile()
         result = super().execute(sql, parameters)
-        self.sync()  # what is told of it is true: the statement has run before the next one is counted
+        self.sync()  # makes the count true: the statement has run before the next one is counted
         return result
 
 
 class Arena:
-    """A database whose state is put back before each run, and two connections to it."""
+    """A database that is reset before each run, and two connections to it."""
 
     def __init__(self, url: str, observer: Any, thread: ThreadPoolExecutor) -> None:
         self.first, self.second = _SteppedConnection.open(url), PostgresConnection.open(url)
@@ -83,7 +83,7 @@ class Arena:
         self._dump = " UNION ALL ".join(f"SELECT '{name}', to_jsonb(t) FROM {name} t" for name in self._tables)
 
     def prepare(self, build: Callable[[Connection], Any]) -> Any:
-        """Let every run begin with the state that `build` makes; returns what `build` does."""
+        """Start every run with the state made by `build`. Return its result."""
         if self._prepared is None or self._prepared[0] is not build:
             self._prepared = build, self._keep(build)
         return self._prepared[1]
@@ -108,7 +108,7 @@ class Arena:
         return built
 
     def serial(self, first: WriteRequest, second: WriteRequest, *, is_swapped: bool = False) -> tuple[Outcome, int]:
-        """Outcome of one function behind the other, and how many statements the first has."""
+        """Run one function after the other. Return the outcome and the number of statements of the first."""
         self._observer.execute(self._restore)
         self.first.count = self.first.stops_at = 0
         runs = [(self.first, first), (self.second, second)]
@@ -119,14 +119,14 @@ class Arena:
     def interleaved(
         self, first: WriteRequest, second: WriteRequest, at: int, rules: TransactionRules = RULES
     ) -> Outcome:
-        """Outcome of `first`, stopped before its statement `at` until `second` has ended or waits for its locks."""
+        """Stop `first` before its statement `at` until `second` ends or waits for its locks. Return the outcome."""
         self._observer.execute(self._restore)
         running: list[Future[None]] = []
 
         def run_second() -> None:
             running.append(self._thread.submit(_run, self.second, [second], rules))
             pids = (self.first.raw.info.backend_pid, self.second.raw.info.backend_pid)
-            while not wait(running, 0.0005).done:  # the server tells nobody that somebody waits: it is asked
+            while not wait(running, 0.0005).done:  # the server does not announce waiting sessions, so poll it
                 if self._observer.execute(_IS_BLOCKED, pids).fetchone() == (True,):
                     break
 
@@ -136,7 +136,7 @@ class Arena:
         return self._outcome(first, second)
 
     def pipelined(self, first: WriteRequest, second: WriteRequest, late: int) -> Outcome:
-        """Outcome of both in one batch, where the second begins so many trips behind the first if it may."""
+        """Run both in one batch, the second this many round trips later if possible. Return the outcome."""
         self._observer.execute(self._restore)
         _run(self.second, [first, second], replace(RULES, run_all=partial(_run_late, late)))
         return self._outcome(first, second)
@@ -157,13 +157,13 @@ class Arena:
 
 @contextmanager
 def opened_arena(postgres: Postgres) -> Iterator[Arena]:
-    """An arena with a database of its own."""
+    """Open an arena with its own database."""
     with ExitStack() as stack:
         url = stack.enter_context(postgres.fresh_database())
         name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
         postgres.run(f"ALTER DATABASE {name} SET deadlock_timeout = '5ms'")
         observer = stack.enter_context(psycopg.connect(postgres.url(str(name), "postgres"), autocommit=True))
-        observer.execute("SET session_replication_role = replica")  # tables are filled in any order
+        observer.execute("SET session_replication_role = replica")  # allows filling the tables in any order
         arena = Arena(url, observer, stack.enter_context(ThreadPoolExecutor(1)))
         stack.enter_context(closing(arena.first))
         stack.enter_context(closing(arena.second))
@@ -171,13 +171,13 @@ def opened_arena(postgres: Postgres) -> Iterator[Arena]:
 
 
 def _run(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:
-    """Run functions in a transaction as the store does, again where the server has broken it off."""
+    """Run functions in a transaction like the store, with a retry after aborts by the server."""
     while True:
         try:
             run_batch(db, batch, rules)
         except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
             continue
-        except psycopg.Error as error:  # of a constraint that is checked at the commit
+        except psycopg.Error as error:  # a constraint checked at the commit
             batch[0].error = error
         return
 
@@ -192,7 +192,7 @@ def _run_late(late: int, db: PostgresConnection, functions: Sequence[Callable[[]
 
 
 def _labels(rows: list[tuple[str, dict[str, Any]]]) -> dict[int, str]:
-    """Names of rows that do not tell when their ids were taken: table, chat, and place among the chat's."""
+    """Return names of rows that are independent of the order of ids: table, chat, and place in the chat."""
     chats = {row["id"]: f"{row['chat_ref']}/{row['user_ref']}" for table, row in rows if table == "chats"}
     found = defaultdict[tuple[str, str], list[int]](list)
     for table, row in rows:

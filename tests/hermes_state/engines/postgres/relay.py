@@ -1,7 +1,7 @@
-"""A way to a server that keeps back the end of one answer: a process of its own, for who waits may hold up all threads.
+"""A relay to a server that holds back the end of one answer. A separate process, because a wait may block all threads.
 
-It says the port that it listens at. After the line `keep` the next answer is passed on without its end, and it says
-`holds`; the rest follows after the line `go`, then it says `free`, or after `PATIENCE_SECONDS`, then it says `late`.
+It prints its port. After the line `keep` it passes on the next answer without its end and prints `holds`. The rest
+follows after the line `go` (it then prints `free`) or after `PATIENCE_SECONDS` (it then prints `late`).
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 PATIENCE_SECONDS = 5.0
 READY = b"Z\0\0\0\5I"
-"""Last message of an answer: the server waits for the next request."""
+"""End of an answer: the server is ready for the next request."""
 
 
 async def main(target: int) -> None:

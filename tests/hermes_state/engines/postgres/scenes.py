@@ -1,7 +1,7 @@
-"""States of a small database, and the functions that may write in them at the same moment.
+"""States of a small database, and the functions that may write to them concurrently.
 
-Each function stands with the locks that the product takes for it: its own declaration, or that of the transaction which
-the gateway or the agent hands to the store.
+Each function comes with the product's locks for it: its own declaration, or that of the transaction that the gateway or
+the agent passes to the store.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ from tests.hermes_state.engines.postgres.interleaving import write
 from tests.hermes_state.rows import ANN, BOB, CALL, START, call_tools, exchange, key_of, make_chat, receive, start
 
 Writer: TypeAlias = Callable[[Any, Millis], WriteRequest]
-"""Makes a call in a state at a moment."""
+"""Creates a call for a state at a given time."""
 
 ANSWER = ModelAnswer(text="done", call=CALL, reported_prompt_tokens=90)
 STEP = ModelAnswer(
@@ -72,23 +72,23 @@ LATER = Millis(START + 3_600_000)
 
 @locks(turn="claim.id")
 def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
-    """As `tool_calls._end_round` does, without results that take their room."""
+    """Join steers like `tool_calls._end_round`, without results that occupy space."""
     return journal.join_steers(db, claim, now)
 
 
 @locks(chat="chat_id", calls="apply")
 def command(db: Connection, chat_id: ChatId, apply: Callable[..., object], now: Millis) -> object:
-    """What a command does in its chat; its row, which would make the chat busy, is not stored."""
+    """Run a command's change. Its row is not stored, because that would make the chat busy."""
     return apply(db, now=now)
 
 
 def in_chat(fn: Callable[..., object], *args: object, **kwargs: object) -> Callable[..., object]:
-    """`fn` as what a command does."""
+    """Return `fn` as the change of a command."""
     return lambda db, now: fn(db, *args, **kwargs, now=now)
 
 
 def say(text: str, ref: str, *, sender: Sender = ADA, key: ChatKey = CHAT, **options: Any) -> AcceptedEvent:
-    """A message that has been let in."""
+    """An accepted message."""
     message = InboundMessage(
         event_ref=f"9:{ref}",
         chat=replace(key, user_ref=""),
@@ -115,7 +115,7 @@ def deletion(ref: str, key: ChatKey = CHAT) -> DeletionEvent:
 
 
 def plan_of(db: Connection, chat_id: ChatId) -> SplitPlan:
-    """A compression of all that the chat's conversation shows."""
+    """Plan a compression of the chat's whole view."""
     active = sessions.load_active(db, chat_id)
     assert active is not None
     view = load_view(db, active.lineage_id)
@@ -123,7 +123,7 @@ def plan_of(db: Connection, chat_id: ChatId) -> SplitPlan:
 
 
 def conversations(db: Connection) -> tuple[ChatId, str]:
-    """A chat with an earlier conversation and another one; returns the key of the earlier."""
+    """Create a chat with two conversations. Return the key of the earlier one."""
     chat_id = make_chat(db)
     exchange(db, chat_id, "one", "two")
     earlier = sessions.load_active(db, chat_id)
@@ -134,7 +134,7 @@ def conversations(db: Connection) -> tuple[ChatId, str]:
 
 
 def stop_all(db: Connection, chat_id: ChatId, turn: TurnClaim, before: inbox.InboxId, now: Millis) -> str:
-    """What `/stop all` does."""
+    """Run the change of `/stop all`."""
     outbox.stop_delivery(db, chat_id, None, before, now)
     stopped = journal.stop_turn(db, turn, "so far", "stopped", now, notice="Stopped.")
     return f"{stopped} {inbox.drop_waiting(db, chat_id, None, now)}"
@@ -157,7 +157,7 @@ class Busy:
 
 
 def busy(db: Connection) -> Busy:
-    """A turn whose tools run, with a steer, a message and a command that wait, and a reply that is owed."""
+    """A turn with running tools, a waiting steer, message and command, and an unsent reply."""
     chat_id, earlier = conversations(db)
     take_account(db, CLAIM.account)
     turn = start(db, chat_id, "what now?")
@@ -235,7 +235,7 @@ BUSY: Mapping[str, Writer] = {
 }
 
 
-# ---- a chat that rests --------------------------------------------------------------------------------------------
+# ---- an idle chat --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ class Idle:
 
 
 def quiet(db: Connection) -> Idle:
-    """A conversation that was compressed once, in which nothing waits; another one came before it."""
+    """A conversation that was compressed once, without waiting messages, after another conversation."""
     chat_id, earlier = conversations(db)
     split(db, plan_of(db, chat_id), START)
     exchange(db, chat_id, "five", "six")
@@ -267,7 +267,7 @@ def quiet(db: Connection) -> Idle:
 
 
 def idle(db: Connection) -> Idle:
-    """The same, with two messages that wait."""
+    """The same with two waiting messages."""
     rested = quiet(db)
     ids = [receive(db, rested.chat_id, text, ref=text) for text in ("first", "second")]
     rows = [inbox.load(db, inbox_id) for inbox_id in ids]
@@ -297,7 +297,7 @@ IDLE = RESTING | {
 }
 
 
-# ---- a turn that waits for a yes ------------------------------------------------------------------------------------
+# ---- a turn that waits for an approval -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +308,7 @@ class Asking:
 
 
 def asking(db: Connection) -> Asking:
-    """A turn with two questions, of a group."""
+    """A turn of a group with two questions."""
     chat_id = make_chat(db)
     turn = start(db, chat_id, "do it")
     asked = call_tools(db, turn, "c1", "c2")
@@ -329,7 +329,7 @@ def asking(db: Connection) -> Asking:
 
 
 def decide(db: Connection, chat_id: ChatId, which: int, state: ApprovalState, now: Millis) -> int:
-    """As `/approve` does: what still waits is looked up inside the transaction."""
+    """Decide like `/approve`, which looks up open questions inside the transaction."""
     meant = [one for one in approvals.load_pending(db, chat_id) if one.id == which]
     for one in meant:
         approvals.decide(db, one, state, ANN, None, now)
@@ -366,7 +366,7 @@ class Nested:
 
 
 def nested(db: Connection) -> Nested:
-    """A turn that waits for the report of a sub-agent, which is about to answer."""
+    """A turn that waits for a sub-agent, which is about to answer."""
     chat_id, _ = conversations(db)
     turn = start(db, chat_id, "find out")
     asked = call_tools(db, turn, "c1", "c2")
@@ -389,7 +389,7 @@ NESTED: Mapping[str, Writer] = {
 }
 
 
-# ---- chats that share a place, and one that moves -------------------------------------------------------------------
+# ---- chats in one place, and a chat that moves -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,7 +400,7 @@ class Shared:
 
 
 def shared(db: Connection) -> Shared:
-    """A group in which each person has a chat of their own; the group has a new id, which is known by now."""
+    """A group with one chat per person, and a new id of the group that is already known."""
     keys = [replace(GROUP, user_ref="1"), replace(GROUP, user_ref="2"), key_of("-77", user_ref="1")]
     chats = [ensure_chat(db, key, ChatKind.GROUP, None, START) for key in keys]
     exchange(db, chats[0], "one", "two")
@@ -438,7 +438,7 @@ class People:
 
 
 def people(db: Connection) -> People:
-    """Two people who wait for access with a code, one who has it, and their chat with a steer."""
+    """Two people who wait for approval, one who is paired, and their chat with a steer."""
     chat_id = make_chat(db)
     for at, (name, code) in enumerate([("1", "CODEAAAA"), ("2", "CODEBBBB"), ("3", "CODECCCC")]):
         person = Sender(platform="telegram", id=name, name=name)

@@ -1,4 +1,4 @@
-"""What one text for both engines must not see of PostgreSQL."""
+"""Differences of PostgreSQL that shared SQL must not notice."""
 
 import asyncio
 import contextlib
@@ -36,30 +36,30 @@ def db(postgres_url: str) -> Iterator[PostgresConnection]:
         ("SELECT '%' || '?'", (), "%?"),
     ],
 )
-def test_parameters_stand_where_sqlite_has_them(
+def test_parameters_are_written_as_in_sqlite(
     db: PostgresConnection, sql: str, parameters: object, value: object
 ) -> None:
     assert db.execute(sql, parameters).fetchone() == (value,)
 
 
 @pytest.mark.parametrize("value", [0, 1, -1, 2**31, 2**62, True, False])
-def test_every_integer_and_truth_value_is_a_bigint(db: PostgresConnection, value: int) -> None:
+def test_integers_and_booleans_are_bigints(db: PostgresConnection, value: int) -> None:
     assert db.execute("SELECT pg_typeof(?), ?", (value, value)).fetchone() == ("bigint", int(value))
 
 
-def test_a_sum_of_integers_is_one(db: PostgresConnection) -> None:
+def test_a_sum_of_integers_is_an_integer(db: PostgresConnection) -> None:
     total = scalar(db, lambda found: found, "SELECT sum(n) FROM generate_series(1, 3) n")
     assert (total, type(total)) == (6, int)
     assert scalar(db, float, "SELECT avg(n) FROM generate_series(1, 2) n") == 1.5
     assert scalar_or_none(db, int, "SELECT sum(n) FROM generate_series(1, 0) n") is None
 
 
-def test_a_text_with_a_nul_is_stored_with_a_sign_for_it(db: PostgresConnection) -> None:
+def test_nul_in_a_text_is_replaced(db: PostgresConnection) -> None:
     db.execute("INSERT INTO meta (key, value) VALUES (?, ?)", ("a", "one\0two"))
     assert scalar(db, str, "SELECT value FROM meta WHERE key = ?", ("a",)) == "one\N{REPLACEMENT CHARACTER}two"
 
 
-def test_a_transaction_that_failed_is_still_one_and_does_not_pass_for_stored(db: PostgresConnection) -> None:
+def test_committing_a_failed_transaction_raises(db: PostgresConnection) -> None:
     db.execute("BEGIN")
     with pytest.raises(psycopg.errors.UndefinedTable):
         db.execute("SELECT * FROM nothing").fetchall()
@@ -69,14 +69,14 @@ def test_a_transaction_that_failed_is_still_one_and_does_not_pass_for_stored(db:
     assert not db.in_transaction
 
 
-def test_a_statement_runs_for_each_of_many_parameters_and_for_none(db: PostgresConnection) -> None:
+def test_executemany_runs_once_per_parameter_set(db: PostgresConnection) -> None:
     insert = "INSERT INTO meta (key, value) VALUES (?, '50 %')"
     db.executemany(insert, ((key,) for key in ("a", "b")))
     db.executemany(insert, [])
     assert scalar(db, int, "SELECT count(*) FROM meta WHERE value = '50 %'") == 2
 
 
-def test_statements_that_nobody_looks_at_take_no_trip_of_their_own(db: PostgresConnection) -> None:
+def test_statements_without_a_read_result_share_a_round_trip(db: PostgresConnection) -> None:
     def work() -> None:
         db.execute("BEGIN")
         db.executemany("INSERT INTO meta (key, value) VALUES (?, '')", [("a",), ("b",)])
@@ -87,7 +87,7 @@ def test_statements_that_nobody_looks_at_take_no_trip_of_their_own(db: PostgresC
     assert count_trips(db.raw, work) == 2
 
 
-def test_an_error_that_nobody_has_looked_at_is_raised_with_the_next_result(db: PostgresConnection) -> None:
+def test_an_unread_error_is_raised_with_the_next_result(db: PostgresConnection) -> None:
     db.execute("BEGIN")
     db.execute("INSERT INTO meta (key, value) VALUES (?, NULL)", ("a",))
     later = db.execute("SELECT ?", (1,))
@@ -99,7 +99,7 @@ def test_an_error_that_nobody_has_looked_at_is_raised_with_the_next_result(db: P
     assert scalar(db, int, "SELECT ?", (3,)) == 3
 
 
-def test_an_error_that_nobody_has_looked_at_is_raised_by_the_commit(db: PostgresConnection) -> None:
+def test_an_unread_error_is_raised_by_the_commit(db: PostgresConnection) -> None:
     db.execute("BEGIN")
     db.execute("INSERT INTO meta (key, value) VALUES (?, '')", ("a",))
     db.execute("INSERT INTO meta (key, value) VALUES (?, '')", ("a",))
@@ -122,7 +122,7 @@ def test_an_error_stays_in_the_savepoint_of_its_statement(db: PostgresConnection
     assert scalar(db, int, "SELECT count(*) FROM meta WHERE key IN ('a', 'b', 'c')") == 2
 
 
-def test_what_waits_when_it_is_rolled_back_is_never_run(db: PostgresConnection) -> None:
+def test_statements_waiting_at_a_rollback_never_run(db: PostgresConnection) -> None:
     db.execute("BEGIN")
     db.execute("SELECT setval('chats_id_seq', ?)", (7,))
     db.execute("ROLLBACK")
@@ -140,7 +140,7 @@ _NEXT: dict[str, Callable[[PostgresConnection], object]] = {
 
 @pytest.mark.parametrize("has_failed", [False, True])
 @pytest.mark.parametrize("next_one", _NEXT.values(), ids=_NEXT)
-def test_a_transaction_that_has_only_read_ends_without_anybody_waiting_for_it(
+def test_a_read_only_transaction_ends_without_a_wait(
     db: PostgresConnection, postgres: Postgres, next_one: Callable[[PostgresConnection], object], has_failed: bool
 ) -> None:
     _begin_to_read(db)
@@ -152,7 +152,7 @@ def test_a_transaction_that_has_only_read_ends_without_anybody_waiting_for_it(
     query = "SELECT state <> 'idle' FROM pg_stat_activity WHERE pid = ?"
     with connect(postgres.url("postgres", "postgres")) as other:
         while scalar(other, bool, query, (db.raw.info.backend_pid,)):
-            time.sleep(0.01)  # a session of the server has no event to wait for
+            time.sleep(0.01)  # no event signals the end of a server session
     assert next_one(db) == 3
 
 
@@ -173,7 +173,7 @@ def _begin_to_read(db: PostgresConnection) -> None:
     assert scalar(db, int, "SELECT ?", (1,)) == 1
 
 
-def test_statements_are_prepared_again_when_they_were_dropped_for_others_or_were_never_understood(
+def test_evicted_and_failed_statements_are_prepared_again(
     db: PostgresConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_state.engines.postgres.connection._PREPARED", 2)
@@ -181,7 +181,7 @@ def test_statements_are_prepared_again_when_they_were_dropped_for_others_or_were
         with pytest.raises(psycopg.errors.UndefinedTable):
             db.execute("SELECT ? FROM nothing", (0,))
         db.execute("BEGIN")
-        db.execute("SELECT ? FROM nothing", (0,))  # dropped for what follows before it is known to fail
+        db.execute("SELECT ? FROM nothing", (0,))  # evicted by the following statements before its failure is known
         db.execute("SELECT ? + 10", (0,))
         with pytest.raises(psycopg.errors.UndefinedTable):
             db.execute("SELECT ? + 11", (0,)).fetchall()
@@ -192,7 +192,7 @@ def test_statements_are_prepared_again_when_they_were_dropped_for_others_or_were
         db.execute("COMMIT")
 
 
-def test_much_travels_both_ways_at_once(db: PostgresConnection) -> None:
+def test_large_parameters_and_results_do_not_deadlock(db: PostgresConnection) -> None:
     text = "x" * 1_000_000
     db.execute("BEGIN")
     echoes = [db.execute("SELECT CAST(? AS text)", (text,)) for _ in range(20)]
@@ -200,7 +200,7 @@ def test_much_travels_both_ways_at_once(db: PostgresConnection) -> None:
     db.execute("ROLLBACK")
 
 
-def test_a_lost_connection_is_closed_whatever_was_under_way(db: PostgresConnection, postgres: Postgres) -> None:
+def test_a_lost_connection_is_closed_at_any_point(db: PostgresConnection, postgres: Postgres) -> None:
     db.execute("BEGIN")
     pid = scalar(db, int, "SELECT pg_backend_pid()")
     postgres.run(f"SELECT pg_terminate_backend({pid}, 10000)")
@@ -223,7 +223,7 @@ def test_json_is_read_as_sqlite_reads_it(db: PostgresConnection) -> None:
 
 @pytest.mark.parametrize("is_ended", [False, True])
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_connection_that_is_lost_is_trouble_with_the_server(
+def test_a_lost_connection_counts_as_a_server_error(
     db: PostgresConnection, postgres: Postgres, is_ended: bool, is_cut: bool
 ) -> None:
     db.execute("SELECT ?", (1,)).fetchone()
@@ -240,20 +240,18 @@ def test_a_connection_that_is_lost_is_trouble_with_the_server(
 
 
 @pytest.mark.parametrize("parameters", [(), (1,)])
-async def test_a_server_that_says_nothing_any_more_is_given_up(
-    postgres_url: str, postgres: Postgres, parameters: tuple[int, ...]
-) -> None:
+async def test_a_silent_server_is_given_up(postgres_url: str, postgres: Postgres, parameters: tuple[int, ...]) -> None:
     async with Proxy(postgres.port) as proxy:
         address = postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/")
         with contextlib.closing(await asyncio.to_thread(PostgresConnection.open, address)) as db:
             db.silence_seconds = 0.2
             proxy.hang()
-            with pytest.raises(psycopg.OperationalError, match=r"said nothing for 0\.2 seconds"):
+            with pytest.raises(psycopg.OperationalError, match=r"has not answered for 0\.2 seconds"):
                 await asyncio.to_thread(db.execute, "SELECT ?" if parameters else "SELECT 1", parameters)
             assert db.is_over
 
 
-def test_a_process_without_a_descriptor_left_cannot_connect(postgres_url: str) -> None:
+def test_connecting_without_a_free_descriptor_fails_cleanly(postgres_url: str) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with open(os.devnull) as lowest:
         first = lowest.fileno()

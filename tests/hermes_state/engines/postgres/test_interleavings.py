@@ -1,9 +1,8 @@
-"""Functions that write, side by side: whatever one does between two statements of another, one came first.
+"""Parallel writing functions behave as if one had run before the other.
 
-Each of an ordered pair has a transaction of its own, as the store gives it. The first is stopped before one of its
-statements until the second has ended or waits for a lock of the first, then it goes on. What both have stored and
-returned must be what they would have one behind the other, in one order or in the other. So it must be
-where both are in one batch and share their trips to the server, too.
+Each function of an ordered pair has its own transaction, like in the store. The first stops before one of its
+statements until the second has ended or waits for a lock of the first. The stored rows and results must equal those of
+a serial run in one order or the other. The same must hold if both are in one batch and share round trips.
 """
 
 from collections.abc import Iterator
@@ -24,26 +23,26 @@ from tests.sampling import crossed, sample
 pytestmark = [pytest.mark.cluster, pytest.mark.fuzz]
 
 FIRST, SECOND = Millis(START + 100_000), Millis(START + 200_000)
-"""Moments of the two functions, by which what they store is told apart."""
+"""Times of the two functions, which identify their rows."""
 PAIRS = [(scene, *pair) for scene, (_, writers) in SCENES.items() for pair in crossed(10, writers, list(writers))]
-"""Ordered pairs, every tenth of each function; all of them under `make fuzz`."""
+"""Ordered pairs: every tenth of each function, or all of them with `make fuzz`."""
 STATEMENTS = sample(1, 100)
-"""Most statements of a pair before which the first function stops."""
+"""Statements of a pair before which the first function stops, at most."""
 
 LOST = [
     ("busy", "finish_turn", "stop_turn"),  # a turn is answered twice
     ("busy", "stop_turn", "finish_turn"),
-    ("busy", "append_calls", "stop_turn"),  # a stopped turn goes on
+    ("busy", "append_calls", "stop_turn"),  # a stopped turn continues
     ("busy", "finish_tool", "stop_turn"),
-    ("idle", "start_turn", "apply_edit"),  # an edit of what a turn has just read is in neither
+    ("idle", "start_turn", "apply_edit"),  # an edit of a message that a turn has just read is lost
     ("idle", "start_turn", "apply_deletion"),
-    ("busy", "split", "append_calls"),  # a row behind the split that its child does not see
+    ("busy", "split", "append_calls"),  # a row after the split is missing in the child
     ("quiet", "reset", "resume"),  # two open conversations
     ("quiet", "resume", "reset"),
-    ("people", "approve", "approve"),  # one code for two
+    ("people", "approve", "approve"),  # one code for two people
     ("people", "offer", "offer/again"),
 ]
-"""Pairs that end as neither order does where nothing is locked."""
+"""Pairs whose outcome equals neither order without locks."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def arena(postgres: Postgres) -> Iterator[Arena]:
 
 
 class Pair:
-    """Two functions of a scene, and what comes of one behind the other."""
+    """Two functions of a scene, and their serial outcomes."""
 
     def __init__(self, arena: Arena, scene: str, first: str, second: str) -> None:
         self._arena, self._name = arena, f"{scene} {first} {second}"
@@ -65,20 +64,20 @@ class Pair:
         self._between = range(1, last + 1)
 
     def stops(self, most: int) -> list[int]:
-        """Statements of the first function, the commit included, before which it stops."""
+        """Return the statements of the first function, with the commit, before which it stops."""
         return Random(self._name).sample(self._between, min(most, len(self._between)))
 
     def delays(self, most: int) -> list[int]:
-        """Trips of the first function for which the second waits: none, and some more."""
+        """Return round trips of the first function for which the second waits: none, and some more."""
         return [0, *Random(self._name).sample(self._between, min(most - 1, len(self._between)))]
 
     def mixed(self, at: int, rules: TransactionRules = RULES) -> Outcome | None:
-        """What neither order brings about, where the second function comes before a statement of the first."""
+        """Return an outcome that equals neither order when the second function interrupts the first; else None."""
         found = self._arena.interleaved(*self._made(), at, rules)
         return None if found in self._serial else found
 
     def pipelined(self, late: int) -> Outcome | None:
-        """What neither order brings about, where both are in one batch and the second begins so many trips later."""
+        """Return an outcome that equals neither order when the second starts later in the same batch; else None."""
         found = self._arena.pipelined(*self._made(), late)
         return None if found in self._serial else found
 
@@ -88,19 +87,19 @@ class Pair:
 
 
 @pytest.mark.parametrize(("scene", "first", "second"), PAIRS)
-def test_of_two_functions_at_once_one_came_first(arena: Arena, scene: str, first: str, second: str) -> None:
+def test_two_parallel_functions_are_serializable(arena: Arena, scene: str, first: str, second: str) -> None:
     pair = Pair(arena, scene, first, second)
     assert {at: found for at in pair.stops(STATEMENTS) if (found := pair.mixed(at))} == {}
 
 
 @pytest.mark.parametrize(("scene", "first", "second"), PAIRS)
-def test_of_two_functions_in_one_batch_one_came_first(arena: Arena, scene: str, first: str, second: str) -> None:
+def test_two_functions_of_one_batch_are_serializable(arena: Arena, scene: str, first: str, second: str) -> None:
     pair = Pair(arena, scene, first, second)
     assert {late: found for late in pair.delays(STATEMENTS) if (found := pair.pipelined(late))} == {}
 
 
 @pytest.mark.parametrize(("scene", "first", "second"), LOST)
-def test_without_locks_neither_came_first(arena: Arena, scene: str, first: str, second: str) -> None:
+def test_known_pairs_are_not_serializable_without_locks(arena: Arena, scene: str, first: str, second: str) -> None:
     pair = Pair(arena, scene, first, second)
     at = next((at for at in pair.stops(100) if pair.mixed(at, UNLOCKED)), None)
     assert at is not None

@@ -1,4 +1,4 @@
-"""Locks of batches at a real server: who waits for whom, and in which order they are taken."""
+"""Locks of batches on a real server: waiting batches and the order of locks."""
 
 import threading
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def address(postgres: Postgres) -> Iterator[str]:
 
 
 class Batch:
-    """A connection that begins batches; what waits runs on a thread of its own."""
+    """A connection that begins batches. Waiting calls run on its own thread."""
 
     def __init__(self, address: str) -> None:
         self.db = PostgresConnection.open(address)
@@ -85,14 +85,14 @@ def key_of(chat: int) -> ChatKey:
 
 
 def held(observer: Batch, batch: Batch) -> set[tuple[int, bool]]:
-    """Keys of the locks that a batch has (True) or waits for, apart from that of everything."""
+    """Return the keys of a batch's locks, held (True) or awaited, without the lock of everything."""
     query = """SELECT (classid::bigint << 32) + objid::bigint, granted FROM pg_locks
     WHERE locktype = 'advisory' AND objsubid = 1 AND pid = ?"""
     return set(observer.db.execute(query, (batch.pid,)).fetchall())
 
 
 def waits(observer: Batch, batch: Batch) -> bool:
-    """True as soon as a batch waits for a lock; False if it does not within two seconds."""
+    """Return True as soon as a batch waits for a lock, or False after two seconds."""
     query = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND pid = ?)"
     deadline = threading.Event()
     timer = threading.Timer(2, deadline.set)
@@ -107,7 +107,7 @@ def waits(observer: Batch, batch: Batch) -> bool:
 
 
 @pytest.mark.parametrize("row", [("session", 100), ("session", 120), ("lineage", 100), ("turn", 201), ("inbox", 201)])
-def test_rows_of_a_chat_and_its_key_are_one_lock(batches: list[Batch], row: tuple[str, int]) -> None:
+def test_rows_of_a_chat_and_its_key_share_a_lock(batches: list[Batch], row: tuple[str, int]) -> None:
     one, other, observer = batches
     one.take(rows(("chat", 1)))
     other.start(rows(row))
@@ -116,7 +116,7 @@ def test_rows_of_a_chat_and_its_key_are_one_lock(batches: list[Batch], row: tupl
     other.join()
     before = held(observer, other)
     other.end()
-    other.take(LockKeys(names=frozenset({place_of(key_of(1))})))  # as of a chat that is not stored yet
+    other.take(LockKeys(names=frozenset({place_of(key_of(1))})))  # like a chat that is not stored yet
     assert held(observer, other) == before
 
 
@@ -132,7 +132,7 @@ def test_locks_are_taken_in_ascending_order(batches: list[Batch]) -> None:
     one, other, observer = batches
     everyone = rows(*(("chat", chat) for chat in range(1, CHATS + 1)))
     one.take(everyone)
-    # A lock as a signed number: the view has it in two halves without a sign.
+    # The view shows a signed lock key as two unsigned halves.
     keys = sorted(key - (1 << 64) if key >= 1 << 63 else key for key in _unsigned(held(observer, one)))
     one.end()
     one.db.execute("BEGIN")
@@ -149,9 +149,9 @@ def _unsigned(found: set[tuple[int, bool]]) -> set[int]:
     return {key % (1 << 64) for key, _ in found}
 
 
-def test_everything_waits_for_all_and_keeps_all_out(batches: list[Batch]) -> None:
+def test_the_lock_of_everything_excludes_all_others(batches: list[Batch]) -> None:
     one, other, observer = batches
-    one.take(rows())  # it touches no chat
+    one.take(rows())  # touches no chat
     other.start(ALL)
     assert waits(observer, other)
     one.end()
@@ -162,7 +162,7 @@ def test_everything_waits_for_all_and_keeps_all_out(batches: list[Batch]) -> Non
     one.join()
 
 
-def test_who_waits_behind_a_move_locks_the_chat_that_a_row_is_in_by_then(batches: list[Batch]) -> None:
+def test_a_batch_waiting_for_a_move_locks_the_new_chat(batches: list[Batch]) -> None:
     one, other, observer = batches
     one.take(ALL)
     one.db.execute("UPDATE outbox SET chat_id = 9 WHERE id = 208")
@@ -170,7 +170,7 @@ def test_who_waits_behind_a_move_locks_the_chat_that_a_row_is_in_by_then(batches
     assert waits(observer, other)
     one.end()
     other.join()
-    one.take(rows(("chat", 8)))  # nobody has that one
+    one.take(rows(("chat", 8)))  # no other batch has this lock
     one.end()
     one.start(rows(("chat", 9)))
     assert waits(observer, one)
@@ -178,7 +178,7 @@ def test_who_waits_behind_a_move_locks_the_chat_that_a_row_is_in_by_then(batches
     one.join()
 
 
-def test_batches_that_lock_the_same_chats_never_wait_for_each_other_in_a_circle(address: str) -> None:
+def test_batches_with_the_same_chats_never_deadlock(address: str) -> None:
     taken: list[int] = []
 
     def work(seed: int) -> None:
@@ -196,7 +196,7 @@ def test_batches_that_lock_the_same_chats_never_wait_for_each_other_in_a_circle(
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(taken) == [0, 1, 2, 3]  # one whose batch was broken off is missing
+    assert sorted(taken) == [0, 1, 2, 3]  # an aborted batch would be missing
 
 
 QUEUES = {
@@ -215,7 +215,7 @@ QUEUES = {
 
 
 @pytest.mark.parametrize(("batch", "queues"), QUEUES.values(), ids=QUEUES)
-def test_functions_that_share_a_lock_follow_each_other(
+def test_functions_that_share_a_lock_run_in_order(
     batches: list[Batch], batch: list[LockKeys], queues: list[list[int]]
 ) -> None:
     db = batches[0].db

@@ -1,4 +1,4 @@
-"""Migrations of PostgreSQL, on a server of the tests' own."""
+"""PostgreSQL migrations on a real server."""
 
 import threading
 from collections.abc import Iterator
@@ -49,7 +49,6 @@ def tables(db: PlainConnection) -> list[str]:
 
 @pytest.fixture
 def empty(postgres: Postgres) -> Iterator[str]:
-    """Address of an empty database."""
     with postgres.database() as url:
         yield url
 
@@ -105,7 +104,7 @@ def test_a_migration_that_fails_leaves_the_version_before_it(db: PlainConnection
 
 
 @cluster
-def test_nodes_that_start_at_once_migrate_once(empty: str) -> None:
+def test_nodes_that_start_together_migrate_once(empty: str) -> None:
     nodes = 4
     at_once = threading.Barrier(nodes)
 
@@ -122,11 +121,11 @@ def test_nodes_that_start_at_once_migrate_once(empty: str) -> None:
 
 
 @cluster
-def test_who_waits_too_long_for_another_node_is_told_so(db: PlainConnection, empty: str) -> None:
+def test_waiting_too_long_for_another_node_is_an_error(db: PlainConnection, empty: str) -> None:
     with connect(empty) as other:
         other.execute("BEGIN")
         other.execute("SELECT pg_advisory_xact_lock(1212634969, 0)")
-        with pytest.raises(StoreUnavailable, match=r"for 0\.01 seconds another node"):
+        with pytest.raises(StoreUnavailable, match=r"another node or a query locked it for 0\.01 seconds"):
             migrate(db, lock_seconds=0.01)
         assert not db.in_transaction
         other.execute("COMMIT")
@@ -152,7 +151,7 @@ def test_a_schema_two_versions_ahead_is_refused(db: PlainConnection) -> None:
 
 
 @cluster
-def test_a_migration_that_older_gateways_cannot_live_with_says_so(db: PlainConnection) -> None:
+def test_a_breaking_migration_excludes_older_gateways(db: PlainConnection) -> None:
     note = f"INSERT INTO meta (key, value) VALUES ('{READABLE_FROM}', '{NEXT}')"
     migrations = further(f"{note} ON CONFLICT (key) DO UPDATE SET value = excluded.value;")
     migrate(db, migrations)
@@ -162,7 +161,7 @@ def test_a_migration_that_older_gateways_cannot_live_with_says_so(db: PlainConne
 
 
 @cluster
-async def test_a_running_node_goes_on_while_a_newer_one_migrates(empty: str) -> None:
+async def test_a_running_node_continues_while_a_newer_one_migrates(empty: str) -> None:
     running = await PostgresStore.open(empty)
     try:
         chat_id = await running.write(make_chat)
@@ -179,9 +178,9 @@ async def test_a_running_node_goes_on_while_a_newer_one_migrates(empty: str) -> 
 
 
 @cluster
-def test_another_migration_of_the_same_number_is_refused(db: PlainConnection) -> None:
+def test_a_different_migration_with_the_same_number_is_refused(db: PlainConnection) -> None:
     migrate(db, further("CREATE TABLE further (id bigint);"))
-    with pytest.raises(DatabaseRejected, match=r"another \d{4}_further"):
+    with pytest.raises(DatabaseRejected, match=r"a different \d{4}_further"):
         migrate(db, further("CREATE TABLE otherwise (id bigint);"))
 
 
@@ -205,7 +204,7 @@ def test_a_database_of_another_program_is_refused_untouched(db: PlainConnection,
 
 
 @cluster
-def test_what_an_extension_brings_is_no_other_program_s(postgres: Postgres, empty: str, db: PlainConnection) -> None:
+def test_tables_of_an_extension_are_not_another_program(postgres: Postgres, empty: str, db: PlainConnection) -> None:
     database = scalar(db, str, "SELECT current_database()")
     postgres.run("CREATE EXTENSION pg_stat_statements", database=database)  # a view in the schema public
     migrate(db)
@@ -214,7 +213,7 @@ def test_what_an_extension_brings_is_no_other_program_s(postgres: Postgres, empt
 
 @cluster
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-def test_another_encoding_than_utf_8_is_refused_untouched(postgres: Postgres, encoding: str) -> None:
+def test_an_encoding_other_than_utf_8_is_refused(postgres: Postgres, encoding: str) -> None:
     with postgres.database(f"TEMPLATE template0 ENCODING '{encoding}'") as url, connect(url) as db:
         with pytest.raises(DatabaseRejected, match=f"encoding {encoding}") as refused:
             migrate(db)
@@ -224,7 +223,7 @@ def test_another_encoding_than_utf_8_is_refused_untouched(postgres: Postgres, en
 
 @cluster
 @pytest.mark.parametrize(("taken", "schema"), [("CREATE", "schema public"), ("ALL", "any schema")])
-def test_a_role_that_may_not_create_tables_is_told_so(postgres: Postgres, taken: str, schema: str) -> None:
+def test_a_role_without_the_right_to_create_tables_is_an_error(postgres: Postgres, taken: str, schema: str) -> None:
     with postgres.database(owner="postgres") as url, connect(url) as db:
         database = scalar(db, str, "SELECT current_database()")
         postgres.run(f"REVOKE {taken} ON SCHEMA public FROM public", database=database)
@@ -237,7 +236,7 @@ def test_a_role_that_may_not_create_tables_is_told_so(postgres: Postgres, taken:
 
 
 @cluster
-def test_a_role_that_may_not_read_the_tables_is_told_so(postgres: Postgres, db: PlainConnection) -> None:
+def test_a_role_without_the_right_to_read_tables_is_an_error(postgres: Postgres, db: PlainConnection) -> None:
     migrate(db)
     database = scalar(db, str, "SELECT current_database()")
     postgres.run("ALTER TABLE meta OWNER TO postgres", database=database)
@@ -247,7 +246,7 @@ def test_a_role_that_may_not_read_the_tables_is_told_so(postgres: Postgres, db: 
 
 
 @cluster
-def test_a_server_that_takes_no_writes_is_told_so(db: PlainConnection) -> None:
+def test_a_read_only_server_is_an_error(db: PlainConnection) -> None:
     db.execute("SET default_transaction_read_only = on")
     with pytest.raises(StoreUnavailable, match="read-only") as refused:
         migrate(db)
@@ -257,13 +256,13 @@ def test_a_server_that_takes_no_writes_is_told_so(db: PlainConnection) -> None:
 
 def test_a_server_before_14_is_refused() -> None:
     check_server(SERVER)
-    with pytest.raises(DatabaseRejected, match=r"14 or newer is needed, the server of hermes has 13\.22") as refused:
+    with pytest.raises(DatabaseRejected, match=r"needed, but the server of hermes has 13\.22") as refused:
         check_server(replace(SERVER, version=130022))
     assert_one_sentence(refused.value)
 
 
 def everything(db: PlainConnection) -> list[str]:
-    """Names of all relations that somebody has made."""
+    """Return the names of all relations created by users."""
     return scalars(db, str, "SELECT oid::regclass::text FROM pg_class WHERE oid >= 16384 ORDER BY 1")
 
 

@@ -1,4 +1,4 @@
-"""What the database knows of nodes, over a real server."""
+"""Information about nodes in the database of a real server."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def seat(url: str, info: NodeInfo, now: Millis = NOW) -> AsyncIterator[Pos
 
 
 async def gone(db: PostgresConnection, name: str) -> None:
-    """Wait until the server has seen the end of a seat that was closed."""
+    """Wait until the server has noticed the end of a closed seat."""
     await eventually(lambda: not any(one.is_alive for one in load_nodes(db) if one.name == name), "the session's end")
 
 
@@ -56,7 +56,7 @@ def db(postgres_url: str) -> Iterator[PostgresConnection]:
         yield connection
 
 
-async def test_each_node_has_the_work_of_which_it_has_the_locks(postgres_url: str, db: PostgresConnection) -> None:
+async def test_a_nodes_work_follows_from_its_locks(postgres_url: str, db: PostgresConnection) -> None:
     chat_id = make_chat(db)
     for account in ("discord", "telegram"):
         take_account(db, account)
@@ -73,7 +73,7 @@ async def test_each_node_has_the_work_of_which_it_has_the_locks(postgres_url: st
     assert found.oldest_waiting_seconds is None
 
 
-async def test_the_load_of_the_server_tells_what_waits_for_a_lock(postgres_url: str, db: PostgresConnection) -> None:
+async def test_the_server_load_counts_lock_waits(postgres_url: str, db: PostgresConnection) -> None:
     chat_id = make_chat(db)
     assert load_cluster(db).load.lock_waits == 0
     with (
@@ -94,9 +94,7 @@ async def test_the_load_of_the_server_tells_what_waits_for_a_lock(postgres_url: 
         assert await waiting == 1
 
 
-async def test_a_node_is_gone_with_its_session_and_its_name_goes_to_the_next(
-    postgres_url: str, db: PostgresConnection
-) -> None:
+async def test_a_node_is_gone_with_its_session_and_its_name_is_free(postgres_url: str, db: PostgresConnection) -> None:
     async with seat(postgres_url, node("one")):
         assert [one.is_alive for one in load_nodes(db)] == [True]
     await gone(db, "one")
@@ -105,7 +103,7 @@ async def test_a_node_is_gone_with_its_session_and_its_name_goes_to_the_next(
         assert [(one.id, one.is_alive) for one in load_nodes(db)] == [("one2", True)]
 
 
-async def test_a_node_is_forgotten_a_day_after_it_went(postgres_url: str, db: PostgresConnection) -> None:
+async def test_a_gone_node_is_deleted_after_a_day(postgres_url: str, db: PostgresConnection) -> None:
     async with seat(postgres_url, node("one")):
         async with seat(postgres_url, node("two")):
             pass
@@ -114,7 +112,7 @@ async def test_a_node_is_forgotten_a_day_after_it_went(postgres_url: str, db: Po
         assert [one.name for one in load_nodes(db)] == ["one"]
 
 
-async def test_a_node_that_comes_back_is_not_forgotten(postgres_url: str, db: PostgresConnection) -> None:
+async def test_a_returning_node_is_not_deleted(postgres_url: str, db: PostgresConnection) -> None:
     async with seat(postgres_url, node("one")):
         pass
     await gone(db, "one")
@@ -124,19 +122,19 @@ async def test_a_node_that_comes_back_is_not_forgotten(postgres_url: str, db: Po
         assert [one.seats for one in load_nodes(db)] == [2]
 
 
-async def test_what_differs_is_said_with_both_values_and_both_names(postgres_url: str, db: PostgresConnection) -> None:
+async def test_differing_settings_are_reported_with_values_and_names(postgres_url: str, db: PostgresConnection) -> None:
     async with seat(postgres_url, node("one", **{"costs.daily_cap": "5", "telegram.token": "a", "old.key": "x"})):
         two = node("two", **{"costs.daily_cap": "not set", "telegram.token": "b", "new.key": "y"})
         assert find_differences(db, two, SystemClock().now()) == [
             "costs.daily_cap is not set at two and 5 at one, which has the same database: nodes must agree",
-            "telegram.token is b at two and a at one, which has the same database: a cluster of another bot needs "
-            "another database",
+            "telegram.token is b at two and a at one, which has the same database: another bot's cluster "
+            "needs another database",
         ]
     await gone(db, "one")
     assert find_differences(db, two, SystemClock().now()) == []
 
 
-async def test_settings_of_now_are_those_that_are_compared(postgres_url: str, db: PostgresConnection) -> None:
+async def test_current_settings_are_compared(postgres_url: str, db: PostgresConnection) -> None:
     async with seat(postgres_url, node("one", zone="UTC")):
         save_settings(db, node("one", zone="CET"))
         assert len(find_differences(db, node("two", zone="UTC"), SystemClock().now())) == 1
@@ -150,7 +148,7 @@ async def test_a_server_with_too_few_connections_for_all_nodes_is_a_fault(
 ) -> None:
     db.execute("BEGIN")
     [fault] = find_faults(db, node("one"), 1_000, SystemClock().now())
-    assert "and 1 node with 1000 each need 1000: raise its max_connections" in fault
+    assert "but 1 node with 1000 each need 1000: raise its max_connections" in fault
     async with seat(postgres_url, node("two")):
         [fault] = find_faults(db, node("one"), 100, SystemClock().now())
         assert "2 nodes with 100 each need 200" in fault
@@ -159,30 +157,28 @@ async def test_a_server_with_too_few_connections_for_all_nodes_is_a_fault(
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(-62, "behind"), (62, "ahead of"), (-50, None), (50, None)])
-def test_a_clock_may_be_off_by_a_minute(db: PostgresConnection, seconds: int, said: str | None) -> None:
+def test_a_clock_may_differ_by_a_minute(db: PostgresConnection, seconds: int, said: str | None) -> None:
     found = find_differences(db, node("one"), Millis(SystemClock().now() + seconds * 1000))
     assert len(found) == (said is not None)
     assert all("the clock of one is 6" in one and f"seconds {said} the PostgreSQL server's" in one for one in found)
 
 
 def lock_without_end(db: PostgresConnection, key: int) -> None:
-    """Begin a batch that locks `key`, and never send the rest of it: as a process does that is stopped meanwhile."""
+    """Begin a batch that locks `key` without sending the rest, like a process that is stopped meanwhile."""
     server = db.raw.pgconn
     server.enter_pipeline_mode()
     for statement in ("BEGIN", f"SELECT pg_advisory_xact_lock({key})"):
         server.send_query_params(statement.encode(), None)
     server.send_flush_request()
     server.flush()
-    for _ in range(2):  # answers of the statements, each with its end
+    for _ in range(2):  # the statements' answers, each with its end
         assert db._next() is not None
         assert db._next() is None
 
 
-async def test_a_batch_without_an_end_is_ended_when_its_node_has_lost_its_seat(
-    postgres_url: str, db: PostgresConnection
-) -> None:
+async def test_an_unfinished_batch_of_a_node_without_a_seat_is_ended(postgres_url: str, db: PostgresConnection) -> None:
     take = "SELECT CAST(pg_try_advisory_xact_lock(?) AS integer)"
-    ids = ["left1", "there1", "other1"]  # the last is no node
+    ids = ["left1", "there1", "other1"]  # the last one is not a node
     with ExitStack() as opened:
         for key, node_id in enumerate(ids):
             one = opened.enter_context(closing(PostgresConnection.open(postgres_url, session_name(node_id))))
@@ -192,7 +188,7 @@ async def test_a_batch_without_an_end_is_ended_when_its_node_has_lost_its_seat(
             assert end_left_transactions(db, 0) == 0
         async with seat(postgres_url, node("there")):
             await gone(db, "left")
-            db.execute("SELECT pg_sleep(0.1)")  # longer than any limit of the server's
+            db.execute("SELECT pg_sleep(0.1)")  # longer than any limit of the server
             assert [scalar(db, bool, take, (key,)) for key in range(3)] == [False, False, False]
             assert end_left_transactions(db, 3600) == 0
             assert end_left_transactions(db, 0) == 1
@@ -200,7 +196,7 @@ async def test_a_batch_without_an_end_is_ended_when_its_node_has_lost_its_seat(
             assert [scalar(db, bool, take, (key,)) for key in range(3)] == [True, False, False]
 
 
-def test_the_server_looks_after_machines_that_are_gone(db: PostgresConnection) -> None:
+def test_the_server_probes_silent_machines(db: PostgresConnection) -> None:
     names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
     settings = [scalar(db, int, "SELECT setting FROM pg_settings WHERE name = ?", (name,)) for name in names]
-    assert settings == [10, 5, 4, 30_000]  # what the socket has
+    assert settings == [10, 5, 4, 30_000]  # the values of the socket

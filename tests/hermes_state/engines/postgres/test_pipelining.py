@@ -1,4 +1,4 @@
-"""Functions that share their trips to the server."""
+"""Functions that share round trips to the server."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -26,13 +26,13 @@ def db(postgres_url: str) -> Iterator[PostgresConnection]:
 
 @pytest.fixture
 def told() -> list[str]:
-    """What functions have told, in this order."""
+    """Events of the functions, in order."""
     return []
 
 
 @pytest.fixture
 def step(db: PostgresConnection, told: list[str]) -> Callable[[str, int], Callable[[], None]]:
-    """Makes a function that needs so many results, one behind the other, and tells each."""
+    """Return a function that needs this many results in sequence and records each."""
 
     def make(name: str, results: int) -> Callable[[], None]:
         def run() -> None:
@@ -50,7 +50,7 @@ def stored(db: PostgresConnection) -> list[str]:
     return [key for (key,) in db.execute("SELECT key FROM meta ORDER BY key").fetchall()]
 
 
-def test_together_they_take_the_trips_of_the_longest(
+def test_pipelined_functions_take_the_round_trips_of_the_longest(
     db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
 ) -> None:
     functions = [step("a", 1), step("b", 3), step("c", 2), step("d", 0)]
@@ -60,14 +60,14 @@ def test_together_they_take_the_trips_of_the_longest(
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_few_functions_run_as_they_are(
+def test_zero_or_one_functions_run_directly(
     db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str], count: int
 ) -> None:
     run_pipelined(db, [step("a", 2)] * count)
     assert told == ["a0", "a1"][: 2 * count]
 
 
-def test_who_begins_a_savepoint_is_alone_with_it(
+def test_a_savepoint_contains_one_function_only(
     db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
 ) -> None:
     def careful(name: str) -> Callable[[], None]:
@@ -84,7 +84,7 @@ def test_who_begins_a_savepoint_is_alone_with_it(
     assert stored(db) == sorted(told)
 
 
-def test_what_one_of_them_keeps_to_itself_ends_none_of_the_others(
+def test_a_swallowed_error_does_not_end_the_other_functions(
     db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
 ) -> None:
     def fail() -> None:
@@ -96,7 +96,7 @@ def test_what_one_of_them_keeps_to_itself_ends_none_of_the_others(
     assert told == ["a0", "a1", "a2"]
 
 
-def test_what_one_of_them_raises_ends_all_of_them(
+def test_an_error_ends_all_functions(
     db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
 ) -> None:
     def fail() -> None:
@@ -116,7 +116,7 @@ def test_what_one_of_them_raises_ends_all_of_them(
     assert scalar(db, int, "SELECT ?", (1,)) == 1, "the connection is nobody's any more"
 
 
-def test_an_error_of_the_server_reaches_all_that_wait_for_it(
+def test_a_server_error_reaches_all_waiting_functions(
     db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
 ) -> None:
     def catching(run: Callable[[], None]) -> Callable[[], None]:
@@ -138,7 +138,7 @@ def test_an_error_of_the_server_reaches_all_that_wait_for_it(
         db.execute("COMMIT")
 
 
-def test_a_connection_that_is_lost_is_told_to_all_and_by_one(
+def test_a_lost_connection_reaches_all_functions_and_is_raised_once(
     db: PostgresConnection, postgres: Postgres, step: Callable[[str, int], Callable[[], None]], told: list[str]
 ) -> None:
     def lose() -> None:

@@ -1,4 +1,4 @@
-"""Short reads that come at the same time."""
+"""Concurrent short reads."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,13 +23,13 @@ async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
 
 
 def place(db: Connection, number: int) -> tuple[int, str]:
-    """A number, and the session and transaction that it was read in."""
+    """Return a number with the session and transaction that read it."""
     query = "SELECT ? + 0, pg_backend_pid() || ' ' || xact_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
     found: tuple[int, str] = db.execute(query, (number,)).fetchone()
     return found
 
 
-async def test_what_comes_at_once_is_read_in_one_transaction(store: PostgresStore) -> None:
+async def test_simultaneous_reads_share_a_transaction(store: PostgresStore) -> None:
     numbers = range(2 * MOST_TOGETHER)
     found = await asyncio.gather(*(store.read_short(place, number) for number in numbers))
     assert [number for number, _ in found] == [*numbers]
@@ -40,7 +40,7 @@ async def test_what_comes_at_once_is_read_in_one_transaction(store: PostgresStor
 
 
 @pytest.mark.parametrize("readers", [1, 2])
-async def test_who_reads_again_as_soon_as_told_is_served(postgres_url: str, readers: int) -> None:
+async def test_a_caller_can_read_again_immediately(postgres_url: str, readers: int) -> None:
     store = await PostgresStore.open(postgres_url, readers=readers)
 
     async def read_on(first: int) -> None:
@@ -53,7 +53,7 @@ async def test_who_reads_again_as_soon_as_told_is_served(postgres_url: str, read
         await store.close()
 
 
-async def test_what_fails_in_one_read_is_its_own(store: PostgresStore) -> None:
+async def test_a_failing_read_does_not_affect_the_others(store: PostgresStore) -> None:
     def broken(db: Connection) -> int:
         return scalar(db, int, "SELECT 1 / ?", (0,))
 
@@ -69,7 +69,7 @@ async def test_what_fails_in_one_read_is_its_own(store: PostgresStore) -> None:
     assert (first[0], last[0]) == (1, 2)
 
 
-async def test_a_caller_who_has_left_holds_up_nobody(store: PostgresStore) -> None:
+async def test_a_cancelled_caller_does_not_delay_others(store: PostgresStore) -> None:
     leaving, staying = (asyncio.create_task(store.read_short(place, number)) for number in range(2))
     await asyncio.sleep(0)
     leaving.cancel()
@@ -82,7 +82,7 @@ async def test_reads_change_nothing(store: PostgresStore) -> None:
         await store.read_short(save_note, "n", "")
 
 
-async def test_a_lost_connection_is_told_to_all_and_made_anew(store: PostgresStore, postgres: Postgres) -> None:
+async def test_a_lost_connection_fails_all_reads_and_is_replaced(store: PostgresStore, postgres: Postgres) -> None:
     _, where = await store.read_short(place, 0)
     postgres.run(f"SELECT pg_terminate_backend({where.split()[0]}, 10000)")
     for error in await asyncio.gather(*(store.read_short(place, n) for n in range(3)), return_exceptions=True):
@@ -90,7 +90,7 @@ async def test_a_lost_connection_is_told_to_all_and_made_anew(store: PostgresSto
     assert (await store.read_short(place, 3))[0] == 3
 
 
-async def test_a_close_ends_what_is_read(store: PostgresStore) -> None:
+async def test_closing_ends_running_reads(store: PostgresStore) -> None:
     def long(db: Connection) -> None:
         db.execute("SELECT pg_sleep(?)", (60,)).fetchone()
 

@@ -1,4 +1,4 @@
-"""The seat of a node, over a real server: locks, hints, and the ways in which it ends."""
+"""The seat of a node on a real server: locks, hints, and the ways in which it ends."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ async def seat(
         await opened.close()
 
 
-async def test_a_lock_is_one_seats_until_it_is_given_back(postgres_url: str) -> None:
+async def test_a_lock_belongs_to_one_seat_until_released(postgres_url: str) -> None:
     async with seat(postgres_url) as one, seat(postgres_url, "two") as two:
         assert await one.take(CHATS) == set(CHATS)
         assert await two.take([*CHATS, KEEPER, account_lock("telegram")]) == {KEEPER, account_lock("telegram")}
@@ -48,7 +48,7 @@ async def test_a_lock_is_one_seats_until_it_is_given_back(postgres_url: str) -> 
         assert await two.take(CHATS) == {CHATS[1]}
 
 
-async def test_no_more_locks_are_taken_than_asked_for_and_the_first_come_first(postgres_url: str) -> None:
+async def test_only_the_requested_number_of_locks_is_taken_in_order(postgres_url: str) -> None:
     many = [chat_lock(ChatId(number)) for number in range(1, 301)]
     async with seat(postgres_url) as one, seat(postgres_url, "two") as two:
         assert await one.take(many, 0) == set()
@@ -58,18 +58,18 @@ async def test_no_more_locks_are_taken_than_asked_for_and_the_first_come_first(p
         assert await two.take([]) == set()
 
 
-async def test_whoever_gives_up_waiting_leaves_no_lock_behind(postgres_url: str) -> None:
+async def test_a_cancelled_request_leaves_no_lock(postgres_url: str) -> None:
     async with seat(postgres_url) as one, seat(postgres_url, "two") as two:
         task = asyncio.create_task(one.take(CHATS))
-        await asyncio.sleep(0)  # it has asked
+        await asyncio.sleep(0)  # the request was sent
         task.cancel()
         await asyncio.wait({task})
-        await one.take([KEEPER])  # the answer comes behind those that nobody waits for
+        await one.take([KEEPER])  # answered after the cancelled requests
         await one.let_go(KEEPER)
         assert await two.take(CHATS) == set(CHATS)
 
 
-async def test_a_seat_stays_while_nothing_happens(postgres_url: str) -> None:
+async def test_an_idle_seat_stays_alive(postgres_url: str) -> None:
     async with seat(postgres_url, seconds=1) as one:
         await asyncio.sleep(1.5)
         assert one.is_certain
@@ -77,7 +77,7 @@ async def test_a_seat_stays_while_nothing_happens(postgres_url: str) -> None:
         assert await one.take(CHATS) == set(CHATS)
 
 
-async def test_a_session_that_the_server_ends_is_a_lost_seat_at_once(postgres: Postgres, postgres_url: str) -> None:
+async def test_a_session_ended_by_the_server_loses_the_seat_at_once(postgres: Postgres, postgres_url: str) -> None:
     async with seat(postgres_url) as one:
         assert await one.take(CHATS) == set(CHATS)
         seats = "SELECT pid FROM pg_stat_activity WHERE application_name = 'hermes-gateway seat one'"
@@ -90,9 +90,7 @@ async def test_a_session_that_the_server_ends_is_a_lost_seat_at_once(postgres: P
             assert await two.take(CHATS) == set(CHATS)
 
 
-async def test_who_learns_of_a_lost_seat_finds_the_store_s_connections_broken_off(
-    postgres: Postgres, postgres_url: str
-) -> None:
+async def test_a_lost_seat_cuts_the_stores_connections_first(postgres: Postgres, postgres_url: str) -> None:
     store = await PostgresStore.open(postgres_url, writers=1, readers=1)
     try:
         hanging = asyncio.ensure_future(store.read_within(60, lambda db: db.execute("SELECT pg_sleep(60)").fetchall()))
@@ -112,7 +110,7 @@ async def test_who_learns_of_a_lost_seat_finds_the_store_s_connections_broken_of
         await store.close()
 
 
-async def test_a_seat_that_hears_nothing_is_given_up(postgres: Postgres, postgres_url: str) -> None:
+async def test_a_seat_without_answers_is_given_up(postgres: Postgres, postgres_url: str) -> None:
     async with (
         Proxy(postgres.port) as proxy,
         seat(postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/"), seconds=1) as one,
@@ -126,7 +124,7 @@ async def test_a_seat_that_hears_nothing_is_given_up(postgres: Postgres, postgre
             await waiting
 
 
-async def test_a_seat_that_is_cut_off_within_a_request_is_ended_like_any(postgres: Postgres, postgres_url: str) -> None:
+async def test_a_seat_cut_off_inside_a_request_ends_in_time(postgres: Postgres, postgres_url: str) -> None:
     async with (
         Proxy(postgres.port) as proxy,
         seat(postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/"), seconds=1) as one,
@@ -137,16 +135,16 @@ async def test_a_seat_that_is_cut_off_within_a_request_is_ended_like_any(postgre
         await eventually(one.lost.is_set, "it is given up")
         async with asyncio.timeout(10):
             while await two.take(CHATS) != set(CHATS):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)  # the server tells nobody
+                await asyncio.sleep(0.05)  # the server sends no notice
 
 
-async def test_an_answer_that_came_while_the_loop_was_held_up_counts(postgres_url: str) -> None:
+async def test_an_answer_that_arrived_while_the_loop_was_blocked_counts(postgres_url: str) -> None:
     async with seat(postgres_url, seconds=1) as one:
-        asyncio.get_running_loop().remove_reader(one._socket)  # as if nobody had come to read it
+        asyncio.get_running_loop().remove_reader(one._socket)  # as if the loop were blocked
         assert await one.take(CHATS) == set(CHATS)
 
 
-async def test_an_answer_that_comes_in_two_pieces_holds_up_nobody(postgres: Postgres, postgres_url: str) -> None:
+async def test_an_answer_in_two_pieces_does_not_block_the_loop(postgres: Postgres, postgres_url: str) -> None:
     relay = await asyncio.create_subprocess_exec(
         *(sys.executable, relay_program.__file__, str(postgres.port)), stdin=PIPE, stdout=PIPE
     )
@@ -158,7 +156,7 @@ async def test_an_answer_that_comes_in_two_pieces_holds_up_nobody(postgres: Post
             relay.stdin.write(b"keep\n")
             taking = asyncio.create_task(one.take(CHATS))
             assert await relay.stdout.readline() == b"holds\n"
-            await asyncio.sleep(0.1)  # what it has not kept back has come
+            await asyncio.sleep(0.1)  # the forwarded part has arrived
             relay.stdin.write(b"go\n")
             assert await relay.stdout.readline() == b"free\n"
             assert await taking == set(CHATS)
@@ -167,7 +165,7 @@ async def test_an_answer_that_comes_in_two_pieces_holds_up_nobody(postgres: Post
         await relay.wait()
 
 
-async def test_what_is_stored_is_told_to_every_seat(postgres_url: str) -> None:
+async def test_changes_are_announced_to_every_seat(postgres_url: str) -> None:
     heard: list[Hint] = []
     async with seat(postgres_url, hints=heard) as one:
         with connect(postgres_url) as db:
@@ -181,7 +179,7 @@ async def test_what_is_stored_is_told_to_every_seat(postgres_url: str) -> None:
         assert await one.take(CHATS) == set(CHATS)
 
 
-async def test_a_message_whose_turn_has_begun_with_it_is_no_hint_of_work(postgres_url: str) -> None:
+async def test_a_message_stored_with_its_turn_sends_no_work_hint(postgres_url: str) -> None:
     heard: list[Hint] = []
     async with seat(postgres_url, hints=heard):
         with closing(PostgresConnection.open(postgres_url)) as db:
@@ -194,7 +192,7 @@ async def test_a_message_whose_turn_has_begun_with_it_is_no_hint_of_work(postgre
         assert [hint.kind for hint in heard] == [HintKind.WORK, HintKind.OWED, HintKind.WORK]
 
 
-async def test_a_node_that_comes_back_has_lost_one_seat(postgres_url: str) -> None:
+async def test_a_returning_node_has_lost_one_seat(postgres_url: str) -> None:
     for _ in range(2):
         async with seat(postgres_url):
             pass

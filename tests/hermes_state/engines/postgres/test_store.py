@@ -1,4 +1,4 @@
-"""The store on a PostgreSQL server: what is acknowledged is stored, and trouble reaches the caller as one sentence."""
+"""The store on a PostgreSQL server: acknowledged writes are stored, and failures reach the caller as one sentence."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ def count_notes(db: Connection) -> int:
     return scalar(db, int, "SELECT count(*) FROM meta WHERE key LIKE 'n%'")
 
 
-async def test_what_was_written_is_read_and_survives_a_close(store: PostgresStore) -> None:
+async def test_written_data_survives_a_close(store: PostgresStore) -> None:
     await store.write(save_note, "n", "1")
     assert await store.read(load_note, "n") == "1"
     await store.close()
@@ -47,7 +47,7 @@ async def test_what_was_written_is_read_and_survives_a_close(store: PostgresStor
         await again.close()
 
 
-async def test_of_many_writes_at_once_each_has_its_result_and_a_failing_one_takes_back_its_own(
+async def test_parallel_writes_get_their_results_and_a_failing_one_undoes_only_itself(
     store: PostgresStore,
 ) -> None:
     def fail(db: Connection, key: str) -> None:
@@ -68,7 +68,7 @@ async def test_of_many_writes_at_once_each_has_its_result_and_a_failing_one_take
     assert await store.read(count_notes) == 298
 
 
-async def test_a_constraint_that_is_checked_at_the_commit_hits_its_own_function_only(store: PostgresStore) -> None:
+async def test_a_deferred_constraint_fails_only_its_own_function(store: PostgresStore) -> None:
     def lead_nowhere(db: Connection) -> None:
         db.execute(
             "INSERT INTO chats (platform, account, chat_ref, kind, active_session_id, created_at, updated_at) "
@@ -81,7 +81,7 @@ async def test_a_constraint_that_is_checked_at_the_commit_hits_its_own_function_
     assert await store.read(count_notes) == 2
 
 
-async def test_writers_that_lock_each_other_out_are_run_again(store: PostgresStore) -> None:
+async def test_deadlocked_writers_are_retried(store: PostgresStore) -> None:
     both, begun = asyncio.Barrier(2), asyncio.Event()
     loop = asyncio.get_running_loop()
     runs: list[str] = []
@@ -90,8 +90,8 @@ async def test_writers_that_lock_each_other_out_are_run_again(store: PostgresSto
         runs.append(first)
         loop.call_soon_threadsafe(begun.set)
         save_note(db, first, "")
-        load_note(db, first)  # stored without being looked at, it would wait for the other
-        if len(runs) < 3:  # the third run is the one that was broken off
+        load_note(db, first)  # an unread result would wait for the other statement
+        if len(runs) < 3:  # the third run is the aborted one
             asyncio.run_coroutine_threadsafe(both.wait(), loop).result(10)
         save_note(db, second, "")
 
@@ -106,12 +106,12 @@ async def test_writers_that_lock_each_other_out_are_run_again(store: PostgresSto
     first = asyncio.ensure_future(store.write(one))
     await begun.wait()  # otherwise they would share a batch
     await asyncio.gather(first, store.write(two))
-    assert len(runs) >= 3  # the one that is run again may come first and lock the other out once more
+    assert len(runs) >= 3  # the retried function may come first and block the other again
     assert await store.read(count_notes) == 2
 
 
 async def write_side_by_side(store: PostgresStore) -> None:
-    """Two writes that wait for one another, so that each has a writer."""
+    """Start two writes that wait for each other, so that each has a writer."""
     both = threading.Barrier(2, timeout=10)
 
     @locks("one")
@@ -125,11 +125,11 @@ async def write_side_by_side(store: PostgresStore) -> None:
     await asyncio.gather(store.write(one), store.write(two))
 
 
-async def test_writes_that_arrive_together_are_shared_among_the_writers(store: PostgresStore) -> None:
+async def test_simultaneous_writes_are_spread_over_the_writers(store: PostgresStore) -> None:
     await write_side_by_side(store)
 
 
-async def test_a_lost_connection_is_said_and_made_anew(postgres_url: str, postgres: Postgres) -> None:
+async def test_a_lost_connection_is_reported_and_replaced(postgres_url: str, postgres: Postgres) -> None:
     store = await PostgresStore.open(postgres_url, writers=1, readers=1)
     try:
         await store.write(save_note, "n1", "")
@@ -148,7 +148,7 @@ async def test_a_lost_connection_is_said_and_made_anew(postgres_url: str, postgr
         await store.close()
 
 
-async def test_a_write_waits_for_locks_of_others_no_longer_than_it_may(postgres_url: str) -> None:
+async def test_a_write_waits_for_locks_at_most_its_limit(postgres_url: str) -> None:
     store = await PostgresStore.open(postgres_url, writers=1, readers=1, busy_seconds=0.2)
     try:
         with locked_by_another_process(postgres_url, 60):
@@ -160,7 +160,7 @@ async def test_a_write_waits_for_locks_of_others_no_longer_than_it_may(postgres_
         await store.close()
 
 
-async def test_a_gateway_stores_nothing_while_a_copy_has_the_database(
+async def test_writes_fail_while_a_copy_holds_the_database(
     postgres_url: str, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_state.engines.postgres.store.TAKEOVER_SECONDS", 0.1)
@@ -168,7 +168,7 @@ async def test_a_gateway_stores_nothing_while_a_copy_has_the_database(
     try:
         postgres.run(_END_OTHERS.format(gateway.url.rpartition("/")[2]))
         with open_target(postgres_url):
-            for _ in range(2):  # the loss of the connection is noticed with the first
+            for _ in range(2):  # the first write notices the lost connection
                 with pytest.raises(StoreUnavailable):
                     await gateway.write(save_note, "n", "")
             assert gateway.trouble is not None
@@ -179,7 +179,7 @@ async def test_a_gateway_stores_nothing_while_a_copy_has_the_database(
 
 
 @pytest.mark.parametrize("order", ["ASC", "DESC"])
-async def test_no_copy_begins_while_any_writer_is_connected(
+async def test_a_copy_cannot_begin_while_a_writer_is_connected(
     store: PostgresStore, postgres: Postgres, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     monkeypatch.setattr("hermes_state.engines.postgres.store.TAKEOVER_SECONDS", 0.1)
@@ -197,7 +197,7 @@ async def test_a_read_that_takes_too_long_ends(store: PostgresStore) -> None:
     assert await store.read(count_notes) == 0
 
 
-async def test_each_read_is_bound_by_its_own_time(store: PostgresStore) -> None:
+async def test_each_read_has_its_own_time_limit(store: PostgresStore) -> None:
     def limit(db: Connection) -> str:
         return scalar(db, str, "SELECT current_setting('statement_timeout')")
 
@@ -205,7 +205,7 @@ async def test_each_read_is_bound_by_its_own_time(store: PostgresStore) -> None:
     assert bounds == ["5s", "250ms", "5s", "1ms"]
 
 
-async def test_a_connection_whose_caller_has_left_is_still_busy(postgres_url: str) -> None:
+async def test_a_connection_of_a_cancelled_caller_is_still_busy(postgres_url: str) -> None:
     store = await PostgresStore.open(postgres_url, readers=2)
     try:
         reading = asyncio.create_task(store.read(lambda db: db.execute("SELECT pg_sleep(?)", (30,)).fetchall()))
@@ -219,7 +219,7 @@ async def test_a_connection_whose_caller_has_left_is_still_busy(postgres_url: st
         await store.close()
 
 
-async def test_what_the_role_has_set_for_its_sessions_changes_no_promise(postgres: Postgres, postgres_url: str) -> None:
+async def test_session_defaults_of_the_role_break_no_promise(postgres: Postgres, postgres_url: str) -> None:
     @locks("isolation")
     def isolation(db: Connection) -> str:
         return scalar(db, str, "SELECT current_setting('transaction_isolation')")
@@ -232,7 +232,7 @@ async def test_what_the_role_has_set_for_its_sessions_changes_no_promise(postgre
     try:
         assert await store.write(isolation) == "read committed"
         assert await store.read(count_notes) == 0
-        await asyncio.sleep(0.3)  # longer than the server would keep a silent session
+        await asyncio.sleep(0.3)  # longer than the role's idle limit
         await store.write(save_note, "n", "")
         assert await store.read(count_notes) == 1
     finally:
@@ -240,13 +240,13 @@ async def test_what_the_role_has_set_for_its_sessions_changes_no_promise(postgre
         await store.close()
 
 
-async def test_reads_change_nothing_and_see_one_moment(store: PostgresStore) -> None:
+async def test_reads_are_read_only_and_see_one_snapshot(store: PostgresStore) -> None:
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         await store.read(save_note, "n", "")
     assert await store.read(count_notes) == 0
 
 
-async def test_gateways_share_a_database_that_nobody_has_alone(store: PostgresStore) -> None:
+async def test_gateways_share_a_database_unless_held_exclusively(store: PostgresStore) -> None:
     other = await PostgresStore.open(store.url)
     try:
         await asyncio.gather(store.write(save_note, "n", ""), other.write(save_note, "n2", ""))
@@ -265,7 +265,7 @@ async def test_gateways_share_a_database_that_nobody_has_alone(store: PostgresSt
         (("127.0.0.1:", "127.0.0.2:"), StoreUnavailable, "127.0.0.2"),
     ],
 )
-async def test_a_server_that_lets_nobody_in_is_one_sentence_without_the_password(
+async def test_a_refused_connection_is_one_sentence_without_the_password(
     postgres_url: str, change: tuple[str, str], error: type[Exception], complaint: str
 ) -> None:
     with pytest.raises(error, match=complaint) as caught:
@@ -275,7 +275,7 @@ async def test_a_server_that_lets_nobody_in_is_one_sentence_without_the_password
     assert "wrong-password" not in str(caught.value)
 
 
-async def test_a_close_ends_what_is_read_and_stores_what_waits(store: PostgresStore) -> None:
+async def test_closing_ends_reads_and_stores_queued_writes(store: PostgresStore) -> None:
     reading = asyncio.ensure_future(store.read_within(60, lambda db: db.execute("SELECT pg_sleep(60)").fetchall()))
     await asyncio.sleep(0)
     writing = asyncio.ensure_future(store.write(save_note, "n", ""))
@@ -288,7 +288,7 @@ async def test_a_close_ends_what_is_read_and_stores_what_waits(store: PostgresSt
         await store.write(save_note, "n", "")
 
 
-async def test_whoever_comes_after_connections_were_broken_off_gets_new_ones(store: PostgresStore) -> None:
+async def test_cut_connections_are_replaced(store: PostgresStore) -> None:
     await asyncio.gather(*(store.write(save_note, f"n{number}", "whole") for number in range(4)))
     assert await store.read(count_notes) == 4
     store.break_off()
@@ -297,7 +297,7 @@ async def test_whoever_comes_after_connections_were_broken_off_gets_new_ones(sto
     assert await store.read(count_notes) == 8
 
 
-async def test_a_close_does_not_wait_for_a_server_that_says_nothing(
+async def test_closing_does_not_wait_for_a_silent_server(
     postgres_url: str, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_state.engines.postgres.store.CLOSE_SECONDS", 0.2)

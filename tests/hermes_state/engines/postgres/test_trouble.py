@@ -1,4 +1,4 @@
-"""What becomes of every error that PostgreSQL knows: each code is raised inside a write on a real server."""
+"""Handling of every PostgreSQL error: each code is raised inside a write on a real server."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,15 +18,15 @@ CODES = sorted(
     {one.sqlstate for one in vars(psycopg.errors).values() if isinstance(getattr(one, "sqlstate", None), str)}
 )
 SERVERS = ("08", "28", "40", "53", "55", "57", "58", "72", "F0")
-"""Classes of trouble that ends the whole batch."""
+"""Error classes that fail the whole batch."""
 LIKE_THEM = ("0A000", "25006", "25P03", "25P04", "26000", "42P05")
 OWN = (
     *("02", "03", "09", "0A", "0B", "0F", "0L", "0P", "0Z", "10", "20", "21", "22", "23", "24", "25", "26", "27", "2B"),
     *("2D", "2F", "34", "38", "39", "3B", "3D", "3F", "42", "44", "54", "HV", "P0", "XX"),
 )
-"""Classes of errors of the function that met them."""
+"""Error classes that only fail the function."""
 TOLD = {"42501": StoreUnavailable, "XX001": StoreBroken, "XX002": StoreBroken}
-"""The function's own, too, but nothing that its caller could do anything about."""
+"""Errors of the function that its caller cannot handle."""
 
 
 @pytest.fixture
@@ -43,12 +43,12 @@ def fail_with(db: Connection, code: str) -> None:
     db.execute(f"DO $$ BEGIN RAISE EXCEPTION 'as asked' USING ERRCODE = '{code}'; END $$")
 
 
-def test_every_class_is_decided_about() -> None:
+def test_every_error_class_is_classified() -> None:
     assert {code[:2] for code in CODES} == {*SERVERS, *OWN}
     assert len(CODES) > 250
 
 
-async def test_trouble_with_the_server_is_unavailable_for_the_whole_batch_and_nothing_else_is(
+async def test_only_server_errors_fail_the_whole_batch(
     store: PostgresStore,
 ) -> None:
     wrong = []
@@ -66,7 +66,7 @@ async def test_trouble_with_the_server_is_unavailable_for_the_whole_batch_and_no
 
 
 @pytest.mark.parametrize("code", LIKE_THEM)
-async def test_trouble_that_lasts_as_long_as_the_session_ends_it(store: PostgresStore, code: str) -> None:
+async def test_errors_that_last_with_the_session_end_it(store: PostgresStore, code: str) -> None:
     @locks()
     def pid(db: Connection) -> int:
         return scalar(db, int, "SELECT pg_backend_pid()")
@@ -74,15 +74,16 @@ async def test_trouble_that_lasts_as_long_as_the_session_ends_it(store: Postgres
     before = await store.write(pid)
     with pytest.raises(StoreUnavailable):
         await store.write(fail_with, code)
-    assert (await store.write(pid) == before) == (code in ("25P03", "25P04"))  # those the server ends itself
+    # the server itself ends the session for these
+    assert (await store.write(pid) == before) == (code in ("25P03", "25P04"))
 
 
-async def test_a_session_with_a_server_that_is_read_only_is_given_up(store: PostgresStore, postgres: Postgres) -> None:
+async def test_a_session_with_a_read_only_server_is_replaced(store: PostgresStore, postgres: Postgres) -> None:
     database = store.url.rpartition("/")[2]
     settings = f"ALTER ROLE hermes IN DATABASE {database}"
     postgres.run(f"{settings} SET default_transaction_read_only = on")
     try:
-        store.break_off()  # as a failover does: the next session is one with a server that takes no writes
+        store.break_off()  # like a failover: the next session has a read-only server
         with pytest.raises(StoreUnavailable, match="read-only transaction"):
             await store.write(save_note, "n", "1")
         assert store.trouble is not None

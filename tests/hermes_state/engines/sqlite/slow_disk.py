@@ -1,4 +1,4 @@
-"""A disk on which every read takes its time: a layer of our own below SQLite, for what is opened on it."""
+"""A disk with slow reads: our own layer below SQLite for the files opened on it."""
 
 import ctypes
 import sqlite3
@@ -16,7 +16,7 @@ _SIZE = ctypes.sizeof(_POINTER)
 _VFS_POINTERS = 22
 """Size of `sqlite3_vfs`, version 3."""
 _NAME, _OPEN = 3, 5
-"""Places of the name and of `xOpen` in it, behind three numbers that take two places."""
+"""Offsets of the name and of `xOpen` in it, after three numbers that take two places."""
 _METHODS_POINTERS = 19
 """Size of `sqlite3_io_methods`, version 3."""
 _READ = 2
@@ -26,11 +26,11 @@ _READ_TYPE = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER, ctypes.c_int, ct
 
 @dataclass
 class SlowDisk:
-    """Delays reads by `seconds` and remembers which thread waited for each."""
+    """Delays reads by `seconds` and records the thread that waited for each."""
 
     seconds: float = 0.0
     waits: list[int] = field(default_factory=list)
-    _kept: list[Any] = field(default_factory=list)  # what SQLite points at must not be collected
+    _kept: list[Any] = field(default_factory=list)  # objects that SQLite points to must not be garbage-collected
 
     def copied(self, address: int, pointers: int) -> Any:
         copy = (_POINTER * pointers)()
@@ -69,7 +69,7 @@ class SlowDisk:
 
 @contextmanager
 def slow_disk() -> Iterator[SlowDisk]:
-    """What is opened in this block lies on a disk that can be made slow; skips where SQLite is part of Python."""
+    """Open the files of this block on a disk that can be made slow. Skips if SQLite is part of Python."""
     try:
         lib = ctypes.CDLL("libsqlite3.so.0")
     except OSError as error:

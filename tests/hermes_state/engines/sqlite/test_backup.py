@@ -16,7 +16,7 @@ from hermes_state.store.writer import Store
 from tests.hermes_state.helpers import opened, start_python
 
 
-async def test_a_backup_made_while_writing_is_whole_and_opens_as_a_store(store: Store, tmp_path: Path) -> None:
+async def test_a_backup_made_during_writes_is_complete(store: Store, tmp_path: Path) -> None:
     await store.write(save_note, "n", "before")
     stop = asyncio.Event()
 
@@ -43,7 +43,7 @@ async def test_a_backup_made_while_writing_is_whole_and_opens_as_a_store(store: 
     await copy.close()
 
 
-async def test_a_backup_in_pieces_ends_although_every_piece_meets_new_writes(
+async def test_a_backup_ends_despite_constant_writes(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(40):
@@ -65,7 +65,7 @@ async def test_a_backup_in_pieces_ends_although_every_piece_meets_new_writes(
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
-async def test_nothing_that_exists_is_overwritten(store: Store, tmp_path: Path, kind: str) -> None:
+async def test_a_backup_does_not_overwrite_files(store: Store, tmp_path: Path, kind: str) -> None:
     target = tmp_path / "copy.db"
     if kind == "file":
         target.write_text("the older one")
@@ -80,14 +80,14 @@ async def test_nothing_that_exists_is_overwritten(store: Store, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
-async def test_the_names_of_the_open_database_are_taken_even_when_it_is_gone(store: Store, suffix: str) -> None:
+async def test_names_of_the_open_database_are_refused_even_after_its_loss(store: Store, suffix: str) -> None:
     for file in store.path.parent.glob("state.db*"):
         file.unlink()
     with pytest.raises(StoreUnavailable, match="in use"):
         await store.back_up(store.path.parent / ".." / store.path.parent.name / f"{store.path.name}{suffix}")
 
 
-async def test_a_store_that_closes_breaks_a_backup_off_and_leaves_nothing(
+async def test_closing_the_store_cancels_a_backup_and_leaves_no_file(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(40):
@@ -105,7 +105,7 @@ async def test_a_store_that_closes_breaks_a_backup_off_and_leaves_nothing(
     ending = asyncio.ensure_future(store.close())
     await asyncio.sleep(0)
     closing.set()
-    with pytest.raises(StoreUnavailable, match="broken off"):
+    with pytest.raises(StoreUnavailable, match="was cancelled, because the gateway is stopping"):
         await copying
     await ending
     assert [name for name in os.listdir(tmp_path) if "copy" in name] == []
@@ -122,7 +122,7 @@ backup.copy_into(db, Path(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGK
 """
 
 
-async def test_a_backup_whose_process_is_killed_leaves_nothing_under_its_name(store: Store, tmp_path: Path) -> None:
+async def test_a_killed_backup_leaves_no_file_with_its_name(store: Store, tmp_path: Path) -> None:
     for number in range(40):
         await store.write(save_note, f"long {number}", "x" * 20_000)
     await store.close()
@@ -135,15 +135,13 @@ async def test_a_backup_whose_process_is_killed_leaves_nothing_under_its_name(st
     await again.close()
 
 
-async def test_a_backup_that_cannot_be_written_says_why(store: Store, tmp_path: Path) -> None:
+async def test_an_unwritable_backup_reports_the_reason(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailable, match="cannot write the backup"):
         await store.back_up(tmp_path / "file" / "copy.db")
 
 
-async def test_a_file_system_without_links_gets_its_backup_too(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_backup_works_without_hard_links(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

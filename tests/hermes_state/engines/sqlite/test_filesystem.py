@@ -25,9 +25,9 @@ def test_a_network_disk_is_refused_and_named(mounts: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/home/ada/state.db", "/srv/team files/local/state.db", "/srv/team/state.db"])
-def test_a_local_disk_is_taken(mounts: Path, path: str) -> None:
+def test_a_local_disk_is_accepted(mounts: Path, path: str) -> None:
     refuse_network_disk(Path(path), mounts)
 
 
-def test_a_machine_without_a_mount_table_is_taken_at_its_word(tmp_path: Path) -> None:
+def test_a_missing_mount_table_is_accepted(tmp_path: Path) -> None:
     refuse_network_disk(tmp_path / "state.db", tmp_path / "missing")

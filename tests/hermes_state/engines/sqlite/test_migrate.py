@@ -98,7 +98,7 @@ def test_a_migration_that_fails_leaves_the_version_before_it(db: sqlite3.Connect
     assert version(db) == NEXT
 
 
-def test_a_migration_that_leaves_dangling_references_is_taken_back(db: sqlite3.Connection, path: Path) -> None:
+def test_a_migration_with_broken_references_is_rolled_back(db: sqlite3.Connection, path: Path) -> None:
     migrate(db, path)
     orphan = "INSERT INTO session_context (session_id, pos, message_id) VALUES (1, 0, 1);"
     with pytest.raises(StoreUnavailable, match="session_context"):
@@ -106,7 +106,7 @@ def test_a_migration_that_leaves_dangling_references_is_taken_back(db: sqlite3.C
     assert version(db) == NEXT - 1
 
 
-def test_an_unfinished_statement_is_taken_back(db: sqlite3.Connection, path: Path) -> None:
+def test_a_migration_with_an_unfinished_statement_is_rolled_back(db: sqlite3.Connection, path: Path) -> None:
     migrate(db, path)
     with pytest.raises(StoreUnavailable, match="unfinished"):
         migrate(db, path, further("CREATE TABLE further (id INTEGER); CREATE TABLE more (id"))
@@ -119,13 +119,13 @@ def test_a_newer_schema_is_refused(db: sqlite3.Connection, path: Path) -> None:
         migrate(db, path)
 
 
-def test_another_migration_of_the_same_number_is_refused(db: sqlite3.Connection, path: Path) -> None:
+def test_a_different_migration_with_the_same_number_is_refused(db: sqlite3.Connection, path: Path) -> None:
     migrate(db, path, further("CREATE TABLE further (id INTEGER);"))
     with pytest.raises(DatabaseRejected, match="further"):
         migrate(db, path, further("CREATE TABLE otherwise (id INTEGER);"))
 
 
-def test_better_comments_do_not_make_another_migration(db: sqlite3.Connection, path: Path) -> None:
+def test_changed_comments_keep_a_migrations_checksum(db: sqlite3.Connection, path: Path) -> None:
     migrate(db, path, further("CREATE TABLE further (id INTEGER);"))
     migrate(db, path, further("-- What it is for.\nCREATE TABLE further\n  (id INTEGER);  -- The key."))
 
@@ -134,7 +134,7 @@ def test_shipped_migrations_are_numbered_without_gaps() -> None:
     assert [migration.number for migration in SHIPPED] == list(range(1, len(SHIPPED) + 1))
 
 
-def test_statements_keep_triggers_strings_and_comments_whole() -> None:
+def test_splitting_keeps_triggers_strings_and_comments_intact() -> None:
     sql = """
     -- a comment; with a semicolon
     CREATE TABLE a (b TEXT DEFAULT ';');
@@ -147,7 +147,7 @@ def test_statements_keep_triggers_strings_and_comments_whole() -> None:
     assert [" ".join(statement.split())[-12:] for statement in statements(sql)] == ["EFAULT ';');", "'end;'; END;"]
 
 
-def test_a_permission_for_files_keeps_its_meaning_under_its_new_name(db: sqlite3.Connection, path: Path) -> None:
+def test_a_grant_for_file_tools_survives_their_renaming(db: sqlite3.Connection, path: Path) -> None:
     migrate(db, path, [one for one in SHIPPED if one.name < "0022"])
     chat = "platform, account, chat_ref, kind, created_at, updated_at"
     db.execute(f"INSERT INTO chats ({chat}) VALUES ('a', 'a', '1', 'direct', 1, 1)")

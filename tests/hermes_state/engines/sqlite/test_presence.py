@@ -1,4 +1,4 @@
-"""The database's files taken away, replaced, and missed."""
+"""Database files that are moved, deleted, replaced or missing."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from tests.hermes_state.helpers import opened
 
 @pytest.fixture
 async def noted(store: Store) -> Store:
-    """A store that has something in it."""
+    """A store with one note."""
     await store.write(save_note, "n", "kept")
     store.check_files()
     assert store.trouble is None
@@ -29,7 +29,7 @@ async def noted(store: Store) -> Store:
 
 
 async def rescued(store: Store, target: Path) -> str | None:
-    """The note, by way of a backup."""
+    """Read the note through a backup."""
     await store.back_up(target)
     with opened(target) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -37,13 +37,13 @@ async def rescued(store: Store, target: Path) -> str | None:
 
 
 async def assert_stopped(store: Store, words: str, target: Path) -> None:
-    """The store takes nothing, says why, and what it has can be copied out."""
+    """Check that the store refuses writes, says why, and can be backed up."""
     store.check_files()
     said = store.trouble
     assert said is not None
     assert words in said
     assert "hermes-gateway backup" in said
-    with pytest.raises(StoreBroken, match="Nothing new is taken"):
+    with pytest.raises(StoreBroken, match="New messages are not accepted"):
         await store.write(save_note, "n", "lost")
     both = threading.Barrier(2, timeout=10)
     reads = [store.read(lambda db: (both.wait(), load_note(db, "n"))[1]) for _ in range(2)]
@@ -64,10 +64,10 @@ async def test_a_replaced_file_stops_the_writer(noted: Store, suffix: str, tmp_p
     path = Path(f"{noted.path}{suffix}")
     other = Path(shutil.copy(path, tmp_path / "other"))
     os.replace(other, path)
-    await assert_stopped(noted, "another file has its place", tmp_path / "copy.db")
+    await assert_stopped(noted, "replaced by another file", tmp_path / "copy.db")
 
 
-async def test_a_moved_file_is_found_and_once_it_is_back_the_store_goes_on(noted: Store, tmp_path: Path) -> None:
+async def test_a_moved_file_is_found_and_the_store_continues_once_it_returns(noted: Store, tmp_path: Path) -> None:
     away = tmp_path / "elsewhere.db"
     noted.path.rename(away)
     await assert_stopped(noted, f"was moved to {away}", tmp_path / "copy.db")
@@ -83,7 +83,7 @@ async def test_a_replaced_folder_stops_the_writer(noted: Store, tmp_path: Path) 
     await assert_stopped(noted, f"was moved to {tmp_path / 'old' / noted.path.name}", tmp_path / "copy.db")
     home.mkdir()
     (home / noted.path.name).touch()
-    await assert_stopped(noted, "another file has its place", tmp_path / "copy2.db")
+    await assert_stopped(noted, "replaced by another file", tmp_path / "copy2.db")
 
 
 async def test_a_deleted_folder_stops_the_writer(noted: Store, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_a_deleted_folder_stops_the_writer(noted: Store, tmp_path: Path) -
     await assert_stopped(noted, "was deleted", tmp_path / "copy.db")
 
 
-async def test_a_link_is_followed_and_pointing_it_elsewhere_is_noticed(tmp_path: Path) -> None:
+async def test_a_changed_symbolic_link_is_noticed(tmp_path: Path) -> None:
     real, link = tmp_path / "disk" / "state.db", tmp_path / "home" / "state.db"
     await (await open_store(real)).close()
     link.parent.mkdir()
@@ -104,7 +104,7 @@ async def test_a_link_is_followed_and_pointing_it_elsewhere_is_noticed(tmp_path:
         other = Path(shutil.copy(real, tmp_path / "other.db"))
         link.unlink()
         link.symlink_to(other)
-        await assert_stopped(store, "another file has its place", tmp_path / "copy.db")
+        await assert_stopped(store, "replaced by another file", tmp_path / "copy.db")
         link.unlink()
         link.symlink_to(real)
         store.check_files()
@@ -115,14 +115,14 @@ async def test_a_link_is_followed_and_pointing_it_elsewhere_is_noticed(tmp_path:
         await store.close()
 
 
-async def test_housekeeping_does_not_make_a_lost_file_anew(noted: Store) -> None:
+async def test_housekeeping_does_not_recreate_a_lost_file(noted: Store) -> None:
     noted.path.unlink()
     with pytest.raises(StoreUnavailable):
         checkpoint(noted.path)
     assert not noted.path.exists()
 
 
-async def test_a_renamed_copy_and_a_second_name_are_no_loss(noted: Store, tmp_path: Path) -> None:
+async def test_a_renamed_copy_or_hard_link_is_not_a_loss(noted: Store, tmp_path: Path) -> None:
     shutil.copy(noted.path, tmp_path / "copy.db")
     os.link(noted.path, tmp_path / "second.db")
     noted.path.chmod(0o600)
@@ -133,19 +133,20 @@ async def test_a_renamed_copy_and_a_second_name_are_no_loss(noted: Store, tmp_pa
     assert noted.trouble is None
 
 
-async def test_watching_leaves_no_descriptor_open(tmp_path: Path) -> None:
+async def test_checking_for_loss_leaks_no_descriptor(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         await (await open_store(tmp_path / "state.db")).close()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# -- a start without the database that there was ----------------------------------------------------------------------
+# -- a start without the earlier database
+# -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "a file without tables"])
 @pytest.mark.parametrize("sign", ["marker", "attachments"])
-async def test_a_start_without_the_database_that_was_there_has_to_be_told(tmp_path: Path, left: str, sign: str) -> None:
+async def test_a_start_without_the_lost_database_is_refused_unless_fresh(tmp_path: Path, left: str, sign: str) -> None:
     path = tmp_path / "state.db"
     await (await SqliteStore.open(path)).close()
     path.unlink()
@@ -172,16 +173,16 @@ async def test_a_start_without_the_database_that_was_there_has_to_be_told(tmp_pa
     await store.close()
 
 
-async def test_a_folder_with_a_configuration_only_is_a_first_start(tmp_path: Path) -> None:
+async def test_a_folder_with_only_a_configuration_is_a_first_start(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("local: {port: 1}")
     (tmp_path / "attachments").mkdir()
     (tmp_path / "logs").mkdir()
-    (tmp_path / "state.db").touch()  # left by a start that had no room on the disk
+    (tmp_path / "state.db").touch()  # left by a start on a full disk
     await (await SqliteStore.open(tmp_path / "state.db")).close()
     assert marker_of(tmp_path / "state.db").exists()
 
 
-async def test_a_database_from_before_the_marker_just_opens(tmp_path: Path) -> None:
+async def test_a_database_older_than_the_marker_opens(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     await (await SqliteStore.open(path)).close()
     marker_of(path).unlink()
@@ -191,7 +192,7 @@ async def test_a_database_from_before_the_marker_just_opens(tmp_path: Path) -> N
     assert marker_of(path).stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_database_whose_tables_are_only_in_its_log_is_not_called_empty(tmp_path: Path) -> None:
+async def test_a_database_with_tables_only_in_its_log_is_not_empty(tmp_path: Path) -> None:
     """A process that was killed right after its first start."""
     path, killed = tmp_path / "state.db", tmp_path / "killed" / "state.db"
     store = await SqliteStore.open(path)
@@ -205,7 +206,7 @@ async def test_a_database_whose_tables_are_only_in_its_log_is_not_called_empty(t
     await (await SqliteStore.open(killed)).close()
 
 
-async def test_fresh_does_nothing_to_a_database_that_is_there(store: Store) -> None:
+async def test_fresh_does_not_change_an_existing_database(store: Store) -> None:
     await store.write(save_note, "n", "kept")
     await store.close()
     again = await SqliteStore.open(store.path, is_fresh=True)
@@ -213,7 +214,7 @@ async def test_fresh_does_nothing_to_a_database_that_is_there(store: Store) -> N
     await again.close()
 
 
-async def test_a_damaged_head_of_our_own_database_is_called_damaged(store: Store) -> None:
+async def test_a_damaged_header_of_our_database_is_reported_as_damage(store: Store) -> None:
     await store.close()
     with store.path.open("r+b") as file:
         file.write(b"\xff" * 100)

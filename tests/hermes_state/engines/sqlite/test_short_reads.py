@@ -1,4 +1,4 @@
-"""Short reads: at once on the event loop, and on a reader's thread as soon as something is in the way."""
+"""Short reads: on the event loop, or on a reader's thread when they would block."""
 
 import asyncio
 import sqlite3
@@ -21,7 +21,7 @@ NUMBERS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE 
 
 
 class Counter:
-    """A read that remembers the threads on which it began."""
+    """A read that records the threads on which it started."""
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
@@ -48,7 +48,7 @@ async def test_a_short_read_sees_what_was_just_written(store: Store) -> None:
         assert await store.read_short(load_note, "n") == str(number)
 
 
-async def test_what_takes_many_steps_is_broken_off_and_read_on_a_thread(store: Store) -> None:
+async def test_a_long_read_moves_to_a_thread(store: Store) -> None:
     counter = Counter(100_000)
     assert await store.read_short(counter) == 100_000
     assert counter.began_here == [True, False]
@@ -73,8 +73,8 @@ async def test_a_database_that_another_process_locks_is_read_at_once(store: Stor
     assert counter.began_here == [True]
 
 
-def test_a_lock_that_holds_readers_up_is_not_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "plain.db"  # without a write-ahead log, as the store's never is, a writer keeps readers out
+def test_a_short_read_does_not_wait_for_a_lock(tmp_path: Path) -> None:
+    path = tmp_path / "plain.db"  # without a write-ahead log, unlike the store's, a writer blocks readers
     with opened(path) as other:
         other.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT)")
         reader = ShortReader(path)
@@ -87,7 +87,7 @@ def test_a_lock_that_holds_readers_up_is_not_waited_for(tmp_path: Path) -> None:
         reader.close()
 
 
-async def test_after_the_end_of_the_store_nothing_is_read(tmp_path: Path) -> None:
+async def test_a_closed_store_refuses_short_reads(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "home" / "state.db")
     await store.close()
     with pytest.raises(StoreUnavailable):
@@ -105,13 +105,13 @@ async def on_a_slow_disk(folder: Path) -> AsyncIterator[tuple[Store, SlowDisk]]:
             await store.close()
 
 
-async def test_a_slow_disk_holds_the_event_loop_up_once(tmp_path: Path) -> None:
+async def test_a_slow_disk_blocks_the_event_loop_only_once(tmp_path: Path) -> None:
     async with on_a_slow_disk(tmp_path) as (store, disk):
         await store.write(save_note, "n", "0")
         assert await store.read_short(load_note, "n") == "0"
         disk.seconds = 0.03
         for number in range(10):
-            await store.write(save_note, "n", str(number))  # every commit empties the cache of the others
+            await store.write(save_note, "n", str(number))  # every commit empties the other connections' caches
             assert await store.read_short(load_note, "n") == str(number)
         here = disk.waits.count(threading.get_ident())
         assert 1 <= here <= 4, "one look, broken off at its first slow page or so"

@@ -47,7 +47,7 @@ class TestOpening:
         assert await second.read(load_note, "n") == "kept"
         await second.close()
 
-    async def test_nobody_else_may_read_the_files(self, store: Store) -> None:
+    async def test_database_files_are_private(self, store: Store) -> None:
         await store.write(save_note, "n", "private")
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in store.path.parent.iterdir()}
         assert {"state.db", "state.db-wal", "state.db.lock"} <= set(modes)
@@ -58,7 +58,7 @@ class TestOpening:
         assert await store.read(pragma, "application_id") == APPLICATION_ID
         assert await store.read(pragma, "user_version") == newest_schema()
 
-    async def test_commits_reach_the_disk_unless_configured_otherwise(self, tmp_path: Path) -> None:
+    async def test_commits_are_synced_unless_configured_otherwise(self, tmp_path: Path) -> None:
         store = await SqliteStore.open(tmp_path / "safe.db")
         assert await store.write(pragma, "synchronous") == 2
         assert await store.write(pragma, "journal_mode") == "wal"
@@ -89,12 +89,12 @@ class TestOpening:
             with pytest.raises(DatabaseRejected):
                 await SqliteStore.open(path)
 
-    async def test_a_path_that_cannot_be_written_is_a_clear_error(self, tmp_path: Path) -> None:
+    async def test_an_unwritable_path_is_a_clear_error(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("in the way")
         with pytest.raises(StoreUnavailable, match="cannot create"):
             await SqliteStore.open(tmp_path / "file" / "state.db")
 
-    async def test_a_path_that_cannot_be_looked_at_is_a_clear_error(self, tmp_path: Path) -> None:
+    async def test_an_unreadable_path_is_a_clear_error(self, tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable, match="cannot read"):
             await SqliteStore.open(tmp_path / ("x" * 300))
 
@@ -126,7 +126,7 @@ class TestForeignFiles:
             db.execute("CREATE TABLE messages (id TEXT)")
             await self.refused(path)
 
-    async def test_a_file_that_is_no_database_is_refused_untouched(self, tmp_path: Path) -> None:
+    async def test_a_file_that_is_not_a_database_is_refused_untouched(self, tmp_path: Path) -> None:
         path = tmp_path / "state.db"
         path.write_text("notes of someone\n" * 100)
         await self.refused(path)
@@ -142,7 +142,7 @@ class TestForeignFiles:
             db.execute(f"PRAGMA user_version = {newest_schema() + 1}")
         await self.refused(path, r"state\.db was written by a newer version")
 
-    async def test_a_database_whose_making_was_interrupted_is_finished(self, tmp_path: Path) -> None:
+    async def test_an_interrupted_creation_is_completed(self, tmp_path: Path) -> None:
         path = tmp_path / "state.db"
         with opened(path) as db:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -174,7 +174,7 @@ class TestWriting:
         assert await store.read(count_notes) == 200
         assert commits_in_log(store.path) == before + 1
 
-    async def test_a_function_that_raises_takes_back_its_own_changes_only(self, store: Store) -> None:
+    async def test_a_raising_function_undoes_only_its_own_changes(self, store: Store) -> None:
         def fails(db: sqlite3.Connection) -> None:
             save_note(db, "n-bad", "half done")
             raise LookupError("my own reason")
@@ -191,7 +191,7 @@ class TestWriting:
         assert await store.read(load_note, "n2") == "two"
         assert await store.read(load_note, "n-bad") is None
 
-    async def test_a_function_alone_that_raises_takes_back_its_changes(self, store: Store) -> None:
+    async def test_a_raising_function_in_a_batch_of_one_undoes_its_changes(self, store: Store) -> None:
         def fails(db: sqlite3.Connection) -> None:
             save_note(db, "n-bad", "half done")
             raise LookupError
@@ -202,12 +202,12 @@ class TestWriting:
         await store.write(save_note, "n", "and on it goes")
 
     @pytest.mark.parametrize("error", [StopIteration("x"), KeyError("x"), asyncio.CancelledError("x")])
-    async def test_no_exception_of_a_function_stops_the_writer(self, store: Store, error: BaseException) -> None:
+    async def test_no_exception_stops_the_writer(self, store: Store, error: BaseException) -> None:
         with pytest.raises((RuntimeError, KeyError, asyncio.CancelledError)):
             await store.write(raising(error))
         await store.write(save_note, "n", "alive")
 
-    async def test_a_constraint_checked_at_the_commit_fails_its_author_alone(self, store: Store) -> None:
+    async def test_a_deferred_constraint_fails_only_its_own_function(self, store: Store) -> None:
         def dangling(db: sqlite3.Connection) -> None:
             db.execute(
                 "INSERT INTO chats (platform, account, chat_ref, kind, active_session_id, created_at, updated_at)"
@@ -223,7 +223,7 @@ class TestWriting:
             await bad
         assert await store.read(count_notes) == 4
 
-    async def test_sql_faults_reach_their_author_as_they_are(self, store: Store) -> None:
+    async def test_sql_errors_reach_the_caller_unchanged(self, store: Store) -> None:
         with pytest.raises(sqlite3.OperationalError, match="no such table"):
             await store.write(lambda db: db.execute("SELECT * FROM nowhere"))
 
@@ -264,7 +264,7 @@ class TestWriting:
         release.set()
         await store.write(save_note, "n2", "")
 
-    async def test_callers_beyond_the_queue_wait_to_be_let_in(self, store: Store) -> None:
+    async def test_callers_wait_when_the_queue_is_full(self, store: Store) -> None:
         async with one_batch(store):
             tasks = [asyncio.ensure_future(store.write(save_note, "n", str(number))) for number in range(10_300)]
             await asyncio.sleep(0)
@@ -272,7 +272,7 @@ class TestWriting:
         await asyncio.gather(*tasks)
         assert await store.read(load_note, "n") == "10299"
 
-    async def test_a_caller_who_gives_up_before_being_let_in_takes_no_place(self, store: Store) -> None:
+    async def test_a_caller_cancelled_before_the_queue_takes_no_place(self, store: Store) -> None:
         async with one_batch(store):
             inside = [asyncio.ensure_future(store.write(save_note, "n", "")) for _ in range(10_000)]
             await asyncio.sleep(0)
@@ -297,7 +297,7 @@ class TestWriting:
         errors = await asyncio.gather(*failing, return_exceptions=True)
         assert [str(error) for error in errors] == ["0", "1", "2"]
 
-    async def test_the_pulse_tells_how_long_the_oldest_write_waits(self, store: Store) -> None:
+    async def test_the_pulse_reports_the_age_of_the_oldest_write(self, store: Store) -> None:
         await store.write(save_note, "n", "")
         assert store.pulse.last_commit_seconds > 0
         assert store.pulse.oldest_wait_seconds == 0
@@ -308,7 +308,7 @@ class TestWriting:
             assert (store.pulse.writers, store.pulse.busy) == (1, 1)
         assert store.pulse.busy == 0
 
-    async def test_reads_that_wait_for_a_connection_are_counted(self, store: Store) -> None:
+    async def test_reads_waiting_for_a_connection_are_counted(self, store: Store) -> None:
         release, begun = threading.Event(), threading.Semaphore(0)
 
         def wait(_db: sqlite3.Connection) -> bool:
@@ -329,7 +329,7 @@ class TestLocked:
     async def test_a_lock_held_by_another_process_delays_and_loses_nothing(self, store: Store) -> None:
         with locked_by_another_process(store.path, seconds=60) as locker:
             writes = asyncio.gather(*(store.write(save_note, f"n{number}", "") for number in range(20)))
-            for _ in range(100):  # a second and more: longer than one attempt to get the lock
+            for _ in range(100):  # more than a second: longer than one attempt to get the lock
                 await asyncio.sleep(0.012)
             assert locker.poll() is None, "the event loop waited for the lock"
             assert not writes.done(), "the lock was not felt"
@@ -337,7 +337,7 @@ class TestLocked:
             await writes
         assert await store.read(count_notes) == 20
 
-    async def test_reading_goes_on_while_another_process_holds_the_lock(self, store: Store) -> None:
+    async def test_reading_continues_while_another_process_holds_the_lock(self, store: Store) -> None:
         await store.write(save_note, "n", "before")
         with locked_by_another_process(store.path, seconds=30):
             assert await asyncio.wait_for(store.read(load_note, "n"), 20) == "before"
@@ -350,7 +350,7 @@ class TestLocked:
                     *(store.write(save_note, f"n{number}", "") for number in range(3)), return_exceptions=True
                 )
                 assert [type(result) for result in results] == [StoreUnavailable] * 3
-                assert "another process keeps the database locked" in str(results[0])
+                assert "another process has locked the database" in str(results[0])
             assert await store.read(count_notes) == 0
             await store.write(save_note, "n", "")
         finally:
@@ -359,9 +359,7 @@ class TestLocked:
 
 class TestDiskFull:
     @pytest.mark.parametrize("hungry", range(5))
-    async def test_nothing_of_a_batch_is_acknowledged_when_the_disk_fills_at_one_of_its_functions(
-        self, store: Store, hungry: int
-    ) -> None:
+    async def test_a_full_disk_fails_the_whole_batch(self, store: Store, hungry: int) -> None:
         await store.write(set_max_pages, 2)
 
         async with one_batch(store):
@@ -378,7 +376,7 @@ class TestDiskFull:
         await asyncio.gather(*(store.write(save_note, f"n{number}", "x" * 100_000) for number in range(5)))
         assert await store.read(count_notes) == 5
 
-    async def test_a_function_that_swallows_the_error_is_not_acknowledged_either(self, store: Store) -> None:
+    async def test_a_function_that_swallows_a_full_disk_is_not_acknowledged(self, store: Store) -> None:
         def swallows(db: sqlite3.Connection) -> None:
             try:
                 save_note(db, "n1", "x" * 200_000)
@@ -397,7 +395,7 @@ class TestDiskFull:
         stored = await store.read(count_notes)
         assert (acknowledged, stored) in ((0, 0), (3, 2)), "acknowledged and stored must agree"
 
-    async def test_small_writes_still_pass_when_only_a_large_one_did_not_fit(self, store: Store) -> None:
+    async def test_small_writes_succeed_after_a_large_one_did_not_fit(self, store: Store) -> None:
         await store.write(set_max_pages, 2)
         with pytest.raises(StoreUnavailable):
             await store.write(save_note, "n-large", "x" * 200_000)
@@ -409,7 +407,7 @@ class TestReading:
         with pytest.raises(StoreUnavailable):
             await store.read(save_note, "n", "sneaked in")
 
-    async def test_one_read_sees_one_moment(self, store: Store) -> None:
+    async def test_a_read_sees_one_snapshot(self, store: Store) -> None:
         entered, release = threading.Event(), threading.Event()
 
         def twice(db: sqlite3.Connection) -> tuple[int, int]:
@@ -424,7 +422,7 @@ class TestReading:
         release.set()
         assert await reading == (0, 0)
 
-    async def test_a_read_that_takes_too_long_is_stopped_and_the_reader_serves_on(self, store: Store) -> None:
+    async def test_a_slow_read_is_stopped_and_the_reader_stays_usable(self, store: Store) -> None:
         def endless(db: sqlite3.Connection) -> None:
             db.execute(ENDLESS).fetchone()
 
@@ -450,7 +448,7 @@ class TestReading:
 
 
 class TestClosing:
-    async def test_closing_stores_what_waits(self, tmp_path: Path) -> None:
+    async def test_closing_stores_queued_writes(self, tmp_path: Path) -> None:
         store = await SqliteStore.open(tmp_path / "state.db")
         async with one_batch(store):
             writes = [asyncio.ensure_future(store.write(save_note, f"n{number}", "")) for number in range(700)]
@@ -461,12 +459,12 @@ class TestClosing:
         with opened(store.path) as db:
             assert count_notes(db) == 700
 
-    async def test_closing_twice_and_together_is_fine(self, tmp_path: Path) -> None:
+    async def test_closing_twice_or_concurrently_is_safe(self, tmp_path: Path) -> None:
         store = await SqliteStore.open(tmp_path / "state.db")
         await asyncio.gather(store.close(), store.close())
         await store.close()
 
-    async def test_a_closed_store_says_so(self, tmp_path: Path) -> None:
+    async def test_a_closed_store_raises(self, tmp_path: Path) -> None:
         store = await SqliteStore.open(tmp_path / "state.db")
         await store.close()
         with pytest.raises(StoreUnavailable, match="closed"):
@@ -588,8 +586,8 @@ def test_no_acknowledged_write_is_lost_to_kill_9(tmp_path: Path) -> None:
     assert acknowledged, "nothing was acknowledged before a kill: the test shows nothing"
 
 
-def test_only_one_function_commits_what_is_acknowledged() -> None:
-    """Crash tests count its calls from outside; a second place would escape them."""
+def test_only_one_function_commits_writes() -> None:
+    """Crash tests count its calls from outside and would miss a second place."""
     package = Path(hermes_state.__file__).parent
     places = [
         file.name
