@@ -206,7 +206,7 @@ async def test_in_a_group_the_part_of_whoever_wrote_last_is_written(
     await settled(agent)
     assert notes.read(chat_id, "user") == "## Bob (telegram:43)\n- likes coffee\n\n## Ann (telegram:42)\n- likes tea\n"
     [body] = [row["body"] for row in llm.requests.rows if ASKS in str(row["body"])]
-    assert "the part of Ann (telegram:42), whose turn it is" in str(body)
+    assert "Target `user` is for Ann (telegram:42), who wrote last" in str(body)
     assert "likes coffee" not in str(body)
 
 
