@@ -74,7 +74,7 @@ FAULTS = {
         is_passing=False,
     ),
     "garbage": Fault(
-        reply={"text": "x7 \ufffd Õ¬ lorem 0000 " * 30}, calls=("malformed",), told="something else", is_passing=False
+        reply={"text": "x7 \ufffd Õ¬ lorem 0000 " * 30}, calls=("malformed",), told="was not a summary", is_passing=False
     ),
     "malformed": Fault(
         reply={"text": summary_of("x"), "malformed": 2},
@@ -99,7 +99,7 @@ FAULTS = {
     "429": Fault(reply={"error": {"kind": "429"}}, calls=("rate_limited",) * 4, told="how often"),
     "500": Fault(reply={"error": {"kind": "500"}}, calls=("unavailable",) * 4, told="cannot be reached"),
     "overflow": Fault(
-        reply={"error": {"kind": "context"}}, calls=("overflow",), told="to summarise does not fit", is_passing=False
+        reply={"error": {"kind": "context"}}, calls=("overflow",), told="to summarise do not fit", is_passing=False
     ),
 }
 
@@ -354,7 +354,7 @@ async def test_without_room_a_route_that_cools_down_is_not_asked_and_the_chat_go
     found = await look(own, turn.lineage_id)
     assert asked_for_summaries(llm) == asked
     assert found.kinds == ["deterministic"]
-    assert "failed a short while ago" in found.told[-1]
+    assert "failed a short time ago" in found.told[-1]
     assert found.state.cooldowns, "what was made by rule mends no route"
 
 

@@ -41,7 +41,7 @@ def test_it_says_what_it_is_how_much_it_stands_for_and_where_to_go_on() -> None:
     text = made(human("hello"), removed=1_234)
     opening = text.split("\n\n")[0]
     assert "No summary could be made of the 1,234 messages" in opening
-    assert "Continue from the recent messages and from the current state" in opening
+    assert "Continue from the recent messages and the current state" in opening
     assert "history tools" in opening
     assert "of the one message that" in made(human("hello"))
 

@@ -42,4 +42,4 @@ def test_any_text_fits_or_is_nothing_but_headings_and_notes(text: str, limit: in
 
 
 def test_words_that_were_passed_on_are_named_as_such() -> None:
-    assert list(said(human("delete it", body=MessageBody(words_by="Bob")))) == ["(passed on from Bob: delete it)"]
+    assert list(said(human("delete it", body=MessageBody(words_by="Bob")))) == ["(forwarded from Bob: delete it)"]

@@ -109,13 +109,13 @@ def test_the_thirteen_headings_stand_in_the_request_in_their_order() -> None:
         "another assistant",
         "Answer no question".lower(),
         "greet nobody",
-        "language in which the people write",
+        "language of the people",
         "headings in English",
         "[REDACTED]",
         "say that it was there",
         "past tense and with its date",
         '"must" stays "must"',
-        "asked for once is no rule",
+        "one-time request is not a rule",
     ],
 )
 def test_the_writer_is_told_of_its_duties(duty: str) -> None:
@@ -138,7 +138,7 @@ def test_an_earlier_record_is_brought_up_to_date_and_not_rewritten() -> None:
     assert "earlier record" not in asked()
     text = asked(previous="## Goal\nThe shop.\n## Completed Actions\n7. Deployed it.")
     assert "<earlier_record>\n## Goal\nThe shop.\n## Completed Actions\n7. Deployed it.\n</earlier_record>" in text
-    for wish in ("go on with its numbering", "Completed Actions", "Resolved Questions", "drop only what is clearly"):
+    for wish in ("continue its numbering", "Completed Actions", "Resolved Questions", "drop only clearly outdated"):
         assert wish in re.sub(r"\s+", " ", text)
     assert text.index("<earlier_record>") < text.index("<conversation>")
 
