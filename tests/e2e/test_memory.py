@@ -243,7 +243,7 @@ async def test_people_see_and_change_what_is_noted(world: World) -> None:
     await world.converse(f"/memory remove {handle}", f"/memory remove {handle}", "/memory about")
     removed, gone, unclear = (await world.replies(7))[4:]
     assert removed.startswith("Removed. MEMORY.md: 0 entries")
-    assert gone.startswith("No entry has the words")
+    assert gone.startswith("No entry contains")
     assert unclear.startswith("Write /memory")
     assert notes_of(world, "MEMORY.md").strip() == ""
 

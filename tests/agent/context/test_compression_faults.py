@@ -74,7 +74,10 @@ FAULTS = {
         is_passing=False,
     ),
     "garbage": Fault(
-        reply={"text": "x7 \ufffd Õ¬ lorem 0000 " * 30}, calls=("malformed",), told="was not a summary", is_passing=False
+        reply={"text": "x7 \ufffd Õ¬ lorem 0000 " * 30},
+        calls=("malformed",),
+        told="was not a summary",
+        is_passing=False,
     ),
     "malformed": Fault(
         reply={"text": summary_of("x"), "malformed": 2},

@@ -127,7 +127,10 @@ def test_of_two_with_one_name_the_folder_wins_and_the_other_is_shown(home: Path,
     folder = put(home, "sample", ENGINE)
     assert chosen("sample", home).source == str(folder)
     reports = [report for report in list_plugins(home, "sample") if report.name == "sample"]
-    assert [(report.state, report.why) for report in reports] == [("active", None), ("failed", "the name is taken")]
+    assert [(report.state, report.why) for report in reports] == [
+        ("active", None),
+        ("failed", "this name is already used"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -136,17 +139,17 @@ def test_of_two_with_one_name_the_folder_wins_and_the_other_is_shown(home: Path,
         ("import no_such_module_here", "ModuleNotFoundError"),
         ("def broken(:", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit"),
-        ("x = 1", "exactly one engine, and brings none"),
-        (ENGINE + "class Other(Sample): ...", "exactly one engine, and brings 2"),
+        ("x = 1", "exactly one engine, but provides none"),
+        (ENGINE + "class Other(Sample): ...", "exactly one engine, but provides 2"),
         (ENGINE.replace("def should_compress", "def should_not"), "does not define should_compress"),
         (ENGINE + "\n    def __init__(self): raise ValueError('no key')", "ValueError: no key"),
-        (ENGINE + "\ndef register(registry): registry.register_context_engine(7)", "int, which is no ContextEngine"),
+        (ENGINE + "\ndef register(registry): registry.register_context_engine(7)", "int, which is not a ContextEngine"),
         (
             ENGINE + "\ndef register(registry): registry.register_context_engine(dict)",
-            "dict, which is no ContextEngine",
+            "dict, which is not a ContextEngine",
         ),
         (ENGINE + "\n    async def get_tool_schemas(self): return []", "must not be async"),
-        (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'no name'}]", "no usable name"),
+        (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'no name'}]", "no valid name"),
         (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'x', 'parameters': {'type': 'list'}}]", "schema"),
     ],
 )
@@ -163,9 +166,9 @@ def test_a_plugin_that_cannot_be_used_says_why_and_is_refused_only_when_chosen(
 
 def test_a_folder_without_a_module_or_open_to_everybody_is_refused(home: Path) -> None:
     (home / FOLDER / "empty").mkdir(parents=True)
-    assert why(home, "empty") == "there is no __init__.py in it"
+    assert why(home, "empty") == "its folder has no __init__.py"
     put(home, "open", ENGINE).chmod(0o777)
-    assert "written by everybody" in (why(home, "open") or "")
+    assert "every user of this machine can write to" in (why(home, "open") or "")
 
 
 @pytest.mark.parametrize("part", ["parts.py", "inner", "inner/deep.py", "../../context_engine"])
@@ -177,7 +180,7 @@ def test_a_folder_of_which_any_part_is_open_to_everybody_is_refused(home: Path, 
     assert why(home, "sample") is None
     open_part = (folder / part).resolve()
     open_part.chmod(0o777)
-    assert f"{open_part.relative_to(home)} can be written by everybody" in (why(home, "sample") or "")
+    assert f"every user of this machine can write to {open_part.relative_to(home)};" in (why(home, "sample") or "")
 
 
 def test_only_the_chosen_plugin_is_run(home: Path) -> None:
@@ -193,7 +196,7 @@ def test_an_unknown_name_names_the_nearest_known(home: Path) -> None:
     for name, nearest in (("bookmark", "did you mean bookmarks?"), ("Compresser", "did you mean compressor?")):
         with pytest.raises(ConfigError, match=re.escape(nearest)):
             load_engine(name, home)
-    with pytest.raises(ConfigError, match="there are: compressor, bookmarks"):
+    with pytest.raises(ConfigError, match="known engines: compressor, bookmarks"):
         load_engine("zzz", home)
 
 
@@ -202,7 +205,7 @@ def test_a_plugin_named_like_the_built_in_engine_is_not_taken_for_it(home: Path)
     assert load_engine("compressor", home) is None
     assert [(report.state, report.why) for report in list_plugins(home, "compressor")] == [
         ("active", None),
-        ("failed", "the name is taken by the built-in engine"),
+        ("failed", "this name is already used by the built-in engine"),
     ]
 
 

@@ -216,8 +216,8 @@ def test_markers_and_secrets_in_an_engines_words_do_not_get_through() -> None:
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
-        (None, "no list"),
-        ("all is well", "no list"),
+        (None, "not a list"),
+        ("all is well", "not a list"),
         ([], "empty"),
         (["hello"], "is str"),
         ([{"content": "hello"}], "no known role"),
@@ -226,10 +226,10 @@ def test_markers_and_secrets_in_an_engines_words_do_not_get_through() -> None:
         ([{"role": "user", "content": ["hello"]}], "content part"),
         (
             [{"role": "user", "content": "q"}, {"role": "tool", "tool_call_id": "c", "content": "r"}],
-            "result of no call",
+            "result without a call",
         ),
-        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}], "calls no function"),
-        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "without ids"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}], "without a function name"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "without unique ids"),
     ],
 )
 def test_what_no_provider_would_take_is_refused(returned: object, reason: str) -> None:
@@ -242,7 +242,7 @@ def test_calls_without_results_repetitions_and_another_order_are_refused() -> No
     messages = sent.messages
     with pytest.raises(MessageListError, match="no result"):
         mapped_messages(sent, [messages[1], messages[2], messages[4]], str)
-    with pytest.raises(MessageListError, match="at its end"):
+    with pytest.raises(MessageListError, match="at the end"):
         mapped_messages(sent, [messages[1], messages[2]], str)
     with pytest.raises(MessageListError, match="order"):
         mapped_messages(sent, [messages[1], messages[1], *messages[-4:]], str)

@@ -181,10 +181,10 @@ async def test_an_engine_for_lists_compresses_rows() -> None:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (engine_that(list), "returned the messages as they were"),
+        (engine_that(list), "returned the messages unchanged"),
         (engine_that(lambda messages: [{"role": "user", "content": "foxes " * 20_000}]), "returned a list that is no"),
-        (engine_that(lambda messages: 1 / 0), "broke (ZeroDivisionError)"),
-        (engine_that(lambda messages: "nothing"), "returned a list that cannot be used"),
+        (engine_that(lambda messages: 1 / 0), "crashed (ZeroDivisionError)"),
+        (engine_that(lambda messages: "nothing"), "returned an unusable list"),
     ],
 )
 @pytest.mark.parametrize("must_shrink", [False, True])
@@ -299,7 +299,7 @@ async def test_an_illegal_list_aborts_and_changes_nothing(returned: object) -> N
     result, state = await prepared(engine, job())
     assert isinstance(result, Aborted)
     assert result.kind == "engine"
-    assert "theirs returned a list that cannot be used" in result.reason
+    assert "theirs returned an unusable list" in result.reason
     assert engine.is_cooling("in_loop", (), state)
     assert engine.is_cooling("hygiene", (), state) is False
 
@@ -311,7 +311,7 @@ async def test_an_engine_that_raises_aborts() -> None:
     for raised in (broken, lambda messages: exec("raise SystemExit"), lambda messages: next(iter(()))):
         result, _ = await prepared(plugin(engine_that(raised)), job())
         assert isinstance(result, Aborted)
-        assert "broke" in result.reason
+        assert "crashed" in result.reason
 
 
 async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_ended() -> None:
@@ -333,7 +333,7 @@ async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_
     for _ in range(3):
         result, _ = await prepared(engine, job())
         assert isinstance(result, Aborted)
-        assert "does not come back" in result.reason
+        assert "has not returned from an earlier call" in result.reason
     assert await engine.request(job(tokens=10)) is None
     assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
     assert (len(made), len(entered)) == (1, 1), "a conversation holds one thread at most"
@@ -807,7 +807,7 @@ async def test_a_tool_of_an_engine_that_breaks_is_an_error_for_the_model(context
     call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
     outcome = await tools.run(call, tools.check(call), context)
     assert outcome.state is ToolRunState.FAILED
-    assert "theirs broke (OSError)" in outcome.text
+    assert "theirs crashed (OSError)" in outcome.text
 
 
 # ---- models

@@ -57,9 +57,9 @@ def test_what_a_person_wrote_by_hand_stays_as_it_is() -> None:
 
 def test_an_entry_is_named_by_words_that_only_it_has_or_by_its_handle() -> None:
     notes = "- likes tea\n- likes coffee\n- tea\n"
-    with pytest.raises(ToolError, match="2 entries have these words"):
+    with pytest.raises(ToolError, match="2 entries contain these words"):
         replaced(notes, "likes", "x")
-    with pytest.raises(ToolError, match="no entry has the words 'cocoa'; there is:\n- likes tea"):
+    with pytest.raises(ToolError, match="no entry contains 'cocoa'; the entries are:\n- likes tea"):
         replaced(notes, "cocoa", "x")
     assert texts(replaced(notes, "tea", None)) == ["likes tea", "likes coffee"], "the whole of an entry names it"
     handle = entries_in(notes)[1].handle
@@ -121,7 +121,7 @@ def test_what_would_be_too_long_is_refused_with_what_there_is(tmp_path: Path, ta
     )
     with pytest.raises(ToolError, match="likes tea in the morning") as refused:
         notes.change(CHAT, target, None, partial(added, new="x" * 40))
-    assert "replace or remove" in str(refused.value)
+    assert "replace, remove or combine entries" in str(refused.value)
     assert texts(notes.read(CHAT, target)) == ["likes tea in the morning"]
 
 
@@ -137,14 +137,14 @@ def test_a_file_in_another_encoding_is_reported_and_not_overwritten(tmp_path: Pa
     path = tmp_path / "memory" / "7" / "USER.md"
     path.parent.mkdir(parents=True)
     path.write_bytes("- wohnt in Köln\n".encode("latin-1"))
-    with pytest.raises(ToolError, match=r"USER\.md is not in UTF-8 \(byte 12\)"):
+    with pytest.raises(ToolError, match=r"USER\.md is not UTF-8 text \(byte 12\)"):
         directory(tmp_path).change(CHAT, "user", None, partial(added, new="likes tea"))
     assert path.read_bytes() == "- wohnt in Köln\n".encode("latin-1")
 
 
 def test_a_pipe_in_place_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "MEMORY.md")
-    with pytest.raises(ToolError, match="no file of text"):
+    with pytest.raises(ToolError, match="not an ordinary file"):
         read_text(tmp_path / "MEMORY.md")
 
 

@@ -71,7 +71,7 @@ def test_notes_that_cannot_be_read_are_named_in_the_prompt(tmp_path: Path) -> No
     (tmp_path / "memory" / "7").mkdir(parents=True)
     (tmp_path / "memory" / "7" / "USER.md").write_bytes(b"\xff\xfe")
     [memory] = reader(tmp_path).read(CHAT, LARGE)[1]
-    assert "[USER.md is not in UTF-8" in memory
+    assert "[USER.md is not UTF-8" in memory
 
 
 @pytest.mark.parametrize("name", ["AGENTS.md", "CLAUDE.md", ".cursorrules"])
@@ -87,7 +87,7 @@ def test_a_context_file_is_read_once_and_never_through_a_link_or_from_a_pipe(tmp
     (folder / name).unlink()
     (folder / name).write_text("Use tabs.")
     [section] = reader(tmp_path).read(CHAT, LARGE)[1]
-    assert f"`{name}` stands in this chat's workspace" in section
+    assert f"`{name}` in this chat's workspace" in section
     assert "<context_file>\nUse tabs.\n</context_file>" in section
 
 
@@ -105,7 +105,7 @@ def test_no_skills_are_named_where_nobody_may_read_them(tmp_path: Path) -> None:
     [
         ("# Trips\n", "does not begin with front matter"),
         ("---\nname: trips\n", "does not begin with front matter"),
-        ("---\n- trips\n---\n", "no names with values"),
+        ("---\n- trips\n---\n", "no keys with values"),
         ("---\nname: trips\n---\n", "no `description`"),
         ("---\nname: trips\ndescription: [a, b]\n---\n", "no `description`"),
     ],

@@ -66,7 +66,7 @@ def test_lines_keep_their_order_and_what_is_no_trajectory_is_put_aside(source: P
     assert (total.lines, total.trajectories, total.rejected, total.blank) == (8, 4, 2, 2)
     assert (total.was_compressed, total.skipped_under_target) == (3, 1)
     assert (target.parent / "out.jsonl.rejected.jsonl").read_bytes() == b'not json\r\n{"conversations": "\xff"}\n'
-    assert [sentence[:22] for sentence in told] == ["line 2 is put aside: i", "line 7 is put aside: i"]
+    assert [sentence[:22] for sentence in told] == ["line 2 was rejected: i", "line 7 was rejected: i"]
 
 
 def test_there_are_metrics_of_each_line_and_in_total(source: Path, target: Path) -> None:
@@ -170,7 +170,7 @@ async def test_lines_without_a_summary_stay_as_they_are_and_are_named(tmp_path: 
     broken = TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, down), on_trouble=told.append)
     total = await broken.run(source, tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_bytes() == source.read_bytes()
-    assert (total.summary_errors, total.still_over_limit, told) == (1, 1, ["line 1 stays as it was: down"])
+    assert (total.summary_errors, total.still_over_limit, told) == (1, 1, ["line 1 was not compressed: down"])
 
 
 def test_lines_that_are_too_long_are_put_aside_unread(
@@ -223,14 +223,14 @@ def test_the_source_is_no_target(name: str, source: Path) -> None:
     (source.parent / "same.jsonl").hardlink_to(source)
     before = source.read_bytes()
     for is_forced in (False, True):
-        with pytest.raises(CommandError, match="would be overwritten"):
+        with pytest.raises(CommandError, match="the output would overwrite"):
             ran(runner(), source, source.parent / name, is_forced=is_forced)
     assert source.read_bytes() == before
 
 
 def test_lines_put_aside_cannot_be_the_source_of_the_same_run(source: Path, target: Path) -> None:
     ran(runner(), source, target)
-    with pytest.raises(CommandError, match="would be overwritten"):
+    with pytest.raises(CommandError, match="the output would overwrite"):
         ran(runner(), target.with_name("out.jsonl.rejected.jsonl"), target, is_forced=True)
 
 

@@ -28,7 +28,7 @@ def test_lines_of_others_are_understood_or_rejected(line: str | bytes, roles: st
 
 
 def test_a_rejected_line_names_the_turn_and_what_is_wrong_with_it() -> None:
-    with pytest.raises(TrajectoryRejected, match="turn 2 is from 'narrator'"):
+    with pytest.raises(TrajectoryRejected, match="turn 2 has the role 'narrator'"):
         Trajectory.parse(line_of({"from": "human", "value": "q"}, {"from": "narrator", "value": "x"}))
 
 
