@@ -91,8 +91,8 @@ class SubagentRunner:
     ) -> str:
         """Run the sub-agent of a tool call and return its report.
 
-        An interrupted sub-agent continues from its stored rows, and one that loses the store waits for its return.
-        Raises `ToolError` if there is no report. A cancelled sub-agent stays open with its steps stored.
+        An interrupted sub-agent continues from its stored rows. While the store is unavailable, it waits. Raises
+        `ToolError` if there is no report. A cancelled sub-agent stays open with its steps stored.
         """
         access = SubagentAccess(access=self.access, person=parent.started_by)
         for name in tools or ():

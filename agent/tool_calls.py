@@ -187,7 +187,7 @@ def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[T
 
 
 def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
-    """Return True if the process ended between a result and the next model call, perhaps before steers joined."""
+    """Return True if the process ended between a result and the next model call. Steers may not have joined yet."""
     return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id
 
 

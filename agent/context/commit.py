@@ -211,7 +211,7 @@ def _keep_attempt(
 ) -> list[ContextEvent]:
     """Record an attempt that changed nothing, if it brings news. Return its events."""
     job, events = attempt.job, list[ContextEvent]()
-    if isinstance(result, Aborted) and job.layer != "manual":  # `/compress` replies itself
+    if isinstance(result, Aborted) and job.layer != "manual":  # `/compress` sends its own reply
         events.append(result)
     if attempt.state.is_blocked and not before.is_blocked:
         events.append(BlockedEvent(tokens=job.tokens_before, threshold=job.threshold))

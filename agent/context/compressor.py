@@ -1,8 +1,8 @@
 """The built-in context engine: cut the transcript, prune it, get one summary, make one handoff. It commits nothing.
 
 Pure code chooses the rows in a thread. Then a model writes the summary; if a separate summary model fails, the
-conversation's model is asked. If no model writes one, code makes one by rule, or the compression waits for a better
-time while there is room.
+conversation's model is asked. If no model writes one, code makes one by rule, or the compression is postponed while
+there is room.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Engine(Protocol):
         """Return the compression that a conversation needs before its next model call, if any."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Prepare a compression, or return the reason against it, with the new state. Engine errors are caught."""
+        """Return a prepared compression, or the reason against it, with the new state. Never raises engine errors."""
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         """Return a preview of a compression, without a model call or a write. May run in a thread."""

@@ -327,7 +327,7 @@ class ContextController:
         return PressureEvent(tokens=reported, threshold=threshold, percent=percent, session_id=session_id, level=level)
 
     def _threshold(self, prompt: MeasuredPrompt) -> Tokens:
-        """Return the prompt size at which the engine acts. Plugins may use their own, which counts for the verdict."""
+        """Return the prompt size at which the engine acts. A plugin may set its own, which verdicts must use, too."""
         return self.engine.threshold(prompt.conversation.lineage_id, prompt.limits)
 
     def _tell(self, db: Connection, conversation: ConversationRef, events: Sequence[ContextEvent], now: Millis) -> None:

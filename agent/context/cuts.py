@@ -50,7 +50,7 @@ class Cut:
     kept: tuple[int, ...] = ()
 
     def middle(self, items: Sequence[_Item]) -> tuple[_Item, ...]:
-        """Return the items of the rows that the handoff replaces, including an earlier handoff. One item per row."""
+        """Return the items of the rows in the middle, including an earlier handoff. One item per row."""
         kept = set(self.kept)
         return tuple(items[index] for index in range(self.head_end, self.tail_start) if index not in kept)
 

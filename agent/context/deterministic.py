@@ -1,7 +1,7 @@
 """A record that needs no model: findings by rule, in place of a summary.
 
 The record quotes the conversation, newest messages first, and says that it is not a summary. Rows are read from the
-newest to older ones until there is enough, so a long conversation costs no more than a short one.
+newest to the oldest until there is enough, so long conversations cost no more than short ones.
 """
 
 import re
@@ -110,7 +110,7 @@ def _newest_request(rows: Transcript, redact: Redact, limit: int) -> str:
 
 
 def _earlier(previous: str | None, redact: Redact, limit: int) -> str:
-    """Return the earlier record under one heading, without its opening."""
+    """Return the earlier record under a single heading, without its opening."""
     limit -= _tokens(_EARLIER)
     if not previous or limit <= 0:
         return ""
@@ -132,7 +132,7 @@ _TITLES: Final = (
 
 def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
     found: _Findings = {title: {} for title in _TITLES}
-    results: dict[str | None, Message] = {}  # ids repeat: the result of a call is the nearest one after it
+    results: dict[str | None, Message] = {}  # ids repeat: the result of a call is the nearest after it
     is_answered = False
     read = 0
     for row in reversed(rows):

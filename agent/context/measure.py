@@ -165,7 +165,7 @@ class MeasuredPromptBuilder:
             size += estimator.rows_size(rows[start:], style)
         else:
             size = await asyncio.to_thread(estimator.rows_size, rows, style)
-        if len(self._measured) >= 4_096:  # entries of a few hundred bytes
+        if len(self._measured) >= 4_096:  # a few hundred bytes per conversation
             self._measured.clear()
         if rows and not style.image_urls:
             session = view.session

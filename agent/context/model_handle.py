@@ -38,7 +38,7 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, ReportedToken
 log = structlog.get_logger()
 
 ASSUMED_WINDOWS = (1_000_000, 512_000, 256_000, 200_000, 128_000, 64_000, 32_000, 16_000, 8_000, 4_000)
-"""Common windows, in tokens. One is assumed if a provider refuses a prompt without stating its limit."""
+"""Common windows, in tokens, to guess from if a provider refuses a prompt without stating its limit."""
 MAX_OFFER_AGE_MS = 7 * 86_400_000
 """Milliseconds before a provider that stated a size is asked again: a week."""
 MAX_SILENCE_AGE_MS = 86_400_000
@@ -103,7 +103,7 @@ class LearnedProfile:
 
     @property
     def window(self) -> Tokens:
-        """Context length of the model: from `capacity`, or a smaller learned one."""
+        """Context length of the model: from `capacity`, or a smaller learned length."""
         return self._known.window(self.capacity.context_length)
 
     @property
@@ -112,7 +112,7 @@ class LearnedProfile:
         return self._known.max_input(self.capacity.context_length, self.capacity.max_input_tokens)
 
     def window_for(self, lineage_id: LineageId) -> Tokens:
-        """Return a conversation's context length: the model's, or an assumed one that is not below accepted prompts."""
+        """Return a conversation's context length: the model's, or an assumed length not below accepted prompts."""
         assumed = self._assumed.get(lineage_id)
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
@@ -220,7 +220,7 @@ class LearnedProfile:
         return await self._store.read(largest_answered_prompt, lineage_id, self._route, self.model)
 
     async def is_disproved(self, error: ContextOverflow, prompt: EstimatedTokens) -> bool:
-        """Return True if the model answered a prompt that was larger than both this one and the stated window."""
+        """Return True if the model answered a prompt that was larger than both `prompt` and the stated window."""
         answered = await self.largest_answered() or 0
         is_vague = error.prompt_tokens is None and not error.is_of_account
         return is_vague and (error.window or answered) < answered >= prompt
@@ -262,7 +262,7 @@ class LearnedProfile:
         self._assume(lineage_id, Tokens(min(self.window, max(stated, MIN_INPUT_WINDOW))), None)
 
     def _assume(self, lineage_id: LineageId, window: Tokens, refused: int | None) -> None:
-        if len(self._assumed) >= 4_096:  # conversations of a few bytes each
+        if len(self._assumed) >= 4_096:  # a few bytes per conversation
             self._assumed.clear()
         self._assumed[lineage_id] = window
         window = self.window_for(lineage_id)

@@ -26,7 +26,7 @@ from hermes_state.values import ChatId, LineageId, SessionId
 log = structlog.get_logger()
 
 MAX_KEPT = 512
-"""Maximum number of running and prepared compressions. Each one holds a whole view in memory."""
+"""Maximum number of running and prepared compressions. Each holds a whole view in memory."""
 
 
 class CompressionRegistry:

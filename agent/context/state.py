@@ -31,7 +31,7 @@ def cooldown_key(layer: Layer, who: str, mark: str) -> CooldownKey:
 
 
 class Cooldown(msgspec.Struct, frozen=True, kw_only=True):
-    """Pause of a failed summary route or engine. It is kept after its end, so that the next one is longer."""
+    """Pause of a failed summary route or engine. It is kept after its end, so that the next pause is longer."""
 
     until: int
     """UTC milliseconds."""

@@ -53,7 +53,7 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Origin, Sessi
 log = structlog.get_logger()
 
 MAX_HANDLES = 256
-"""Maximum number of conversations whose engine stays in memory. The longest idle ones are dropped first."""
+"""Maximum number of conversations whose engine stays in memory. The longest idle engines are dropped first."""
 FAILED: Final = "engine"
 
 

@@ -22,7 +22,7 @@ from hermes_state.text import well_formed
 SUMMARY_MARK: Final = "[SUMMARY OF EARLIER TURNS]"
 NOTICE: Final = f"Some earlier turns are not shown: a turn that begins with {SUMMARY_MARK} replaces them."
 HEAD_SHARE: Final = 4
-"""Divisor of the target that gives the room between the first turns of each role. Later first turns are not kept."""
+"""Divisor of the target. The result limits the turns between the first turns of each role that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Facts: quoted lines with identifiers, and sentences marked as important, each with its speaker and message.
 
 People's lines are chosen first, then answers, then arguments of calls, then results and documents. Within each kind,
-weighty lines come before others, and newer lines before older ones. Of lines that differ only in a value, the newest
-is chosen. The other versions, and lines with known identifiers, fill the remaining room. Frequent shapes of lines in
-results and arguments (heartbeats, request lines) count as noise.
+important ("weighty") lines come first, and newer lines before older ones. Of lines that differ only in a value, the
+newest is chosen. The other versions, and lines with known identifiers, fill the remaining room. Frequent shapes of
+lines in results and arguments (heartbeats, request lines) count as noise.
 """
 
 import re
@@ -291,7 +291,7 @@ def _holds(text: str, words: Collection[str]) -> bool:
 
 
 def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Iterator[str]:
-    """Yield a sentence with an identifier or one of the words; of a long sentence only parts with identifiers."""
+    """Yield a sentence that contains an identifier or a word; of a long sentence only parts with identifiers."""
     if len(sentence) <= LINE_CHARACTERS:
         if _holds(sentence, words) or any(True for _ in _identifier_spans(sentence, patterns)):
             yield one_line(sentence, LINE_CHARACTERS)
