@@ -1,4 +1,4 @@
-"""Records in the forms that models give them: what is a record is taken, and what is none is refused."""
+"""Records in the formats that models use: records are accepted, and everything else is refused."""
 
 import json
 import re
@@ -16,7 +16,7 @@ FORMS = [
     json.loads(line)
     for line in (Path(__file__).parents[2] / "fixtures" / "outside" / "summaries.jsonl").read_text("utf-8").splitlines()
 ]
-"""Forms found outside, with our words in them; a `source` each."""
+"""Formats found in public sources, filled with our words. Each has a `source`."""
 
 
 def sections_of(record: str) -> dict[str, str]:
@@ -27,7 +27,7 @@ def sections_of(record: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form["form"])
-def test_a_form_from_outside_is_taken_or_refused(form: dict[str, Any]) -> None:
+def test_formats_from_public_sources_are_accepted_or_refused(form: dict[str, Any]) -> None:
     reply = ModelReply(text=form["text"], finish=FinishReason.STOP, usage=None)
     if "outcome" in form:
         with pytest.raises(SummaryError) as raised:
@@ -42,7 +42,7 @@ def test_a_form_from_outside_is_taken_or_refused(form: dict[str, Any]) -> None:
         assert all(other not in text for name, other in form["sections"].items() if name != title)
 
 
-def test_a_cut_off_record_in_another_form_is_refused() -> None:
+def test_a_truncated_record_in_another_format_is_refused() -> None:
     for form in FORMS:
         with pytest.raises(SummaryError) as raised:
             checked_summary(
@@ -75,7 +75,7 @@ def test_a_cut_off_record_in_another_form_is_refused() -> None:
         "\n# ",
     ],
 )
-def test_nothing_that_a_model_repeats_for_ever_takes_long(piece: str) -> None:
+def test_endless_repetitions_of_a_model_are_checked_quickly(piece: str) -> None:
     started = time.process_time()
     repeated = piece * (100_000 // len(piece))
     for text in (repeated, f"| a |{repeated}x", f"**{repeated}x", f"<a {repeated}x", f"{{{repeated}x}}"):
