@@ -136,7 +136,7 @@ class Agent:
             if tools.get(tool.name) is None:
                 tools.add(tool)
             else:
-                log.warning("engine.tool_left_out", engine=engine.name, tool=tool.name)
+                log.warning("engine.tool_skipped", engine=engine.name, tool=tool.name)
         self.context = ContextController(
             store=store,
             views=self._views,

@@ -292,7 +292,7 @@ class ContextController:
                 return await self._pressure(prompt, state, usage.prompt)
         except StoreUnavailable as error:
             # The reply is paid for, so the turn continues. The next report will contain the same information.
-            log.warning("context.not_noted", lineage_id=lineage_id, error=str(error))
+            log.warning("context.save_failed", lineage_id=lineage_id, error=str(error))
         return None
 
     @locks(session="prompt.view.session.id")

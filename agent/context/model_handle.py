@@ -143,7 +143,7 @@ class LearnedProfile:
             in_force = self.capacity.context_length
             self._known = profile.merged(known, in_force)  # a node with another context length has its own bounds
             if self.window < min(window, in_force):
-                log.info("model.window_known", model=self.model, window=self.window, beside=in_force)
+                log.info("model.window_known", model=self.model, window=self.window, known=in_force)
 
     async def ask(self) -> None:
         """Ask the provider for the model's size if it is neither configured nor known.
@@ -238,7 +238,7 @@ class LearnedProfile:
         if not max(MIN_INPUT_WINDOW, answered or 0) <= stated < min(self.window, self.max_input or self.window):
             return
         in_force, bound = self.capacity.context_length, Tokens(stated)
-        log.warning("model.window_learned", model=self.model, window=stated, is_of_input=is_of_input, beside=in_force)
+        log.warning("model.window_learned", model=self.model, window=stated, is_of_input=is_of_input, known=in_force)
         self._known = self._known.learned(bound, beside=in_force, is_of_input=is_of_input)
         about = (self._route, self.model, bound, in_force, self._clock.now())
         await self._store.write(learn_context, *about, is_of_input=is_of_input)

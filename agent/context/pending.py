@@ -68,7 +68,7 @@ class CompressionRegistry:
         finally:
             await cancel_all([telling])
             if not telling.cancelled() and (error := telling.exception()) is not None:
-                log.error("compression.wait_untold", lineage_id=lineage_id, exc_info=error)
+                log.error("compression.notice_failed", lineage_id=lineage_id, exc_info=error)
 
     async def take_finished(self, lineage_id: LineageId) -> CompressionResult | None:
         """Remove and return the conversation's compression if it is prepared."""
@@ -124,7 +124,7 @@ class NoteTaker:
         finally:
             self.pending.notes.pop(job.view.session.id, None)
         for error in (one for one in seen if isinstance(one, Exception)):
-            log.error("compression.look_failed", lineage_id=job.conversation.lineage_id, exc_info=error)
+            log.error("compression.notes_failed", lineage_id=job.conversation.lineage_id, exc_info=error)
         system = await self.prompts.system_for(job.conversation, job.limits.threshold)
         with suppress(StoreUnavailable):  # the next start repeats them
             await self.store.write(settle_notes, job, system)

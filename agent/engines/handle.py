@@ -175,7 +175,7 @@ class EngineHandle:
             try:
                 await self._tell(event)
             except EngineError as error:
-                log.warning("engine.not_told", engine=self.name, about=type(event).__name__, reason=str(error))
+                log.warning("engine.event_failed", engine=self.name, about=type(event).__name__, reason=str(error))
 
     async def _tell(self, event: EngineEvent) -> None:
         await self._prepare(session_of(event))

@@ -88,7 +88,7 @@ class ImageScaler:
         try:
             await asyncio.to_thread(self._files.keep_copy, copy_name(path, limits), data)
         except OSError as error:
-            log.warning("image.copy_not_kept", error=type(error).__name__)
+            log.warning("image.copy_failed", error=type(error).__name__)
 
 
 def copy_name(path: str, limits: ImageLimits) -> str:

@@ -222,17 +222,17 @@ def _found(db: Connection, lineage_id: LineageId) -> Found:
         "SELECT depth, ended_at IS NULL, end_reason FROM sessions WHERE lineage_id = ? ORDER BY depth", (lineage_id,)
     )
     expected = [(depth, 0, "compression") for depth in range(tip.depth)] + [(tip.depth, 1, None)]
-    assert lines.fetchall() == expected, "one line of sessions, of which the last is open"
+    assert lines.fetchall() == expected, "a single chain of sessions with the last one open"
     active = db.execute("SELECT active_session_id FROM chats WHERE id = ?", (tip.chat_id,)).fetchone()[0]
-    assert active == tip.id, "the chat goes on at the tip"
+    assert active == tip.id, "the chat continues at the tip"
     compressions = db.execute(
         """SELECT layer, outcome, coalesce(summary_kind, reason) FROM compressions c
         JOIN sessions s ON s.id = c.parent_id WHERE s.lineage_id = ? ORDER BY c.id""",
         (lineage_id,),
     ).fetchall()
-    assert sum(outcome == "compressed" for _, outcome, _ in compressions) == tip.depth, "a split and its event are one"
+    assert sum(outcome == "compressed" for _, outcome, _ in compressions) == tip.depth, "every split has its event"
     view = load_view(db, lineage_id).transcript
-    assert sum(row.origin is Origin.SUMMARY for row in view) == min(tip.depth, 1), "one handoff at most"
+    assert sum(row.origin is Origin.SUMMARY for row in view) == min(tip.depth, 1), "at most one handoff"
     said = "SELECT count(*) FROM messages m JOIN sessions s ON s.id = m.session_id WHERE s.lineage_id = ? AND m.seq > 0"
     calls = """SELECT outcome FROM model_calls WHERE purpose = 'summary' AND outcome <> 'cancelled' AND lineage_id = ?
         ORDER BY id"""

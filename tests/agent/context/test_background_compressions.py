@@ -74,7 +74,7 @@ async def test_a_turn_continues_during_its_summary_and_the_next_turn_commits_it(
     await answer(chat, agent, await chat.start("and then?"))
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("preflight", "compressed", "model")]
-    assert behind.id in [row.id for row in found.view], "what was said meanwhile stays as it is"
+    assert behind.id in [row.id for row in found.view], "messages from the meantime stay"
     assert (asked_for_summaries(llm), found.summary_calls) == (1, ["ok"])
 
 
@@ -174,7 +174,7 @@ async def test_a_background_failure_changes_nothing_and_is_reported_once(
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("preflight", "aborted", "auth")]
     assert len([text for text in found.told if "could not compress" in text]) == 1
-    assert asked_for_summaries(llm) == 1, "the route rests"
+    assert asked_for_summaries(llm) == 1, "the route cools down"
 
 
 # ---- events between a summary and its commit
@@ -200,7 +200,7 @@ async def compress(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> No
 
 async def compress_undo(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
     undoing = await agent.context.plan_undo(turn.conversation)
-    assert undoing is None, "nothing was compressed yet, and nothing will be"
+    assert undoing is None, "nothing was or will be compressed"
 
 
 EVENTS: dict[str, tuple[Event, list[str]]] = {
@@ -224,7 +224,7 @@ async def test_an_overtaken_summary_is_dropped_but_paid_for(
         llm.resumed.set()
     await happen(chat, agent, turn)
     found = await chat.store.read(compressed, turn.lineage_id)
-    assert found == layers, "the view is the old one, or that of the other compression"
+    assert found == layers, "the view is the old view or the one of the other compression"
     outcome = "ok" if is_ready else "cancelled"
     summaries = [outcome for purpose, outcome in await chat.ledger() if purpose == "summary"]
     assert summaries[: 1 + len(layers)] == [outcome, *["ok" for _ in layers]]

@@ -196,7 +196,7 @@ def assert_left_alone(found: Found, trigger: Trigger, kind: str) -> str:
     assert found.depth == 0
     assert found.compressions == [(trigger.layer, "aborted", kind)]
     if trigger.layer == "manual":
-        assert found.told == [], "the command itself answers"
+        assert found.told == [], "the command sends its own reply"
         return ""
     [sentence] = found.told
     assert sentence.startswith("I could not compress this conversation: ")
@@ -340,7 +340,7 @@ async def test_hygiene_and_the_loop_have_separate_cooldowns(chat: Chat, small: C
     found = await look(own, turn.lineage_id)
     assert [layer for layer, *_ in found.compressions] == ["hygiene", "preflight"]
     assert {key.partition(":")[0] for key in found.state.cooldowns} == {"hygiene", "loop"}
-    assert len(found.told) == 1, "two layers, one turn, one sentence"
+    assert len(found.told) == 1, "one notice for both layers of the turn"
 
 
 async def test_without_room_a_cooling_route_is_not_asked_and_the_chat_continues(
@@ -358,7 +358,7 @@ async def test_without_room_a_cooling_route_is_not_asked_and_the_chat_continues(
     assert asked_for_summaries(llm) == asked
     assert found.kinds == ["deterministic"]
     assert "failed a short time ago" in found.told[-1]
-    assert found.state.cooldowns, "what was made by rule mends no route"
+    assert found.state.cooldowns, "a record by rule does not end a cooldown"
 
 
 # ---- a separate route for summaries
@@ -382,14 +382,14 @@ async def test_if_a_summary_model_fails_the_conversations_model_is_asked_once(
         found = await look(own, turn.lineage_id)
         assert found.kinds == ["model"]
         assert tuple(found.summary_calls) == (*fault.calls, "ok")
-        assert found.told == [], "nobody has to know"
+        assert found.told == [], "no notice is needed"
         [key] = found.state.cooldowns
         assert key.startswith(f"loop:{aux.route}:{aux.name}")
         asked = [row["model"] for row in llm.requests.rows]
         turn = await fill_and_ask(own, agent, 4_200)
         await converse(own, agent, turn)
         later = [row["model"] for row in llm.requests.rows][len(asked) :]
-        assert "lab-32k" not in later, "it cools down, and the other is asked alone"
+        assert "lab-32k" not in later, "the failed route cools down, and only the other is asked"
         assert (await look(own, turn.lineage_id)).kinds == ["model", "model"]
 
 
@@ -420,7 +420,7 @@ async def test_without_summary_models_and_room_a_handoff_is_made_by_rule(
     agent = agent_of(own, small, routes=[])
     turn = await fill_and_ask(own, agent, 4_200)
     await converse(own, agent, turn)
-    assert (await look(own, turn.lineage_id)).compressions == [], "there is room, and nobody who could do it well"
+    assert (await look(own, turn.lineage_id)).compressions == [], "there is room, but no model that could do it"
     turn = await fill_and_ask(own, agent, 5_700)
     await converse(own, agent, turn)
     found = await look(own, turn.lineage_id)

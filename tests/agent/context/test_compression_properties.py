@@ -121,7 +121,7 @@ def check_people(done: Pass) -> None:
     turn = [newest] if newest.turn_id is None else mates
     assert all(any(one is kept for kept in done.after) for one in turn)
     indexes = [index for index, one in enumerate(done.after) if any(one is said for said in turn)]
-    assert min(indexes) > done.cut.head_end, "a request stands behind the handoff"
+    assert min(indexes) > done.cut.head_end, "the request is after the handoff"
     [alone] = chat_messages("", (newest,), STYLE)
     said = text_of(alone["content"]).removeprefix("[2026-01-01 00:00] [Ann] ")
     sent = chat_messages("", done.after, STYLE)
@@ -146,7 +146,7 @@ def check_pruning(done: Pass) -> None:
     again, stubs = prune(once, upto=done.cut.tail_start, redact=redact)
     assert msgspec.json.encode(again) == msgspec.json.encode(once)
     assert stubs == 0
-    assert all(new is old for old, new in zip(once, again, strict=True)), "no arguments were shortened either"
+    assert all(new is old for old, new in zip(once, again, strict=True)), "arguments were not shortened"
     assert [one.id for one in once] == [one.id for one in done.before]
     for index, (old, new) in enumerate(zip(done.before, once, strict=True)):
         assert new is old or (index < done.cut.tail_start and old.role is not MessageRole.USER)

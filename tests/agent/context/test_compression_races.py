@@ -84,7 +84,7 @@ async def test_if_all_layers_compress_at_once_one_wins_and_the_others_see_the_ch
         assert len(found.compressions) == 1
         assert f"SUMMARY-BY-{order[0]}" in "".join(row.text or "" for row in found.view)
         assert found.said == before
-        assert [name for name in order if listening[name].events] == [order[0]], "whoever loses says nothing"
+        assert [name for name in order if listening[name].events] == [order[0]], "the losers have no events"
         outcome = commanded.result()
         if order[0] == "hand":
             assert isinstance(outcome, Compressed)
@@ -93,7 +93,7 @@ async def test_if_all_layers_compress_at_once_one_wins_and_the_others_see_the_ch
             assert outcome.why is SkipReason.MOVED
         await chat.finish(turn, answering.result())
         last = llm.requests.rows[-1]["body"]["messages"]
-        assert str(last).count("CONTEXT COMPACTION — REFERENCE ONLY") == 1, "the turn goes on in the winner's view"
+        assert str(last).count("CONTEXT COMPACTION — REFERENCE ONLY") == 1, "the turn continues in the winner's view"
         for agent in agents.values():
             await agent.close()
 
@@ -240,7 +240,7 @@ async def test_a_cancellation_at_any_await_leaves_the_old_or_the_new_state(
             continue
         depths.add(found.depth)
         assert found.depth == len(found.compressions) <= 1
-        assert found.summary_calls in (["ok"] * found.depth, ["ok"]), "its cost is known before it counts"
+        assert found.summary_calls in (["ok"] * found.depth, ["ok"]), "the cost is stored before the commit"
         llm.scripts.clear()
         fresh = agent_of(own, small, context=trigger.context)
         await own.finish(turn, await fresh.run(turn, Sink()))
@@ -248,8 +248,8 @@ async def test_a_cancellation_at_any_await_leaves_the_old_or_the_new_state(
         assert after.said > found.said
         assert after.depth in (found.depth, 1)
         await fresh.close()
-    assert depths == {0, 1}, "some cut came before the split and some behind it"
-    assert number - uncut >= 5, "there was something to cut"
+    assert depths == {0, 1}, "some cancellations came before the split and some after it"
+    assert number - uncut >= 5, "there was something to cancel"
 
 
 async def _whole(work: Awaitable[T]) -> T:

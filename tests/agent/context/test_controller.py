@@ -176,7 +176,7 @@ async def test_two_useless_compressions_block_until_the_conversation_has_grown(
     while not found.state.is_blocked:
         await say(chat, agent, f"and this? {MUCH}")
         found = await look(chat, conversation.lineage_id)
-        assert found.said < 80, "it is blocked at some time"
+        assert found.said < 80, "compression is blocked at some point"
         agent = start()  # strikes outlive the process
     assert [one for one in await chat.store.read(verdicts) if one] == ["ineffective", "ineffective"]
     depth, blocked_at, asked = found.depth, found.state.blocked_at, asked_for_summaries(llm)
@@ -189,7 +189,7 @@ async def test_two_useless_compressions_block_until_the_conversation_has_grown(
         if asked_for_summaries(llm) > asked:
             break
         prompt = answers(llm)[-1]["prompt_tokens"]
-        assert prompt < blocked_at * 1.15, "growth arms it again"
+        assert prompt < blocked_at * 1.15, "growth lifts the block"
     found = await look(chat, conversation.lineage_id)
     assert found.depth > depth
     assert answers(llm)[-2]["prompt_tokens"] > blocked_at * 1.03
@@ -266,7 +266,7 @@ async def test_an_answer_is_not_lost_if_the_verdict_cannot_be_stored(
     restarted = agent_of(chat, small)
     conversation = turn.conversation
     expected, known = await restarted.context.status(conversation), await agent.context.status(conversation)
-    assert expected.fixed == pytest.approx(known.fixed, rel=0.02), "how the model counts was kept after all"
+    assert expected.fixed == pytest.approx(known.fixed, rel=0.02), "the token scale was stored later"
 
 
 # ---- learned windows
@@ -349,7 +349,7 @@ async def test_a_far_smaller_unstated_window_is_found_in_one_turn(chat: Chat, se
         for number in range(12):
             await say(chat, agent, f"and {number}? {MUCH}")
     assert sum(row["outcome"] == "context_overflow" for row in llm.requests.rows) == 1, (
-        "from then on it is compressed in time"
+        "later turns are compressed in time"
     )
 
 
@@ -383,7 +383,7 @@ async def test_a_larger_accepted_prompt_corrects_a_guess(chat: Chat) -> None:
     await book.learn(request(rows), ReportedTokens(90_000), view(rows))
     assert book.window_for(lineage_id) == 90_000
     await book.learn_window(lineage_id, 131_072)
-    assert book.window_for(lineage_id) == 131_072, "it said itself what it takes"
+    assert book.window_for(lineage_id) == 131_072, "the provider stated its limit"
 
 
 async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
@@ -506,7 +506,7 @@ async def test_a_refused_output_limit_is_remembered_without_changing_the_window(
     turn = await fill_and_ask(chat, agent, 3_000)
     await answer(chat, agent, turn)
     await say(chat, agent, "and now?")
-    assert [row["max_tokens"] for row in answers(llm)] == [2_048, 1_000, 1_000], "it is remembered"
+    assert [row["max_tokens"] for row in answers(llm)] == [2_048, 1_000, 1_000], "the limit is remembered"
     assert (await look(chat, turn.lineage_id)).compressions == []
     assert agent.context.limits.context_length == 8_192
 
@@ -556,7 +556,7 @@ async def test_hygiene_lets_a_turn_with_room_continue_and_the_next_step_commits_
     assert "waited" in result.text
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("hygiene", "compressed", "model")]
-    assert asked_for_summaries(llm) == 1, "preflight left it to the one that was on its way"
+    assert asked_for_summaries(llm) == 1, "preflight used the pending compression"
     assert [row.role for row in found.view[-3:]] == [MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL]
     assert found.view[-3].text == "[[tool:wait]]"
     first, second = answers(llm)
@@ -647,7 +647,7 @@ async def test_hygiene_without_room_compresses_by_rule_after_the_summary_timeout
     asked = asked_for_summaries(llm)
     turn = await fill_and_ask(own, agent, 5_700)
     await agent.check(turn)
-    assert asked_for_summaries(llm) == asked, "who was silent is not waited for again so soon"
+    assert asked_for_summaries(llm) == asked, "a route that timed out is not asked again soon"
     assert (await look(own, turn.lineage_id)).kinds == ["deterministic", "deterministic"]
     await agent.close()
 

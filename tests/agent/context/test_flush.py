@@ -131,7 +131,7 @@ async def test_a_crash_while_taking_notes_is_logged_and_the_compression_is_commi
     await agent.run(turn, Sink())
     await settled(agent)
     assert (await look(chat, turn.lineage_id)).depth == 1
-    assert "compression.look_failed" in capsys.readouterr().out
+    assert "compression.notes_failed" in capsys.readouterr().out
 
 
 async def test_a_cancelled_compression_does_not_wait_for_notes(chat: Chat, small: ChatCompletionsModel) -> None:

@@ -61,7 +61,7 @@ async def test_concurrent_calls_ask_the_provider_once(store: Store, clock: SetCl
     provider = Provider(said(65_536, 8_000))
     profiles = book(store, clock, provider)
     await profiles.load()
-    assert (provider.asked, profiles.window) == (0, 32_768), "looking is not asking"
+    assert (provider.asked, profiles.window) == (0, 32_768), "reading does not ask the provider"
     provider.may_answer.clear()
     asking = [asyncio.create_task(profiles.ask()) for _ in range(5)]
     await asyncio.sleep(0.01)
@@ -121,7 +121,7 @@ async def test_an_unreachable_provider_delays_fewer_and_fewer_turns(store: Store
     for _ in range(24 * 60):
         await profiles.ask()
         clock.at = Millis(clock.at + 60_000)
-    assert 24 <= provider.asked <= 32, "soon at first, then every hour"
+    assert 24 <= provider.asked <= 32, "often at first, then every hour"
 
 
 async def test_a_clock_set_back_does_not_prevent_questions(store: Store, clock: SetClock) -> None:
@@ -177,7 +177,7 @@ async def test_a_learned_limit_applies_only_to_the_context_length_of_its_time(st
     clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
     provider.answer = said(32_000)
     await again.ask()
-    assert (again.window, again.source_for(HERE)) == (32_000, SizeSource.OFFERED), "another figure, so that is tried"
+    assert (again.window, again.source_for(HERE)) == (32_000, SizeSource.OFFERED), "a new figure is tried"
     clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
     provider.answer = said(65_536)
     await again.ask()
@@ -197,7 +197,7 @@ async def test_limits_learned_by_another_node_apply_after_its_notice(store: Stor
     await one.load()
     assert (one.window, one.source_for(HERE)) == (16_384, SizeSource.LEARNED)
     assert one.estimator.calibration.samples == 9
-    assert provider.asked == 1, "what it has said was read as well"
+    assert provider.asked == 1, "the stated size was read from the store"
 
 
 async def test_a_notice_during_a_read_causes_another_read(store: Store, clock: SetClock) -> None:

@@ -22,7 +22,7 @@ FORMS = [
 def sections_of(record: str) -> dict[str, str]:
     """Text of each section by its heading."""
     pieces = re.split(rf"^## ({'|'.join(map(re.escape, HEADINGS))})$", record, flags=re.MULTILINE)
-    assert not pieces[0].strip(), "nothing stands before the first heading"
+    assert not pieces[0].strip(), "no text before the first heading"
     return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
@@ -35,7 +35,7 @@ def test_formats_from_public_sources_are_accepted_or_refused(form: dict[str, Any
         assert raised.value.outcome == form["outcome"]
         return
     found = sections_of(checked_summary(reply, task(), lambda text: text))
-    assert [title for title in found if title in form["sections"]] == list(form["sections"]), "in their order"
+    assert [title for title in found if title in form["sections"]] == list(form["sections"]), "in order"
     for title, text in form["sections"].items():
         assert text in found[title]
     for title, text in found.items():

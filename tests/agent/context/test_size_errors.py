@@ -63,7 +63,7 @@ async def test_a_prompt_that_is_too_long_fits_after_at_most_three_attempts(
         assert set(left.outcomes[:-1]) == {"overflow"}
         assert len(asked_for_turns(llm)) == len(left.calls)
         is_stated = style in STATING and not (way.protocol == "responses" and style == "openai")
-        assert await learned_window(talk) == (WINDOW if is_stated else None), "what is only guessed is not kept"
+        assert await learned_window(talk) == (WINDOW if is_stated else None), "a guess is not stored"
         await check_that_it_goes_on(talk, turn, llm)
 
 
@@ -115,7 +115,7 @@ async def test_a_prompt_limit_in_a_refusal_does_not_change_the_window(
         assert (limits.context_length, limits.input_window, limits.longest_prompt) == (32_768, 8_000, 8_000)
         assert await learned_window(talk) is None
         again = Talk(talk.chat, model, **BELIEVED)
-        assert (await again.agent.context.status(turn.conversation)).limits == limits, "it survives a restart"
+        assert (await again.agent.context.status(turn.conversation)).limits == limits, "the limit survives a restart"
         await check_that_it_goes_on(talk, turn, llm)
 
 
@@ -137,7 +137,7 @@ async def test_a_prompt_above_the_accounts_limit_per_minute_is_compressed(
         assert left.outcomes == ["overflow", "ok"]
         assert asked_for_turns(llm)[-1]["prompt_tokens"] < 8_000 - 2_048
         assert (await talk.agent.context.status(turn.conversation)).limits.context_length == 8_000
-        assert await learned_window(talk) is None, "it is no property of the model"
+        assert await learned_window(talk) is None, "the limit does not belong to the model"
         await check_that_it_goes_on(talk, turn, llm)
 
 
@@ -180,7 +180,7 @@ async def test_a_refusal_after_a_compression_was_not_about_length(
         left = await talk.say("what about this?")
         assert left.outcomes == ["rejected", "rejected"]
         assert "so /compress may help" in left.told[0][1]
-        assert (await talk.say("and this?")).outcomes == ["rejected"], "it is not compressed again for nothing"
+        assert (await talk.say("and this?")).outcomes == ["rejected"], "no useless second compression"
         assert (await talk.say("and that?")).outcomes == ["ok"]
         refuse(llm, 1)
         await talk.say("word " * 3_000)
@@ -233,7 +233,7 @@ async def test_an_output_limit_above_the_models_is_lowered_to_it(
         assert llm.requests.rows[-1]["max_tokens"] == most
         clock_of(talk.chat).pass_seconds(8 * 86_400)
         later = Talk(talk.chat, model, max_output_tokens=Tokens(65_536))
-        assert (await later.say("a week later")).outcomes == ["output_cap", "ok"], "limits are raised, too"
+        assert (await later.say("a week later")).outcomes == ["output_cap", "ok"], "limits can also be raised"
 
 
 @every_way
@@ -247,7 +247,7 @@ async def test_an_output_limit_that_does_not_fit_next_to_the_prompt_is_lowered(
         turn = await fill_and_ask(talk.chat, talk.agent, 4_000)
         left = await talk.bring_to_an_end(turn)
         asked, lowered, next_asked = await check_that_only_the_calls_cap_is_lowered(talk, turn, left, llm)
-        assert asked == next_asked == 8_000, "it was the prompt that left no more"
+        assert asked == next_asked == 8_000, "the prompt left no more room"
         assert 4_000 < lowered < 10_000 - llm.requests.rows[0]["prompt_tokens"]
 
 

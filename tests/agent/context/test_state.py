@@ -22,7 +22,7 @@ def test_a_compression_helps_if_it_frees_a_tenth_and_ends_a_tenth_below_the_thre
     state = ContextState(strikes=1).compressed(50_000)
     assert state.judged(45_000, threshold=50_000).strikes == 0
     assert state.judged(45_001, threshold=50_000).strikes == 2, "less than a tenth was freed"
-    assert state.judged(40_000, threshold=44_000).strikes == 2, "the threshold is near: the next one would come at once"
+    assert state.judged(40_000, threshold=44_000).strikes == 2, "the next compression would follow at once"
     assert state.judged(39_600, threshold=44_000).strikes == 0
     assert state.judged(44_000, threshold=50_000).awaited is None
 

@@ -62,7 +62,7 @@ async def test_after_ten_compressions_the_open_items_are_in_the_prompt_once(
     assert "water the plants" not in prompt
     assert [row["body"] for row in llm.requests.rows if "harbour" in str(row["body"])] == [
         llm.requests.rows[-1]["body"]
-    ], "no summary was told of it as of something that was said"
+    ], "no summary request contains the list as a message"
     assert not any(row["violations"] for row in llm.requests.rows)
 
 
@@ -108,7 +108,7 @@ async def test_a_long_list_takes_at_most_a_tenth_of_the_threshold(chat: Chat, sm
     [shown] = await todos_in_view(chat, conversation)
     assert estimated_text_tokens(shown) < 500, "of a threshold of 4,096"
     assert "1. [pending] repair pump 1 of" in shown
-    assert "50. [in_progress] write down the tides" in shown, "what is being done goes first"
+    assert "50. [in_progress] write down the tides" in shown, "items in progress come first"
     assert shown.endswith("more open items did not fit here: call `todo` to read them)")
 
 

@@ -103,11 +103,11 @@ async def test_a_failing_model_cools_down_and_the_engine_gets_the_error(
     listening = Listening()
     agent = agent_with(lambda: engine, chat, model, listening)
     conversation = await converse(chat, agent, texts(60))
-    assert len(listening.compressions) >= 2, "the engine goes on without"
+    assert len(listening.compressions) >= 2, "the engine continues without a summary"
     assert type(engine.failures[0]).__name__ == "AuthRejected"
     assert len(engine.failures) == len(listening.compressions)
     outcomes = await chat.store.read(call_outcomes, conversation.lineage_id, "summary")
-    assert outcomes == ["auth"], "while it rests nobody asks it again"
+    assert outcomes == ["auth"], "the model is not asked during its cooldown"
     await agent.close()
 
 

@@ -336,10 +336,10 @@ async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_
         assert "has not returned from an earlier call" in result.reason
     assert await engine.request(job(tokens=10)) is None
     assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
-    assert (len(made), len(entered)) == (1, 1), "a conversation holds one thread at most"
+    assert (len(made), len(entered)) == (1, 1), "a conversation uses at most one thread"
     other = session(2, lineage_id=LineageId(2))
     assert await engine.request(job(tokens=10, at=other)) is None
-    assert len(made) == 2, "another conversation has an engine of its own"
+    assert len(made) == 2, "another conversation has its own engine"
     leave.set()
     await asyncio.gather(*(asyncio.to_thread(thread.join, 10) for thread in entered))
     result, _ = await prepared(engine, job())

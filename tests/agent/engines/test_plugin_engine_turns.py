@@ -147,7 +147,7 @@ async def test_a_broken_plugin_does_not_stop_a_chat(chat: Chat, model: ChatCompl
     await converse(chat, agent, texts(60))
     assert any(isinstance(event, Aborted) and event.kind == "engine" for event in listening.events)
     compressed = [event for event in listening.events if isinstance(event, Compressed)]
-    assert compressed, "where there is no room the built-in engine takes over"
+    assert compressed, "without room the built-in engine takes over"
     assert all(not untidy(row["violations"]) for row in llm.requests.rows)
     await agent.close()
 

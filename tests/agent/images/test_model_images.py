@@ -44,7 +44,7 @@ async def test_an_image_is_sent_as_a_data_url(
     [_, image] = llm.requests.rows[0]["body"]["messages"][-1]["content"]
     kind, _, data = image["image_url"]["url"].partition(",")
     assert kind == "data:image/png;base64"
-    assert opened(base64.b64decode(data)).size == (2_000, 667), "although it was stored by a version that scaled none"
+    assert opened(base64.b64decode(data)).size == (2_000, 667), "even if an older version stored it unscaled"
 
 
 def content_of(row: dict[str, Any]) -> list[str]:
@@ -87,4 +87,4 @@ async def test_old_images_are_dropped_in_groups(chat: Chat, server: labkit.Serve
         for index, (earlier, later) in enumerate(itertools.pairwise(messages))
         if later[: len(earlier)] != earlier
     ]
-    assert broken == [9, 13, 17], "in between, every prompt begins with the one before"
+    assert broken == [9, 13, 17], "in between, every prompt extends the one before"

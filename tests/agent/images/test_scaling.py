@@ -109,7 +109,7 @@ async def test_orientation_is_applied_and_metadata_is_dropped(scaler: ImageScale
         assert turned.size == (200, 400), kind
         top = turned.convert("L").getpixel((100, 50))
         assert isinstance(top, int)
-        assert top < 50, "what was left is on top"
+        assert top < 50, "the left side is now on top"
         assert b"Secret" not in copy
         assert not dict(turned.getexif())
         assert "comment" not in turned.info

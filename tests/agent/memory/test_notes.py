@@ -51,7 +51,7 @@ def test_text_written_by_hand_is_unchanged() -> None:
     assert texts(changed) == ["likes tea", "lives in Lisbon", "speaks Danish"]
     assert changed.replace("- speaks Danish\n", "").replace("Lisbon", "Porto") == BY_HAND
     without = replaced(changed, "likes tea", None)
-    assert "with milk" not in without, "the lines below an entry belong to it"
+    assert "with milk" not in without, "indented lines belong to their entry"
     assert "I wrote this myself." in without
 
 
@@ -61,7 +61,7 @@ def test_an_entry_is_found_by_unique_words_or_its_handle() -> None:
         replaced(notes, "likes", "x")
     with pytest.raises(ToolError, match="no entry contains 'cocoa'; the entries are:\n- likes tea"):
         replaced(notes, "cocoa", "x")
-    assert texts(replaced(notes, "tea", None)) == ["likes tea", "likes coffee"], "the whole of an entry names it"
+    assert texts(replaced(notes, "tea", None)) == ["likes tea", "likes coffee"], "the full text matches one entry"
     handle = entries_in(notes)[1].handle
     assert texts(replaced(notes, handle, None)) == ["likes tea", "tea"]
 
@@ -110,7 +110,7 @@ def test_only_this_user_can_read_the_files(tmp_path: Path) -> None:
         0o700,
         0o700,
     ]
-    assert os.listdir(path.parent) == ["MEMORY.md"], "nothing unfinished stays"
+    assert os.listdir(path.parent) == ["MEMORY.md"], "no unfinished file remains"
 
 
 @pytest.mark.parametrize(("target", "limit"), [("memory", 60), ("user", 50)])

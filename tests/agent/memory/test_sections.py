@@ -52,7 +52,7 @@ def test_files_of_any_size_leave_room_for_the_conversation(tmp_path: Path, thres
     frames = 400  # our own words around the files
     taken = sum(map(estimated_text_tokens, (persona or "", *sections)))
     assert taken <= 2 * threshold * SHARE_PERCENT // 100 * 1.1 + frames
-    assert sections[0].startswith("# Memory"), "notes come first, and have room of their own"
+    assert sections[0].startswith("# Memory"), "notes come first and have their own room"
 
 
 def test_without_files_no_sections_are_added(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_the_whole_middle_is_removed_if_needed() -> None:
 def test_a_call_is_removed_with_all_its_results() -> None:
     turns = [(HUMAN, 10), (GPT, 10), (GPT, 10), (TOOL, 10), (TOOL, 10), (TOOL, 10), (GPT, 10), (HUMAN, 10), (GPT, 10)]
     wanted = TrajectorySettings(target_max_tokens=80, summary_target_tokens=5, protect_last=2)
-    assert selected(turns, wanted) == (6, 7), "the first tool turn stays, and with it those of the same call"
+    assert selected(turns, wanted) == (6, 7), "the first tool turn stays with all results of its call"
 
 
 def test_the_first_turn_of_a_late_tool_is_not_kept() -> None:
