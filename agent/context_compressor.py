@@ -1,4 +1,4 @@
-"""The built-in engine behind the contract, under the name by which plugins written for hermes-agent import it."""
+"""The built-in context engine, under the import path that plugins for hermes-agent use."""
 
 from agent.engines.compressor import ContextCompressor
 from agent.handoff import SUMMARY_PREFIX

@@ -1,4 +1,4 @@
-"""The contract of context engines under the name by which plugins written for hermes-agent import it."""
+"""The interface of context engines, under the import path that plugins for hermes-agent use."""
 
 from agent.engines.contract import ContextEngine
 

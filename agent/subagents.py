@@ -1,4 +1,4 @@
-"""Sub-agents: turns of their own with fewer tools, which end with a report and count to the turn that they work for."""
+"""Sub-agents: turns inside a turn. They have fewer tools and end with a report, and the conversation pays for them."""
 
 import asyncio
 import time
@@ -34,23 +34,23 @@ from hermes_state.values import ChatKey, ChatKind, Clock, MessageId, ToolEffect,
 
 log = structlog.get_logger()
 
-OF_THE_CONVERSATION = "it belongs to the conversation, not to a sub-agent: report what should be done with it"
-NEEDS_A_YES = "a person may have to allow it, whom a sub-agent cannot ask: report what should be done"
+OF_THE_CONVERSATION = "only the conversation's own agent may use it: report what should be done with it"
+NEEDS_A_YES = "it may need approval, and a sub-agent cannot ask people: report what should be done"
 NOT_GIVEN = "it was not given to this sub-agent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentAccess(OpenAccess):
-    """Rules for a sub-agent: it may use tools that read, and those that its chat allows without a question.
+    """Access rules of a sub-agent: it may use tools that only read, and tools that its chat allows without approval.
 
-    Tools for the conversation's own things (notes, list, files for people) stay with the conversation.
+    Tools for the conversation's own data (notes, to-do list, files for people) are not available.
     """
 
     access: ToolAccess
     person: UserRef
-    """User who started the turn that it works for."""
+    """User who started the parent turn."""
     names: frozenset[str] | None = None
-    """Names of its only tools; None: all that it may use."""
+    """Names of the tools that the parent chose. None: all that the rules allow."""
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
         is_reading = tool.effect is ToolEffect.READ_ONLY
@@ -63,13 +63,13 @@ class SubagentAccess(OpenAccess):
         return self.access.refusal(tool, chat, kind, self.person)
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy:
-        """Return the policy for a call that writes or executes: without a question, it runs or is refused."""
+        """Return the policy for a call that writes or executes. A sub-agent cannot ask for approval."""
         return Policy.ALLOW if self.access.policy(tool, chat) is Policy.ALLOW else Policy.DENY
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class SubagentRunner:
-    """Runs sub-agents, a few at a time for each turn. The failure of one is the result of its call alone."""
+    """Runs sub-agents, a few at a time for each turn. If a sub-agent fails, only its own call fails."""
 
     store: Store
     clock: Clock
@@ -89,9 +89,10 @@ class SubagentRunner:
         task: str,
         tools: tuple[str, ...] | None,
     ) -> str:
-        """Return the report of a call's sub-agent, which continues from its rows and outlasts a lost store.
+        """Run the sub-agent of a tool call and return its report.
 
-        Raises `ToolError` if it has none. If it is cancelled, it stays open with its steps stored.
+        An interrupted sub-agent continues from its stored rows. While the store is unavailable, it waits. Raises
+        `ToolError` if there is no report. A cancelled sub-agent stays open with its steps stored.
         """
         access = SubagentAccess(access=self.access, person=parent.started_by)
         for name in tools or ():
@@ -114,7 +115,7 @@ class SubagentRunner:
 
         async with slot:
             try:
-                # A broken store needs no wait: the turn continues, or the next write tells the chat.
+                # Do not wait for a broken store: the turn continues, or its next write reports the error.
                 return await retried(take_up, StoreUnavailable, "subagent.delayed", unless=(StoreBroken,))
             except TurnMoved as error:
                 raise ToolError("the turn has ended") from error
@@ -128,17 +129,17 @@ class SubagentRunner:
         except (StoreUnavailable, TurnMoved):
             raise
         except TimeoutError:
-            reason = f"it was not done within {seconds:g} seconds"
+            reason = f"it did not finish within {seconds:g} seconds"
             raise await self._failed(turn, "TimeoutError", reason) from None
         except ModelError as error:
-            spent = " (what may be spent is used up)" if isinstance(error, SpendingCapExceeded) else ""
-            raise await self._failed(turn, type(error).__name__, f"its model has failed{spent}", error) from error
-        except Exception as error:  # the boundary of a sub-agent: the others and the turn continue
+            spent = " (the spending cap is reached)" if isinstance(error, SpendingCapExceeded) else ""
+            raise await self._failed(turn, type(error).__name__, f"its model failed{spent}", error) from error
+        except Exception as error:  # boundary of a sub-agent: the turn and other sub-agents continue
             log.exception("subagent.crashed")
-            raise await self._failed(turn, type(error).__name__, "it broke") from error
+            raise await self._failed(turn, type(error).__name__, "it crashed") from error
         finally:
             await agent.close()
-        text, tokens = answer.text or "The sub-agent ended without a word.", answer.reported_prompt_tokens
+        text, tokens = answer.text or "The sub-agent ended without a report.", answer.reported_prompt_tokens
         final = ModelAnswer(text=text, call=answer.call, reported_prompt_tokens=tokens)
         try:
             await self.store.write_with_retry(_store_report, turn, final, self.clock)
@@ -163,7 +164,7 @@ class SubagentRunner:
         )
 
     async def _failed(self, turn: RunningTurn, kind: str, reason: str, error: ModelError | None = None) -> ToolError:
-        """End a sub-agent without a report. Return the error for its parent."""
+        """Mark a sub-agent as failed, and return the error for its parent turn."""
         log.warning("subagent.failed", error=kind, detail=None if error is None else str(error))
         sentence = f"the sub-agent has no report: {reason}"
         await self.store.write_with_retry(journal.fail_turn, turn, kind, sentence, self.clock.now())
@@ -172,5 +173,5 @@ class SubagentRunner:
 
 @locks(chat="turn.chat_id")
 def _store_report(db: Connection, turn: RunningTurn, final: ModelAnswer, clock: Clock) -> None:
-    """Store a report with the time of the last try, or the costs of the day would miss it."""
+    """Store a report. Each attempt reads the clock, so that the cost counts for the day of the commit."""
     journal.finish_turn(db, turn, final, clock.now())

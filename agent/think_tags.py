@@ -1,6 +1,7 @@
-"""Reasoning that models write into their text, between tags such as `<think>`, in front of the answer.
+"""Parser for models that write their reasoning into the text, between tags such as `<think>`, before the answer.
 
-Servers that know a model put it into a field of its own. Tags later in an answer are text: people may ask about them.
+Servers that know such a model return its reasoning in a separate field. Later tags in an answer are ordinary text,
+because people may ask about them.
 """
 
 import re
@@ -24,20 +25,20 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
     "<|START_THINKING|>": re.compile(r"<\|END_THINKING\|>"),  # Cohere
     "<|START_RESPONSE|>": None,
     "<|channel>thought\n": re.compile("<channel\\|>"),  # Gemma
-    "<|start|>assistant": None,  # gpt-oss, and so on to its end
+    "<|start|>assistant": None,  # gpt-oss, also the markers below
     "<|channel|>analysis<|message|>": _HARMONY_END,
     "<|channel|>commentary<|message|>": None,
     "<|channel|>final<|message|>": None,
 }
-"""Pattern that ends the reasoning, by the text that opens it. None: the text is only left out."""
+"""Opening markers, each with the pattern that ends its reasoning. None: the marker is removed and opens nothing."""
 _LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>")
 _UNOPENED: Final = re.compile(rf"</({'|'.join(_NAMES)})>", re.IGNORECASE)
 _WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?=\S)(.*)", re.DOTALL)
-"""Rest of gpt-oss's channels where a server has dropped the markers around their names."""
+"""Output of gpt-oss after a server removed the markers around the channel names."""
 
 
 class ThinkTagParser:
-    """Splits one answer into text and reasoning while it comes in.
+    """Splits a streamed answer into text and reasoning.
 
     >>> parser = ThinkTagParser()
     >>> shown = parser.feed("<thi") + parser.feed("nk>hm</think>It") + parser.feed(" is.")
@@ -48,7 +49,7 @@ class ThinkTagParser:
     def __init__(self) -> None:
         self._state: Literal["beginning", "thinking", "answering"] = "beginning"
         self._held = ""
-        """Text of the beginning that is not decided yet."""
+        """Beginning of the text that may be either reasoning or answer."""
         self._end = _HARMONY_END
         self._thought = StringIO()
         self._tail = ""
@@ -57,7 +58,7 @@ class ThinkTagParser:
         self._markers = 0
 
     def feed(self, piece: str) -> str:
-        """Add a piece, and return the text that now is known to belong to the answer."""
+        """Add a piece, and return the text that certainly belongs to the answer."""
         if self._state == "answering":
             return piece
         if self._state == "beginning":
@@ -68,11 +69,11 @@ class ThinkTagParser:
             text = self._held.lstrip()
             found = _marker(text)
             if found is None or self._markers >= 200:
-                # Blanks may go on for ever.
+                # The limit ends an endless run of blanks.
                 if len(self._held) < 4_096 and any(one.startswith((text, text.lower())) for one in _MARKERS):
                     return ""  # it may become a marker
                 return self._answer(text)
-            self._markers += 1  # each costs the length of the text after it
+            self._markers += 1  # limited, because each marker copies the text after it
             length, end = found
             self._is_cut, self._held = True, text[length:]
             if end is not None:
@@ -82,14 +83,14 @@ class ThinkTagParser:
         return ""
 
     def restart(self) -> str:
-        """Return the undecided text when a call begins, because the text after the call is another beginning."""
+        """Return the held text when a tool call begins. New reasoning may follow the call."""
         held, self._held = self._held, ""
         self._end_thought(self._thought.getvalue())
         self._state = "beginning"
         return "" if self._is_cut and not held.strip() else held
 
     def finish(self, shown: str) -> tuple[str, str]:
-        """Return the whole answer and its reasoning. `shown` is all that `feed` and `restart` have returned."""
+        """Return the whole answer and its reasoning. `shown`: all text that `feed` and `restart` returned."""
         shown += self.restart()
         if self._is_cut:
             while (marker := next(filter(shown.rstrip().endswith, _LAST_MARKERS), None)) is not None:
@@ -100,7 +101,7 @@ class ThinkTagParser:
         return shown, "\n\n".join(self._thoughts)
 
     def _answer(self, text: str) -> str:
-        """Return the beginning of an answer. Blanks in front of it stay, unless they follow reasoning."""
+        """Return the beginning of an answer. Leading blanks stay, unless they follow reasoning."""
         held, self._held = self._held, ""
         self._state = "answering"
         if self._is_cut:
@@ -109,12 +110,12 @@ class ThinkTagParser:
         return held
 
     def _think(self, piece: str) -> bool:
-        """Add to the reasoning. Return True if it has ended; the text after it is held."""
+        """Add a piece of reasoning. If the reasoning ends here, hold the text after it and return True."""
         self._thought.write(piece)
         window = self._tail + piece
         found = self._end.search(window)
         if found is None:
-            self._tail = window[-64:]  # in which an end may have begun
+            self._tail = window[-64:]  # an end marker may have begun here
             return False
         thought = self._thought.getvalue()
         self._held = window[found.end() :]
@@ -130,7 +131,7 @@ class ThinkTagParser:
 
 
 def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
-    """Return the length of the marker that a text begins with, and the pattern that ends its reasoning."""
+    """Return the length of the marker at the start of a text, and the pattern that ends its reasoning."""
     for marker, end in _MARKERS.items():
         head = text[: len(marker)]
         if marker in (head, head.lower()):
@@ -139,7 +140,7 @@ def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
 
 
 def _without_opening(text: str) -> tuple[str, str] | None:
-    """Return reasoning and answer if the prompt held the opening tag; None for a text about tags."""
+    """Split a text whose opening tag was in the prompt into reasoning and answer. Return None for other text."""
     if (found := _WITHOUT_MARKERS.fullmatch(text)) is not None:
         return found[1], found[2]
     closing = _UNOPENED.search(text)

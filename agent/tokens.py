@@ -1,9 +1,9 @@
-"""Token estimates of text and stored rows, before a provider has counted them.
+"""Token estimates for text and stored rows that no provider has counted yet.
 
-There is no tokenizer. Common ones split text at the same places, so every character becomes a letter for its class
-(lower case, digit, Han, …), and the number of short sequences of classes tells the number of tokens: `sl` is a word
-after a space, `ddd` three digits, `lu` the hump of a camelCase name. The weights were fitted to the o200k vocabulary
-over prose in many languages, code, JSON, logs, hex and base64; `python -m bench` shows the error.
+No tokenizer is used. Common tokenizers split text at the same places. So each character is replaced by a letter for
+its class (lower case, digit, Han, …), and short sequences of these letters are counted. For example, `sl` is a word
+after a space, `ddd` is three digits, and `lu` is a capital inside a camelCase name. The weights were fitted to the
+o200k vocabulary over prose in many languages, code, JSON, logs, hex and base64. `python -m bench` shows the error.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import EstimatedTokens, Message, MessageRole, Origin
 
 MESSAGE_TOKENS = 4
-"""Tokens of one message's role and separators."""
+"""Tokens of a message's role and separators."""
 CALL_TOKENS = 10
-"""Tokens of the id and frame of a tool call, or of the result that answers it."""
+"""Tokens of the id and frame of a tool call or a tool result."""
 BLOCK_TOKENS = 14
-"""Tokens of the tags around a document or a quotation, or of the line about an image that the model cannot see."""
+"""Tokens of the tags around a document or quotation, or of the line about an image that the model cannot see."""
 _WEIGHTS = {
-    # words after a space, punctuation, a capital, a digit, a line's end; long ones take more
+    # words after a space, punctuation, a capital, a digit or a line end; long words count more
     **{b"sl": 0.845, b"pl": 1.138, b"ul": 0.824, b"dl": 0.8, b"nl": 0.86, b"llllll": 0.345},
     **{b"lu": 0.623, b"pu": 0.839, b"du": 0.538, b"u": 0.212},
-    # numbers: three digits a token, and one more where a number begins
+    # numbers: a token per three digits, and another where a number begins
     **{b"d": 0.05, b"ddd": 0.75, b"sd": 2.0, b"ld": 1.162, b"pd": 1.772, b"ud": 1.065},
     **{b"p": 0.188, b"sp": 0.843, b"s": 0.064, b"n": 0.738, b"t": 1.236},
 }
@@ -36,9 +36,9 @@ _WEIGHTS_BEYOND_ASCII = {
     **{b"x": 1.107, b"f": 0.409, b"e": 1.987},
 }
 _RARE_LETTERS = {b"q": 0.577, b"x": 0.336, b"z": 1.867, b"j": 1.165, b"v": 0.256, b"w": 0.371}
-"""Letters of rarer words, and of random text (base64, keys)."""
+"""Letters that are typical of rare words and of random text (base64, keys)."""
 
-# Class of a character by the first byte of its UTF-8 form; its other bytes are left out.
+# Class of a character by the first byte of its UTF-8 form. The other bytes are ignored.
 _RANGES = {
     **{"p": (0x00, 0x80), "l": (0x61, 0x7B), "u": (0x41, 0x5B), "d": (0x30, 0x3A), "s": (0x20, 0x21)},
     **{"y": (0xC2, 0xC3), "w": (0xC3, 0xCA), "g": (0xCE, 0xD0), "r": (0xD0, 0xD4), "a": (0xD6, 0xDC)},
@@ -62,7 +62,7 @@ _CLASSES = _class_table()
 
 
 def estimated_text_tokens(text: str) -> EstimatedTokens:
-    """Return the estimated tokens of a text, rounded up; 0 only for an empty text.
+    """Return the estimated tokens of a text, rounded up. Only an empty text has 0.
 
     >>> estimated_text_tokens("Please remind me tomorrow at ten.")
     8
@@ -70,7 +70,7 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
     if not text:
         return EstimatedTokens(0)
     raw = text.encode("utf-8", "surrogatepass")
-    total = 0.675  # the first word, which has nothing in front of it
+    total = 0.675  # the first word, which follows no space
     for letter, weight in _RARE_LETTERS.items():
         total += weight * raw.count(letter)
     if len(raw) == len(text):
@@ -86,23 +86,23 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
 
 def estimated_schema_tokens(name: str, description: str, parameters: Mapping[str, object]) -> EstimatedTokens:
     schema = f"{name} {description} {orjson.dumps(parameters).decode()}"
-    return EstimatedTokens(8 + cached_text_tokens(schema))  # with its frame
+    return EstimatedTokens(8 + cached_text_tokens(schema))  # 8 for its frame
 
 
 @lru_cache(maxsize=256)
 def cached_text_tokens(text: str) -> EstimatedTokens:
-    """Return `estimated_text_tokens`, cached for system prompts and schemas, which are part of every call."""
+    """Return `estimated_text_tokens`, cached because system prompts and schemas are part of every call."""
     return estimated_text_tokens(text)
 
 
 class RowTokenCache:
-    """Tokens of rows, measured once because rows never change. Several threads may use it.
+    """Token sizes of rows, measured once because rows never change. Several threads may use the cache.
 
-    A size belongs to a row's id and its words, because a row that was shortened for a summary keeps its id.
+    The key contains a row's text as well as its id, because a row that was shortened for a summary keeps its id.
     """
 
     def __init__(self, kept: int = 32_768) -> None:
-        """Cache at most twice `kept` sizes of the latest rows. Several long conversations fit into the default."""
+        """Cache at most twice `kept` sizes of the latest rows. The default fits several long conversations."""
         self._kept = kept
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
@@ -121,12 +121,12 @@ class RowTokenCache:
             if size is None:
                 size = _row_tokens(row, max_result_characters)
             if len(self._young) >= self._kept:
-                # Two generations instead of an order of use, so that threads walk nothing while others change it.
+                # Two generations instead of LRU order, so no thread iterates over a dict that another thread changes.
                 self._old, self._young = self._young, {}
             self._young[key] = size
         if reasoning_of and row.body.reasoning is not None and row.body.reasoning.made_by == reasoning_of:
             blocks = row.body.reasoning.blocks
-            # Most of it is encrypted, and no provider counts its letters. Prose has four to a token, too.
+            # Most reasoning is encrypted, and no provider counts its letters. Prose also has four per token.
             size += len(blocks) // 4 if blocks.isascii() else estimated_text_tokens(blocks)
         if is_shared and row.role is MessageRole.USER and row.sender_name:
             return size + cached_text_tokens(row.sender_name) + 1
@@ -138,17 +138,17 @@ class RowTokenCache:
 
 
 ROW_TOKENS = RowTokenCache()
-"""Cache of the whole process."""
+"""Process-wide cache."""
 
 
 def _key(row: Message, max_result_characters: int) -> int:
-    """Return a digest of a row's id and words, which takes a fifth of the memory of a tuple."""
+    """Return a digest of a row's id and text. It needs a fifth of the memory of a tuple."""
     text, body = row.text or "", row.body
     return hash((row.id, _shown(row, max_result_characters), hash(text), 0 if body is EMPTY_BODY else hash(body)))
 
 
 def _shown(row: Message, max_result_characters: int) -> int:
-    """Return the characters of a row's text that are sent."""
+    """Return how many characters of a row's text are sent."""
     length = len(row.text or "")
     return min(length, max_result_characters) if row.role is MessageRole.TOOL else length
 
@@ -159,7 +159,7 @@ def _row_tokens(row: Message, max_result_characters: int) -> int:
     if row.role is MessageRole.TOOL:
         total += CALL_TOKENS
     elif row.origin is Origin.HUMAN:
-        total += 12  # the time in front of a person's message
+        total += 12  # the timestamp before a person's message
     elif row.origin is Origin.SUMMARY:
         total += cached_text_tokens(framed(""))
     if body is EMPTY_BODY:

@@ -1,6 +1,6 @@
-"""Tool calls of a turn: those of one answer run side by side, are asked about, or are refused.
+"""Tool calls of a turn. The calls of one answer run in parallel, wait for approval, or are refused.
 
-A call's start is committed before it runs, so a restart never repeats a call that may have taken effect.
+The start of a call is committed before it runs, so a restart never repeats a call that may have taken effect.
 """
 
 import asyncio
@@ -44,27 +44,27 @@ OUTCOME_UNKNOWN = (
 
 
 class ApprovalNeededError(HermesError):
-    """The turn waits for answers of people. The last answer lets it run again."""
+    """The turn waits for approvals. It runs again after the last answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallRunner:
-    """Runs the calls of answers, of any number of turns."""
+    """Runs the tool calls of any number of turns."""
 
     store: Store
     clock: Clock
     offers: OfferRegistry
     budget: "ResultBudget"
     approval_minutes: float
-    """Minutes in which a question can be answered."""
+    """Minutes before an unanswered approval request expires."""
 
     async def resume(
         self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext
     ) -> None:
-        """Finish the calls that a crash or a question left open.
+        """Finish the calls that a crash or an approval request left open.
 
-        A call that never began runs. One that began without an end may have taken effect: it runs again only if its
-        tool reads, else its outcome is unknown.
+        A call that never started runs. A call that started but has no result may have taken effect: if its tool only
+        reads, it runs again; otherwise its outcome is unknown.
         """
         runs = await self.store.read(load_tool_runs, message.id)
         begun = [call for call in calls if call.id in runs and not self._is_read_only(call, context)]
@@ -80,9 +80,9 @@ class ToolCallRunner:
             return False
 
     async def run(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> None:
-        """Run the calls of one answer side by side, after their start is committed.
+        """Run the calls of one answer in parallel, after their start is committed.
 
-        Raises `ApprovalNeededError` if some wait for a person's yes. The others have their results then.
+        Raises `ApprovalNeededError` if some calls need approval. By then all other calls have their results.
         """
         sorted_calls = await self._sort(message, calls, context)
         ready, refused = sorted_calls.ready, sorted_calls.refused
@@ -97,13 +97,13 @@ class ToolCallRunner:
                 for one in ready:
                     run = self._run_one(message, by_id[one.call.id], one, context)
                     group.create_task(run, name=f"tool {one.tool.name}")
-        except BaseExceptionGroup as group_error:  # of the store, or because the turn is closed: tools do not raise
+        except BaseExceptionGroup as group_error:  # from the store or a closed turn: tools do not raise
             raise group_error.exceptions[0] from group_error
         if sorted_calls.asking:
             chats, minutes, now = sorted_calls.admin_chats, self.approval_minutes, self.clock.now()
             questions = await self.store.read(_questions, sorted_calls)
             await self.store.write(approvals.ask, turn, message.id, questions, minutes, now, chats)
-            raise ApprovalNeededError(f"{len(questions)} calls wait for a yes")
+            raise ApprovalNeededError(f"{len(questions)} calls wait for approval")
 
     async def _sort(self, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> CallPlan:
         refused, resolved = list[tuple[ToolCall, ToolReply]](), list[ReadyCall]()
@@ -143,19 +143,19 @@ class ToolCallRunner:
         await self.store.write(journal.finish_tool, context.claim, result, self.clock.now())
 
     async def end_round(self, claim: TurnClaim, input_window: Tokens) -> None:
-        """Fit the results of a round into their room, and add messages that people have sent meanwhile."""
+        """Shorten the results of a round to their budget, and add messages that people sent in the meantime."""
         tools = self.offers.registry.by_name
         await self.store.write(_end_round, claim, self.budget, tools, input_window, self.clock.now())
 
 
 def _questions(db: Connection, plan: CallPlan) -> list[ApprovalRequest]:
-    """Return the questions about the calls of a plan. Those to admins name the person and the chat."""
+    """Return the approval requests for a plan. Requests to admins name the person and the chat."""
     context, origin = plan.context, ""
     if plan.admin_chats:
         name = load_sender_name(db, context.turn_id, context.started_by) or context.started_by
         title = load_chat(db, context.chat_id).title
         place = f"{f'{inline(title)}, ' if title else ''}`{context.chat.name}`"
-        origin = f" It is for {inline(name)}, `{context.started_by}`, in {place}."
+        origin = f" For {inline(name)}, `{context.started_by}`, in {place}."
     return [question_about(one, who, origin if who is Answerer.ADMIN else "") for one, who in plan.asking]
 
 
@@ -173,7 +173,7 @@ def _end_round(
 
 
 def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
-    """Return the turn's newest answer with calls, and its calls without a result; None if all have one."""
+    """Return the turn's newest answer with calls, and its calls without a result; None if all calls have results."""
     answered: set[str] = set()
     for row in reversed(transcript):
         if row.turn_id != turn_id:
@@ -194,11 +194,11 @@ def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
 # ---- budgets of results
 
 RESULT_SHARE = 20
-"""Percent of the input window for one result. The results of a round may take twice as much together."""
+"""Percent of the input window for one result. All results of a round together may use twice as much."""
 BLOCK = "persisted-output"
-"""Tag of the preview of a stored result."""
+"""Tag around the preview of a stored result."""
 
-# Purpose: the results of a turn's newest round that are still shown whole.
+# Purpose: results of a turn's newest round that are still shown in full.
 _WHOLE_RESULTS = """
 SELECT m.id, r.tool_name FROM messages m
 JOIN tool_runs r ON r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id
@@ -210,10 +210,10 @@ WHERE m.turn_id = :turn_id AND m.role = 'tool' AND m.seq > 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultBudget:
-    """Room for tool results in a prompt: the smaller of these characters and shares of the input window.
+    """Size limits of tool results in a prompt: these characters or a share of the input window, whichever is smaller.
 
-    A result over its budget becomes a preview, and so do the largest results of a round until the rest fits. The search
-    finds the whole text, and the reading tools open it by its recall id.
+    A result over its limit becomes a preview. If a round is over its limit, its largest results become previews until
+    the rest fits. Search finds the full text, and the reading tools open it by its recall id.
     """
 
     result_size: int = 100_000
@@ -221,11 +221,11 @@ class ResultBudget:
     preview_size: int = 1_500
 
     def longest(self, input_window: Tokens) -> int:
-        """Return the longest result that is shown, in characters: four a token."""
+        """Return the maximum length of a result that is shown in full, in characters (four per token)."""
         return min(self.result_size, input_window * 4 * RESULT_SHARE // 100)
 
     def preview_for(self, tool: Tool | None, text: str, input_window: Tokens) -> Callable[[MessageId], str] | None:
-        """Return a function that makes a preview from the row's id; None if the result fits."""
+        """Return a function that makes a preview for a row id, or None if the result fits."""
         limit = self.result_size
         if tool is not None:
             if not tool.is_persisted:
@@ -243,15 +243,15 @@ class ResultBudget:
         size = f"{len(text):,} characters, {len(text.encode('utf-8', 'replace')) / 1_024:,.0f} KB"
         beginning = f"{enclosed(BLOCK, preview)}{'…' if len(preview) < len(text) else ''}"
         return (
-            f'<{BLOCK} id="{name}">\nThis result is too long to be shown ({size}). All of it is stored as {name}: read '
-            f"parts with history_open, or with read_file and the path {name}, by offset and limit; search_files takes "
-            f"the same path.\nIt begins:\n{beginning}\n</{BLOCK}>"
+            f'<{BLOCK} id="{name}">\nThis result is too long to show ({size}). All of it is stored as {name}: read '
+            f"parts with history_open, or with read_file and the path {name}, by offset and limit; search_files "
+            f"accepts the same path.\nIt begins:\n{beginning}\n</{BLOCK}>"
         )
 
     def spill(
         self, db: Connection, turn_id: TurnId, tools: Mapping[str, Tool], input_window: Tokens, now: Millis
     ) -> int:
-        """Replace the largest results of a turn's newest round by previews until the rest fits. Return their number."""
+        """Replace the largest results of a turn's newest round with previews until the rest fits. Return the count."""
         names = dict(db.execute(_WHOLE_RESULTS, {"turn_id": turn_id}).fetchall())
         rows = [load_message(db, row_id) for row_id in names]
         length, room_tokens = sum(len(row.text or "") for row in rows), input_window * 2 * RESULT_SHARE // 100

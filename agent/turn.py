@@ -1,6 +1,6 @@
-"""One turn: a model call, tools, again, until there is an answer, which the caller stores with its delivery.
+"""One turn: model calls and tool calls until there is an answer, which the caller stores together with its delivery.
 
-Every step is a committed row before the next begins, so the rows alone say where a turn continues.
+Every step is committed before the next begins, so the stored rows alone show where a turn continues.
 """
 
 import asyncio
@@ -40,27 +40,27 @@ from hermes_state.values import Clock, ConversationRef, Message, MessageId, Mode
 log = structlog.get_logger()
 
 MAX_OVERFLOWS = 3
-"""Most times that a turn makes room because the provider refused its prompt. Then its people are told."""
+"""Maximum number of times a turn compresses because the provider refused its prompt. After that, the turn fails."""
 MAX_TOOL_ROUNDS = 50
-"""Rounds of tool calls after which a turn goes in circles, and must answer with what it has."""
+"""Maximum rounds of tool calls. After that, the turn is probably going in circles and must answer."""
 
 CUT_OFF = (
-    "*(This answer reached the output limit and ends here; “go on” continues it. A higher `max_output_tokens` of this "
-    "model, or /compress where the conversation is long, makes room for longer answers.)*"
+    "*(This answer reached the output limit and stops here. Write “go on” to continue it. For longer answers, raise "
+    "this model's `max_output_tokens`, or use /compress if the conversation is long.)*"
 )
 
 
 ROUNDS_USED_UP = (
-    "*(This turn has used up its {} rounds of tool calls, so the work may not be finished; “go on” takes it up again.)*"
+    "*(This turn used all of its {} rounds of tool calls, so the work may be unfinished. Write “go on” to continue.)*"
 )
 SUBAGENT_ROUNDS_USED_UP = (
-    "(The sub-agent has used up its {} rounds of tool calls, so the work may not be finished; another one can go on.)"
+    "(The sub-agent used all of its {} rounds of tool calls, so the work may be unfinished. Another can continue it.)"
 )
 
 Delegate: TypeAlias = Callable[
     [RunningTurn, ModelHandle, tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]
 ]
-"""Lets a sub-agent do a task of a turn with its model, as `ToolContext.delegate` does."""
+"""Function that gives a task of a turn to a sub-agent and returns the report; see `ToolContext.delegate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,9 @@ class Answer:
     reported_prompt_tokens: int | None
     """None if the provider reported no usage."""
     notice: str | None = None
-    """Sentence for people about refused images."""
+    """Sentence that tells people about refused images."""
     pressure: PressureEvent | None = None
-    """Event for people: the window is nearly full."""
+    """Event that tells people that the context window is nearly full."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,18 +85,18 @@ class _RunState:
     rounds: int
     refusals: int = 0
     is_unexplained: bool = False
-    """True if the last prompt was refused without a reason, and compressed because it may have been too long."""
+    """True if the last prompt was refused without a reason, and then compressed because it may have been too long."""
     notice: str | None = None
     prompt: MeasuredPrompt | None = None
     compression: tuple[str | None] | None = None
-    """Focus, or None, of a compression that a tool has asked for."""
+    """Focus (or None) of a compression that a tool requested. None: no tool requested a compression."""
 
     def ask_compression(self, focus: str | None) -> None:
         self.compression = (focus,)
 
 
 class Agent:
-    """Runs any number of turns. Between them it keeps only the long views of conversations in use."""
+    """Runs any number of turns. Between turns it keeps only long views of active conversations."""
 
     def __init__(
         self,
@@ -115,11 +115,11 @@ class Agent:
         approval_minutes: float = 60.0,
         delegate: Delegate | None = None,
     ) -> None:
-        """`pending`: unfinished compressions, shared by the agents of a store.
+        """Create an agent. `pending`: unfinished compressions, shared by all agents of a store.
 
-        `listeners` receive the changes of views, `before_split` runs before a compression, `on_wait` when a turn waits
-        long for it. `redact` removes secrets from the input and output of summaries. `make_engine` puts another context
-        engine in front of the built-in one and adds its tools to those of `prompts`. `delegate` runs sub-agents.
+        `listeners` receive changes of views. `before_split` runs before a compression, and `on_wait` when a turn waits
+        long for a compression. `redact` removes secrets from the input and output of summaries. `make_engine` wraps
+        the built-in context engine in another, whose tools are added to those of `prompts`. `delegate` runs sub-agents.
         """
         self._delegate, self._store, self._clock, self.prompts = delegate, store, clock, prompts
         self._max_tool_rounds, self._views, tools = max_tool_rounds, ViewCache(store), prompts.tools
@@ -136,7 +136,7 @@ class Agent:
             if tools.get(tool.name) is None:
                 tools.add(tool)
             else:
-                log.warning("engine.tool_left_out", engine=engine.name, tool=tool.name)
+                log.warning("engine.tool_skipped", engine=engine.name, tool=tool.name)
         self.context = ContextController(
             store=store,
             views=self._views,
@@ -156,20 +156,20 @@ class Agent:
         model: ModelHandle,
         prompt: MeasuredPrompt | None = None,
     ) -> Answer:
-        """Bring a turn to its answer with a model, from the step that its rows show.
+        """Run a turn to its answer, starting at the step that its rows show.
 
         `on_text` receives the whole text so far of a growing answer, and must not block. `prompt`: the conversation as
-        hygiene has just measured it, with nothing stored since.
+        hygiene just measured it, with nothing stored since.
 
-        Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped meanwhile. If it is cancelled,
-        the rows are those of the last finished step, and the next run continues there. One write may still be in the
-        store's queue: before a turn is taken up again in the same process, await another, such as `journal.take_up`.
+        Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped. After a cancellation, the
+        next run continues at the last finished step. One write may still be in the store's queue, so await another
+        write, such as `journal.take_up`, before you run the turn again in the same process.
         """
         view = await self._view(turn.conversation, model, prompt)
         if prompt is not None and prompt.request.system == view.session.system_prompt:
-            prompt = replace(prompt, view=view)  # it differs only by the system prompt that was just stored
+            prompt = replace(prompt, view=view)  # only the stored system prompt is new
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
-        rounds = await self._store.read(count_tool_rounds, turn.id) if has_begun else 0  # the view may lack some
+        rounds = await self._store.read(count_tool_rounds, turn.id) if has_begun else 0  # the view may lack some rounds
         state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
         step = open_calls(view.transcript, turn.id)
         if step is not None:
@@ -213,7 +213,7 @@ class Agent:
 
     @property
     def offers(self) -> OfferRegistry:
-        """Tools of the agent, with the offer of each session."""
+        """Tools that the agent offers to each session."""
         return self._calls.offers
 
     async def close(self) -> None:
@@ -235,7 +235,7 @@ class Agent:
         return replace(view, session=msgspec.structs.replace(view.session, system_prompt=stored))
 
     async def _after_tools(self, turn: RunningTurn, model: ModelHandle) -> View:
-        """Return the view for the next model call, with the results and messages that joined the turn."""
+        """Return the view for the next model call, with tool results and messages that joined the turn."""
         await self._calls.end_round(turn, model.limits.input_window)
         return await self._view(turn.conversation, model)
 
@@ -244,14 +244,14 @@ class Agent:
     async def _complete(
         self, state: _RunState, view: View, prompt: MeasuredPrompt | None
     ) -> tuple[MeasuredPrompt, CompletedCall]:
-        """Return the model's reply to a view. Make room for it first, and again if the prompt does not fit."""
+        """Return the model's reply to a view. Make room before the call, and again if the prompt does not fit."""
         conversation, model = state.turn.conversation, state.model
         layer: Layer = "in_loop" if state.rounds else "preflight"
         while True:
             prompt = await self.context.make_room(conversation, model, view, layer, prompt)
             tokens, window = prompt.estimated, prompt.model_limits.longest_prompt
             try:
-                if tokens > window:  # it cannot fit and is not sent: nothing is ever left out to make it fit
+                if tokens > window:  # a prompt that cannot fit is not sent, and messages are never left out
                     raise ContextOverflow(f"about {tokens} of {window} tokens", prompt_tokens=tokens, window=window)
                 sent, done = await self._call(state, prompt)
                 state.is_unexplained = False
@@ -266,7 +266,7 @@ class Agent:
             except ModelError as error:
                 if type(error) is not ModelError:
                     raise
-                # It was refused without a reason: compress it, once, because it may have been too long.
+                # The provider gave no reason. Compress once, because the prompt may have been too long.
                 answered = await prompt.model.profile.largest_answered(prompt.conversation.lineage_id)
                 error.has_answered = answered is not None
                 was_smaller, state.is_unexplained = state.is_unexplained, True
@@ -289,7 +289,7 @@ class Agent:
             except ContextOverflow as error:
                 if not await prompt.model.profile.is_disproved(error, prompt.estimated):
                     raise
-                cap = OutputCapExceeded(str(error), cap=error.window)  # what else has such a limit
+                cap = OutputCapExceeded(str(error), cap=error.window)  # only the output is left
                 request = replace(request, max_output_tokens=_lower_output(request, cap))
             except ModelError as error:
                 fewer = await retry.after(request, error) if retry is not None else None
@@ -344,7 +344,7 @@ class Agent:
 
 
 def _lower_output(request: ModelRequest, error: OutputCapExceeded) -> int:
-    """Return a smaller output limit for one call: the provider's, else half. Raises `error` below 256 tokens."""
+    """Return a lower output limit for one call: the provider's limit, else half. Raises `error` below 256 tokens."""
     asked = request.max_output_tokens or 0
     lower = error.cap if error.cap is not None and error.cap < asked else asked // 2
     if lower < 256:

@@ -1,4 +1,4 @@
-"""Cache of decoded views, because decoding thousands of rows at every turn and between tools takes milliseconds."""
+"""Cache of decoded views. Decoding thousands of rows for every turn and between tools takes milliseconds."""
 
 import time
 from collections import OrderedDict
@@ -12,11 +12,11 @@ from hermes_state.transcripts import View, load_own_rows, load_view
 from hermes_state.values import LineageId, Message
 
 MIN_CACHED_ROWS = 64
-"""Rows from which on a view is cached: reading fewer takes well under a millisecond."""
+"""Number of rows from which a view is cached. Reading fewer rows takes well under a millisecond."""
 MAX_CACHED_BYTES = 8_000_000
 """Estimated memory of all cached views together."""
 MAX_IDLE_SECONDS = 300.0
-"""Time without use after which a view is dropped."""
+"""Seconds without use before a view is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _CachedView:
 
 
 class ViewCache:
-    """Views as `transcripts.load_view` returns them."""
+    """Cached results of `transcripts.load_view`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -59,7 +59,7 @@ class ViewCache:
 
 
 def _load_since(db: Connection, lineage_id: LineageId, known: View | None) -> View:
-    """Return the view, made of `known` and later rows if nothing else has changed."""
+    """Return the current view. If `known` has only grown, load only the later rows."""
     if known is None or not _has_only_grown(known, session := load_tip(db, lineage_id)):
         return load_view(db, lineage_id)
     rows = load_own_rows(db, session.id, known.session.next_seq, behind=known.transcript)
@@ -67,13 +67,13 @@ def _load_since(db: Connection, lineage_id: LineageId, known: View | None) -> Vi
 
 
 def _has_only_grown(known: View, tip: Session) -> bool:
-    """Return True if the view of `tip` is `known` with more rows at its end."""
+    """Return True if the view of `tip` is `known` plus rows at its end."""
     before = known.session
     return (before.id, before.version, before.next_view_seq) == (tip.id, tip.version, tip.next_view_seq)
 
 
 def _size(message: Message) -> int:
-    """Return the bytes in memory. A text with an emoji takes four for each of its characters."""
+    """Return the size in memory, in bytes. A text with an emoji uses four bytes per character."""
     body = message.body
     texts = [message.text, *(document.text for document in body.documents), *(call.arguments for call in body.calls)]
     return 250 + sum(map(getsizeof, texts))

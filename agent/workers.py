@@ -1,4 +1,4 @@
-"""Worker processes: scripts, never imported, that decode files and pages of strangers outside of the daemon."""
+"""Worker processes: scripts that decode files and web pages from strangers outside the daemon. Never import them."""
 
 import asyncio
 import os
@@ -7,16 +7,16 @@ from pathlib import Path
 
 
 async def run_worker(script: Path, *arguments: str, seconds: float, data: bytes | None = None) -> tuple[int, bytes]:
-    """Run a worker on `data` and return its exit code and output. It is killed if it takes too long.
+    """Run a worker on `data` and return its exit code and output. A worker that takes too long is killed.
 
-    Raises `TimeoutError`, and `OSError` if no process can be started.
+    Raises `TimeoutError`, or `OSError` if the process cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(script), *arguments),
         stdin=asyncio.subprocess.DEVNULL if data is None else asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # and none of the gateway's keys
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # without the gateway's keys
     )
     try:
         async with asyncio.timeout(seconds):

@@ -1,10 +1,10 @@
-"""Context windows: what a model sees of a conversation, and what is compressed so that it fits.
+"""Context windows: the part of a conversation that a model sees, and the compression that makes it fit.
 
-A `ContextController` keeps conversations inside the windows of their models. It measures the next prompt (measure.py)
-against the limits of the window (limits.py), and decides when to compress. An `Engine` prepares a compression (job.py):
-the built-in `Compressor` cuts the transcript (cuts.py), prunes tool results (pruning.py), and asks a model for one
-summary (summary.py) or makes one by rule (deterministic.py). Until a transaction commits it (commit.py), a compression
-is pending (pending.py). `ModelHandle` is a model and its learned profile; `ContextState` has strikes and cooldowns.
+A `ContextController` keeps conversations inside the windows of their models. It measures the next prompt (measure.py),
+compares it with the limits (limits.py), and decides when to compress. An `Engine` prepares a compression (job.py). The
+built-in `Compressor` cuts the transcript (cuts.py), prunes tool results (pruning.py), and asks a model for one summary
+(summary.py) or makes one by rule (deterministic.py). A compression is pending (pending.py) until a transaction commits
+it (commit.py). `ModelHandle` is a model with its learned profile; `ContextState` stores strikes and cooldowns.
 
 >>> from agent.context.limits import LimitSettings, limits_of
 >>> limits = limits_of(128_000, 8_000, LimitSettings())

@@ -1,7 +1,7 @@
 """Transactions that commit or undo a compression.
 
-A commit is a split with everything that becomes true with it, or the trace of an attempt. After an undo the model sees
-again the view of before, and everything that was said since.
+A commit stores the split and all related changes, or the record of a failed attempt. After an undo the model sees the
+earlier view again, followed by everything said since.
 """
 
 import re
@@ -55,7 +55,7 @@ log = structlog.get_logger()
 
 READ_AGAIN = "Instructions that have left your view, read again before you go on: "
 MAX_NAMED = 8
-"""Most instructions that are named; the last ones stay."""
+"""Maximum number of instructions to list. The last ones stay."""
 _READING = re.compile(r"read|view|open|cat|get_|terminal|shell|bash|command|more_tools|skill")
 _NAME = re.compile(
     r"(?<![\w.-])(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CRUSH|WARP|HERMES|SOUL|SKILL|CONVENTIONS|CONTRIBUTING|RULES|GUIDELINES"
@@ -69,13 +69,13 @@ _SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 def commit_compression(
     db: Connection, attempt: CompressionResult, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
-    """Commit a prepared compression, or keep the trace of an attempt; return also its events.
+    """Commit a prepared compression, or record an attempt without one. Return the outcome and its events.
 
     Writes nothing if another compression was faster.
     """
     job, prepared = attempt.job, attempt.result
     session, conversation = load_session(db, job.view.session.id), job.conversation
-    # A turn may have gone on next to the summary: its changes of the state must stay.
+    # A turn may have continued while the summary was written, so keep its changes to the state.
     before = state_of(session.context_state)
     attempt = replace(attempt, state=before.rebased(state_of(job.view.session.context_state), attempt.state))
     if not isinstance(prepared, PreparedCompression):
@@ -108,7 +108,7 @@ def keep_debt(db: Connection, session_id: SessionId, *, owes_notes: bool) -> Non
 
 @locks(chat="job.conversation.chat_id")
 def settle_notes(db: Connection, job: CompressionJob, system: str) -> None:
-    """Note that notes were taken of a job's view. A child without a model call gets them in its prompt."""
+    """Record that a job's notes are taken. If the child had no model call yet, its prompt gets the new notes."""
     keep_debt(db, job.view.session.id, owes_notes=False)
     sessions.renew_system_prompt(db, job.conversation.lineage_id, _child_prompt(job, system))
 
@@ -118,13 +118,14 @@ def _child_prompt(job: CompressionJob, system: str) -> str:
 
 
 def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequence[TodoRow]) -> list[ContextItem]:
-    """Return a child's context with the open todos and the instructions to read again, after the handoff.
+    """Return a child's context with the open to-do items and the instructions to read again, after the handoff.
 
-    They are a new row for each child, so an undo brings back the parent's.
+    Each child gets its own row for them, so an undo restores the parent's row.
     """
     earlier = {row.id for row in job.view.transcript if row.origin is Origin.TODO}
     items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]
-    lines = _open_lines(todos, job.limits.threshold // 10)  # a longer list would fill a small window again and again
+    # A longer list would fill a small window after every compression.
+    lines = _open_lines(todos, job.limits.threshold // 10)
     again = to_read_again(job.view.transcript, set(items))
     if text := "\n\n".join(filter(None, ("\n".join(lines), again))):
         is_handoff = [isinstance(item, NewMessage) and item.origin is Origin.SUMMARY for item in items]
@@ -134,7 +135,7 @@ def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequ
 
 
 def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
-    """Return a title, the open items that fit (those in progress first), and the number of the others."""
+    """Return a title, the open items that fit (items in progress first), and the number of the others."""
     is_open = [todo for todo in todos if todo.state in OPEN_STATES]
     if not is_open:
         return []
@@ -144,7 +145,7 @@ def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
         if room < 0:
             break
         shown.add(todo.id)
-    lines = ["Open items of your todo list, as they stood when older messages left your view:"]
+    lines = ["Open items of your to-do list at the time when older messages left your view:"]
     lines += [todo.line for todo in is_open if todo.id in shown]
     if more := len(is_open) - len(shown):
         lines.append(f"({more} more open items did not fit here: call `todo` to read them)")
@@ -152,7 +153,7 @@ def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
 
 
 def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | None:
-    """Return a line with the instructions read in these rows, and those named before, unless their row is `kept`."""
+    """Return a line that lists the instructions read or listed in these rows, except those whose row is `kept`."""
     failed = {
         row.tool_call_id for row in rows if row.role is MessageRole.TOOL and (row.text or "").startswith("Error:")
     }
@@ -170,7 +171,7 @@ def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | Non
 
 def _read_by(call: ToolCall) -> list[str]:
     given = call.arguments
-    if len(given) > 1_000 or not _READING.search(call.name):  # longer arguments do not only read
+    if len(given) > 1_000 or not _READING.search(call.name):  # longer arguments do more than read
         return []
     with suppress(orjson.JSONDecodeError):
         given = orjson.dumps(orjson.loads(given)).decode()
@@ -180,7 +181,7 @@ def _read_by(call: ToolCall) -> list[str]:
 
 
 def _folder(before: str) -> str:
-    """Return the part of a path that ends a text: from `"path":` on, or without blanks."""
+    """Return the part of a path at the end of a text: everything after `"path":`, or after the last blank."""
     folder = before.rpartition('"path":"')[2]
     return folder if '"path":"' in before and '"' not in folder else re.split(r"[\s\"'<>|;&=()]", before)[-1]
 
@@ -208,9 +209,9 @@ def _row(attempt: CompressionResult) -> CompressionRow:
 def _keep_attempt(
     db: Connection, attempt: CompressionResult, result: NotNeeded | Aborted, before: ContextState, now: Millis
 ) -> list[ContextEvent]:
-    """Record an attempt that changed nothing, if it has news; return its events."""
+    """Record an attempt that changed nothing, if it brings news. Return its events."""
     job, events = attempt.job, list[ContextEvent]()
-    if isinstance(result, Aborted) and job.layer != "manual":  # a command answers for itself
+    if isinstance(result, Aborted) and job.layer != "manual":  # `/compress` sends its own reply
         events.append(result)
     if attempt.state.is_blocked and not before.is_blocked:
         events.append(BlockedEvent(tokens=job.tokens_before, threshold=job.threshold))
@@ -222,7 +223,7 @@ def _keep_attempt(
 
 
 def note_pressure(db: Connection, pressure: PressureEvent) -> None:
-    """Note that people are told. Belongs into the transaction of the answer that carries the warning."""
+    """Record that people were warned. Call it in the transaction of the answer that carries the warning."""
     state = state_of(sessions.load_session(db, pressure.session_id).context_state)
     sessions.set_context_state(db, pressure.session_id, stored_form(state.told_of(pressure.level)))
 
@@ -237,7 +238,7 @@ class UndoPreview:
 
     @property
     def fits(self) -> bool:
-        """True if there is room for the view; otherwise the next message would compress it again."""
+        """True if there is room for the restored view. Otherwise the next message would compress it again."""
         return self.limits.fits(self.tokens)
 
 

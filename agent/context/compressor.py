@@ -1,10 +1,12 @@
-"""The built-in context engine: cut, prune, one summary, one handoff. It commits nothing.
+"""The built-in context engine: cut the transcript, prune it, get one summary, make one handoff. It commits nothing.
 
-The choice of rows is pure and runs in a thread. Then one model is asked, or the session's own after a separate one has
-failed. Without a model's summary there is one by rule, or none while there is room.
+Pure code chooses the rows in a thread. Then a model writes the summary; if a separate summary model fails, the
+conversation's model is asked. If no model writes one, code makes one by rule, or the compression is postponed while
+there is room.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise
@@ -47,59 +49,59 @@ log = structlog.get_logger()
 PASSING_OUTCOMES = frozenset(
     {"auth", "quota", "not_offered", "unavailable", "timeout", "rate_limited", "capped", "unpriced"}
 )
-"""Failures of the provider, not of the conversation: while there is room, waiting loses nothing."""
+"""Failures of the provider, not of the conversation. While there is room, the compression can wait."""
 MAX_LENGTH_PERCENT = 150
-"""Longest summary, in percent of the requested length; the rest is left out."""
+"""Maximum length of a summary, in percent of the requested length. A longer summary is shortened."""
 _FRAME_TOKENS = int(estimated_text_tokens(framed("")))
-"""Tokens of the words around every handoff."""
+"""Tokens of the frame around every handoff."""
 _MIN_CONTENT = 2 * _FRAME_TOKENS
 """Tokens of the smallest middle that is worth a model call."""
 
 
 class Engine(Protocol):
-    """Prepares compressions of stored rows; commits nothing. One engine for all conversations and models.
+    """Prepares compressions of stored rows, but commits nothing. One engine serves all conversations and models.
 
-    `Compressor` is the built-in one; `engines.adapter.PluginEngine` runs engines for message lists.
+    `Compressor` is the built-in engine. `engines.adapter.PluginEngine` runs plugin engines, which use message lists.
     """
 
     @property
     def name(self) -> str:
-        """Name in `context.engine`."""
+        """Name for the setting `context.engine`."""
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """Return the compression that the conversation wants before its next model call."""
+        """Return the compression that a conversation needs before its next model call, if any."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Prepare a compression, or return why there is none; also the new state. Raises nothing of its own."""
+        """Return a prepared compression, or the reason against it, with the new state. Never raises engine errors."""
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
-        """Return what a compression would take out, without a model call or a write. May run in a thread."""
+        """Return a preview of a compression, without a model call or a write. May run in a thread."""
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
         """Return True while the automatic layers should leave the conversation alone."""
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
-        """Return the prompt size at which the conversation is compressed, as far as it is known."""
+        """Return the prompt size at which the conversation is compressed, as far as the engine states it."""
 
     async def on_event(self, event: EngineEvent) -> None:
-        """Take note of an event. Never raises, and never takes long."""
+        """Handle an event. Never raises and returns quickly."""
 
     def tools(self) -> Sequence[Tool]:
         """Return the engine's tools for the model."""
 
     async def close(self) -> None:
-        """Release everything; no conversation ends by it."""
+        """Release all resources. This does not end any conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """Choice of the rows that are compressed, before there is a summary."""
+    """Rows chosen for a compression, before a summary exists."""
 
     cut: Cut
     wanted: SummaryJob
     carried: Carried
     handoff: Handoff
-    """The new handoff, still without a text."""
+    """The new handoff, still without its text."""
     pruned: int
     content_tokens: int
     """Tokens that leave the view."""
@@ -107,13 +109,13 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SummaryResult:
-    """A summary, by a model (`client`) or by rule, for the reason in `failure`."""
+    """A summary by a model (`client`), or by rule because of `failure`."""
 
     text: str
     client: ModelClient | None = None
     failure: str | None = None
     passed_over: str | None = None
-    """Route that was asked before and failed."""
+    """Route that was asked first and failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +133,13 @@ class Compressor:
         return limits.threshold
 
     async def on_event(self, event: EngineEvent) -> None:
-        """Ignore it, because each job has all the facts."""
+        """Ignore the event, because each job contains all facts."""
 
     def tools(self) -> tuple[Tool, ...]:
         return ()
 
     async def close(self) -> None:
-        """Do nothing, because the engine holds nothing."""
+        """Do nothing, because the engine holds no resources."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         plan = await asyncio.to_thread(self._plan, job)
@@ -223,7 +225,7 @@ class Compressor:
         record = None if previous is None else previous.text
         text, earlier = parted(record)
         is_shared = job.request.style.is_shared
-        # A third of the gain at most: facts quote the rows, and the handoff has to be shorter than these.
+        # At most a third of the gain: facts quote the rows, and the handoff must be shorter than the rows.
         facts_limit = job.estimator.unscaled(min(job.limits.facts, (content - _MIN_CONTENT) // 3))
         limits = {"rules_limit": job.limits.rules, "facts_limit": facts_limit}
         wanted = SummaryJob(
@@ -251,7 +253,7 @@ class Compressor:
     async def _summarise(
         self, job: CompressionJob, plan: _Plan, state: ContextState
     ) -> tuple[_SummaryResult | Aborted, ContextState]:
-        """Return a model's summary; without one `Aborted` while there is room, else a summary by rule."""
+        """Return a model's summary. If there is none, return `Aborted` or a summary by rule."""
         failure: ModelError | None = None
         passed_over: str | None = None
         for route in job.routes:
@@ -285,9 +287,9 @@ class Compressor:
         if failure is not None:
             reason, kind = _reason(failure), outcome_of(failure)
         else:
-            reason, kind = "There is no model that could be asked for one now.", "cooling_down"
+            reason, kind = "No model is available for a summary right now.", "cooling_down"
             if job.routes:
-                reason = "The last summary failed a short while ago, so none was asked for."
+                reason = "The last summary failed a short time ago, so no model was asked again yet."
         is_passing = kind in PASSING_OUTCOMES or (failure is None and bool(job.routes))
         if is_passing and not job.must_shrink:
             return Aborted(kind=kind, reason=reason)
@@ -303,10 +305,11 @@ class Compressor:
 
 
 def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
-    """Return True if 10 % of the threshold are new since the last handoff, or one compression would follow the other.
+    """Return True if a compression saves enough for a model call.
 
-    By hand: if a summary can save anything, because an updated one keeps its length. `content`: tokens that would leave
-    the view; `fresh`: those of them that no handoff stands for yet.
+    Automatic layers need as many new tokens since the last handoff as 10 % of the threshold. With less, compressions
+    would follow each other. `/compress` only needs to save something, as an updated summary keeps its length.
+    `content`: tokens that would leave the view; `fresh`: the part that no handoff covers yet.
     """
     if job.must_shrink or job.message_limit is not None:
         return True
@@ -319,9 +322,9 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
     """Return True if a small window has room and a compression would free less than 60 % of the threshold.
 
-    Otherwise every other turn would compress. There is room if the next prompt stays below hygiene's line with as many
-    new tokens as in the half minute (a usual summary) before the newest step, and as in the largest of the last three
-    steps of the same kind: after a message, or after results.
+    Otherwise every second turn would compress. There is room if the next prompt stays below the hygiene limit after
+    its expected growth. This is the larger of two numbers: the tokens of the half minute (a typical summary) before
+    the newest step, and the largest of the last three steps of the same kind (after a message, or after results).
     """
     limits, rows = job.limits, job.view.transcript
     freed = min(fresh, content - limits.summary_tokens(content) - _FRAME_TOKENS)
@@ -332,15 +335,15 @@ def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: in
     steps = [
         sum(sizes[start:end]) for start, end in pairwise([*replies, len(rows)]) if rows[start - 1].role is rows[-1].role
     ]
-    since = max(row.created_at for row in rows) - 30_000  # a message may be older than those in front of it
+    since = max(row.created_at for row in rows) - 30_000  # rows are not always ordered by time
     recent = sum(compress(sizes, (row.created_at > since for row in rows[: max(replies, default=0)])))
     return job.tokens_before + max(recent, *steps[-3:], 0) < limits.hygiene
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
-    """Return True if nearly everything would stay, although room is needed or there are too many messages.
+    """Return True if a cut keeps nearly everything, although room is needed or there are too many messages.
 
-    Also if the provider refused a prompt that should have fitted: then its images had too many bytes.
+    Also return True if the provider refused a prompt that should have fitted, because its images had too many bytes.
     """
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
@@ -354,7 +357,7 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
 async def ask_route(
     route: SummaryRoute, job: CompressionJob, request: ModelRequest, read: Callable[[ModelReply], str], seconds: float
 ) -> str:
-    """Return the text that `read` makes of a route's reply, in a thread. Raises `ModelError`, also from `read`."""
+    """Ask a route, and return the text that `read` makes of its reply in a thread. Raises `ModelError`."""
     room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
     request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
     done = await route.client.complete(request, purpose="summary", within=seconds)
@@ -364,12 +367,12 @@ async def ask_route(
     except SummaryError as error:
         call = replace(call, outcome=error.outcome)
         raise
-    finally:  # the call was paid for, also without a usable text
+    finally:  # the call costs money even if its text is unusable
         await route.client.ledger.record(job.request.payer, call)
 
 
 def outcome_of(error: ModelError) -> str:
-    """Return the name of a failure in the ledger and in cooldowns."""
+    """Return the name of a failure for the ledger and for cooldowns."""
     return error.outcome if isinstance(error, SummaryError) else remedy_for(error).outcome
 
 
@@ -377,6 +380,6 @@ def _reason(failure: ModelError) -> str:
     if isinstance(failure, SummaryError):
         return str(failure)
     if isinstance(failure, ContextOverflow):
-        return "What there is to summarise does not fit into the model's memory."
-    # The advice after the fact is for people whose question has failed.
-    return sentence_for(failure).partition(";")[0] + "."
+        return "The messages to summarise do not fit into the model's context window."
+    # Drop the advice, which is for people whose question failed.
+    return re.split(r";|\.(?=\s|\Z)", sentence_for(failure))[0] + "."

@@ -1,7 +1,7 @@
-"""Controller of context windows: when a conversation is compressed.
+"""Controller of context windows: decides when a conversation is compressed.
 
-Every layer asks here: hygiene before a turn, preflight and the loop before each model call, the recovery from a refused
-prompt, and people. If several compress at one time, one wins, and the others find nothing left to do.
+Every layer uses it: hygiene before a turn, preflight and the loop before each model call, the recovery from a refused
+prompt, and `/compress`. If several compress at the same time, one wins and the others find nothing left to do.
 """
 
 import asyncio
@@ -62,21 +62,21 @@ from hermes_state.values import (
 log = structlog.get_logger()
 
 PRESSURE_PERCENT = 85
-"""Share of the threshold, in percent, from which on people are told that a compression is near."""
+"""Percent of the threshold at which people are told that a compression is near."""
 MAX_PASSES = 3
-"""Most compressions of one preflight. A conversation from a far larger window may need several."""
+"""Maximum compressions in one preflight. A conversation from a much larger window may need several."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class ContextController:
-    """Keep conversations inside the windows of their models. One controller for a configuration."""
+    """Keeps conversations inside the windows of their models. There is one controller per configuration."""
 
     store: Store
     views: ViewCache
     prompts: PromptBuilder
     engine: Engine
     pending: CompressionRegistry
-    """Shared by the controllers of a store: one takes in what another has begun."""
+    """Shared by all controllers of a store, so a new controller can commit compressions that another one started."""
     listeners: Sequence[Listener]
     before_split: Sequence[BeforeSplit] = ()
     on_wait: OnWait | None = None
@@ -106,7 +106,7 @@ class ContextController:
         await self.engine.close()
 
     async def measure(self, conversation: ConversationRef, model: ModelHandle) -> MeasuredPrompt:
-        """Measure the stored conversation before a turn, after taking in a compression that is ready."""
+        """Commit a compression that is ready, then measure the stored conversation before a turn."""
         await model.profile.ask()
         await self._take_finished(conversation, model)
         prompt = await self._measure.load(conversation, model)
@@ -114,10 +114,10 @@ class ContextController:
         return prompt
 
     async def compress_before_turn(self, prompt: MeasuredPrompt, *, message_limit: int | None) -> None:
-        """Compress for hygiene, unless something holds the automatic layers back.
+        """Compress for hygiene, unless automatic compression is held back.
 
-        A turn with room to begin waits for `hold_seconds` at most. `message_limit`: set if hygiene acts because of the
-        number of messages, not of their size.
+        A turn whose prompt has room waits at most `hold_seconds`. `message_limit`: set if hygiene acts because of the
+        number of messages, not because of their size.
         """
         ready = await self._ready(prompt, "hygiene")
         if ready is None:
@@ -136,12 +136,12 @@ class ContextController:
         layer: Layer,
         known: MeasuredPrompt | None = None,
     ) -> MeasuredPrompt:
-        """Compress before a model call, from the threshold on, more than once while it helps.
+        """Compress before a model call if the prompt reaches the threshold, and again while it helps.
 
-        While there is room, the call does not wait for a background compression, nor for one that hygiene has begun.
-        `known`: the view's prompt, if it was measured already.
+        While there is room, the call does not wait for a background compression or for one that hygiene started.
+        `known`: the prompt of the view, if it was already measured.
         """
-        if known is None:  # else `measure` has asked
+        if known is None:  # otherwise `measure` has asked
             await model.profile.ask()
         if await self._take_finished(conversation, model) is not None:
             prompt = await self._measure.load(conversation, model)
@@ -157,7 +157,7 @@ class ContextController:
             outcome = await self._compress(prompt, self._job(prompt, layer, focus=wanted.focus), seconds=seconds)
             if outcome is None:
                 break
-            # Loaded again also when nothing was compressed: the state of the attempt belongs to the next step.
+            # Load again even if nothing was compressed, because the next step needs the state after this attempt.
             before, prompt = prompt.estimated, await self._measure.load(conversation, model)
             has_helped = _is_another_view(outcome) and prompt.estimated * 100 <= before * 95
             if not (has_helped or was_pending):
@@ -167,7 +167,7 @@ class ContextController:
     async def compress_as_asked(
         self, conversation: ConversationRef, model: ModelHandle, view: View, focus: str | None
     ) -> None:
-        """Compress between two steps at the agent's request, unless something holds the automatic layers back."""
+        """Compress between two steps at the agent's request, unless automatic compression is held back."""
         ready = await self._ready(await self._measure.measure(conversation, model, view), "in_loop")
         if ready is not None:
             await self._compress(ready, self._job(ready, "in_loop", focus=focus))
@@ -175,9 +175,9 @@ class ContextController:
     async def after_overflow(
         self, conversation: ConversationRef, model: ModelHandle, error: ContextOverflow | None
     ) -> bool:
-        """Compress a prompt that is too long, after a pending compression. Return False if that did not help.
+        """Compress a prompt that is too long, after any pending compression. Return False if that did not help.
 
-        `error`: the provider's refusal; None if the prompt was never sent.
+        `error`: the provider's refusal, or None if the prompt was not sent.
         """
         prompt = await self._measure.load(conversation, model)
         if error is not None:
@@ -191,10 +191,11 @@ class ContextController:
         return has_helped or (was_pending and await self.after_overflow(conversation, model, None))
 
     async def after_unexplained(self, prompt: MeasuredPrompt, answered: int | None, *, is_again: bool) -> bool:
-        """Compress a prompt that was refused without a reason, if it may be too long. Return False if not tried.
+        """Compress a prompt that was refused without a reason, if it may be too long. Return False if nothing was done.
 
-        `answered`: tokens of the largest prompt that the model has answered here. `is_again`: it was refused again
-        after a compression, so for another reason. Then none is tried until the model has answered.
+        `answered`: tokens of the largest prompt that the model answered in this conversation. `is_again`: the
+        compressed prompt was refused too, so its length was not the reason. Then nothing is tried until the model
+        answers again.
         """
         state, maker = state_of(prompt.view.session.context_state), prompt.model.maker
         if is_again:
@@ -215,7 +216,7 @@ class ContextController:
         keep_turns: int | None = None,
         on_begin: Callable[[], Awaitable[None]] | None = None,
     ) -> CompressionResult:
-        """Prepare a compression for `/compress`, whatever holds the automatic layers back. `settle` commits it.
+        """Prepare a compression for `/compress`, even if automatic compression is held back. `settle` commits it.
 
         `on_begin` is called as soon as there is something to compress.
         """
@@ -242,12 +243,12 @@ class ContextController:
         return await asyncio.to_thread(self.engine.preview, job)
 
     async def plan_undo(self, conversation: ConversationRef, model: ModelHandle) -> UndoPreview | None:
-        """Return a preview of undoing the newest compression; None without one. `commit.settle_undo` does it."""
+        """Return a preview of undoing the newest compression, or None. `commit.settle_undo` performs the undo."""
         await self.pending.drop(conversation.lineage_id)
         plan = await self.store.read(plan_undo, conversation.lineage_id)
         if plan is None:
             return None
-        # From the last count of the session that comes back, because `/compress undo` was offered by that figure.
+        # Start from the last count of the restored session, because the offer of `/compress undo` is based on it.
         later = [row for row in plan.transcript if row.session_id > plan.compressed.id]
         earlier = tuple(row for row in plan.transcript if row.session_id <= plan.compressed.id)
         prompt = await self._measure.measure(conversation, model, View(session=plan.compressed, transcript=earlier))
@@ -255,7 +256,7 @@ class ContextController:
         return UndoPreview(plan=plan, tokens=EstimatedTokens(prompt.estimated + since), limits=prompt.limits)
 
     async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
-        """Tell the engine, after the transaction, that a conversation ended by `/new` (`was_reset`) or by time."""
+        """Tell the engine, after the transaction, that `/new` (`was_reset`) or the idle reset ended a conversation."""
         view = await self.store.read(load_ended, session_id)
         if view is not None:
             await self.pending.drop(view.session.lineage_id)
@@ -264,10 +265,10 @@ class ContextController:
     async def after_reply(
         self, prompt: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
     ) -> PressureEvent | None:
-        """Learn from a provider's count, judge the last compression, and return a warning for people.
+        """Learn from a provider's token count, judge the last compression, and return a warning for people, if any.
 
-        `usage` is None if the provider counts nothing. Then our estimate is judged, or a useless compression would be
-        repeated for ever. `is_last`: an answer follows, which can carry the warning.
+        `usage` is None if the provider reports no counts. Then the estimate is used, because a useless compression
+        would otherwise repeat forever. `is_last`: the reply is the turn's answer, which can carry the warning.
         """
         stored, lineage_id = state_of(prompt.view.session.context_state), prompt.conversation.lineage_id
         tokens = prompt.estimated if usage is None else usage.prompt
@@ -290,15 +291,15 @@ class ContextController:
             if is_last and usage is not None:
                 return await self._pressure(prompt, state, usage.prompt)
         except StoreUnavailable as error:
-            # The reply is here and was paid for. The next report shows again what could not be stored.
-            log.warning("context.not_noted", lineage_id=lineage_id, error=str(error))
+            # The reply is paid for, so the turn continues. The next report will contain the same information.
+            log.warning("context.save_failed", lineage_id=lineage_id, error=str(error))
         return None
 
     @locks(session="prompt.view.session.id")
     def record_verdict(
         self, db: Connection, prompt: MeasuredPrompt, judged: ContextState, events: Sequence[ContextEvent], now: Millis
     ) -> None:
-        """Record whether the compression that made the prompt's session has helped it."""
+        """Record whether the compression that created the prompt's session helped."""
         session_id = prompt.view.session.id
         sessions.set_context_state(db, session_id, stored_form(judged))
         note_verdict(db, session_id, "effective" if judged.strikes == 0 else "ineffective")
@@ -307,9 +308,9 @@ class ContextController:
     async def _pressure(
         self, prompt: MeasuredPrompt, state: ContextState, reported: ReportedTokens
     ) -> PressureEvent | None:
-        """Return a warning each time the pressure line is crossed.
+        """Return a warning each time the prompt grows past the pressure line.
 
-        The transaction that stores the answer notes it; only a fall is noted here.
+        The transaction that stores the answer records the warning. Only a fall below the line is recorded here.
         """
         will_compress = prompt.model.context.enabled and not (state.is_blocked or state.held_at)
         threshold = self._threshold(prompt)
@@ -326,7 +327,7 @@ class ContextController:
         return PressureEvent(tokens=reported, threshold=threshold, percent=percent, session_id=session_id, level=level)
 
     def _threshold(self, prompt: MeasuredPrompt) -> Tokens:
-        """Return the prompt size at which the engine acts. A plugin's is believed, or its work would seem useless."""
+        """Return the prompt size at which the engine acts. A plugin may set its own, which verdicts must use, too."""
         return self.engine.threshold(prompt.conversation.lineage_id, prompt.limits)
 
     def _tell(self, db: Connection, conversation: ConversationRef, events: Sequence[ContextEvent], now: Millis) -> None:
@@ -337,9 +338,9 @@ class ContextController:
     async def _compress(
         self, prompt: MeasuredPrompt, job: CompressionJob, *, seconds: float | None = None
     ) -> CompressionOutcome | None:
-        """Begin a compression, unless one is pending, and take it in; None while it goes on next to the turn.
+        """Start a compression unless one is pending, and commit it. Return None while it runs next to the turn.
 
-        Waits until it is prepared; if there is room, at most `seconds`.
+        Waits until the compression is prepared, but at most `seconds` if there is room.
         """
         lineage_id = job.conversation.lineage_id
         if not self.pending.is_pending(lineage_id):
@@ -352,7 +353,7 @@ class ContextController:
         return await self._take_finished(job.conversation, prompt.model)
 
     async def _prepare(self, job: CompressionJob, *, state: ContextState | None = None) -> CompressionResult:
-        """Prepare a compression for a commit. Writes only failed calls."""
+        """Prepare a compression for a commit. Only its model calls are stored, in the ledger."""
         started, is_ready = time.perf_counter(), asyncio.Event()
         result: Preparation | None = None
 
@@ -372,12 +373,12 @@ class ContextController:
         return CompressionResult(job=job, result=result, state=after, system_prompt=system_prompt, took_ms=took_ms)
 
     async def _take_finished(self, conversation: ConversationRef, model: ModelHandle) -> CompressionOutcome | None:
-        """Commit a pending compression, if it is prepared by now, for the turn that takes it in."""
+        """Commit the conversation's pending compression if it is prepared."""
         result = await self.pending.take_finished(conversation.lineage_id)
         if result is None:
             return None
         grown = max(0, (await self._measure.load(conversation, model)).estimated - result.job.tokens_before)
-        # Not the prompt that was prepared, in which newer notes would be missing.
+        # Assemble the prompt again, because the prepared prompt lacks newer notes.
         system_prompt = await self.prompts.system_for(conversation, result.job.limits.threshold)
         job = replace(result.job, conversation=conversation, grown=grown)
         result = replace(result, job=job, system_prompt=system_prompt)
@@ -388,9 +389,9 @@ class ContextController:
         return outcome
 
     async def _ready(self, prompt: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
-        """Return the prompt, unless the switch, strikes, an undo or a cooldown holds the automatic layers back.
+        """Return the prompt, or None if a setting, strikes, an undo or a cooldown hold automatic compression back.
 
-        A block that the prompt's size lifts is stored, and lifted in the returned prompt.
+        If the size of the prompt lifts a block, the new state is stored and is part of the returned prompt.
         """
         if not prompt.model.context.enabled:
             return None
@@ -434,5 +435,5 @@ class ContextController:
 
 
 def _is_another_view(outcome: CompressionOutcome | None) -> bool:
-    """Return True if the conversation has another view now: ours, or that of a faster compression."""
+    """Return True if the conversation has a new view, from this compression or from a faster one."""
     return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is SkipReason.MOVED)

@@ -1,7 +1,7 @@
-"""Cuts of a transcript: head and tail stay verbatim, a handoff replaces the middle. Pure functions of rows and sizes.
+"""Cuts of a transcript: head and tail stay verbatim, and a handoff replaces the middle. All functions are pure.
 
 A cut never separates a tool call from its results. The newest request of a person and the last answer stay, in place or
-right after the handoff. Rows are referenced, never copied; the wire decides the handoff's role.
+right after the handoff. Rows are referenced, never copied. `agent.model.wire` decides the role of the handoff.
 """
 
 from collections.abc import Sequence
@@ -17,40 +17,40 @@ from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin, Transcript
 
 MIN_TAIL_ROWS = 3
-"""Fewest rows of a tail, unless three alone exceed the largest tail."""
+"""Minimum rows in a tail, unless three rows alone exceed the largest tail."""
 SOFT_CEILING_PERCENT = 150
-"""Largest tail that keeps the configured number of rows, in percent of its budget."""
+"""Maximum size of a tail that keeps the configured number of rows, in percent of its budget."""
 MAX_TAIL_PERCENT = 75
-"""Largest tail, in percent of the input window. Next to a larger one nothing fits."""
+"""Maximum size of a tail, in percent of the input window. A larger tail leaves no room for anything else."""
 REMADE: Final = frozenset({Origin.SUMMARY, Origin.TODO})
-"""Origins of rows that each child of a compression gets again, so no handoff stands for them."""
+"""Origins of rows that each compression creates again, so no handoff replaces them."""
 _Item = TypeVar("_Item")
 
 
 class SkipReason(StrEnum):
-    """Reason why nothing was compressed, although nothing went wrong."""
+    """Reason why nothing was compressed, although no error occurred."""
 
     TOO_FEW = "too_few"
     NOTHING_BETWEEN = "nothing_between"
     """Head and tail meet."""
     NOT_SMALLER = "not_smaller"
-    """The handoff would be as large as its rows."""
+    """The handoff would be as large as the rows it replaces."""
     TOOL_RUNS = "tool_runs"
     NO_PREVIEW = "no_preview"
     MOVED = "moved"
-    """The conversation was compressed, reset or edited meanwhile."""
+    """The conversation was compressed, reset or edited in the meantime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """`[0, head_end)` and `[tail_start, …)` stay; so do the rows at `kept`, which move after the handoff."""
+    """Rows `[0, head_end)` and `[tail_start, …)` stay in place. Rows at the indexes `kept` move after the handoff."""
 
     head_end: int
     tail_start: int
     kept: tuple[int, ...] = ()
 
     def middle(self, items: Sequence[_Item]) -> tuple[_Item, ...]:
-        """Return the items of the rows that the handoff replaces, an earlier handoff included; one item per row."""
+        """Return the items of the rows in the middle, including an earlier handoff. One item per row."""
         kept = set(self.kept)
         return tuple(items[index] for index in range(self.head_end, self.tail_start) if index not in kept)
 
@@ -63,14 +63,14 @@ def find_cut(
     *,
     keep_turns: int | None = None,
 ) -> Cut | SkipReason:
-    """Return the cut of a transcript with rows of these sizes (tokens), or why there is none.
+    """Return the cut of a transcript whose rows have these sizes in tokens, or the reason why there is none.
 
-    `keep_turns`: cut right before so many of the newest human turns, whatever their size.
+    `keep_turns`: keep exactly this number of the newest human turns, whatever their size.
     """
     if has_open_calls(transcript):
         return SkipReason.TOOL_RUNS
     if len(transcript) <= rules.protect_first_n + MIN_TAIL_ROWS + 1 and sum(sizes) < limits.threshold:
-        return SkipReason.TOO_FEW  # but a few huge ones fill a window as well
+        return SkipReason.TOO_FEW  # unless a few huge rows fill the window
     exchanges, request = _exchanges(transcript), open_request(transcript)
     if keep_turns is None:
         tail_start = _tail_start(transcript, sizes, exchanges, limits, rules)
@@ -81,7 +81,7 @@ def find_cut(
         tail_start = _moved_back(exchanges, turns[-keep_turns])
     upto = min([len(transcript) - MIN_TAIL_ROWS, *request[:1]])
     head_end = _head_end(transcript, sizes, exchanges, limits, rules, upto=upto)
-    if tail_start <= head_end:  # all there is fits into the two
+    if tail_start <= head_end:  # head and tail contain everything
         if keep_turns is not None:
             return SkipReason.NOTHING_BETWEEN
         tail_start = _forced_tail_start(transcript, exchanges, head_end)
@@ -92,8 +92,8 @@ def find_cut(
 
     cut = cut_behind(head_end)
     if not _people_follow(transcript, cut):
-        # Then the handoff speaks as the user. After a question it would hide the answer, and strict templates refuse it
-        # after a tool's result. So the head goes on to the answer if possible, or ends earlier.
+        # The handoff then has the role `user`. After a question it would replace the answer, and strict templates
+        # refuse it after a tool result. So the head extends to the answer if possible, or ends earlier.
         further = _end_of_answer(transcript, sizes, exchanges, limits, head_end, min(upto, tail_start))
         cut = cut_behind(further)
         if not _has_news(transcript, cut):
@@ -103,7 +103,7 @@ def find_cut(
 
 
 def _has_news(transcript: Transcript, cut: Cut) -> bool:
-    """Return True if the middle has rows that no handoff stands for yet."""
+    """Return True if the middle has rows that no handoff replaces yet."""
     return any(row.origin not in REMADE for row in cut.middle(transcript))
 
 
@@ -113,11 +113,11 @@ def _people_follow(transcript: Transcript, cut: Cut) -> bool:
 
 
 _Exchange: TypeAlias = tuple[int, int]
-"""Indexes of an assistant row with calls and of the last result that answers one of them."""
+"""Indexes of an assistant row with calls and of the last result for these calls."""
 
 
 def _exchanges(transcript: Transcript) -> list[_Exchange]:
-    """Pair calls and results as the wire does: a second result for a call is none."""
+    """Pair calls and results as `agent.model.wire` does: a second result for a call is ignored."""
     asked_at: dict[str, int] = {}
     ends: dict[int, int] = {}
     for index, row in enumerate(transcript):
@@ -131,15 +131,15 @@ def _exchanges(transcript: Transcript) -> list[_Exchange]:
 
 
 def _moved_back(exchanges: Sequence[_Exchange], index: int) -> int:
-    """Move `index` in front of an exchange that it would cut in two."""
-    for first, last in reversed(exchanges):  # one that begins earlier may reach over one that begins later
+    """Move `index` before an exchange that it would split."""
+    for first, last in reversed(exchanges):  # an earlier exchange may contain a later one
         if first < index <= last:
             index = first
     return index
 
 
 def _moved_forward(exchanges: Sequence[_Exchange], index: int) -> int:
-    """Move `index` after an exchange that it would cut in two."""
+    """Move `index` after an exchange that it would split."""
     for first, last in exchanges:
         if first < index <= last:
             index = last + 1
@@ -155,7 +155,7 @@ def _head_end(
     *,
     upto: int,
 ) -> int:
-    """Return the end of `protect_first_n` rows within the head's budget, with whole exchanges and no handoff."""
+    """Return the end of the first `protect_first_n` rows within the head's budget. Exchanges stay whole."""
     if rules.keeps_head_once and any(row.origin is Origin.SUMMARY for row in transcript):
         return 0
     end = used = 0
@@ -177,7 +177,7 @@ def _end_of_answer(
     head_end: int,
     upto: int,
 ) -> int:
-    """Move the head's end after the answer that ends its last turn, else in front of that turn."""
+    """Move the end of the head after the answer to its last turn, or else before that turn."""
     if head_end == 0 or _is_answer(transcript[head_end - 1]):
         return head_end
     used = sum(sizes[:head_end])
@@ -198,7 +198,7 @@ def _end_of_earlier_answer(transcript: Transcript, exchanges: Sequence[_Exchange
 
 
 def _is_answer(row: Message) -> bool:
-    """Return True for text without calls."""
+    """Return True for assistant text without tool calls."""
     return row.role is MessageRole.ASSISTANT and is_shown(row) and not row.body.calls
 
 
@@ -227,9 +227,9 @@ def _tail_start(
 
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
-    """Return the smallest tail after head and tail have met, so that the rows between can be compressed."""
+    """Return the start of the smallest tail. It frees rows for compression if head and tail meet."""
     start = _moved_back(exchanges, max(head_end, len(transcript) - MIN_TAIL_ROWS))
-    # An exchange that reaches back to the head stays whole, and the tail begins after it.
+    # An exchange that begins in the head stays whole, and the tail begins after it.
     return start if start > head_end else _moved_forward(exchanges, head_end + 1)
 
 
@@ -245,7 +245,7 @@ def _turn_starts(transcript: Transcript) -> list[int]:
 
 
 def open_request(transcript: Transcript) -> list[int]:
-    """Return the newest message of a person: all rows that people wrote in its turn, and their edits."""
+    """Return the indexes of the newest request: all rows that people wrote in its turn, and their edits."""
     people = [index for index, row in enumerate(transcript) if row.origin is Origin.HUMAN]
     if not people:
         return []
@@ -259,7 +259,7 @@ def open_request(transcript: Transcript) -> list[int]:
 def _kept(
     transcript: Transcript, sizes: Sequence[int], limits: Limits, request: Sequence[int], middle: range
 ) -> tuple[int, ...]:
-    """Return the rows of the middle that stay. An answer larger than a whole tail is summarised."""
+    """Return the rows of the middle that stay. An answer larger than a whole tail is summarised instead."""
     kept = [index for index in request if index in middle]
     answer = next((index for index in reversed(range(len(transcript))) if _is_answer(transcript[index])), None)
     if answer is not None and answer in middle and sizes[answer] <= limits.tail * SOFT_CEILING_PERCENT // 100:
@@ -268,7 +268,7 @@ def _kept(
 
 
 def has_open_calls(transcript: Transcript) -> bool:
-    """Return True while the newest answer with calls waits for a result."""
+    """Return True if the newest answer with calls still waits for a result."""
     answered: set[str | None] = set()
     since: set[int | None] = set()
     for row in reversed(transcript):
@@ -277,20 +277,20 @@ def has_open_calls(transcript: Transcript) -> bool:
         elif row.origin is Origin.HUMAN:
             since.add(row.turn_id)
         elif row.role is MessageRole.ASSISTANT:
-            # After a text answer or a later turn, earlier calls were given up.
+            # After a text answer or a later turn, earlier calls are abandoned.
             return since <= {row.turn_id} - {None} and any(call.id not in answered for call in row.body.calls)
     return False
 
 
 def middle_of(transcript: Transcript, cut: Cut) -> tuple[Transcript, Handoff | None]:
-    """Return the rows between head and tail, and the earlier handoffs among them as one (imports may have several)."""
+    """Return the rows between head and tail, and the earlier handoffs there as one (imports may have several)."""
     middle = cut.middle(transcript)
     handoffs = [handoff for handoff in map(handoff_in, middle) if handoff is not None]
     return tuple(row for row in middle if row.origin not in REMADE), joined(handoffs)
 
 
 def handoff_in(row: Message) -> Handoff | None:
-    """Return the handoff in a row, also in one imported with another gateway's markers."""
+    """Return the handoff in a row, even if it was imported with the markers of another gateway."""
     if row.origin is not Origin.SUMMARY:
         return None
     text = row.text or ""
@@ -299,7 +299,7 @@ def handoff_in(row: Message) -> Handoff | None:
 
 
 def handoff_for(rows: Sequence[Message], previous: Handoff | None, text: str) -> Handoff:
-    """Return the handoff of this text for the rows and for the rows of the earlier one."""
+    """Return a handoff with this text for the rows and for the rows of the previous handoff."""
     ids: list[int] = [row.id for row in rows]
     count = len(ids)
     if previous is not None and previous.messages:

@@ -1,7 +1,7 @@
-"""The record that needs no model: findings by rule, in place of a summary.
+"""A record that needs no model: findings by rule, in place of a summary.
 
-Everything in it is quoted from the conversation, newest first, and it says that it is no summary. Rows are read from
-the newest on until there is enough, so that a long conversation costs no more than a short one.
+The record quotes the conversation, newest messages first, and says that it is not a summary. Rows are read from the
+newest to the oldest until there is enough, so long conversations cost no more than short ones.
 """
 
 import re
@@ -31,13 +31,13 @@ from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, 
 
 LINE_CHARACTERS = 200
 READ_CHARACTERS = 200_000
-"""Characters of all messages, newest first; the history tools find older ones."""
+"""Maximum characters to read from all messages, newest first. The history tools find older messages."""
 MIN_LINE_TOKENS = 6
 _EXTENSIONS = (
     "py|md|txt|json|ya?ml|toml|sql|sh|jsx?|tsx?|css|html?|log|db|csv|ini|conf|cfg|service|xml|pdf|docx?|xlsx?|pptx?"
     "|png|jpe?g|gif|svg|zip|gz|tar|rs|go|java|kt|cpp|hpp|rb|php|lock|env|ipynb|tf"
 )
-# Every repetition is bounded and begins where the text before cannot be part of it, so this is linear on any text.
+# Every repetition is bounded and starts where the text before it cannot match, so the search time is linear.
 _FILE = re.compile(
     r"https?://[^\s<>\"'`)\]]{4,200}"
     r"|(?<![A-Za-z0-9_./~-])(?:~|\.{1,2})?(?:/[A-Za-z0-9_.@+-]{1,80}){1,16}"
@@ -45,11 +45,11 @@ _FILE = re.compile(
     rf"|[^\x00-\x7f]{{1,30}}\.(?:{_EXTENSIONS})(?![A-Za-z0-9_])"
 )
 _Findings: TypeAlias = dict[str, dict[str, str]]
-"""Lines by heading and finding, newest first: each once, with the message that said it last."""
+"""Lines by heading and finding, newest first. Each finding appears once, with the last message that contains it."""
 _OPENING: Final = (
-    "No summary could be made of the {count} that this record stands for; it only lists what could be found in them by "
-    "rule, newest first. Continue from the recent messages and from the current state of things, and look up what you "
-    "need with the history tools before you rely on anything that is not here."
+    "No summary could be made of the {count} that this record replaces. It only lists findings by rule, newest first. "
+    "Continue from the recent messages and the current state of things. Look up anything else that you need with the "
+    "history tools before you rely on it."
 )
 _EARLIER: Final = "## Earlier record"
 
@@ -57,7 +57,7 @@ _EARLIER: Final = "## Earlier record"
 def deterministic_summary(
     rows: Transcript, previous: str | None, *, redact: Redact, limit: Tokens, removed: int
 ) -> str:
-    """Return a record of `rows` of about `limit` tokens at most, in place of `removed` messages in all."""
+    """Return a record of `rows` with at most about `limit` tokens. It replaces `removed` messages in total."""
     text = _OPENING.format(count="one message" if removed == 1 else f"{removed:,} messages")
     room = limit - estimated_text_tokens(text)
     request = _newest_request(rows, redact, room * 40 // 100)
@@ -69,7 +69,7 @@ def deterministic_summary(
 
 
 def _sections(found: _Findings, room: int) -> Iterator[str]:
-    """Yield findings under their headings, each in an equal part of the remaining room."""
+    """Yield findings under their headings. Each heading gets an equal part of the remaining room."""
     titles = [title for title in _TITLES if found[title]]
     for index, title in enumerate(titles):
         heading = f"## {title}"
@@ -90,14 +90,14 @@ def _tokens(line: str) -> int:
 
 
 def _newest_request(rows: Transcript, redact: Redact, limit: int) -> str:
-    """Return the newest request verbatim, as a quotation, so that no line of it looks like a heading."""
+    """Return the newest request verbatim, quoted so that none of its lines looks like a heading."""
     own = (row for row in reversed(rows) if row.origin is Origin.HUMAN and row.body.words_by is None)
     row = next((row for row in own if (row.text or "").strip()), None)
     if row is None:
         return ""
     text = clean(row.text or "", redact).strip()
     name = recall_id(row.id)
-    title = f"## Active Task\nThe last request in these messages ({name}); the recent messages show what became of it:"
+    title = f"## Active Task\nThe last request in these messages ({name}). The recent messages show what happened next:"
     limit -= estimated_text_tokens(title)
     quoted = indent(text, "> ", lambda line: True)
     length = len(text) * max(0, limit) // estimated_text_tokens(quoted)
@@ -110,7 +110,7 @@ def _newest_request(rows: Transcript, redact: Redact, limit: int) -> str:
 
 
 def _earlier(previous: str | None, redact: Redact, limit: int) -> str:
-    """Return the earlier record under one heading, without its opening."""
+    """Return the earlier record under a single heading, without its opening."""
     limit -= _tokens(_EARLIER)
     if not previous or limit <= 0:
         return ""
@@ -132,7 +132,7 @@ _TITLES: Final = (
 
 def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
     found: _Findings = {title: {} for title in _TITLES}
-    results: dict[str | None, Message] = {}  # ids repeat: a call's own result is the nearest after it
+    results: dict[str | None, Message] = {}  # ids repeat: the result of a call is the nearest after it
     is_answered = False
     read = 0
     for row in reversed(rows):
@@ -170,7 +170,7 @@ def _find_in_text(text: str) -> Iterator[tuple[str, str]]:
 
 def _action(call: ToolCall, result: Message | None, redact: Redact) -> str:
     arguments = call.arguments
-    with suppress(ValueError):  # arguments that are no JSON stay as they are
+    with suppress(ValueError):  # arguments that are not JSON stay unchanged
         parsed = orjson.loads(arguments)
         if isinstance(parsed, dict):
             arguments = ", ".join(f"{name}={value}" for name, value in parsed.items())

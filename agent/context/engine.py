@@ -1,4 +1,4 @@
-"""`ContextEngine` and `ContextCompressor` under the name by which plugins import them. Nothing of ours imports it."""
+"""`ContextEngine` and `ContextCompressor`, under an import path that plugins use. The gateway does not use it."""
 
 from agent.engines.compressor import ContextCompressor
 from agent.engines.contract import ContextEngine

@@ -1,7 +1,7 @@
-"""Estimates of prompts, in tokens, before the provider has counted them.
+"""Token estimates for prompts that the provider has not counted yet.
 
-The provider's last count is the anchor. Only newer rows are estimated, scaled by the difference between this model's
-counts and our estimates. Without an anchor (a new session, the child of a compression) the whole prompt is estimated.
+The provider's last count is the anchor. Only newer rows are estimated, scaled by the ratio of this model's counts to
+our estimates. Without an anchor (in a new session or after a compression) the whole prompt is estimated.
 """
 
 from collections.abc import Iterable
@@ -19,16 +19,16 @@ from hermes_state.transcripts import View
 from hermes_state.values import EstimatedTokens, Message, ReportedTokens
 
 MIN_LEARNED_TOKENS = 100
-"""Smallest prompt that teaches something; the frame around a smaller one outweighs it."""
+"""Smallest prompt to learn from. In smaller prompts the frame outweighs the text."""
 MIN_STEP = 0.2
-"""Smallest weight of a new report. Old ones fade, because a provider may change its tokenizer."""
+"""Minimum weight of a new report. Old reports fade, because a provider may change its tokenizer."""
 MAX_STRIDE = 1.5
-"""Largest factor by which a report may differ from the learned scale; a larger one counts as this."""
+"""Maximum factor between a report and the learned scale. Larger differences are reduced to this factor."""
 SETTLED_SAMPLES = 3
 
 
 class Estimator:
-    """Estimates prompts of one model on one route, and learns from its reports. May be used from several threads."""
+    """Estimates prompts of one model on one route, and learns from its reports. Several threads may use it."""
 
     def __init__(self, calibration: Calibration | None = None, sizes: RowTokenCache = ROW_TOKENS) -> None:
         self._calibration = calibration or Calibration()
@@ -42,7 +42,7 @@ class Estimator:
         return self._scaled(Size(estimated_text_tokens(text), 0))
 
     def unscaled(self, tokens: int) -> int:
-        """Convert tokens of this model to those of `estimated_text_tokens`."""
+        """Convert tokens of this model to tokens of `estimated_text_tokens`."""
         return int(tokens / self._calibration.scale)
 
     def rows(self, rows: Iterable[Message], style: WireStyle) -> EstimatedTokens:
@@ -62,14 +62,14 @@ class Estimator:
         return self._scaled(self.size(request))
 
     def is_quick(self, request: ModelRequest) -> bool:
-        """Return True if the event loop may wait for an estimate: there are few rows, or they were measured before."""
+        """Return True if the event loop may run an estimate, because there are few rows or their sizes are cached."""
         rows = request.transcript
         return len(rows) < 100 or self._sizes.has(rows[0], request.style.max_result_characters)
 
     def prompt(self, view: View, request: ModelRequest, size: Size | None = None) -> EstimatedTokens:
-        """Estimate the next request of the view's session from the last report and the rows since.
+        """Estimate the next request of the view's session from the last report and the rows since then.
 
-        `size`: the request's, if it is known.
+        `size`: size of the request, if known.
         """
         whole = size or self.size(request)
         reported = view.session.reported_prompt_tokens
@@ -84,10 +84,10 @@ class Estimator:
     def learn(
         self, request: ModelRequest, reported: ReportedTokens, view: View | None = None, size: Size | None = None
     ) -> bool:
-        """Take in a provider's count of a request. Return False for a count that is impossible.
+        """Learn from a provider's count of a request. Return False if the count is impossible.
 
-        With the request's `view`, the price of images is learned in long conversations, too: its session has the report
-        before this one, so only the rows between are in doubt. `size`: the request's, if it is known.
+        With the request's `view`, image prices can be learned in long conversations, too. Its session knows the
+        previous report, so only the rows between the two reports are uncertain. `size`: size of the request, if known.
         """
         whole = size or self.size(request)
         if not _is_possible(reported, whole):
@@ -111,7 +111,7 @@ class Estimator:
         self._calibration = msgspec.structs.replace(known, scale=scale, samples=known.samples + 1)
 
     def _learn_price(self, request: ModelRequest, reported: int, whole: Size, view: View | None) -> bool:
-        """Learn an image's price from this report. Return False if the text's error (10 %) could outweigh it."""
+        """Learn the price of an image. Return False if the error of the text estimate (10 %) could outweigh it."""
         known = self._calibration
         doubtful, rest, scale = whole, float(reported), known.scale
         before = view.session.reported_prompt_tokens if view is not None else None
@@ -132,12 +132,12 @@ class Estimator:
         return True
 
     def _is_likely(self, reported: int, covered: Size) -> bool:
-        """Return True if a count fits the learned scale; some providers sometimes leave out cached tokens."""
+        """Return True if a count fits the learned scale. Some providers sometimes omit cached tokens."""
         known = self._calibration
         return known.samples < SETTLED_SAMPLES or reported >= known.scale * covered.text * 0.5
 
     def _local_scale(self, reported: int, covered: Size) -> float:
-        """Return the scale of this conversation's text so far, because newer text is likely in the same language."""
+        """Return the scale of this conversation's text so far. Newer text is probably in the same language."""
         known = self._calibration
         if covered.text < MIN_LEARNED_TOKENS:
             return known.scale
@@ -154,7 +154,7 @@ class Estimator:
     def _since(self, session: Session, request: ModelRequest) -> Size:
         """Return the size of the rows that the session's last report does not cover."""
         seq = session.reported_at_seq or 0
-        # A session's own rows stand at the end, in order.
+        # A session's own rows are at the end, in order.
         own = takewhile(lambda row: row.session_id == session.id, reversed(request.transcript))
         return self.rows_size([row for row in own if row.seq > seq], request.style)
 
@@ -166,6 +166,6 @@ class Estimator:
 
 
 def _is_possible(reported: int, covered: Size) -> bool:
-    """Return True if a tokenizer can have counted this; a provider may add 8,000 tokens of its own."""
+    """Return True if a tokenizer could return this count. A provider may add up to 8,000 tokens."""
     minimum = max(1.0, MIN_SCALE * covered.text)
     return minimum <= reported <= MAX_SCALE * covered.text + MAX_IMAGE_TOKENS * covered.images + 8_000

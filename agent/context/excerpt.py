@@ -1,9 +1,11 @@
-"""Excerpts of conversations for summary models: a bounded part, sampled evenly, without secrets.
+"""Excerpts of conversations for summary models: limited in size, sampled evenly, without secrets.
 
-Each message is one entry with indented further lines, inside tags that no text can close. If there is too much, long
-messages are cut in the middle, then some are left out. People's messages have half of the room.
+Each message is one entry, and its further lines are indented. No text can close the tags around an excerpt. If there
+is too much text, long messages are cut in the middle, then some messages are left out. At least half of the room is
+for messages of people.
 
-`fitted` shortens a summary by rule, because models exceed a length, and the next compression would follow at once.
+`fitted` shortens a summary by rule. Models exceed the requested length, and a long summary would soon cause the next
+compression.
 """
 
 import heapq
@@ -25,13 +27,13 @@ log = structlog.get_logger()
 
 SECRET_MARK: Final = "[REDACTED]"
 ENTRY_TOKENS = 18
-"""Number, time and speaker in front of a message."""
+"""Tokens of the id, time and speaker before a message."""
 GAP_TOKENS = 8
-"""The line that says how many messages are not shown."""
+"""Tokens of the line that says how many messages are not shown."""
 RECORD_LINES = 1_000
-"""Most lines of an earlier record; the middle of a longer one, which was not written here, is left out."""
+"""Maximum lines of an earlier record. A longer record is not from this gateway, and loses its middle."""
 QUOTED_CHARACTERS = 20_000
-"""Characters of one message in which facts, rules and findings are looked for."""
+"""Characters of one message that are searched for facts, rules and findings."""
 _WHOLE = 1 << 40
 _OPENING = re.compile(r"^[ \t]*<(?:think|thinking|thought|reasoning)>", re.MULTILINE | re.IGNORECASE)
 CLOSING_THOUGHT: Final = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
@@ -42,7 +44,7 @@ Redact = Callable[[str], str]
 
 
 def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = UTC, has_names: bool = False) -> str:
-    """Return the rows as text of about `limit` estimated tokens at most, in any language."""
+    """Return the rows as text of at most about `limit` estimated tokens."""
     costs = [_row_tokens(row) + ENTRY_TOKENS for row in rows]
     if sum(costs) <= limit:
         return "\n".join(_entries(rows, redact, zone, _WHOLE, has_names=has_names))
@@ -56,7 +58,7 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
     shown = _entries([rows[index] for index in kept], redact, zone, max_characters, has_names=has_names)
     entries = dict(zip(kept, shown, strict=True))
     for index in kept:
-        if lengths[index] > max_characters:  # its ends may be in another script than the rest
+        if lengths[index] > max_characters:  # the kept ends may be in another script
             costs[index] = GAP_TOKENS + estimated_text_tokens(entries[index])
     if sum(costs[index] for index in kept) > limit:
         kept = _sample(rows, kept, costs, limit)
@@ -78,7 +80,7 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
 
 
 def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
-    """Return an earlier record with its longest sections shortened to about `limit` tokens in all."""
+    """Return an earlier record, shortened to about `limit` tokens by cutting its longest sections."""
     safe = both_ends(clean(text, redact), 100_000)
     lines = safe.splitlines()
     if len(lines) > RECORD_LINES:
@@ -88,7 +90,7 @@ def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
 
 
 def clean(text: str, redact: Redact) -> str:
-    """Return `text` without secrets and tags. Clean before you cut, because half a secret is not recognised."""
+    """Return `text` without secrets and tags. Clean a text before you cut it: half a secret is not recognised."""
     return _untagged(redact(text))
 
 
@@ -102,7 +104,7 @@ def _untagged(text: str) -> str:
 
 
 def without_thoughts(text: str) -> str:
-    """Return `text` without blocks of thinking. An unclosed one at the start is the whole text; other tags stay."""
+    """Return `text` without blocks of reasoning. An unclosed block at the start hides all text; later it stays."""
     if "<" not in text:
         return text
     kept: list[str] = []
@@ -119,7 +121,7 @@ def without_thoughts(text: str) -> str:
 
 
 def moment(at: Millis, zone: tzinfo) -> str:
-    """Return day and minute; imported rows may hold impossible times."""
+    """Return date and time to the minute. Imported rows may contain impossible times."""
     try:
         return datetime.fromtimestamp(at / 1_000, zone).isoformat(" ", "minutes")[: len("2026-01-01 00:00")]
     except (OverflowError, OSError, ValueError):
@@ -127,9 +129,9 @@ def moment(at: Millis, zone: tzinfo) -> str:
 
 
 def said(row: Message) -> Iterator[str]:
-    """Yield all texts of a row, and the names of its attachments."""
+    """Yield all texts of a row, including its documents, notes and calls."""
     body, text = row.body, row.text or ""
-    text = text if body.words_by is None else f"(passed on from {body.words_by or 'somebody'}: {text})"
+    text = text if body.words_by is None else f"(forwarded from {body.words_by or 'somebody'}: {text})"
     yield without_thoughts(text) if row.role is MessageRole.ASSISTANT else text
     if body.quote is not None:
         yield f"(in reply to: {body.quote.text})"
@@ -148,7 +150,7 @@ def said(row: Message) -> Iterator[str]:
 def _entries(
     rows: Sequence[Message], redact: Redact, zone: tzinfo, max_characters: int, *, has_names: bool
 ) -> Iterator[str]:
-    """Yield the rows' entries, of about `max_characters` each. Batches are searched for secrets, to save time."""
+    """Yield an entry of about `max_characters` for each row. Secrets are searched in batches, to save time."""
     batch: list[str] = []
     limits: list[int] = []
     size = 0
@@ -200,7 +202,7 @@ def speaker_name(text: str | None) -> str:
 
 
 def _row_tokens(row: Message) -> int:
-    """Return the tokens of a row. Pruned rows were never measured, so theirs are at least three bytes each."""
+    """Return the tokens of a row. Sizes of pruned rows are not cached, so they are estimated at three bytes each."""
     if row.role is not MessageRole.TOOL and not row.body.calls:
         return ROW_TOKENS.text_tokens(row, _WHOLE)
     texts = [row.text or "", *(call.arguments for call in row.body.calls)]
@@ -215,7 +217,7 @@ def _length(row: Message) -> int:
 
 
 def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) -> int:
-    """Return the largest length, from 240 to 6,000 characters, with which all messages fit; else the smallest."""
+    """Return the largest message length, from 240 to 6,000 characters, with which all rows fit; 240 if none does."""
     sizes = range(240, 6_001)
     count = bisect_right(sizes, limit, key=lambda size: sum(map(_cost, costs, lengths, repeat(size))))
     return sizes[max(0, count - 1)]
@@ -228,7 +230,7 @@ def _cost(cost: int, length: int, max_characters: int) -> int:
 
 
 def _sample(rows: Transcript, indexes: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
-    """Return the indexes that fit, spread over the whole, always with the first and the last."""
+    """Return indexes that fit, spread evenly, always with the first and the last."""
     ends = {indexes[0], indexes[-1]}
     people = [index for index in indexes if index not in ends and rows[index].origin is Origin.HUMAN]
     others = [index for index in indexes if index not in ends and rows[index].origin is not Origin.HUMAN]
@@ -257,7 +259,7 @@ class _Section:
         self._lines = lines
         self._sizes = [int(estimated_text_tokens(line)) + 1 for line in lines]
         self._dropped: set[int] = set()
-        # The largest line goes first, the first line of a section last.
+        # The largest line is dropped first, the first line of a section last.
         self._order = sorted(range(len(lines)), key=lambda index: (index > 0, self._sizes[index]))
         self.tokens = sum(self._sizes)
 
@@ -266,7 +268,7 @@ class _Section:
         return bool(self._order)
 
     def drop(self) -> int:
-        """Leave out the next line and return the freed tokens; the first time 10 less, for the note."""
+        """Drop the next line and return the freed tokens. The first drop frees 10 less, because it adds a note."""
         index = self._order.pop()
         self.tokens -= self._sizes[index]
         freed = self._sizes[index] - (0 if self._dropped else 10)
@@ -280,7 +282,7 @@ class _Section:
 
 
 def fitted(text: str, limit: Tokens) -> str:
-    """Return `text` without as many lines of its longest sections as bring it to about `limit` tokens."""
+    """Return `text`, shortened to about `limit` tokens by dropping lines of its longest sections."""
     if estimated_text_tokens(text) <= limit:
         return text
     starts = [0, *(match.start() for match in re.finditer(r"^#{1,4}\s+\S.*$", text, re.MULTILINE))]
@@ -300,7 +302,7 @@ def fitted(text: str, limit: Tokens) -> str:
 
 
 def bounded(text: str, redact: Redact) -> str:
-    """Return the beginning of a text, cleaned. It is cut first if that divides no secret, because texts are long."""
+    """Return the beginning of a text, cleaned. To save time, a long text is cut first if that divides no secret."""
     if len(text) > QUOTED_CHARACTERS:
         cut = seam(text, QUOTED_CHARACTERS - 4_000, QUOTED_CHARACTERS)
         text = text if cut is None else text[:cut]
@@ -308,11 +310,11 @@ def bounded(text: str, redact: Redact) -> str:
 
 
 def without_unseen(text: str) -> str:
-    """Return the text with a space for each run of blanks and of characters that hide or reorder others."""
+    """Return the text with one space for each run of blanks and of characters that hide or reorder others."""
     return _UNSEEN.sub(" ", text) if "  " in text or not text.isprintable() else text
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return a cleaned text on one line of at most `limit` characters. Before cleaning, it could cut a secret."""
+    """Return a text on one line of at most `limit` characters. Clean it first, because the cut could split a secret."""
     line = without_unseen(text[: limit * 4]).strip()
     return line if len(line) <= limit and len(text) <= limit * 4 else f"{line[: limit - 1]}…"

@@ -1,7 +1,7 @@
-"""Values of one compression, from the request to the outcome, and its events.
+"""Values and events of one compression, from the request to the outcome.
 
-An engine asks for it (`CompressionRequest`). The controller makes a `CompressionJob`, and the engine prepares it
-(`PreparedCompression`, `NotNeeded`, `Aborted`). A transaction commits it (`Compressed`).
+An engine requests a compression (`CompressionRequest`). The controller makes a `CompressionJob`, and the engine
+prepares it (`PreparedCompression`, `NotNeeded`, `Aborted`). A transaction commits it (`Compressed`).
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -35,16 +35,16 @@ SummaryKind: TypeAlias = Literal["model", "deterministic"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionRequest:
-    """A compression that an engine wants now. The controller decides."""
+    """A compression that an engine requests. The controller decides."""
 
     reason: str
-    """Rule of the engine, such as `threshold`, or its own words."""
+    """Rule of the engine, such as `threshold`, or a reason in its own words."""
     focus: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotNeeded:
-    """Nothing was changed, and nothing had to be."""
+    """Nothing was changed, because a compression was impossible or not needed."""
 
     why: SkipReason
     prompt_tokens: EstimatedTokens
@@ -54,22 +54,22 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """There is no summary, and nothing was changed, because the next request still fits."""
+    """There is no summary. Nothing was changed, because the next request still fits."""
 
     kind: str
-    """Name of the failure as in the ledger, such as `auth`."""
+    """Name of the failure in the ledger, such as `auth`."""
     reason: str
     """One sentence for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionJob:
-    """One compression that is wanted."""
+    """One requested compression."""
 
     conversation: ConversationRef
     view: View
     request: ModelRequest
-    """The next model call, with the system prompt and the tools, which do not shrink."""
+    """The next model request, including the system prompt and tools, which a compression does not shorten."""
     limits: Limits
     threshold: Tokens
     layer: Layer
@@ -79,19 +79,19 @@ class CompressionJob:
     grown: int = 0
     """Tokens by which the prompt grew while the compression was prepared."""
     must_shrink: bool
-    """True: the conversation cannot stay as it is."""
+    """True if the conversation cannot continue without a compression."""
     message_limit: int | None = None
-    """Set if hygiene acts because of the number of messages, not of their size."""
+    """Set if hygiene acts because of the number of messages, not because of their size."""
     held_seconds: float = 0.0
-    """Longest wait of a turn that has room to begin."""
+    """Maximum wait of a turn whose prompt has room."""
     on_begin: Callable[[], Awaitable[None]] | None = None
     """Called as soon as there is something to compress, before a model is asked."""
     model: ModelInfo
     estimator: Estimator
     routes: Sequence[SummaryRoute] = ()
-    """Models that may be asked for a summary, in this order."""
+    """Models to ask for a summary, in this order."""
     flush_route: SummaryRoute | None = None
-    """Model that takes notes before; None: there are none."""
+    """Model that takes notes before the compression. None: no notes are taken."""
     settings: CompressorSettings = field(default_factory=CompressorSettings)
 
     @property
@@ -110,23 +110,23 @@ class CompressionJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCompression:
-    """A compression that could be committed."""
+    """A compression that is ready to commit."""
 
     context: Sequence[ContextItem]
     summary_kind: SummaryKind
     model: str | None
-    """Model that wrote the summary; None for the deterministic one."""
+    """Model that wrote the summary; None for a deterministic summary."""
     failure: str | None = None
-    """Reason without a model's summary, for people."""
+    """Reason why no model wrote the summary, for people."""
     passed_over: str | None = None
     """Summary route that failed before another model wrote the summary."""
     summarised: int
-    """Messages that the handoff stands for, without those of earlier handoffs."""
+    """Messages that the handoff replaces, without those of earlier handoffs."""
     tokens_after: EstimatedTokens
 
     @property
     def stands_for(self) -> int:
-        """Messages that the handoff stands for, those of earlier handoffs included."""
+        """Messages that the handoff replaces, including those of earlier handoffs."""
         rows = [item for item in self.context if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY]
         return sum(parse_handoff(row.text or "").messages for row in rows)
 
@@ -160,7 +160,7 @@ class CompressionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """A compression that was committed: a child continues the conversation."""
+    """A committed compression. A child session continues the conversation."""
 
     job: CompressionJob
     prepared: PreparedCompression
@@ -178,7 +178,7 @@ CompressionOutcome: TypeAlias = Compressed | NotNeeded | Aborted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedEvent:
-    """Compression no longer helps this conversation, and waits until the conversation has grown."""
+    """Compression no longer helps this conversation, so automatic compression is paused."""
 
     tokens: int
     threshold: Tokens
@@ -186,7 +186,7 @@ class BlockedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageLimitEvent:
-    """Hygiene has acted because of the number of messages, not of their size."""
+    """Hygiene acted because of the number of messages, not because of their size."""
 
     messages: int
     limit: int
@@ -194,23 +194,23 @@ class MessageLimitEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PressureEvent:
-    """A prompt has come near to the threshold."""
+    """A prompt has come close to the threshold."""
 
     tokens: ReportedTokens
     threshold: Tokens
     percent: int
     session_id: SessionId
     level: int
-    """The crossed line, in tokens; `commit.note_pressure` notes that people know."""
+    """The crossed line, in tokens. `commit.note_pressure` records that people were warned."""
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Last look at rows that leave the view, for notes. No commit waits for it; a restart repeats it. Raises nothing."""
+"""Takes notes of rows that leave the view. No commit waits for it, and a restart repeats it. Must not raise."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
-"""Called if a turn waits long for an automatic compression, so that its people know why nothing happens."""
+"""Called if a turn waits long for an automatic compression, so that people know why nothing happens."""
 ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent
 Listener: TypeAlias = Callable[[Connection, ConversationRef, ContextEvent, Millis], None]
-"""Called inside the event's transaction, so that its effects are as durable. Must be pure SQL."""
+"""Called inside the event's transaction, so that its effects are equally durable. May only execute SQL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,11 +226,11 @@ class ContinuedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedEvent:
-    """This view's conversation has ended."""
+    """The conversation of this view has ended."""
 
     view: View
     was_reset: bool
-    """True after `/new`: the chat goes on with an empty conversation."""
+    """True after `/new`: the chat continues with an empty conversation."""
 
 
 EngineEvent: TypeAlias = ReplyEvent | ContinuedEvent | EndedEvent
@@ -238,17 +238,17 @@ EngineEvent: TypeAlias = ReplyEvent | ContinuedEvent | EndedEvent
 
 _WHY = {
     SkipReason.TOO_FEW: "the conversation is too short",
-    SkipReason.NOTHING_BETWEEN: "nothing lies between its beginning and its newest messages",
-    SkipReason.NOT_SMALLER: "a summary would be no smaller than what it stands for",
+    SkipReason.NOTHING_BETWEEN: "its beginning and its newest messages stay, and there is nothing between them",
+    SkipReason.NOT_SMALLER: "a summary would not be shorter than the messages it replaces",
     SkipReason.TOOL_RUNS: "a tool call of the last turn has no result yet",
-    SkipReason.NO_PREVIEW: "its context engine cannot tell beforehand what it would take out",
-    SkipReason.MOVED: "the conversation was changed meanwhile",
+    SkipReason.NO_PREVIEW: "its context engine cannot preview a compression",
+    SkipReason.MOVED: "the conversation changed in the meantime",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionReport:
-    """Report of a compression by hand; `note` is None where there is nothing to add."""
+    """Report on a `/compress` command. `note` is None if there is nothing to add."""
 
     noop: bool
     headline: str
@@ -257,7 +257,7 @@ class CompressionReport:
 
 
 def summarize_manual_compression(outcome: CompressionOutcome) -> CompressionReport:
-    """Return the texts for `/compress`. All token figures are estimates of the next prompt, and say so."""
+    """Return the texts for `/compress`. All token figures are marked as estimates of the next prompt."""
     match outcome:
         case Compressed():
             before, after = outcome.job.tokens_before, outcome.prepared.tokens_after

@@ -1,6 +1,6 @@
-"""Limits of a context window: where compression acts, from one table for every layer.
+"""Limits of a context window: the prompt sizes at which compression acts, for every layer.
 
-Shares of a window are exact fractions, no floats. The threshold is rounded down, every other line up.
+Shares of a window are exact fractions, not floats. The threshold is rounded down, the other two lines up.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from hermes_state.settings import Setting
 from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
 
 MIN_INPUT_WINDOW = 2_048
-"""Smallest input window, in tokens: in less a system prompt and one exchange do not fit."""
+"""Smallest input window, in tokens. A system prompt and one exchange do not fit into less."""
 SMALL_WINDOW = 16_000
-"""Context length, in tokens, below which little is left between head, summary and tail."""
+"""Context length, in tokens, below which head, summary and tail leave little space."""
 MIN_SUMMARY_CEILING = 256
 MAX_SUMMARY_TOKENS = 12_000
-"""Longest requested summary, because models seldom write more in one answer."""
+"""Maximum requested length of a summary, because models seldom write more in one answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +33,21 @@ class LimitSettings:
     minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
     """Lowest threshold, for context windows at least twice as large. Lower it to compress earlier."""
     facts_share: float = 0.20
-    """Share of the threshold for the facts of a record; 0: no facts."""
+    """Share of the threshold for the facts of a record. 0: no facts."""
     hygiene_threshold: float = 0.85
-    """Share of the context window, not below 0.85, because the threshold could come too close."""
+    """Share of the context window at which hygiene acts. A value below 0.85 could be too close to the threshold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressorSettings:
-    """Settings of the built-in context engine, without sizes."""
+    """Settings of the built-in context engine, except the limits."""
 
     protect_last_n: Annotated[int, Setting(ge=1, le=1_000, unit="messages")] = 20
     """Number of newest messages to keep unchanged if they fit in 1.5 times `target_ratio`."""
     protect_first_n: Annotated[int, Setting(ge=0, le=100, unit="messages")] = 3
     """Number of first messages to keep unchanged, within 4,000 tokens."""
     keeps_head_once: bool = False
-    """True: the second compression summarises the head."""
+    """True if the second compression summarises the head, too."""
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
     """Maximum time for one summary, and never more than a quarter of `model.turn_seconds`. Raise it for a slow local
     model."""
@@ -60,7 +60,7 @@ class CompressorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextSettings(LimitSettings, CompressorSettings):
-    """Settings that keep conversations with a model inside its window."""
+    """Settings for the compression of conversations with a model."""
 
     enabled: Annotated[bool, Setting()] = True
     """Compress automatically. If off, only `/compress` does."""
@@ -68,26 +68,26 @@ class ContextSettings(LimitSettings, CompressorSettings):
     """`background`: write the summary while the conversation continues, and wait only without room. `blocking`: finish
     each compression before the next model call."""
     hard_message_limit: int = 5_000
-    """Number of messages from which on hygiene acts, whatever their size."""
+    """Number of messages at which hygiene acts, whatever their size."""
     hold_seconds: float = 10.0
-    """Longest wait of a turn for hygiene while there is room, in seconds."""
+    """Maximum seconds that a turn waits for hygiene while its prompt has room."""
     quiet_seconds: float = 5.0
-    """Wait of a turn for an automatic compression, in seconds, until its people are told why."""
+    """Seconds that a turn waits for an automatic compression before people are told why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The lines of one window, in tokens."""
+    """Limits of one context window, in tokens."""
 
     context_length: Tokens
     input_window: Tokens
-    """The context without the reserve for the output, or the provider's smaller bound of prompts."""
+    """Context length minus the output reserve, or the provider's prompt limit if that is smaller."""
     longest_prompt: Tokens
-    """Longest prompt that is sent; a longer one cannot fit with any answer."""
+    """Longest prompt that is sent. A longer prompt cannot fit, even with a short answer."""
     threshold: Tokens
     hygiene: Tokens
     urgent: Tokens
-    """Size from which on no turn goes on without a compression."""
+    """Prompt size from which a turn cannot continue without a compression."""
     tail: Tokens
     head: Tokens
     summary_ceiling: Tokens
@@ -100,29 +100,29 @@ class Limits:
 
     @property
     def is_small(self) -> bool:
-        """True if a compression at the threshold frees little of the window."""
+        """True if a compression at the threshold frees only a small part of the window."""
         return self.context_length < SMALL_WINDOW
 
     def is_over_threshold(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
         return prompt >= self.threshold
 
     def fits(self, prompt: int) -> bool:
-        """Return True while the prompt leaves room in the input window."""
+        """Return True if the prompt leaves room in the input window."""
         return prompt < self.input_window
 
     def is_urgent(self, prompt: EstimatedTokens | ReportedTokens, *, is_pending: bool = False) -> bool:
-        """Return True if the next turn cannot go on without a compression. `is_pending`: one is being prepared."""
+        """Return True if a turn must wait for a compression. `is_pending`: a compression is already being prepared."""
         return not self.fits(prompt) if is_pending else prompt >= self.urgent
 
 
-@lru_cache(maxsize=1_024)  # each turn asks several times, for a few windows
+@lru_cache(maxsize=1_024)  # each turn calls it several times, for a few windows
 def limits_of(
     context_length: int, reserved_output: int, settings: LimitSettings, max_input: int | None = None
 ) -> Limits:
-    """Compute all limits of a window. `max_input`: the provider's smaller bound of prompts. All are tokens."""
+    """Compute all limits of a window, in tokens. `max_input`: the provider's own limit for prompts."""
     longest_prompt = context_length if max_input is None else min(context_length, max_input)
     window = min(context_length - reserved_output, longest_prompt)
-    # At 90 % of the input window at the latest, because the output needs its room.
+    # at most 90 % of the input window, because the output needs room
     hygiene = min(_at_least(context_length, settings.hygiene_threshold), _at_least(window, Fraction(90, 100)))
     threshold = _threshold(context_length, window, settings)
     ceiling = min(
@@ -146,7 +146,7 @@ def limits_of(
 
 
 def summary_input_tokens(summary_window: int) -> Tokens:
-    """Return the most tokens of a conversation that a summary model with this window reads."""
+    """Return the maximum tokens of a conversation that a summary model with this window reads."""
     return Tokens(min(40_000, summary_window * 60 // 100))
 
 
@@ -154,12 +154,12 @@ def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tok
     threshold = _at_most(context_length, settings.threshold)
     if settings.minimum_context_length * 2 <= context_length or not settings.threshold:
         threshold = max(threshold, settings.minimum_context_length)
-    threshold = min(threshold, window * 75 // 100)  # closer to hygiene (85 %), both would act at every message
+    threshold = min(threshold, window * 75 // 100)  # closer to hygiene (85 %), both would act on every message
     return Tokens(max(1, threshold))
 
 
 def _exact(share: float | Fraction) -> Fraction:
-    """Return a share as it was configured: 0.29 is 29 hundredths, not the nearest float."""
+    """Return a share exactly as configured: 0.29 is 29/100, not the nearest float."""
     return share if isinstance(share, Fraction) else Fraction(repr(share))
 
 

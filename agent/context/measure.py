@@ -1,4 +1,4 @@
-"""Measure of prompts: how full a conversation is against the limits of a model's window."""
+"""Size of prompts, compared with the limits of a model's window."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from hermes_state.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPrompt:
-    """A view, its model call with its size, and the limits at the time of the measure."""
+    """A view, its model request with its size, and the limits at the time of measuring."""
 
     conversation: ConversationRef
     view: View
@@ -38,20 +38,20 @@ class MeasuredPrompt:
     size: Size
     estimated: EstimatedTokens
     limits: Limits
-    """The conversation's limits: the model's, unless a smaller window is assumed for it."""
+    """Limits of the conversation: the model's, unless a smaller window is assumed."""
     model_limits: Limits
-    """The model's limits; a prompt larger than its window is not sent."""
+    """Limits of the model. A prompt larger than its window is not sent."""
     model: ModelHandle
 
     @property
     def held_back(self) -> str | None:
-        """Why the conversation is not compressed by itself now; None if nothing holds it back."""
+        """Reason why automatic compression is held back; None if it is not."""
         state = state_of(self.view.session.context_state)
         if not self.model.context.enabled:
             return "it is switched off (`compression.enabled`)"
         if state.is_blocked:
-            return "the last ones did not help; it waits until a prompt does not fit the input window"
-        return "a person took the last one back; it waits until a prompt does not fit" if state.held_at else None
+            return "the last compressions did not help; it waits until a prompt does not fit the input window"
+        return "a person undid the last compression; it waits until a prompt does not fit" if state.held_at else None
 
     def with_style(self, style: WireStyle) -> "MeasuredPrompt":
         request, estimator = replace(self.request, style=style), self.model.profile.estimator
@@ -71,7 +71,7 @@ class MeasuredPrompt:
             is_of_input = error.is_of_input
             await profile.learn_window(lineage_id, error.window, is_of_input=is_of_input, is_counted=is_counted)
         elif not (self.size.images or self.model_limits.is_urgent(self.estimated)):
-            # Not for images, which may have too many bytes, nor near the window's end, where our estimate was wrong.
+            # Do not guess with images, which may have too many bytes, or near the limit, where our estimate was wrong.
             refused = self.estimated if counted is None else counted
             profile.assume_window(lineage_id, refused, self.view.session.reported_prompt_tokens)
         return replace(self, limits=self.model.limits_for(lineage_id), model_limits=self.model.limits)
@@ -79,11 +79,11 @@ class MeasuredPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextStatus:
-    """How full a conversation is."""
+    """Size of a conversation's prompt, and its limits."""
 
     prompt: EstimatedTokens
     fixed: EstimatedTokens
-    """Part of the prompt that no compression shortens: the system prompt and the tools' schemas."""
+    """Part of the prompt that compression cannot shorten: the system prompt and the tool schemas."""
     limits: Limits
     window_from: SizeSource
     threshold: Tokens
@@ -91,7 +91,7 @@ class ContextStatus:
 
     @property
     def is_crowded(self) -> bool:
-        """True if the fixed part takes half of the room before a compression, or more."""
+        """True if the fixed part takes at least half of the threshold."""
         return self.fixed * 2 >= self.threshold
 
 
@@ -116,7 +116,7 @@ class _RowsSize:
 
 
 class MeasuredPromptBuilder:
-    """Builder of the next prompt of a conversation, measured for its model."""
+    """Builds the next prompt of a conversation and measures it for its model."""
 
     def __init__(self, *, views: ViewCache, prompts: PromptBuilder) -> None:
         self._views = views
@@ -155,7 +155,7 @@ class MeasuredPromptBuilder:
     async def _rows_size(
         self, conversation: ConversationRef, view: View, request: ModelRequest, estimator: Estimator
     ) -> Size:
-        """Measure the rows; only the new ones if the view has only grown since the last measure."""
+        """Measure the rows. If the view has only grown since the last time, measure only the new rows."""
         rows, style = request.transcript, request.style
         known = self._measured.get(conversation.lineage_id)
         start, size = 0, Size(0, 0)
@@ -165,7 +165,7 @@ class MeasuredPromptBuilder:
             size += estimator.rows_size(rows[start:], style)
         else:
             size = await asyncio.to_thread(estimator.rows_size, rows, style)
-        if len(self._measured) >= 4_096:  # each takes a few hundred bytes
+        if len(self._measured) >= 4_096:  # a few hundred bytes per conversation
             self._measured.clear()
         if rows and not style.image_urls:
             session = view.session

@@ -1,8 +1,8 @@
-"""Models in use: the client of each, its learned profile, and the settings of conversations with it.
+"""Models in use, each with its client, its learned profile and the settings of its conversations.
 
-A profile (size, counting, accepted prompts) is kept per route and model. A window that a provider states is saved at
-once, with the length that it corrects. A guessed window is never saved and holds for one conversation, because that
-one prompt alone may have been too long.
+A profile (size, token scale, accepted prompts) belongs to a route and a model. A window that a provider states is
+saved at once, together with the length that it corrects. A guessed window is never saved and applies to one
+conversation, because only that prompt may have been too long.
 """
 
 import asyncio
@@ -38,19 +38,19 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, ReportedToken
 log = structlog.get_logger()
 
 ASSUMED_WINDOWS = (1_000_000, 512_000, 256_000, 200_000, 128_000, 64_000, 32_000, 16_000, 8_000, 4_000)
-"""Usual windows, in tokens. One is assumed if a provider refuses a prompt without stating its limit."""
+"""Common windows, in tokens, to guess from if a provider refuses a prompt without stating its limit."""
 MAX_OFFER_AGE_MS = 7 * 86_400_000
-"""Milliseconds until a provider is asked again for the size that it has stated: a week."""
+"""Milliseconds before a provider that stated a size is asked again: a week."""
 MAX_SILENCE_AGE_MS = 86_400_000
-"""Milliseconds until a provider is asked again for a size that it has not stated: a day."""
+"""Milliseconds before a provider that stated no size is asked again: a day."""
 UNREACHED_BACKOFF = Backoff(60.0, 3_600.0)
-"""Pauses until a provider that could not be asked is asked again."""
+"""Pauses before an unreachable provider is asked again."""
 Fetch = Callable[[], Awaitable[ModelLimits | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Facts about a model for a plugin's context engine."""
+    """Facts about a model, for plugin context engines."""
 
     name: str
     context_length: Tokens
@@ -63,9 +63,9 @@ class ModelInfo:
 class SummaryRoute:
     client: ModelClient
     context_length: Tokens | None = None
-    """None: that of the conversation."""
+    """None: the context length of the conversation."""
     mark: str = ""
-    """Mark of the route's settings: with other settings, a failed route may work."""
+    """Mark that changes with the route's settings, because a failed route may work with other settings."""
 
     @property
     def name(self) -> str:
@@ -76,12 +76,12 @@ class SummaryRoute:
 
 
 class LearnedProfile:
-    """The profile of one model on one route."""
+    """Learned profile of one model on one route."""
 
     def __init__(
         self, store: Store, route: str, model: str, configured: ModelLimits, clock: Clock, *, fetch: Fetch | None = None
     ) -> None:
-        """`fetch` asks the provider, see `ChatModel.fetch_limits`."""
+        """Create an empty profile. `fetch` asks the provider for the model's size, see `ChatModel.fetch_limits`."""
         self._store = store
         self._route = route
         self.model = model
@@ -90,12 +90,12 @@ class LearnedProfile:
         self._fetch = fetch
         self._asking = asyncio.Lock()
         self._ask_from: int = 0
-        """Time from which on an unreachable provider may be asked again."""
+        """Time from which an unreachable provider may be asked again."""
         self._pauses = iter(UNREACHED_BACKOFF)
         self.capacity = model_size(model, configured)
-        """The model's size from the best source, without refusals."""
+        """Size of the model from the best source, before any refusals."""
         self._news, self._read = 1, 0
-        """Number of known changes of the stored profile, and of those that were read."""
+        """Number of known changes to the stored profile, and number of changes that were read."""
         self._known = ModelProfile()
         self._assumed: dict[LineageId, Tokens] = {}
         self._accepted = 0
@@ -103,21 +103,21 @@ class LearnedProfile:
 
     @property
     def window(self) -> Tokens:
-        """The model's context length: the one in force, or a smaller one that was learned."""
+        """Context length of the model: from `capacity`, or a smaller learned length."""
         return self._known.window(self.capacity.context_length)
 
     @property
     def max_input(self) -> Tokens | None:
-        """Longest prompt, if the provider bounds it below the window, by its list or by a refusal."""
+        """Longest prompt, if the provider's list or a refusal limits it below the window."""
         return self._known.max_input(self.capacity.context_length, self.capacity.max_input_tokens)
 
     def window_for(self, lineage_id: LineageId) -> Tokens:
-        """Return a conversation's context length: the model's or an assumed one, never below an accepted prompt."""
+        """Return a conversation's context length: the model's, or an assumed length not below accepted prompts."""
         assumed = self._assumed.get(lineage_id)
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
     def source_for(self, lineage_id: LineageId | None) -> SizeSource:
-        """Return the source of a conversation's context length; of the model's for None."""
+        """Return the source of a conversation's context length, or of the model's for None."""
         if lineage_id is not None and self.window_for(lineage_id) < self.window:
             return SizeSource.GUESSED
         return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
@@ -129,7 +129,7 @@ class LearnedProfile:
         self._news += 1
 
     async def load(self) -> None:
-        """Read the stored profile if it may have changed; most calls do nothing."""
+        """Read the stored profile if it may have changed. Most calls do nothing."""
         if self._read == self._news:
             return
         news = self._news
@@ -141,14 +141,14 @@ class LearnedProfile:
             known = self._known
             self._take(profile)
             in_force = self.capacity.context_length
-            self._known = profile.merged(known, in_force)  # a node with another length in force has its own bounds
+            self._known = profile.merged(known, in_force)  # a node with another context length has its own bounds
             if self.window < min(window, in_force):
-                log.info("model.window_known", model=self.model, window=self.window, beside=in_force)
+                log.info("model.window_known", model=self.model, window=self.window, known=in_force)
 
     async def ask(self) -> None:
-        """Ask the provider for the model's size before it is used, if that is neither configured nor known.
+        """Ask the provider for the model's size if it is neither configured nor known.
 
-        Calls at the same time wait for the one answer.
+        Concurrent calls wait for the same answer.
         """
         await self.load()
         if self._fetch is None or not self._is_due():
@@ -164,7 +164,7 @@ class LearnedProfile:
             said, before = plausible(said), self._known.offer
             offer = OfferedSize(context_length=said.context_length, max_output_tokens=said.max_output_tokens, at=now)
             if said == UNKNOWN_LIMITS and before is not None:
-                offer = replace(before, at=now)  # a refused key makes no model smaller
+                offer = replace(before, at=now)  # a refused key does not change the model's size
             self._take(replace(self._known, offer=offer))
             log.info(
                 "model.sizes_asked",
@@ -179,7 +179,7 @@ class LearnedProfile:
     def _is_due(self) -> bool:
         configured, now = self._configured, self._clock.now()
         is_configured = None not in (configured.context_length, configured.max_output_tokens)
-        # A time further away than any pause means that the clock was set back.
+        # If the time is further away than any pause, the clock was set back.
         if is_configured or 0 < self._ask_from - now <= UNREACHED_BACKOFF.max_seconds * 1000:
             return False
         offer = self._known.offer
@@ -205,7 +205,7 @@ class LearnedProfile:
         *,
         was_accepted: bool = True,
     ) -> None:
-        """Take in a provider's count of a request, accepted or refused. `size`: the request's, if it is known."""
+        """Learn from a provider's count of an accepted or refused request. `size`: size of the request, if known."""
         is_plausible = self.estimator.learn(request, reported, view, size)
         if is_plausible and was_accepted:
             self._accepted = max(self._accepted, reported)
@@ -216,11 +216,11 @@ class LearnedProfile:
             self._known = replace(self._known, calibration=known)
 
     async def largest_answered(self, lineage_id: LineageId | None = None) -> int | None:
-        """Return the tokens of the largest prompt that the model has answered, in a conversation or in any."""
+        """Return the tokens of the largest prompt that the model answered, in one conversation or in all."""
         return await self._store.read(largest_answered_prompt, lineage_id, self._route, self.model)
 
     async def is_disproved(self, error: ContextOverflow, prompt: EstimatedTokens) -> bool:
-        """Return True if the model has answered a prompt larger than this one and than the stated window."""
+        """Return True if the model answered a prompt that was larger than both `prompt` and the stated window."""
         answered = await self.largest_answered() or 0
         is_vague = error.prompt_tokens is None and not error.is_of_account
         return is_vague and (error.window or answered) < answered >= prompt
@@ -228,17 +228,17 @@ class LearnedProfile:
     async def learn_window(
         self, lineage_id: LineageId, stated: int, *, is_of_input: bool = False, is_counted: bool = False
     ) -> None:
-        """Keep a smaller window that the provider stated, or a bound of prompts alone (`is_of_input`).
+        """Save a smaller window that the provider stated, or its limit for prompts alone (`is_of_input`).
 
-        A window below an answered prompt is believed only with a count of the refused one (`is_counted`): then the
-        server has changed.
+        A window below an answered prompt is accepted only if the provider counted the refused prompt (`is_counted`).
+        Then the server has changed.
         """
         self._assumed.pop(lineage_id, None)
         answered = 0 if is_counted else await self.largest_answered()
         if not max(MIN_INPUT_WINDOW, answered or 0) <= stated < min(self.window, self.max_input or self.window):
             return
         in_force, bound = self.capacity.context_length, Tokens(stated)
-        log.warning("model.window_learned", model=self.model, window=stated, is_of_input=is_of_input, beside=in_force)
+        log.warning("model.window_learned", model=self.model, window=stated, is_of_input=is_of_input, known=in_force)
         self._known = self._known.learned(bound, beside=in_force, is_of_input=is_of_input)
         about = (self._route, self.model, bound, in_force, self._clock.now())
         await self._store.write(learn_context, *about, is_of_input=is_of_input)
@@ -248,8 +248,8 @@ class LearnedProfile:
     ) -> None:
         """Guess the conversation's window after a prompt of `refused` tokens was too long for an unknown limit.
 
-        The guess is the largest usual window below the prompt. There is none if as many tokens were accepted before,
-        anywhere or in this conversation (`accepted`).
+        The guess is the largest common window below the prompt. Nothing is guessed if as many tokens were accepted
+        before, anywhere or in this conversation (`accepted`).
         """
         floor = max(self._accepted, accepted or 0)
         guess = next((size for size in ASSUMED_WINDOWS if size < refused), None)
@@ -258,11 +258,11 @@ class LearnedProfile:
         self._assume(lineage_id, Tokens(max(guess, floor)), refused)
 
     def assume_stated(self, lineage_id: LineageId, stated: int) -> None:
-        """Keep a conversation below the account's limit for one request, which is no property of the model."""
+        """Keep a conversation below the account's limit per request, which is not a property of the model."""
         self._assume(lineage_id, Tokens(min(self.window, max(stated, MIN_INPUT_WINDOW))), None)
 
     def _assume(self, lineage_id: LineageId, window: Tokens, refused: int | None) -> None:
-        if len(self._assumed) >= 4_096:  # conversations; one entry is a few bytes
+        if len(self._assumed) >= 4_096:  # a few bytes per conversation
             self._assumed.clear()
         self._assumed[lineage_id] = window
         window = self.window_for(lineage_id)
@@ -271,7 +271,7 @@ class LearnedProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelHandle:
-    """A model that answers turns. A turn keeps its handle to its end."""
+    """A model that answers turns. A turn keeps its handle until it ends."""
 
     client: ModelClient
     profile: LearnedProfile
@@ -279,11 +279,11 @@ class ModelHandle:
     context: ContextSettings = field(default_factory=ContextSettings)
     summary_routes: tuple[SummaryRoute, ...] = ()
     flush_route: SummaryRoute | None = None
-    """Model that takes notes before a compression; None: there are none."""
+    """Model that takes notes before a compression. None: no notes are taken."""
     images: ModelImages | None = None
-    """None for a model that sees no images."""
+    """None for a model that cannot see images."""
     subagent_model: Callable[[], "ModelHandle | None"] = lambda: None
-    """Returns the model of sub-agents; None: this one."""
+    """Returns the model for sub-agents. None: this model."""
 
     @property
     def maker(self) -> str:
@@ -313,7 +313,7 @@ class ModelHandle:
         return self.limits
 
     def routes_within(self, window: Tokens) -> tuple[SummaryRoute, ...]:
-        """Return the summary routes for a conversation with this window, which bounds its own model's, too."""
+        """Return the summary routes for a conversation. Its window also limits the conversation's own model."""
         bounded = []
         for route in self.summary_routes:
             length = window if route.context_length is None else route.context_length

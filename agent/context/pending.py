@@ -1,6 +1,7 @@
-"""Compressions and notes that are prepared next to the turns of their conversations.
+"""Compressions and notes that are prepared while the turns of their conversations continue.
 
-They outlive a change of the model and of the configuration. A conversation's next step takes in what is ready.
+They survive a change of the model or the configuration. The next step of a conversation commits its prepared
+compression.
 """
 
 import asyncio
@@ -25,23 +26,23 @@ from hermes_state.values import ChatId, LineageId, SessionId
 log = structlog.get_logger()
 
 MAX_KEPT = 512
-"""Compressions that are prepared or wait for a step of their conversations: each holds a whole view."""
+"""Maximum number of running and prepared compressions. Each holds a whole view in memory."""
 
 
 class CompressionRegistry:
-    """Tasks that prepare compressions, at most one for each conversation. One registry for a store."""
+    """Tasks that prepare compressions, at most one per conversation. There is one registry per store."""
 
     def __init__(self) -> None:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
         self.notes: dict[SessionId, asyncio.Task[None]] = {}
         self.settled_chats: set[ChatId] = set()
-        """Chats to which no earlier process owes notes."""
+        """Chats for which an earlier process owes no notes."""
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._tasks
 
     async def begin(self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult]) -> None:
-        """Start to prepare a compression. It is kept until a step of the conversation takes it in."""
+        """Start to prepare a compression. It stays here until a step of the conversation takes it."""
         if len(self._tasks) >= MAX_KEPT:
             await self.drop(next(iter(self._tasks)))
         self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"compression-{lineage_id}")
@@ -54,7 +55,7 @@ class CompressionRegistry:
         tell: Callable[[], Awaitable[None]] | None = None,
         quiet_seconds: float = 0.0,
     ) -> None:
-        """Wait until the conversation's compression is prepared, at most `seconds`. Calls `tell` after a while."""
+        """Wait at most `seconds` until the compression is prepared. Call `tell` after `quiet_seconds`."""
 
         async def tell_later() -> None:
             if tell is not None:
@@ -67,10 +68,10 @@ class CompressionRegistry:
         finally:
             await cancel_all([telling])
             if not telling.cancelled() and (error := telling.exception()) is not None:
-                log.error("compression.wait_untold", lineage_id=lineage_id, exc_info=error)
+                log.error("compression.notice_failed", lineage_id=lineage_id, exc_info=error)
 
     async def take_finished(self, lineage_id: LineageId) -> CompressionResult | None:
-        """Take out the conversation's compression, if it is prepared by now."""
+        """Remove and return the conversation's compression if it is prepared."""
         task = self._tasks.get(lineage_id)
         if task is None or not task.done():
             return None
@@ -78,7 +79,7 @@ class CompressionRegistry:
         return await task
 
     async def drop(self, lineage_id: LineageId) -> None:
-        """Cancel the conversation's compression. Its cost is in the ledger already."""
+        """Cancel the conversation's compression. Its cost is already in the ledger."""
         if (task := self._tasks.pop(lineage_id, None)) is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -90,7 +91,7 @@ class CompressionRegistry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteTaker:
-    """Take notes of views that a compression shortens. No commit waits for them."""
+    """Takes notes of views that a compression shortens. No commit waits for them."""
 
     store: Store
     prompts: PromptBuilder
@@ -98,7 +99,7 @@ class NoteTaker:
     pending: CompressionRegistry
 
     def begin(self, job: CompressionJob, is_ready: asyncio.Event | None = None) -> None:
-        """Take notes at once or, while a turn waits for the summary, after it `is_ready`."""
+        """Take notes at once, or after the summary `is_ready` if a turn waits for it."""
         session_id = job.view.session.id
         if self.before_split and session_id not in self.pending.notes:
             self.pending.notes[session_id] = asyncio.create_task(self._take(job, is_ready), name="notes")
@@ -107,7 +108,7 @@ class NoteTaker:
         await cancel_all([self.pending.notes[session_id]] if session_id in self.pending.notes else [])
 
     async def take_owed(self, job: CompressionJob) -> None:
-        """Take the notes that an earlier process still owes the chat of this job."""
+        """Take the notes that an earlier process still owes this job's chat."""
         chat_id = job.conversation.chat_id
         if self.before_split and chat_id not in self.pending.settled_chats:
             for view in await self.store.read(_load_indebted, chat_id):
@@ -123,9 +124,9 @@ class NoteTaker:
         finally:
             self.pending.notes.pop(job.view.session.id, None)
         for error in (one for one in seen if isinstance(one, Exception)):
-            log.error("compression.look_failed", lineage_id=job.conversation.lineage_id, exc_info=error)
+            log.error("compression.notes_failed", lineage_id=job.conversation.lineage_id, exc_info=error)
         system = await self.prompts.system_for(job.conversation, job.limits.threshold)
-        with suppress(StoreUnavailable):  # the next start takes them again
+        with suppress(StoreUnavailable):  # the next start repeats them
             await self.store.write(settle_notes, job, system)
 
 

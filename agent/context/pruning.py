@@ -1,6 +1,6 @@
-"""Pruning: older long tool results and arguments become one line with the recall id of the whole.
+"""Pruning: older long tool results and arguments become one line with the recall id of the full text.
 
-Rows in the database stay. The same transcript always gives the same stubs, and a second pruning changes no byte.
+Rows in the database do not change. The same transcript always gives the same stubs, and pruning again changes nothing.
 """
 
 import re
@@ -23,9 +23,9 @@ _FAILS = re.compile(r"\A\s*(?:error|fatal|traceback|failed|exception)\b", re.IGN
 
 
 def prune(transcript: Transcript, *, upto: int, redact: Redact) -> tuple[Transcript, int]:
-    """Shorten the rows before index `upto`; return also the number of results that became stubs.
+    """Shorten the rows before index `upto`. Return all rows and the number of results that became stubs.
 
-    Each row keeps its id and place, and people's texts stay. `redact` takes secrets out of a text before it is cut,
+    Each row keeps its id and place, and people's texts stay. `redact` removes secrets from a text before it is cut,
     because half a secret is not recognised.
     """
     calls: dict[str | None, ToolCall] = {}  # ids repeat: a result answers the call before it
@@ -50,7 +50,7 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact) -> tuple[Transcr
 
 
 def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int], redact: Redact) -> Message:
-    """Return the row with a stub for its text. `newest`: the newest row of each long result, by its text."""
+    """Return the row with a stub as its text. `newest`: id of the newest row with each long result text."""
     text = row.text or ""
     if len(text) <= WORTH_PRUNING_CHARACTERS or text.startswith(_STUB_MARK):
         return row
@@ -68,7 +68,7 @@ def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int
 
 
 def _outcome(text: str, redact: Redact) -> str:
-    """Return the outcome that the text shows: an exit code, an error's first line, else its beginning."""
+    """Return the outcome in a result: an exit code, the first line of an error, or the beginning."""
     for part in (text[:400], text[-400:]):
         lower = part.lower()  # a hundred times faster than the expression
         if ("exit" in lower or "returncode" in lower) and (exit_code := _EXIT.search(part)) is not None:
@@ -78,7 +78,7 @@ def _outcome(text: str, redact: Redact) -> str:
 
 
 def _target(call: ToolCall | None, redact: Redact) -> str:
-    """Return the subject of the call: the argument that names it, else the first text among them."""
+    """Return the subject of a call: the argument that names it, else the first text argument."""
     arguments = _parsed(call.arguments) if call is not None else None
     if not isinstance(arguments, dict):
         return ""
@@ -124,6 +124,6 @@ def _one_line(text: str, limit: int, redact: Redact) -> str:
 
 
 def _beginning(text: str, limit: int, redact: Redact) -> str:
-    """Return at most the first `limit` characters, cut at a space if possible; no secret is cut in two."""
+    """Return at most the first `limit` characters, cut at a space if possible and never inside a secret."""
     index = seam(text[:limit], limit * 3 // 4, limit)
     return text[:index] if index is not None else redact(text[:2_000])[:limit]

@@ -1,6 +1,6 @@
-"""State of a conversation's compressions: strikes, cooldowns and told warnings. A session stores it, a split copies it.
+"""State of a conversation's compressions: strikes, cooldowns and warnings that people have seen.
 
-Each change is a function from one state to the next.
+A session stores the state, and a split copies it. Each change is a function from one state to the next.
 """
 
 from typing import TypeAlias
@@ -13,25 +13,25 @@ from hermes_state.values import Millis
 
 STRIKES_TO_BLOCK = 2
 MIN_GAIN_PERCENT = 10
-"""Smallest gain of a pass, in percent; one that frees less, or ends closer to the threshold, is a strike."""
+"""Minimum gain of a compression, in percent. A smaller gain, or a result closer to the threshold, is a strike."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
-"""Cooldown after a failure that lasts: a refused key, an empty account, a wrong name."""
+"""Cooldown after a lasting failure: a refused key, an empty account, a wrong name."""
 LASTING_FAILURES = frozenset({"auth", "quota", "not_offered", "rejected", "unpriced"})
 CooldownKey: TypeAlias = str
-"""`loop` or `hygiene`, the cooling route or engine, and the mark of its settings."""
+"""`loop` or `hygiene`, the failed route or engine, and the mark of its settings."""
 
 
 def cooldown_key(layer: Layer, who: str, mark: str) -> CooldownKey:
-    """Return the key of a cooldown. Hygiene has its own, because it waits less long than the loop.
+    """Return the key of a cooldown. Hygiene has its own keys, because it waits for a shorter time than the loop.
 
-    `mark` changes with the settings: with other settings, a failed route may work.
+    `mark` changes with the settings, because a failed route may work with other settings.
     """
     return f"{'hygiene' if layer == 'hygiene' else 'loop'}:{who}:{mark}"
 
 
 class Cooldown(msgspec.Struct, frozen=True, kw_only=True):
-    """A failed summary route or engine. Kept after its end, because the next cooldown is longer."""
+    """Pause of a failed summary route or engine. It is kept after its end, so that the next pause is longer."""
 
     until: int
     """UTC milliseconds."""
@@ -43,28 +43,28 @@ class UnverifiedCompression(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens_before: int
     grown: int = 0
-    """Tokens by which the prompt grew while the compression was prepared, which it does not include."""
+    """Tokens by which the prompt grew while the compression was prepared. The compression does not include them."""
 
 
 class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """State of a conversation's compressions; the default is that of a new conversation."""
+    """State of a conversation's compressions. The defaults are those of a new conversation."""
 
     strikes: int = 0
     blocked_at: int = 0
-    """Prompt tokens at which the second strike fell; 0: not blocked."""
+    """Prompt tokens at the second strike. 0: not blocked."""
     held_at: int = 0
-    """Prompt tokens after `/compress undo`; 0: not held."""
+    """Prompt tokens after `/compress undo`. 0: not held."""
     awaited: UnverifiedCompression | None = None
     cooldowns: dict[CooldownKey, Cooldown] = {}
     unexplained: tuple[str, ...] = ()
-    """Models that refused a prompt again after a compression, so not because of its length."""
+    """Models that refused a prompt again after a compression, so its length was not the reason."""
     pressure_level: int = 0
-    """Highest crossed line, in tokens, that people were told of."""
+    """Pressure line, in tokens, that people were last warned about. 0: no warning."""
     owes_notes: bool = False
-    """True if the session was compressed before notes were taken of its view."""
+    """True if the session was compressed before notes of its view were taken."""
 
     def rebased(self, before: "ContextState", after: "ContextState") -> "ContextState":
-        """Return this state with the changes from `before` to `after`, which are older states."""
+        """Return this state with the changes between two older states, `before` and `after`."""
         fields = (field for field in self.__struct_fields__ if getattr(after, field) != getattr(before, field))
         return msgspec.structs.replace(self, **{field: getattr(after, field) for field in fields})
 
@@ -73,7 +73,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.blocked_at > 0
 
     def judged(self, reported: int, threshold: int) -> "ContextState":
-        """Judge the last compression by a reported prompt."""
+        """Judge the last compression by the size of the next prompt."""
         if self.awaited is None:
             return self
         before, after = self.awaited.tokens_before, reported - self.awaited.grown
@@ -84,7 +84,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return settled.struck(max(reported, threshold))
 
     def struck(self, tokens: int) -> "ContextState":
-        """Count a pass that did not help; the second in a row blocks."""
+        """Count a compression that did not help. The second in a row blocks automatic compression."""
         strikes = self.strikes + 1
         blocked_at = tokens if strikes >= STRIKES_TO_BLOCK else self.blocked_at
         return msgspec.structs.replace(self, strikes=strikes, blocked_at=blocked_at)
@@ -92,8 +92,9 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def rearmed(self, tokens: int, limits: Limits) -> "ContextState":
         """Lift a hold or a block that no longer applies to this prompt.
 
-        A hold ends when the prompt no longer fits. A block ends when the prompt reaches a threshold above the block,
-        after a smaller window or a limit of messages; so people are told of a block only once.
+        A hold ends when the prompt no longer fits. A block ends when the prompt reaches a threshold above
+        `blocked_at`. That happens only if the block came from a smaller window or from the limit of messages, so
+        people are told about a block only once.
         """
         if not limits.fits(tokens):
             return msgspec.structs.replace(self, held_at=0) if self.held_at else self
@@ -101,7 +102,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, blocked_at=0, strikes=0) if self.is_blocked and is_outgrown else self
 
     def compressed(self, tokens_before: int, grown: int = 0) -> "ContextState":
-        """Await the verdict on a compression. Passes without a report between them are judged as one."""
+        """Wait for the verdict on a compression. Compressions without a report between them are judged as one."""
         awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before, grown=grown)
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 
@@ -109,11 +110,11 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, held_at=tokens, awaited=None, strikes=0, blocked_at=0, pressure_level=0)
 
     def refused_again(self, maker: str) -> "ContextState":
-        """Note that a model has refused the compressed prompt, too, without a reason."""
+        """Record that a model refused the compressed prompt as well, without a reason."""
         return msgspec.structs.replace(self, unexplained=(*self.unexplained, maker))
 
     def answered_by(self, maker: str) -> "ContextState":
-        """Note that a model has answered, so that a later refusal may mean the length again."""
+        """Record that a model answered, so that length may again be the reason for a later refusal."""
         others = tuple(other for other in self.unexplained if other != maker)
         return self if others == self.unexplained else msgspec.structs.replace(self, unexplained=others)
 
@@ -125,7 +126,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return cooldown is not None and 0 < cooldown.until - now <= TIMEOUT_LADDER_SECONDS[-1] * 1_000
 
     def failed(self, key: CooldownKey, outcome: str, now: Millis) -> "ContextState":
-        """Cool a route or engine down after a failure, longer each time."""
+        """Pause a route or engine after a failure, longer each time."""
         failures = (self.cooldowns[key].failures if key in self.cooldowns else 0) + 1
         step = TIMEOUT_LADDER_SECONDS[min(failures, len(TIMEOUT_LADDER_SECONDS)) - 1]
         seconds = NO_MODEL_SECONDS if outcome in LASTING_FAILURES else step
@@ -137,7 +138,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self if others == self.cooldowns else msgspec.structs.replace(self, cooldowns=others)
 
     def _cooldowns_beside(self, key: CooldownKey) -> dict[CooldownKey, Cooldown]:
-        """Return the other cooldowns with the same settings; those of earlier settings are never asked for."""
+        """Return the other cooldowns with the same settings. Cooldowns of earlier settings are never used again."""
         mark = key.rpartition(":")[2]
         return {
             other: cooldown
@@ -154,7 +155,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def state_of(stored: str | None) -> ContextState:
-    """Read the state in a session's column; an unreadable one, of another engine, is a new one."""
+    """Parse the state in a session's column. An unreadable state, written by another engine, counts as a new one."""
     if stored is None:
         return ContextState()
     try:

@@ -1,7 +1,7 @@
-"""Context engines that plugins bring: the contract, the loader, and the adapter that runs them on stored rows.
+"""Context engines from plugins: their interface, the loader, and the adapter that runs them on stored rows.
 
-A plugin subclasses `ContextEngine`, whose methods take message lists (docs/reference/plugins.md). `ContextCompressor`
-is the built-in engine with the same contract:
+A plugin subclasses `ContextEngine`, whose methods accept message lists (docs/reference/plugins.md).
+`ContextCompressor` is the built-in engine with the same interface:
 
 >>> engine = ContextCompressor(context_length=8_192)
 >>> engine.threshold_tokens, engine.should_compress(4_000), engine.should_compress(4_096)
@@ -11,8 +11,8 @@ is the built-in engine with the same contract:
 >>> len(shorter) < len(talk), shorter[-1] is talk[-1]
 (True, True)
 
-`load_engine` loads the plugin that `context.engine` names. `PluginEngine` (adapter.py) runs it on stored rows, with the
-built-in engine as its fallback. It keeps an engine object for each conversation and gives up calls that take too long
+`load_engine` loads the plugin named in `context.engine`. `PluginEngine` (adapter.py) runs it on stored rows, with the
+built-in engine as the fallback. It keeps one engine object per conversation and abandons calls that take too long
 (handle.py), reads message lists (lists.py), and maps them to rows (mapping.py).
 """
 

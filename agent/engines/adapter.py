@@ -1,7 +1,7 @@
-"""`PluginEngine`: engines of plugins, written for message lists, as one engine of stored rows.
+"""`PluginEngine`: runs plugin engines, which work on message lists, as one engine for stored rows.
 
-The conversation goes on whatever an engine does (it raises, hangs, returns nonsense, changes its arguments): the
-attempt is aborted, and the built-in engine takes over if there is no room.
+The conversation continues even if an engine raises, hangs, returns nonsense or changes its arguments. The attempt is
+aborted, and the built-in engine takes over if there is no room.
 """
 
 import asyncio
@@ -53,37 +53,37 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Origin, Sessi
 log = structlog.get_logger()
 
 MAX_HANDLES = 256
-"""Conversations whose engine is kept; those idle longest are dropped."""
+"""Maximum number of conversations whose engine stays in memory. The longest idle engines are dropped first."""
 FAILED: Final = "engine"
 
 
 @dataclass(eq=False, slots=True)
 class PluginEngine:
-    """An `Engine` for all conversations, with an engine object of the plugin for each."""
+    """An `Engine` for all conversations, with one engine object of the plugin per conversation."""
 
     name: str
     make: Callable[[], ContextEngine]
     _: KW_ONLY
     model: ModelInfo
     fallback: Engine
-    """Compresses if the engine failed and there is no room."""
+    """Engine that compresses if the plugin failed and there is no room."""
     redact: Callable[[str], str]
     clock: Clock
     mark: str = ""
-    """Changes with the settings of the engine and the model."""
+    """Mark that changes with the settings of the engine and the model."""
     schemas: Sequence[ToolSchema] = ()
     home: str = ""
-    """The state directory. Each engine has a folder in it, with one for each conversation."""
+    """The state directory. It contains a folder per engine, with a subfolder per conversation."""
     store: Store | None = None
     """None if engines get no folders."""
     compress_seconds: float = 120.0
-    """Longest wait for `compress` and for tools, which may call a model."""
+    """Maximum time for `compress` and for tools, which may call a model."""
     quick_seconds: float = 5.0
-    """Longest wait for other calls."""
+    """Maximum time for other calls."""
     _handles: OrderedDict[LineageId, EngineHandle] = field(default_factory=OrderedDict, init=False)
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """Return the engine's own decision, or its request; from the urgent line on always a request."""
+        """Return the engine's decision or its own request. At the urgent limit, always return a request."""
         request = None
         try:
             async with self._acquire(job) as handle:
@@ -96,7 +96,7 @@ class PluginEngine:
         return request
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Prepare a compression. The built-in engine makes a cut at a given message, which the contract lacks."""
+        """Prepare a compression. The built-in engine handles `keep_turns`, which the plugin interface lacks."""
         if job.keep_turns is not None:
             return await self.fallback.prepare(job, state)
         if has_open_calls(job.view.transcript):
@@ -104,7 +104,7 @@ class PluginEngine:
         key, now = self._cooldown_key(job.layer), self.clock.now()
         handle = self._handles.get(job.view.session.lineage_id)
         if job.must_shrink and ((handle is not None and handle.hangs) or state.is_cooling(key, now)):
-            return await self._fall_back(job, state, "failed a short while ago")
+            return await self._fall_back(job, state, "failed a short time ago")
         await job.begin()
         calls = SummaryClient(job, state, redact=self.redact, clock=self.clock, seconds=self.compress_seconds)
         try:
@@ -120,14 +120,14 @@ class PluginEngine:
         state = calls.state.answered(key)
         result, judged = self._judged(job, state, mapped)
         if isinstance(result, NotNeeded):
-            reason = "returned the messages as they were" if mapped is None else "returned a list that is no shorter"
+            reason = "returned the messages unchanged" if mapped is None else "returned a list that is not shorter"
             if job.must_shrink:
                 return await self._fall_back(job, state, reason)
             log.warning("engine.no_change", engine=self.name, layer=job.layer, reason=reason)
         return result, judged
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
-        """Return that there is no preview: a plugin would have to compress for it."""
+        """Return `NO_PREVIEW`, because a plugin would have to compress for a preview."""
         if job.keep_turns is not None:
             return self.fallback.preview(job)
         return job.not_needed(SkipReason.NO_PREVIEW)
@@ -136,7 +136,7 @@ class PluginEngine:
         return state.is_cooling(self._cooldown_key(layer), self.clock.now())
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
-        """Return the threshold of the engine's status, at most hygiene's line, at which the engine is not asked."""
+        """Return the threshold from the engine's status, at most the hygiene limit, which applies to all engines."""
         handle = self._handles.get(lineage_id)
         known = None if handle is None else handle.threshold
         return Tokens(min(known or limits.hygiene, limits.hygiene))
@@ -150,7 +150,7 @@ class PluginEngine:
                 name=schema.name,
                 description=schema.description,
                 parameters=schema.parameters,
-                effect=ToolEffect.WRITES,  # unknown, so a restart runs none of them twice
+                effect=ToolEffect.WRITES,  # the effect is unknown, so a restart must not repeat a call
                 needs_approval=False,  # the operator has chosen the engine with its tools
                 run=partial(self._run_tool, schema.name),
             )
@@ -180,7 +180,7 @@ class PluginEngine:
             await asyncio.wait(hung, timeout=0.1)
 
     def _handle(self, lineage_id: LineageId) -> EngineHandle:
-        """Return a conversation's handle. The one idle longest is dropped, but none that is busy or hangs."""
+        """Return a conversation's handle. Drop the longest idle handle, unless it is busy or hangs."""
         if lineage_id not in self._handles:
             make, model, home, seconds = self.make, self.model, self.home, self.quick_seconds
             self._handles[lineage_id] = EngineHandle(
@@ -194,7 +194,7 @@ class PluginEngine:
         return handle
 
     async def _facts(self, session: Session) -> dict[str, Any]:
-        """Return the conversation of a session, by the key of its first one, and the engine's folder for it."""
+        """Return the conversation of a session (the key of its first session) and the engine's folder for it."""
         if self.store is None:
             return {}
         key = (await self.store.read(load_session, SessionId(session.lineage_id))).key
@@ -210,14 +210,14 @@ class PluginEngine:
                 "compress",
                 list(sent.messages),
                 seconds=self.compress_seconds,
-                # Without room at least its own threshold: some engines compress nothing below that.
+                # Without room, pass at least the engine's own threshold: some engines do nothing below it.
                 current_tokens=max(job.tokens_before, handle.threshold or 0 if job.must_shrink else 0),
                 focus_topic=job.focus,
                 force=job.layer == "manual",
                 message_ids=sent.ids,
                 call_model=calls.ask if is_async else calls.ask_and_wait,
             )
-            # Guarded: its values may be no JSON, and its objects may only look like lists.
+            # Guarded, because values may not be JSON and objects may only look like lists.
             arguments = (sent, returned, self.redact)
             mapped: MappedMessages | None = await handle.guard(
                 mapped_messages, *arguments, seconds=self.compress_seconds
@@ -231,8 +231,8 @@ class PluginEngine:
         return handle.acquire(session, job.model, job.limits.context_length)
 
     async def _sent(self, job: CompressionJob) -> SentMessages:
-        """Return a new list for each call, because an engine may change it."""
-        # Images are mentioned, not shown: their bytes would be compared and copied in vain.
+        """Return a new list for each call, because an engine may change the list."""
+        # Images are only mentioned, because comparing and copying their bytes is useless.
         style = replace(job.request.style, image_urls={}, image_notes={})
         return await asyncio.to_thread(sent_messages, job.request.system, job.view.transcript, style)
 
@@ -256,13 +256,13 @@ class PluginEngine:
     async def _fall_back(
         self, job: CompressionJob, state: ContextState, reason: str
     ) -> tuple[Preparation, ContextState]:
-        """Prepare by the built-in engine, because there is no room to wait for the plugin's."""
+        """Prepare with the built-in engine, because there is no room to wait for the plugin."""
         log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self.fallback.name, reason=reason)
         return await self.fallback.prepare(job, state)
 
     async def _decision(self, handle: EngineHandle, job: CompressionJob) -> CompressionRequest | None:
         taken = await handle.call("take_request")
-        if isinstance(taken, CompressionRequest):  # a plugin may put anything in its place, and into it
+        if isinstance(taken, CompressionRequest):  # a plugin may return other objects, or fill it with anything
             reason = " ".join(str(taken.reason).split())[:200]
             focus = " ".join(str(taken.focus).split())[:500] if taken.focus else None
             log.info("engine.requested", engine=self.name, layer=job.layer, reason=reason)
@@ -279,7 +279,7 @@ class PluginEngine:
         return request if has_content else None
 
     async def _says_of_list(self, handle: EngineHandle, method: str, job: CompressionJob, *, default: bool) -> bool:
-        """Ask about a list, unless the engine's method is the contract's, which always answers `default`."""
+        """Ask the engine about a list, unless it inherits the method, which always answers `default`."""
         if getattr(type(handle.engine), method, None) is getattr(ContextEngine, method):
             return default
         sent = await self._sent(job)
@@ -287,23 +287,23 @@ class PluginEngine:
 
     async def _says(self, handle: EngineHandle, method: str, about: object, **facts: Any) -> bool:
         answer = await handle.call(method, about, **facts)
-        return answer if isinstance(answer, bool) else await handle.guard(bool, answer)  # of an array it raises
+        return answer if isinstance(answer, bool) else await handle.guard(bool, answer)  # an array raises
 
     def _cooldown_key(self, layer: Layer) -> CooldownKey:
         return cooldown_key(layer, f"engine:{self.name}", self.mark)
 
 
 class SummaryClient:
-    """Summary models of a conversation, for the model calls of one `compress`. All calls end with it.
+    """Summary models of a conversation, for the model calls of one `compress`. All calls end with `compress`.
 
-    Each call keeps to the spending caps, is a row in the ledger, and carries no secrets. A route that fails is disabled
-    for a while, as for the built-in engine; `state` includes that.
+    Each call respects the spending caps, gets a row in the ledger, and contains no secrets. A failed route is disabled
+    for a while, as with the built-in engine. `state` contains these cooldowns.
     """
 
     def __init__(
         self, job: CompressionJob, state: ContextState, *, redact: Callable[[str], str], clock: Clock, seconds: float
     ) -> None:
-        """`seconds`: time for all calls together."""
+        """Create a client. `seconds`: time for all calls together."""
         self.state = state
         self._job, self._redact, self._clock = job, redact, clock
         self._loop = asyncio.get_running_loop()
@@ -312,7 +312,7 @@ class SummaryClient:
         self._closed = Event()
 
     async def ask(self, prompt: str, system: str = "") -> str:
-        failure: ModelError = ModelUnavailable("there is no model that could be asked now")
+        failure: ModelError = ModelUnavailable("no model is available for a summary right now")
         for route in self._job.routes:
             key = route.cooldown_key(self._job.layer)
             if self.state.is_cooling(key, self._clock.now()):
@@ -329,12 +329,12 @@ class SummaryClient:
         raise failure
 
     def ask_and_wait(self, prompt: str, system: str = "") -> str:
-        """`ask` from a thread of an engine that is not async."""
+        """Call `ask` from the thread of an engine that is not async."""
         if self._closed.is_set():
             raise ModelTimeout("the compression is over")
         waiting = asyncio.run_coroutine_threadsafe(self.ask(prompt, system), self._loop)
         self._waiting.add(waiting)
-        if self._closed.is_set():  # meanwhile: `close` has not seen this call
+        if self._closed.is_set():  # closed in the meantime: `close` did not see this call
             waiting.cancel()
         try:
             return waiting.result()

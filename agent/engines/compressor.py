@@ -1,7 +1,7 @@
 """`ContextCompressor`: the built-in compression as an engine for message lists.
 
-A list becomes rows, `agent.context` compresses them, and the rest becomes a list again. The rows exist for one call:
-their ids are numbers in the list, which cannot be looked up, so no text contains them.
+A list becomes rows, `agent.context` compresses the rows, and the result becomes a list again. The rows exist only
+during one call. Their ids are positions in the list and cannot be looked up, so texts do not contain them.
 """
 
 import re
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class ContextCompressor(ContextEngine):
-    """The built-in engine on message lists: cut, prune, a summary by model or a deterministic one, one handoff."""
+    """The built-in engine for message lists. It cuts, prunes and adds one handoff with a summary by a model or rule."""
 
     threshold_percent = 0.50
     protect_first_n = 3
@@ -44,7 +44,7 @@ class ContextCompressor(ContextEngine):
         *,
         summarise: Callable[[ModelRequest], ModelReply] | None = None,
     ) -> None:
-        """`summarise`: one blocking model call that raises `ModelError`; without it the summary is deterministic."""
+        """Create an engine. `summarise`: a blocking model call that may raise `ModelError`. None: summaries by rule."""
         self._summarise = summarise
         self._estimator = Estimator(sizes=RowTokenCache(4_096))
         self.update_model(model, context_length)
@@ -55,7 +55,7 @@ class ContextCompressor(ContextEngine):
 
     @property
     def limits(self) -> Limits:
-        """Limits of the model in use; `threshold_percent` may have changed since."""
+        """Limits of the current model. They follow changes of `threshold_percent`."""
         return limits_of(self.context_length, 0, LimitSettings(threshold=self.threshold_percent))
 
     def update_model(
@@ -84,9 +84,9 @@ class ContextCompressor(ContextEngine):
     def compress(
         self, messages: list[ListMessage], current_tokens: int | None = None, focus_topic: str | None = None
     ) -> list[ListMessage]:
-        """Return a list with one handoff for the middle; the same messages if that saves nothing.
+        """Return a list with one handoff in place of the middle, or the same messages if that saves nothing.
 
-        Changes no message. `current_tokens` is only logged, because the cut follows from the sizes of messages.
+        The messages are not changed. `current_tokens` is only logged, because message sizes decide the cut.
         """
         rows = rows_of(messages)
         sizes = self._sizes(rows)
@@ -120,7 +120,7 @@ class ContextCompressor(ContextEngine):
         return find_cut(rows.transcript, sizes, self.limits, rules)
 
     def _summary(self, rows: ListTranscript, cut: Cut, content: int, focus: str | None) -> str:
-        """Return the text of the handoff for a middle of `content` tokens, by the model if there is one."""
+        """Return the text of the handoff for a middle of `content` tokens, written by the model if there is one."""
         limits = self.limits
         upto = min(cut.tail_start, max(0, len(rows.transcript) - self.protect_last_n))
         pruned, _ = prune(rows.transcript, upto=upto, redact=redact)

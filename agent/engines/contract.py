@@ -1,6 +1,6 @@
-"""The contract of context engines: `ContextEngine`, which plugins subclass (docs/reference/plugins.md).
+"""The interface of context engines: `ContextEngine`, which plugins subclass (docs/reference/plugins.md).
 
-Its methods take and return message lists in the form of the chat completions API.
+Its methods accept and return message lists in the format of the chat completions API.
 """
 
 import json
@@ -9,17 +9,17 @@ from typing import Any, TypeAlias
 
 from agent.context.job import CompressionRequest
 
-ListMessage: TypeAlias = dict[str, Any]  # the provider's JSON, in the hands of code that is not ours
+ListMessage: TypeAlias = dict[str, Any]  # the provider's JSON, as plugins receive it
 
 
 class EngineError(Exception):
-    """An engine did not do what it was asked for. The text completes the sentence `The context engine …`."""
+    """An engine failed. The message completes the sentence `The context engine …`."""
 
 
 class ContextEngine(ABC):
-    """Keep one conversation inside its window. There is an object for each conversation.
+    """Keeps one conversation inside its context window. Each conversation has its own object.
 
-    Every method but `get_tool_schemas` may be `async` in a subclass. Sync ones are called in a thread, one at a time.
+    In a subclass, every method except `get_tool_schemas` may be `async`. Sync methods run in a thread, one at a time.
     Only `compress` and tools may take long.
     """
 
@@ -36,7 +36,7 @@ class ContextEngine(ABC):
 
     _requested: CompressionRequest | None = None
 
-    # ---- what every engine does
+    # ---- required methods
 
     @property
     @abstractmethod
@@ -45,39 +45,39 @@ class ContextEngine(ABC):
 
     @abstractmethod
     def update_from_response(self, usage: dict[str, Any]) -> None:
-        """Keep a reply's usage: `prompt_tokens`, `completion_tokens`, `total_tokens`, as the provider counted them."""
+        """Store the provider's usage of a reply: `prompt_tokens`, `completion_tokens`, `total_tokens`."""
 
     @abstractmethod
     def should_compress(self, prompt_tokens: int | None = None) -> bool:
-        """Return True to compress before a prompt of this size; None stands for `last_prompt_tokens`."""
+        """Return True to compress before a prompt of this size. None means `last_prompt_tokens`."""
 
     @abstractmethod
     def compress(
         self, messages: list[ListMessage], current_tokens: int | None = None, focus_topic: str | None = None
     ) -> list[ListMessage]:
-        """Return a shorter legal list in place of `messages`. Keep the objects of messages that stay as they are."""
+        """Return a shorter, valid list to replace `messages`. Reuse the objects of unchanged messages."""
 
-    # ---- what an engine may do
+    # ---- optional methods
 
     def should_compress_preflight(self, messages: list[ListMessage]) -> bool:
         """Return True to compress before the first model call of a turn, even if `should_compress` says no."""
         return False
 
     def has_content_to_compress(self, messages: list[ListMessage]) -> bool:
-        """Return False if a compression would save nothing, whatever the size."""
+        """Return False if a compression would save nothing, regardless of the size."""
         return True
 
     def on_session_start(self, session_id: str, **kwargs: Any) -> None:  # noqa: B027  optional
-        """Learn of the session: `reason` is `started`, `resumed`, `compression` or `undo`.
+        """Receive the session. `reason` is `started`, `resumed`, `compression` or `undo`.
 
-        After a compression or its undo `session_id` is the child, and `parent` the session that it continues.
+        After a compression or its undo, `session_id` is the child, and `parent` is the session that it continues.
         """
 
     def on_session_end(self, session_id: str, messages: list[ListMessage]) -> None:  # noqa: B027  optional
-        """Learn that the conversation has ended. Never called after a turn or at a compression."""
+        """Handle the end of the conversation. This is not called after a turn or a compression."""
 
     def on_session_reset(self) -> None:
-        """Forget the counts of the conversation that `/new` has ended."""
+        """Reset the counts of the conversation that `/new` ended."""
         self.last_prompt_tokens = self.last_completion_tokens = self.last_total_tokens = 0
         self.compression_count = 0
         self._requested = None
@@ -87,11 +87,11 @@ class ContextEngine(ABC):
         return []
 
     def handle_tool_call(self, name: str, args: dict[str, Any], **kwargs: Any) -> str:
-        """Return the result of one of its tools as JSON text."""
+        """Run a tool of this engine, and return its result as JSON text."""
         return json.dumps({"error": f"Unknown tool: {name}"})
 
     def get_status(self) -> dict[str, Any]:
-        """Return five figures about the window; `usage_percent` is at most 100."""
+        """Return five figures about the context window. `usage_percent` is at most 100."""
         used = self.last_prompt_tokens * 100 / self.context_length if self.context_length > 0 else 0.0
         return {
             "last_prompt_tokens": self.last_prompt_tokens,
@@ -104,17 +104,17 @@ class ContextEngine(ABC):
     def update_model(
         self, model: str, context_length: int, base_url: str = "", api_key: str = "", provider: str = ""
     ) -> None:
-        """Learn of another model, or of another window of the same one."""
+        """Switch to another model, or to another context length of the same model."""
         self.context_length = context_length
         self.threshold_tokens = int(context_length * self.threshold_percent)
 
-    # ---- what an engine may ask for; not to be overridden
+    # ---- requests of an engine; do not override these methods
 
     def request_compression(self, reason: str, focus_topic: str | None = None) -> None:
-        """Ask for a compression before the next model call. It happens only if nothing holds compressions back."""
+        """Request a compression before the next model call. It runs only if automatic compression is not held back."""
         self._requested = CompressionRequest(reason=reason, focus=focus_topic)
 
     def take_request(self) -> CompressionRequest | None:
-        """Return the request since the last call, and forget it."""
+        """Return and clear the request since the last call."""
         requested, self._requested = self._requested, None
         return requested

@@ -1,7 +1,7 @@
-"""Handle on the engine object of one conversation: makes it, calls it, and tells it what happens.
+"""Handle for the engine object of one conversation: makes the engine, calls it, and sends it events.
 
-An engine is called by one caller at a time, never for longer than allowed. A call that takes too long is given up, and
-its engine is dropped. The conversation gets another engine when that call has ended.
+Only one caller uses an engine at a time, and each call has a time limit. If a call takes too long, it is abandoned and
+its engine is dropped. The conversation gets a new engine when the abandoned call has ended.
 """
 
 import asyncio
@@ -32,52 +32,52 @@ from hermes_state.transcripts import View
 log = structlog.get_logger()
 
 NAMED_KEYWORDS = frozenset({"call_model", "conversation", "message_ids", "storage"})
-"""Keywords that only methods with a parameter of this name receive: `**kwargs` of an older plugin gets none of them."""
+"""Keywords that only methods with a parameter of this name receive. `**kwargs` of older plugins does not get them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineHandle:
-    """One conversation's engine, and the session and model that it was told last."""
+    """Engine of one conversation, with the session and model that it received last."""
 
     name: str
     make: Callable[[], ContextEngine]
     model: ModelInfo
-    """Model that the engine was told last, or is told if a caller names none."""
+    """Model that the engine received last. It is also the default if a caller names no model."""
     home: str = ""
     platform: str = ""
-    """Platform of the conversation's chat; empty before the first compression was considered."""
+    """Platform of the conversation's chat. Empty until the engine is first asked about a compression."""
     facts: Callable[[Session], Awaitable[dict[str, Any]]]
-    """Further keywords of `on_session_start`, about a session's conversation."""
+    """Returns more keywords for `on_session_start`, about a session's conversation."""
     quick_seconds: float
-    """Longest wait for a call that makes no model call."""
+    """Maximum time for a call that makes no model call."""
     engine: ContextEngine | None = None
-    """None before the first call, after a call was given up, and when the conversation has ended."""
+    """None before the first call, after an abandoned call, and after the end of the conversation."""
     session: Session | None = None
     window: int = 0
-    """Context length that the engine was told, in tokens; 0 before."""
+    """Context length that the engine received, in tokens. 0: none yet."""
     threshold: int | None = None
-    """Tokens from which on the engine compresses, as its status said last."""
+    """Tokens at which the engine compresses, from its last status."""
     given_up: "asyncio.Future[Any] | None" = None
-    """The newest call that took too long. A thread cannot be stopped, so it may still run."""
+    """The newest call that took too long. It may still run, because a thread cannot be stopped."""
     events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=32))
-    """Events for a busy engine; the oldest are dropped."""
+    """Events that wait for a busy engine. The oldest are dropped."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     telling: set[asyncio.Task[None]] = field(default_factory=set)
-    """Tells the events that waited for a call that was given up."""
+    """Tasks that deliver the events that waited for an abandoned call."""
 
     @property
     def hangs(self) -> bool:
-        """True while a call that was given up still runs. Until then the conversation has no engine."""
+        """True while an abandoned call still runs. The conversation has no engine until it ends."""
         return self.given_up is not None and not self.given_up.done()
 
     @asynccontextmanager
     async def acquire(
         self, session: Session, model: ModelInfo | None = None, window: int | None = None, *, waits: bool = False
     ) -> AsyncIterator[Self]:
-        """Give the handle to one caller, after telling its engine where the conversation is now.
+        """Give the handle to one caller, after the engine has received the current session and model.
 
-        `model` and `window`: None for those that the engine was told last. When the caller is done, the engine is told
-        the events since. Raises `EngineError`, also for a busy engine, unless the caller `waits`.
+        `model` and `window`: None for the last ones. When the caller is done, the engine receives the events that
+        happened in the meantime. Raises `EngineError`, also for a busy engine unless the caller `waits`.
         """
         if self.lock.locked() and not waits:
             raise EngineError("is busy with this conversation")
@@ -87,45 +87,45 @@ class EngineHandle:
             await self._deliver()
 
     async def call(self, method: str, *args: Any, seconds: float | None = None, **kwargs: Any) -> Any:
-        """Call a method of the acquired engine with those keywords that it takes. Raises `EngineError`."""
+        """Call a method of the acquired engine with the keywords that it accepts. Raises `EngineError`."""
         function = getattr(self.engine, method)
         return await self.guard(function, *args, seconds=seconds, **_accepted(function, kwargs))
 
     async def guard(self, function: Callable[..., Any], *args: Any, seconds: float | None = None, **kwargs: Any) -> Any:
-        """Call a function that runs code of the plugin, and turn whatever it raises into an `EngineError`."""
+        """Call a function that runs plugin code, and turn all its errors into `EngineError`."""
         if self.hangs:
-            raise EngineError("does not come back from an earlier call")
+            raise EngineError("has not returned from an earlier call")
         try:
             return await self._call(seconds or self.quick_seconds, function, *args, **kwargs)
         except EngineError:
             raise
-        except Exception as error:  # a plugin may raise anything, and no conversation may end by it
+        except Exception as error:  # a plugin may raise anything, but the conversation must continue
             log.exception("engine.crashed", engine=self.name)
-            raise EngineError(f"broke ({type(error).__name__})") from error
+            raise EngineError(f"crashed ({type(error).__name__})") from error
 
     async def on_event(self, event: EngineEvent) -> None:
-        """Tell the engine at once, or as soon as it is no longer busy and no call hangs. Never raises."""
+        """Send an event to the engine now, or as soon as the engine is free. Never raises."""
         self.events.append(event)
         await self._tell_waiting()
 
     async def _tell_waiting(self) -> None:
-        if not self.lock.locked():  # the caller that has it tells them in the end
+        if not self.lock.locked():  # otherwise the caller with the lock delivers them
             async with self.lock:
                 await self._deliver()
 
     def _come_back(self, call: "asyncio.Future[Any]") -> None:
-        """Note that a call that was given up has ended. Its outcome is of no use."""
+        """Handle the end of an abandoned call. Its outcome is ignored."""
         if not call.cancelled():
             call.exception()
         if self.events:
             track(self.telling, asyncio.create_task(self._tell_waiting(), name=f"engine-{self.name}"))
 
     async def _prepare(self, session: Session, model: ModelInfo | None = None, window: int | None = None) -> None:
-        """Make an engine if there is none, and tell it the model and the session."""
+        """Make an engine if there is none, and send it the model and the session."""
         if self.engine is None:
             engine = await self.guard(self.make)
             if not isinstance(engine, ContextEngine):
-                raise EngineError("could not be made")
+                raise EngineError("is not a ContextEngine")
             self.engine, self.session, self.window = engine, None, 0
         model = model or self.model
         window = window or self.window or int(model.context_length)
@@ -138,7 +138,7 @@ class EngineHandle:
             await self._start(session)
 
     async def _start(self, session: Session) -> None:
-        """Tell the engine the session: the conversation is resumed, or was compressed, or a compression was undone."""
+        """Send the engine the session, with the reason: start, resume, compression or undo."""
         before, self.session = self.session, session
         if before is None:
             is_new = session.depth == 0 and session.reported_prompt_tokens is None
@@ -153,11 +153,11 @@ class EngineHandle:
                 facts |= await self.facts(session)
             except (StateError, OSError) as error:
                 self.session = before
-                raise EngineError(f"has no place to keep anything ({type(error).__name__})") from error
+                raise EngineError(f"has no folder for its data ({type(error).__name__})") from error
         await self.call("on_session_start", session.key, reason=reason, parent=parent, **facts)
 
     async def _ask_threshold(self) -> None:
-        """Read the threshold in the engine's status. An engine without a usable status can still compress."""
+        """Read the threshold from the engine's status. An engine without a usable status can still compress."""
         try:
             status = await self.call("get_status")
         except EngineError:
@@ -169,13 +169,13 @@ class EngineHandle:
         self.threshold = int(number) if number > 0 else None
 
     async def _deliver(self) -> None:
-        """Tell the events one by one, so that a cancellation leaves the others for the next time."""
+        """Deliver the events one by one, so that after a cancellation the others stay for the next time."""
         while self.events and not self.hangs:
             event = self.events.popleft()
             try:
                 await self._tell(event)
             except EngineError as error:
-                log.warning("engine.not_told", engine=self.name, about=type(event).__name__, reason=str(error))
+                log.warning("engine.event_failed", engine=self.name, about=type(event).__name__, reason=str(error))
 
     async def _tell(self, event: EngineEvent) -> None:
         await self._prepare(session_of(event))
@@ -197,15 +197,15 @@ class EngineHandle:
                 finally:
                     self.engine = None
             case ContinuedEvent():
-                pass  # `_prepare` has told the session
+                pass  # `_prepare` has sent the session
 
     async def _call(self, seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the result of `function`: sync in a thread of its own, async on the loop. Raises what it raises."""
+        """Run a sync function in its own thread, or an async function on the loop. Its errors are not caught."""
         deadline = asyncio.get_running_loop().time() + seconds
         is_async = inspect.iscoroutinefunction(function)
         running = asyncio.ensure_future(function(*args, **kwargs)) if is_async else _in_thread(function, args, kwargs)
         while await self._is_done_by(deadline, running):
-            if running.cancelled():  # by itself: its caller was not cancelled
+            if running.cancelled():  # by the plugin: the caller was not cancelled
                 raise EngineError("cancelled its own call")
             result = running.result()
             if not inspect.isawaitable(result):
@@ -214,9 +214,9 @@ class EngineHandle:
         raise EngineError(f"did not answer within {seconds:g} seconds")
 
     async def _is_done_by(self, deadline: float, running: "asyncio.Future[Any]") -> bool:
-        """Wait for a call; it is given up at the deadline, and when its caller is cancelled."""
+        """Wait for a call. It is abandoned at the deadline, or when its caller is cancelled."""
         try:
-            # Not `timeout()`: a coroutine that swallows its cancellation would keep us here.
+            # Do not use `timeout()`: a coroutine that ignores its cancellation would block here.
             await asyncio.wait({running}, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
             return running.done()
         finally:
@@ -240,7 +240,7 @@ async def sent_view(view: View) -> SentMessages:
 
 
 def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords that a plugin's function takes: an older plugin does not know all of them."""
+    """Return the keywords that a plugin's function accepts. Older plugins do not know all of them."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a callable without a signature
@@ -261,12 +261,12 @@ def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         try:
             result = context.run(function, *args, **kwargs)
         except BaseException as raised:  # noqa: BLE001  the future's awaiter gets it
-            # A future carries neither StopIteration to its awaiter, nor what would end the loop.
+            # A future cannot carry StopIteration, and must not carry errors that would end the loop.
             is_carried = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
             future.set_exception(raised if is_carried else RuntimeError(f"{type(raised).__name__} in a call"))
         else:
             future.set_result(result)
 
-    # Not a pool: the end of the process waits for a pool's threads, also for those that hang.
+    # Do not use a pool: the process would wait for its threads at exit, even for hanging ones.
     Thread(target=work, name=f"plugin-{getattr(function, '__name__', 'call')}", daemon=True).start()
     return asyncio.wrap_future(future)

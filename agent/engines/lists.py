@@ -1,4 +1,4 @@
-"""Message lists of chat completions: the one reader, for the built-in engine and for the answers of plugins."""
+"""Reader for message lists of chat completions, used by the built-in engine and for the answers of plugins."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,18 +29,18 @@ INSTRUCTING = frozenset({"system", "developer"})
 MessageKey: TypeAlias = tuple[str, bytes, tuple[str, ...]]
 _IMAGE = Image(attachment_id=0, mime="", path="")
 STYLE = WireStyle(image_urls={_IMAGE.attachment_id: ""})
-"""Style in which rows of a list are measured."""
+"""Style for measuring the rows of a list."""
 
 
 class MessageListError(EngineError):
-    """A list that no provider would accept, or that cannot be the compression of the list it was made from."""
+    """A list that providers would refuse, or that cannot be a compression of the original list."""
 
     def __str__(self) -> str:
-        return f"returned a list that cannot be used: {super().__str__()}"
+        return f"returned an unusable list: {super().__str__()}"
 
 
 def text_of(content: object) -> str:
-    """Return all text of a message's content: a string, or the text among its parts."""
+    """Return all text in a message's content, which is a string or a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -50,7 +50,7 @@ def text_of(content: object) -> str:
 
 
 def calls_of(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """Return the calls that an assistant message makes, as far as they can be read."""
+    """Return the tool calls of an assistant message, as far as they can be read."""
     given, calls = message.get("tool_calls"), list[ToolCall]()
     for call in given if isinstance(given, list) else ():
         if isinstance(call, dict):
@@ -62,33 +62,33 @@ def calls_of(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 
 
 def ids_of(message: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the ids of the calls that a message makes, or the id of the call that it answers."""
+    """Return the ids of a message's tool calls, or the id of the call that it answers."""
     answered = message.get("tool_call_id")
     return tuple(call.id for call in calls_of(message)) or ((str(answered),) if answered else ())
 
 
 def key_of(message: Mapping[str, Any]) -> MessageKey:
-    """Return the identity of a message: role, content, ids. A single text part is the same as a string."""
+    """Return the identity of a message: role, content and ids. A single text part equals a string."""
     content = message.get("content")
     match content:
         case [{"type": "text", "text": str() as text}]:
             content = text
     try:
         raw = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # what is no JSON is the same as nothing else
+    except TypeError:  # content that is not JSON equals no other message
         raw = repr(content).encode("utf-8", "surrogatepass")
     return str(message.get("role")), raw, ids_of(message)
 
 
 def checked_list(value: object) -> list[ListMessage]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise MessageListError(f"it is no list of messages but {type(value).__name__}")
+        raise MessageListError(f"it is {type(value).__name__}, not a list of messages")
     if not value:
         raise MessageListError("it is empty")
     open_calls: set[str] = set()
     for index, message in enumerate(value):
         if not isinstance(message, dict):
-            raise MessageListError(f"message {index} is {type(message).__name__}")
+            raise MessageListError(f"message {index} is {type(message).__name__}, not a dictionary")
         role = message.get("role")
         if not isinstance(role, str) or role not in INSTRUCTING | {"user", "assistant", "tool"}:
             raise MessageListError(f"message {index} has no known role")
@@ -96,14 +96,14 @@ def checked_list(value: object) -> list[ListMessage]:
         if role == "tool":
             call_id = message.get("tool_call_id")
             if not isinstance(call_id, str) or call_id not in open_calls:
-                raise MessageListError(f"message {index} is the result of no call")
+                raise MessageListError(f"message {index} is a result without a call")
             open_calls.discard(call_id)
         elif open_calls:
-            raise MessageListError(f"calls have no result before message {index}")
+            raise MessageListError(f"a call before message {index} has no result")
         if role == "assistant":
             open_calls = _checked_calls(index, message)
     if open_calls:
-        raise MessageListError("calls at its end have no result")
+        raise MessageListError("a call at the end has no result")
     return list(value)
 
 
@@ -121,18 +121,18 @@ def _checked_calls(index: int, message: Mapping[str, Any]) -> set[str]:
     given, calls = message.get("tool_calls"), calls_of(message)
     ids = {call.id for call in calls} - {""}
     if given is not None and (not isinstance(given, list) or not len(ids) == len(calls) == len(given)):
-        raise MessageListError(f"message {index} has calls without ids of their own")
+        raise MessageListError(f"message {index} has calls without unique ids")
     if not all(call.name for call in calls):
-        raise MessageListError(f"message {index} calls no function")
+        raise MessageListError(f"message {index} has a call without a function name")
     return ids
 
 
 @dataclass(frozen=True, slots=True)
 class ListTranscript:
-    """A message list as rows, each with the message that it was made from."""
+    """A message list as rows, each with its original message."""
 
     instructions: list[ListMessage] = field(default_factory=list)
-    """Messages that come first and are never compressed."""
+    """Messages at the beginning that are never compressed."""
     rows: list[Message] = field(default_factory=list)
     originals: dict[MessageId, ListMessage] = field(default_factory=dict)
 
@@ -141,7 +141,7 @@ class ListTranscript:
         return tuple(self.rows)
 
     def compressed(self, cut: Cut, summary: str) -> list[ListMessage]:
-        """Return head, handoff, open rows and tail, in the order and with the roles that the wire gives them."""
+        """Return head, handoff, kept rows and tail, with the order and roles of `agent.model.wire`."""
         handoff = msgspec.structs.replace(asking_row(summary, Millis(0)), origin=Origin.SUMMARY)
         kept = [self.rows[index] for index in cut.kept]
         rows = (*self.rows[: cut.head_end], handoff, *kept, *self.rows[cut.tail_start :])
@@ -153,9 +153,9 @@ class ListTranscript:
         return messages
 
     def _as_given(self, message: ListMessage, sources: Sequence[Message]) -> list[ListMessage]:
-        """Return the given messages for one of the wire. A handoff begins the user message that follows it.
+        """Return the original messages for one provider message. A handoff joins the user message that follows it.
 
-        If the wire invented a result, or another id for a call, its message stays.
+        If `agent.model.wire` invented a result or another call id, its own message stays.
         """
         given: list[ListMessage] = []
         for row in sources:
@@ -174,7 +174,7 @@ class ListTranscript:
 
 
 def rows_of(messages: Sequence[ListMessage]) -> ListTranscript:
-    """Read a list of any origin as rows of now, without entries that are no messages."""
+    """Read any list as rows with the current time. Entries that are not messages are skipped."""
     rows, now = ListTranscript(), SystemClock().now()
     for message in messages:
         role = message.get("role") if isinstance(message, dict) else None
@@ -189,7 +189,7 @@ def rows_of(messages: Sequence[ListMessage]) -> ListTranscript:
 
 
 def _rows(message: ListMessage) -> Iterator[tuple[str, dict[str, Any], ListMessage]]:
-    """Yield the text and the fields of a row; of two for a message of a handoff and of people's words after it."""
+    """Yield text and fields of a row. A handoff with people's words after it gives two rows."""
     role = message["role"]
     if role in ("user", "assistant") and not calls_of(message):
         handoff, rest = _split(message.get("content"))
@@ -208,13 +208,13 @@ def _rows(message: ListMessage) -> Iterator[tuple[str, dict[str, Any], ListMessa
     elif role == "tool":
         answered = str(message.get("tool_call_id") or "")
         fields = {"role": MessageRole.TOOL, "origin": Origin.TOOL, "tool_call_id": answered}
-    elif role == "user" and (text.strip() or images):  # a blank message asks for nothing
+    elif role == "user" and (text.strip() or images):  # a blank message is not a request
         fields["origin"] = Origin.HUMAN
     yield text, {**fields, "body": MessageBody(calls=calls_of(message), images=(_IMAGE,) * images)}, message
 
 
 def _split(content: object) -> tuple[str, Any]:
-    """Return a handoff, and the content after its end in the same message."""
+    """Split a message into a handoff and the content after its end."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": str(content)}]
     end = next((index for index, part in enumerate(parts) if END_MARKER in text_of([part])), None)
     if end is None:

@@ -1,6 +1,6 @@
-"""Loader of context engines, from entry points of packages and from folders of the state directory.
+"""Loader for context engines from package entry points and from folders in the state directory.
 
-Loading a plugin runs its code, so the daemon loads only the configured one.
+Loading a plugin runs its code, so the daemon loads only the configured plugin.
 """
 
 import copy
@@ -29,28 +29,28 @@ MakeEngine: TypeAlias = Callable[[], ContextEngine]
 
 
 class PluginError(Exception):
-    """A plugin cannot be used. The text says why."""
+    """A plugin cannot be used. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSource:
-    """A plugin that was found and not loaded yet."""
+    """A plugin that was found but not loaded yet."""
 
     name: str
     source: str
-    """Folder, or package with its version, for people."""
+    """Folder, or package with version, to show to people."""
     load: Callable[[], object]
-    """Runs the plugin's code and returns its offer. May raise anything."""
+    """Runs the plugin's code and returns its engine or module. May raise anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """A plugin's engine that could be made once."""
+    """An engine of a plugin that was made once as a test."""
 
     name: str
     source: str
     about: str
-    """First line of its docstring."""
+    """First line of the engine's docstring."""
     make: MakeEngine
     schemas: tuple[ToolSchema, ...] = ()
 
@@ -67,9 +67,9 @@ class PluginReport:
 
 
 def load_engine(name: str, home: Path) -> LoadedEngine | None:
-    """Load the engine that `context.engine` names; None for the built-in one. Runs no other plugin's code.
+    """Load the engine named in `context.engine`, and run no other plugin's code. None: the built-in engine.
 
-    Raises `ConfigError` for an unknown name, with the nearest known one, and for a broken plugin.
+    Raises `ConfigError` for an unknown name (with a suggestion) or a broken plugin.
     """
     if name == BUILT_IN:
         return None
@@ -84,7 +84,7 @@ def load_engine(name: str, home: Path) -> LoadedEngine | None:
 
 
 def list_plugins(home: Path, active: str) -> list[PluginReport]:
-    """List all engines, the built-in one first. Runs the code of all plugins."""
+    """List all engines, the built-in engine first. Runs the code of all plugins."""
 
     def report(name: str, source: str, about: str) -> PluginReport:
         return PluginReport(name=name, state="active" if name == active else "found", source=source, about=about)
@@ -94,7 +94,7 @@ def list_plugins(home: Path, active: str) -> list[PluginReport]:
         try:
             if any(plugin.name == known.name for known in reports):
                 by = " by the built-in engine" if plugin.name == BUILT_IN else ""
-                raise PluginError(f"the name is taken{by}")
+                raise PluginError(f"this name is already used{by}")
             reports.append(report(plugin.name, plugin.source, loaded(plugin).about))
         except PluginError as error:
             reports.append(PluginReport(name=plugin.name, state="failed", source=plugin.source, why=str(error)))
@@ -104,14 +104,14 @@ def list_plugins(home: Path, active: str) -> list[PluginReport]:
 def unknown_engine(name: str, known: Iterable[str]) -> str:
     names = list(dict.fromkeys([BUILT_IN, *known]))
     meant = closest(name, names, cutoff=0.5)
-    hint = f"there are: {', '.join(names)}" if meant is None else f"did you mean {meant}?"
+    hint = f"known engines: {', '.join(names)}" if meant is None else f"did you mean {meant}?"
     return f"context.engine: there is no engine named {name!r}; {hint}"
 
 
 def find_plugins(home: Path) -> list[PluginSource]:
-    """Find all plugins without running any. Folders of the state directory win over packages."""
+    """Find all plugins without running their code. Folders in the state directory win over packages."""
     folders, is_name = list[Path](), re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}").fullmatch
-    with suppress(OSError):  # without a folder that can be read there are no plugins in it
+    with suppress(OSError):  # no readable folder means no plugins there
         folders = sorted(entry for entry in (home / FOLDER).iterdir() if entry.is_dir() and is_name(entry.name))
     found = [PluginSource(name=one.name, source=str(one), load=partial(_import_folder, one)) for one in folders]
     for point in sorted(entry_points(group="hermes_gateway.context_engines"), key=lambda point: point.name):
@@ -121,15 +121,15 @@ def find_plugins(home: Path) -> list[PluginSource]:
 
 
 def _import_folder(folder: Path) -> ModuleType:
-    """Import the package in a folder under a name that no other module has; its modules may import each other."""
+    """Import the package in a folder under a unique module name. Its modules may import each other."""
     main = folder / "__init__.py"
     if not main.is_file():
-        raise PluginError("there is no __init__.py in it")
+        raise PluginError("its folder has no __init__.py")
     parents = folder.parents[: len(FOLDER.parts)]
     for part in (*parents, folder, *sorted(folder.rglob("*"))):
         if part.exists() and part.stat().st_mode & stat.S_IWOTH:
             where = part.relative_to(parents[-1].parent)
-            raise PluginError(f"{where} can be written by everybody on this machine; take that right away")
+            raise PluginError(f"every user of this machine can write to {where}; remove that permission")
     name = f"hermes_context_engine_{re.sub(r'[^A-Za-z0-9]', '_', folder.name)}"
     for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
         del sys.modules[known]
@@ -146,13 +146,13 @@ def _import_folder(folder: Path) -> ModuleType:
 
 
 def loaded(plugin: PluginSource) -> LoadedEngine:
-    """Load a plugin and make its engine once, as a test. Raises `PluginError`."""
+    """Load a plugin, and make its engine once as a test. Raises `PluginError`."""
     try:
         offered = plugin.load()
         make = _maker(offered)
         engine = make()
         if not isinstance(engine, ContextEngine):
-            raise PluginError(f"it makes {type(engine).__name__}, which is no ContextEngine")
+            raise PluginError(f"it makes {type(engine).__name__}, which is not a ContextEngine")
         tools: object = engine.get_tool_schemas()
         if inspect.iscoroutine(tools):
             tools.close()
@@ -162,7 +162,7 @@ def loaded(plugin: PluginSource) -> LoadedEngine:
         schemas = tuple(map(_schema, tools))
     except PluginError:
         raise
-    except (Exception, SystemExit) as error:  # code that is not ours
+    except (Exception, SystemExit) as error:  # plugin code may raise anything
         raise PluginError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
     about = (inspect.getdoc(offered) or inspect.getdoc(type(engine)) or "").partition("\n")[0].strip()
     return LoadedEngine(name=plugin.name, source=plugin.source, about=about, make=make, schemas=schemas)
@@ -172,17 +172,17 @@ def _maker(offered: object) -> MakeEngine:
     if isinstance(offered, ModuleType):
         return _maker(_offered_by(offered))
     if isinstance(offered, ContextEngine):
-        return partial(_copied, offered)  # one object for all conversations would mix them up
+        return partial(_copied, offered)  # a shared object would mix up conversations
     if inspect.isclass(offered) and inspect.isabstract(offered):
         missing = ", ".join(sorted(getattr(offered, "__abstractmethods__", ())))
         raise PluginError(f"{offered.__name__} does not define {missing}")
     if callable(offered):
         return offered
-    raise PluginError(f"it offers {type(offered).__name__}, which is no ContextEngine")
+    raise PluginError(f"it offers {type(offered).__name__}, which is not a ContextEngine")
 
 
 def _copied(engine: ContextEngine) -> ContextEngine:
-    """Return a copy of an engine, or a new one of its class if it cannot be copied, such as one with a lock."""
+    """Return a copy of an engine. If it cannot be copied, for example because of a lock, make a new one."""
     try:
         return copy.deepcopy(engine)
     except TypeError:
@@ -190,7 +190,7 @@ def _copied(engine: ContextEngine) -> ContextEngine:
 
 
 class _Registry:
-    """Registry for a plugin's `register`. Takes only engines, no commands, hooks or others."""
+    """Registry for a plugin's `register`. It accepts engines and ignores commands, hooks and everything else."""
 
     def __init__(self, offered: list[object]) -> None:
         self.register_context_engine = offered.append
@@ -202,7 +202,7 @@ class _Registry:
 
 
 def _offered_by(module: ModuleType) -> object:
-    """Return the engine that the module's `register` registers, else the one engine class that it defines."""
+    """Return the engine that the module's `register` registers, or else the only engine class in the module."""
     offered: list[object] = []
     register = getattr(module, "register", None)
     if callable(register):
@@ -215,7 +215,7 @@ def _offered_by(module: ModuleType) -> object:
             and value.__module__.partition(".")[0] == module.__name__.partition(".")[0]
         ]  # fmt: skip
     if len(offered) != 1:
-        raise PluginError(f"it has to bring exactly one engine, and brings {len(offered) or 'none'}")
+        raise PluginError(f"it must provide exactly one engine, but provides {len(offered) or 'none'}")
     return offered[0]
 
 
@@ -224,8 +224,8 @@ def _schema(offered: Any) -> ToolSchema:
         offered = offered["function"]
     name = offered.get("name") if isinstance(offered, dict) else None
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
-        raise PluginError("a tool of its has no usable name")
+        raise PluginError("one of its tools has no valid name (letters, digits, _ and -, at most 64)")
     parameters = offered.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict) or parameters.get("type") != "object":
-        raise PluginError(f"the parameters of its tool {name} are no JSON schema of type object")
+        raise PluginError(f"the parameters of its tool {name} are not a JSON schema of type object")
     return ToolSchema(name=name, description=str(offered.get("description") or ""), parameters=parameters)

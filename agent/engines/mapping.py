@@ -1,8 +1,8 @@
-"""Stored rows as a message list for an engine, and the engine's list as rows again.
+"""Conversion of stored rows to a message list for an engine, and of the engine's list back to rows.
 
-A returned message is a sent one if it is the same object, unchanged; else if role, content and call ids are the same;
-else, for calls and results, if the call ids are. All other text is the engine's own and becomes the one handoff. The
-newest request of a person is in the result even if the engine has lost it.
+A returned message matches a sent message if it is the same unchanged object, or else has the same role, content and
+call ids. Calls and results may also match by call ids alone. All other text is the engine's own and becomes the
+handoff. The newest request of a person is in the result even if the engine lost it.
 """
 
 from bisect import bisect_right
@@ -30,12 +30,12 @@ from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageId, MessageRole, Origin, Transcript, recall_id
 
 UNSAID: Final = "The engine that shortened this conversation left these messages out without a summary."
-"""Text of the handoff for rows that an engine dropped without a word."""
+"""Text of the handoff for rows that an engine dropped without a summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentMessages:
-    """A list that an engine was sent. The engine may change the messages; `keys` and `contents` stay."""
+    """A list that was sent to an engine. The engine may change `messages`, but not `keys` and `contents`."""
 
     transcript: Transcript
     messages: tuple[ListMessage, ...]
@@ -45,7 +45,7 @@ class SentMessages:
 
     @property
     def ids(self) -> list[list[str]]:
-        """Recall ids of the rows in each message; none for the system prompt, handoffs and todos."""
+        """Recall ids of the rows in each message. The system prompt, handoffs and to-do lists have none."""
         return [[recall_id(row.id) for row in rows if row.origin not in REMADE] for rows in self.sources]
 
 
@@ -53,13 +53,13 @@ class SentMessages:
 class MappedMessages:
     context: tuple[ContextItem, ...]
     removed: Transcript
-    """Rows that have left the view, or were shortened."""
+    """Rows that left the view or were shortened."""
     summarised: int
-    """Rows that the handoff stands for, earlier handoffs left out."""
+    """Number of rows that the handoff replaces, without earlier handoffs."""
 
 
 def sent_messages(system: str, transcript: Transcript, style: WireStyle) -> SentMessages:
-    """Return the list of a view. A handoff is a message of its own, so that an engine can tell it from a person's."""
+    """Return the message list of a view. A handoff is a separate message, to distinguish it from people's messages."""
     traced = traced_messages(system, transcript, style, handoff_stands_alone=True)
     keys = tuple(map(key_of, traced.messages))
     contents = tuple(text_of(message.get("content")) for message in traced.messages)
@@ -67,9 +67,9 @@ def sent_messages(system: str, transcript: Transcript, style: WireStyle) -> Sent
 
 
 def mapped_messages(sent: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
-    """Return the view of an engine's list; None for the list that it was sent. Raises `MessageListError`."""
+    """Return the view for an engine's list, or None if the list is unchanged. Raises `MessageListError`."""
     messages = checked_list(returned)
-    # The system prompt is the gateway's: changes to it are ignored.
+    # The system prompt belongs to the gateway, so changes to it are ignored.
     if messages[0]["role"] in INSTRUCTING and sent.messages[0]["role"] in INSTRUCTING:
         messages = messages[1:]
     reader = _ListReader(sent)
@@ -78,7 +78,7 @@ def mapped_messages(sent: SentMessages, returned: object, redact: Callable[[str]
 
 
 def _matches(sent: SentMessages, messages: Sequence[ListMessage], keys: Sequence[MessageKey]) -> list[int | None]:
-    """Return for each message its index among those sent, None for the engine's own."""
+    """Return each message's index in the sent list; None for the engine's own messages."""
     objects = zip(map(id, sent.messages), sent.keys, strict=True)
     unchanged = {known: index for index, known in enumerate(objects)}
     matches = [unchanged.get((id(message), key)) for message, key in zip(messages, keys, strict=True)]
@@ -89,14 +89,14 @@ def _matches(sent: SentMessages, messages: Sequence[ListMessage], keys: Sequence
     _match_between(_pairs(sent.messages), _pairs(messages), matches)
     found = [index for index in matches if index is not None]
     if any(after <= before for before, after in pairwise(found)):
-        raise MessageListError("it repeats messages, or changes their order")
+        raise MessageListError("it repeats messages or changes their order")
     return matches
 
 
 def _match_run(
     known: Sequence[MessageKey], keys: Sequence[MessageKey], matches: list[int | None], order: range, candidates: range
 ) -> None:
-    """Match messages one after the other from one end on, while they are the same."""
+    """Match messages one by one from one end while they are the same."""
     taken = {index for index in matches if index is not None}
     for position, index in zip(order, candidates, strict=False):
         is_free = matches[position] == index or (matches[position] is None and index not in taken)
@@ -106,7 +106,7 @@ def _match_run(
 
 
 def _match_between(known: Sequence[object], keys: Sequence[object], matches: list[int | None]) -> None:
-    """Match each other message with the first of the same key that keeps the order."""
+    """Match each remaining message with the first sent message that has the same key and keeps the order."""
     indexes: dict[object, list[int]] = {}
     for index, key in enumerate(known):
         if key is not None:
@@ -132,7 +132,7 @@ def _next_matches(matches: Sequence[int | None], end: int) -> list[int]:
 
 
 def _pairs(messages: Sequence[ListMessage]) -> list[object]:
-    """Return keys of calls and results, whatever their text; None for other messages."""
+    """Return keys of calls and results that ignore their text; None for other messages."""
     return [(message["role"], ids) if (ids := ids_of(message)) else None for message in messages]
 
 
@@ -140,14 +140,14 @@ def _pairs(messages: Sequence[ListMessage]) -> list[object]:
 class _ListReader:
     sent: SentMessages
     kept: list[ContextItem] = field(default_factory=list)
-    """Rows that stay, and shortened results in place of theirs."""
+    """Rows that stay, and shortened results that replace their rows."""
     kept_ids: set[MessageId] = field(default_factory=set)
     shortened: list[Message] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
-    """The engine's own text, and that of earlier handoffs."""
+    """The engine's own text, and the text of earlier handoffs."""
     handoffs: list[Message] = field(default_factory=list)
     handoff_index: int | None = None
-    """Index in `kept` at which the handoff stands."""
+    """Index in `kept` for the handoff."""
     has_own_words: bool = False
 
     def read(self, messages: Sequence[ListMessage]) -> None:
@@ -167,7 +167,7 @@ class _ListReader:
         self._restore_request()
 
     def _read_own(self, message: ListMessage, index: int) -> None:
-        """Take the engine's own text. It may begin a message of a person, because roles have to alternate."""
+        """Read the engine's own text. It may begin a person's message, because roles must alternate."""
         text, before, sent = text_of(message.get("content")), "", self.sent.messages[max(0, index)]
         if index >= 0 and message["role"] == sent["role"] in ("user", "assistant") and not ids_of(sent):
             rows = self.sent.sources[index]
@@ -180,7 +180,7 @@ class _ListReader:
             self._add_words("\n".join([text, *(f"(called {call.name})" for call in calls_of(message))]))
 
     def _read_changed(self, message: ListMessage, index: int) -> None:
-        """Take a call or a result with another text. A call keeps its own text; a result may become shorter."""
+        """Read a call or a result whose text was changed. A call keeps its own text; a result may become shorter."""
         before, after = self.sent.contents[index], text_of(message.get("content"))
         if after.endswith(before):
             self._add_words(after.removesuffix(before))
@@ -220,7 +220,7 @@ class _ListReader:
             self.words.append(words)
 
     def _restore_request(self) -> None:
-        """Keep the newest request of a person in its own row after the handoff."""
+        """Keep the newest request of a person in a separate row after the handoff."""
         for row in (self.sent.transcript[index] for index in open_request(self.sent.transcript)):
             if row.id in self.kept_ids:
                 continue
@@ -237,7 +237,7 @@ class _ListReader:
         return next((index for index, other in enumerate(known) if other > order[row.id]), len(known))
 
     def mapped(self, redact: Callable[[str], str]) -> MappedMessages | None:
-        # Rows without a form on the wire (a result that answers no call) are neither lost nor removed.
+        # Rows that are never sent (a result without a call) are neither lost nor removed.
         seen = {row.id for sources in self.sent.sources for row in sources}
         gone = [row for row in self.sent.transcript if row.id in seen and row.id not in self.kept_ids]
         earlier = [row for row in gone if row.origin is Origin.SUMMARY]
@@ -254,7 +254,7 @@ class _ListReader:
         roles = {row.id: row.role for row in self.sent.transcript}
         begins = [item.role if isinstance(item, NewMessage) else roles[item] for item in items[:1]]
         if begins != [MessageRole.USER]:
-            raise MessageListError("it does not begin with what a person said, nor with a summary")
+            raise MessageListError("it begins neither with a person's message nor with a summary")
         is_new = handoff is None or isinstance(handoff, NewMessage)
         return MappedMessages(
             context=tuple(items),
@@ -265,7 +265,7 @@ class _ListReader:
     def _handoff(
         self, removed: Sequence[Message], earlier: Sequence[Message], redact: Callable[[str], str]
     ) -> ContextItem | None:
-        """Return the row in place of those gone: a new one, unless an earlier handoff says everything."""
+        """Return the handoff row for the removed rows: a new row, unless an earlier handoff contains everything."""
         if not removed and not self.has_own_words and len(self.handoffs) == len(earlier) == 1:
             return self.handoffs[0].id
         if not removed and not self.words and not earlier:
@@ -277,9 +277,9 @@ class _ListReader:
 
 
 def _stub(row: Message, text: str) -> NewMessage:
-    """Return a shortened result that names the whole one. A row made for a view has no id to read it by."""
+    """Return a shortened result with the id of the full one. A row made for a view has no recall id."""
     if row.seq >= 0:
-        text = f'{text}\n[shortened: history_open(id="{recall_id(row.id)}") reads the whole]'
+        text = f'{text}\n[shortened: history_open(id="{recall_id(row.id)}") reads all of it]'
     return NewMessage(
         role=MessageRole.TOOL,
         origin=Origin.TOOL,

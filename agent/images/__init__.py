@@ -1,5 +1,5 @@
-"""Images: scaled in a process of their own, shown to models that see, and sent again where a provider refuses them.
+"""Images: scaled in a separate process, shown to models with vision, and sent again if a provider refuses them.
 
-`ImageScaler` (scaling.py) makes the copies that are sent, by worker.py. `ModelImages` (model_images.py) chooses those
-of a view that a model is shown, within what its provider takes; `RetriedImageCall` repeats a refused call.
+`ImageScaler` (scaling.py) runs worker.py to make the copies that are sent. `ModelImages` (model_images.py) chooses
+images from a view within the limits of the provider. `RetriedImageCall` repeats a refused call.
 """

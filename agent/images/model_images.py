@@ -1,7 +1,8 @@
-"""Images for a model: the newest of a view, within the limits of its provider.
+"""Images for a model: the newest images of a view, within the limits of its provider.
 
-Refusals teach limits: the model accepts no images, or only so many or so large ones. They hold for a week, or until the
-configuration of the route changes. A picture that cannot be processed stays refused; sent again, it is another one.
+Limits are learned from refusals: the model accepts no images, or limits their number or size. They apply for a week,
+or until the configuration of the route changes. An image that cannot be processed stays refused. If people send it
+again, it counts as a new image.
 """
 
 import base64
@@ -24,15 +25,15 @@ from hermes_state.values import Clock, Image, Message, Transcript, recall_id
 log = structlog.get_logger()
 
 MAX_IMAGES: Final = 8
-"""Most images of one request; some providers accept no more."""
+"""Maximum images per request. Some providers accept no more."""
 MAX_TOTAL_BYTES: Final = 20 * 1024 * 1024
-"""Most bytes of all images of one request; providers refuse bodies of 32 MB, and base64 adds a third."""
-_REFUSED: Final = "An image was sent here that the model's provider refuses."
+"""Maximum bytes of all images in a request. Providers refuse bodies of 32 MB, and base64 adds a third."""
+_REFUSED: Final = "The model's provider refused an image that was sent here."
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image of a row; a picture that was shown again is in several rows."""
+    """An image in a row. An image that was shown again is in several rows."""
 
     row: Message
     image: Image
@@ -44,33 +45,33 @@ class PlacedImage:
 
     @property
     def older_note(self) -> str:
-        """Line in place of an image that is left out for its age, with the id that shows it again."""
+        """Line that replaces an image that is too old, with the id that shows the image again."""
         return f'An older image is left out here; history_open(id="{recall_id(self.row.id)}") shows it again.'
 
 
 class ModelImages:
-    """Images for one model on one route, and the limits that its provider's refusals have taught."""
+    """Images for one model on one route, and the limits learned from its provider's refusals."""
 
     def __init__(self, *, scaler: ImageScaler, store: Store, route: str, model: str, mark: str, clock: Clock) -> None:
-        """`mark`: fingerprint of the route's configuration; with another one no learned limit applies."""
+        """Create an instance. `mark`: fingerprint of the route's configuration; a change expires learned limits."""
         self._scaler, self._store, self._clock = scaler, store, clock
         self._key, self._mark = (route, model), mark
         self._learned: LearnedImageLimits | None = None
 
     def expire_learned(self) -> None:
-        """Make the next call read the stored limits again: another process may have learned more."""
+        """Make the next call read the stored limits again, because another process may have learned more."""
         self._learned = None
 
     async def learned(self) -> LearnedImageLimits:
-        """Return the limits that hold for the route now."""
+        """Return the limits that currently apply to the route."""
         known = self._learned
         if known is None:
             loaded = await self._store.read(load_image_limits, *self._key)
-            known = self._learned = self._learned or loaded  # another call may have learned more meanwhile
+            known = self._learned = self._learned or loaded  # another call may have learned more in the meantime
         return known.holding(self._mark, self._clock.now())
 
     async def shown_in(self, style: WireStyle, transcript: Transcript) -> WireStyle:
-        """Return the style with the newest images of a view. Old ones leave several at a time, see `_first_shown`."""
+        """Return the style with the newest images of a view. Old images are dropped in groups, see `_first_shown`."""
         learned = await self.learned()
         placed = [PlacedImage(row, image) for row in transcript for image in row.body.images]
         start = _first_shown(len(placed), min(learned.max_count or MAX_IMAGES, MAX_IMAGES))
@@ -88,11 +89,11 @@ class ModelImages:
     async def styled(
         self, style: WireStyle, placed: Sequence[PlacedImage], notes: dict[tuple[int, int], str], limits: ImageLimits
     ) -> WireStyle:
-        """Return the style with data URLs, the newest images first, up to `MAX_TOTAL_BYTES`; lost files have none."""
+        """Return the style with data URLs up to `MAX_TOTAL_BYTES`, newest images first. Lost files are skipped."""
         bytes_left, urls = MAX_TOTAL_BYTES, {}
         for one in reversed(placed):
             data = await self._scaler.load(one.image.path, limits)
-            if data is None:  # removed by retention or by hand: the model reads that it cannot see it
+            if data is None:  # the file was removed; the model reads that it cannot see the image
                 continue
             bytes_left -= len(data)
             if bytes_left < 0:
@@ -102,29 +103,29 @@ class ModelImages:
         return replace(style, image_urls=urls, image_notes=notes)
 
     async def learn(self, learned: LearnedImageLimits) -> None:
-        """Store the limits that refusals have taught."""
+        """Store limits learned from refusals."""
         now = self._clock.now()
         log.warning("images.refused", model=self._key[1], takes_none=learned.takes_none, refused=len(learned.refused))
         self._learned = msgspec.structs.replace(learned, learned_at=now)
         try:
             self._learned = await self._store.write(save_image_limits, *self._key, self._learned, now)
-        except StoreUnavailable as error:  # the reply was paid for; after a restart the limits are learned again
+        except StoreUnavailable as error:  # keep the paid reply; after a restart the limits are learned again
             log.warning("images.not_learned", error=str(error))
 
 
 @dataclass(slots=True)
 class RetriedImageCall:
-    """Call whose images the provider refuses: it is repeated with fewer or smaller ones, then without any."""
+    """Repeats a call with fewer or smaller images, then without any, if the provider refuses its images."""
 
     images: ModelImages
     _refusals: list[tuple[ImageRejected, list[PlacedImage]]] = field(default_factory=list)
-    """Each with the images of its request."""
+    """Refusals, each with the images of its request."""
     _limits: ImageLimits | None = None
-    """Lowered limits."""
+    """Limits after the refusals; None if they are unchanged."""
 
     async def after(self, request: ModelRequest, error: ModelError) -> ModelRequest | None:
-        """Return the request to make instead; None if the refusal is not about an image."""
-        if type(error) is ModelError:  # the reason is unknown and may be an image: providers find new words for it
+        """Return the request for the next attempt; None if the refusal is not about an image."""
+        if type(error) is ModelError:  # the reason is unknown, but may be an image in unknown wording
             error = ImageRejected(str(error), fault=ImageFault.UNREADABLE)
         carried = carried_images(request)
         if not carried or not isinstance(error, ImageRejected):
@@ -139,7 +140,7 @@ class RetriedImageCall:
         return replace(request, style=await self.images.styled(request.style, kept, notes, limits))
 
     async def settle(self, request: ModelRequest) -> str | None:
-        """Learn from the refusals, after `request` was accepted. Returns a sentence for people, if there were any."""
+        """Learn from the refusals after `request` was accepted. Return a sentence for people if there were any."""
         if not self._refusals:
             return None
         sent, learned = carried_images(request), await self.images.learned()
@@ -161,14 +162,14 @@ class RetriedImageCall:
 
 
 def carried_images(request: ModelRequest) -> list[PlacedImage]:
-    """Return the images of a request in their order."""
+    """Return the images of a request, in order."""
     urls, notes = request.style.image_urls, request.style.image_notes
     placed = [PlacedImage(row, image) for row in request.transcript for image in row.body.images]
     return [one for one in placed if one.image.attachment_id in urls and one.key not in notes]
 
 
 def _kept(error: ImageRejected, carried: list[PlacedImage]) -> list[PlacedImage]:
-    """Return the images of the next attempt: those of the newest turn with any, unless the refusal says more."""
+    """Return the images for the next attempt: those of the newest turn with images, unless the refusal says more."""
     count = len(carried)
     if error.fault is ImageFault.UNSUPPORTED:
         return []
@@ -186,7 +187,7 @@ def _limits_in(learned: LearnedImageLimits) -> ImageLimits:
 
 
 def _lowered(limits: ImageLimits, error: ImageRejected) -> ImageLimits:
-    """Return the provider's limits if they are lower, else half of the refused ones."""
+    """Return the provider's limits if they are lower, else half of the refused limits."""
     side = min(error.max_side or limits.max_side, limits.max_side)
     size = min(error.max_bytes or limits.max_bytes, limits.max_bytes)
     if (side, size) == (limits.max_side, limits.max_bytes):
@@ -195,10 +196,10 @@ def _lowered(limits: ImageLimits, error: ImageRejected) -> ImageLimits:
 
 
 def _first_shown(count: int, most: int) -> int:
-    """Return the index of the first of `count` images that is shown.
+    """Return the index of the first image to show, out of `count` images.
 
-    When there are more than `most`, half as many leave at once: each change of an old row loses the cached prompt
-    after it.
+    If there are more than `most`, half of `most` are dropped at once, because each change of an old row invalidates
+    the prompt cache after it.
 
     >>> [count - _first_shown(count, 8) for count in (8, 9, 12, 13)]
     [8, 5, 8, 5]

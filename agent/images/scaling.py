@@ -1,7 +1,7 @@
-"""Scaling of images: a worker process for each, and the scaled copies on disk next to their originals.
+"""Scaling of images: a worker process per image, and the scaled copies on disk next to the originals.
 
-A copy is named by its original and its limits, so it is made once for all routes, and the bytes of a prompt stay the
-same. An empty copy marks an original that cannot be scaled.
+A copy is named after its original and its limits. So each copy is made once for all routes, and the bytes of a prompt
+stay the same. An empty copy marks an original that cannot be scaled.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from hermes_state.files.folder import AttachmentFolder
 
 log = structlog.get_logger()
 
-_WORKER: Final = Path(__file__).with_name("worker.py")  # run, never imported: the daemon loads no decoder
+_WORKER: Final = Path(__file__).with_name("worker.py")  # never imported, because the daemon must not load decoders
 _TOO_LARGE: Final = 4
 """Exit code `TOO_LARGE` of the worker."""
 SCALE_SECONDS: Final = 30.0
-"""Longest work on one image, in seconds."""
+"""Maximum seconds of work per image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """Largest image that is sent; every known provider accepts the defaults."""
+    """Size limits of sent images. Every known provider accepts the defaults."""
 
     max_side: int = 2_000
     """Pixels of the longer side."""
@@ -34,11 +34,11 @@ class ImageLimits:
 
 
 class UnreadableImageError(Exception):
-    """A file that is no image of a known kind, or a broken one."""
+    """The file is not an image of a known kind, or it is broken."""
 
 
 class OversizedImageError(UnreadableImageError):
-    """An image whose scaling would take too much memory or time."""
+    """Scaling the image would need too much memory or time."""
 
 
 class ImageScaler:
@@ -49,7 +49,10 @@ class ImageScaler:
         self._one = asyncio.Lock()
 
     async def scaled(self, source: Path, limits: ImageLimits) -> bytes:
-        """Return an image as PNG or JPEG. Raises `UnreadableImageError`, or `OSError` for a lost file or no worker."""
+        """Return an image as PNG or JPEG.
+
+        Raises `UnreadableImageError`, or `OSError` if the file is lost or the worker cannot start.
+        """
         await asyncio.to_thread(source.stat)
         async with self._one:
             try:
@@ -65,7 +68,7 @@ class ImageScaler:
         raise OversizedImageError if code == _TOO_LARGE or code < 0 else UnreadableImageError
 
     async def load(self, path: str, limits: ImageLimits) -> bytes | None:
-        """Return the copy of a stored image, and make it if needed; None if the image is gone or cannot be shown."""
+        """Return the copy of a stored image, made if needed. None: the image is gone or cannot be shown."""
         try:
             return await asyncio.to_thread(self._files.read_copy, copy_name(path, limits)) or None
         except FileNotFoundError:
@@ -81,15 +84,15 @@ class ImageScaler:
         return data or None
 
     async def keep(self, path: str, limits: ImageLimits, data: bytes) -> None:
-        """Store a copy; on a full disk it is made again the next time."""
+        """Store a copy. If the disk is full, the copy is made again the next time."""
         try:
             await asyncio.to_thread(self._files.keep_copy, copy_name(path, limits), data)
         except OSError as error:
-            log.warning("image.copy_not_kept", error=type(error).__name__)
+            log.warning("image.copy_failed", error=type(error).__name__)
 
 
 def copy_name(path: str, limits: ImageLimits) -> str:
-    """Return the path of the copy of a stored image; it begins with the image's own path and a dot."""
+    """Return the path of a stored image's copy: the image's own path, a dot, and the limits."""
     return f"{path}.{limits.max_side}-{limits.max_bytes}"
 
 

@@ -1,9 +1,9 @@
-"""Image worker: scales one image in a process of its own with limits on memory and time.
+"""Image worker: scales one image in a separate process with limits on memory and time.
 
-The sender of a picture chooses the bytes that a decoder must survive, so the daemon decodes none. Run as
-`python worker.py FILE MAX_SIDE MAX_BYTES`: it writes a PNG or JPEG, the two kinds that every provider accepts, to
-standard output. Only the first frame of an animation is kept. Colours become sRGB, the orientation is applied, and all
-metadata is removed: a photo can tell where somebody lives.
+Strangers can send harmful image files, so the daemon decodes no images. `python worker.py FILE MAX_SIDE MAX_BYTES`
+writes a PNG or JPEG to standard output, because every provider accepts these two kinds. Only the first frame of an
+animation is kept. Colours become sRGB, the orientation is applied, and all metadata is removed, because a photo can
+reveal where a person lives.
 """
 
 import contextlib
@@ -18,33 +18,33 @@ from typing import Final
 from PIL import AvifImagePlugin, Image, ImageCms, ImageOps
 
 UNREADABLE: Final = 3
-"""Exit code for bytes that are no image of a known kind, or a broken one."""
+"""Exit code if the file is not an image of a known kind, or is broken."""
 TOO_LARGE: Final = 4
-"""Exit code for an image that would take too much memory or time."""
-# EPS runs a program, and the other kinds are rare: each decoder must survive the bytes of strangers.
+"""Exit code if the image would need too much memory or time."""
+# EPS would run a program. Other kinds are rare, and every additional decoder can have security holes.
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO")
 
 
 def main(path: str, max_side: int, max_bytes: int) -> int:
-    """Write the scaled image to standard output. Returns the exit code."""
-    # Most memory (some decoders hold an image twice), seconds of work, and bytes of files.
+    """Write the scaled image to standard output and return the exit code."""
+    # Limits for memory (some decoders hold an image twice), seconds of work, and bytes of files.
     for bound, most in ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_FSIZE, 0)):
-        with contextlib.suppress(ValueError, OSError):  # macOS refuses some; the time limit outside holds there, too
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses some; the caller also has a time limit
             resource.setrlimit(bound, (most, most))
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each thread takes of the memory, and machines have many cores
-    Image.MAX_IMAGE_PIXELS = 89_478_485  # decoded, each takes three or four bytes
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each thread needs memory, and machines have many cores
+    Image.MAX_IMAGE_PIXELS = 89_478_485  # of three or four bytes each
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     try:
         sys.stdout.buffer.write(scaled(_with_checksums(Path(path).read_bytes()), max_side, max_bytes))
     except (MemoryError, Image.DecompressionBombError, Image.DecompressionBombWarning):
         return TOO_LARGE
-    except Exception:  # noqa: BLE001  # decoders raise anything for broken bytes, and this process has nothing else to do
+    except Exception:  # noqa: BLE001  # decoders may raise anything for broken bytes
         return UNREADABLE
     return 0
 
 
 def _with_checksums(data: bytes) -> bytes:
-    """Return a PNG file with correct checksums. Browsers ignore wrong ones, and Pillow refuses them."""
+    """Return a PNG file with correct checksums. Browsers ignore wrong checksums, but Pillow refuses them."""
     whole, start = bytearray(data), 8
     while data.startswith(b"\x89PNG") and start + 12 <= len(data):
         end = start + 8 + int.from_bytes(data[start : start + 4])
@@ -54,26 +54,26 @@ def _with_checksums(data: bytes) -> bytes:
 
 
 def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
-    """Return the image in `data` as PNG or JPEG of at most `max_side` pixels a side, and at most `max_bytes` bytes."""
+    """Return the image in `data` as PNG or JPEG with at most `max_side` pixels per side and `max_bytes` bytes."""
     with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
         may_be_png = opened.format not in ("JPEG", "MPO", "JPEG2000", "AVIF")
         image: Image.Image = opened
         if image.mode.startswith("I;16"):
             image = image.point(lambda value: value / 256).convert("L")
-        if image.mode not in ("L", "RGB", "RGBA", "CMYK") or "transparency" in image.info:  # else JPEG is read smaller
+        if image.mode not in ("L", "RGB", "RGBA", "CMYK") or "transparency" in image.info:  # else JPEG shrinks on load
             image = image.convert("RGBA" if image.has_transparency_data else "RGB")
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
-        with contextlib.suppress(Exception):  # broken metadata of a picture that is whole
+        with contextlib.suppress(Exception):  # the metadata may be broken although the image is not
             ImageOps.exif_transpose(image, in_place=True)
         mode, profile = "RGBA" if image.mode == "RGBA" else "RGB", image.info.get("icc_profile")
-        if profile:  # a picture without one is taken to be in sRGB
-            with contextlib.suppress(ImageCms.PyCMSError, OSError, ValueError):  # broken: the colours stay as they are
+        if profile:  # an image without a profile counts as sRGB
+            with contextlib.suppress(ImageCms.PyCMSError, OSError, ValueError):  # a broken profile is ignored
                 source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
                 target = ImageCms.createProfile("sRGB")
                 image = ImageCms.profileToProfile(image, source, target, outputMode=mode) or image
         image = image.convert(mode)
     while True:
-        image.info.clear()  # or comments and profiles would be saved again
+        image.info.clear()  # otherwise comments and profiles would be saved again
         copy = _encoded(image, max_bytes, may_be_png=may_be_png)
         if len(copy) <= max_bytes or max(image.size) == 1:
             return copy
@@ -82,7 +82,7 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
 
 
 def _encoded(image: Image.Image, max_bytes: int, *, may_be_png: bool) -> bytes:
-    """Return a PNG if it is small, as drawings and screenshots are, else the best JPEG that fits, or the smallest."""
+    """Return a PNG if it is small (drawings, screenshots), else the best JPEG that fits, or the smallest JPEG."""
     if (may_be_png or image.mode == "RGBA") and len(data := _saved(image, "PNG")) <= max_bytes // 3:
         return data
     if image.mode == "RGBA":

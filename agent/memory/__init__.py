@@ -1,8 +1,8 @@
-"""Memory: notes that outlive conversations, and other files that join a system prompt.
+"""Long-term memory: notes that outlive conversations, and other files in a system prompt.
 
 A `MemoryDirectory` (notes.py) has a folder for each chat, with `MEMORY.md` about the work and `USER.md` about the
-people. The tool `memory`, `/memory` and the flush before a compression change entries. A `SectionReader` (sections.py)
-reads them when a session begins, with the persona, a context file and the index of the skills (skills.py).
+people. The tool `memory`, the command `/memory` and the memory flush change entries. A `SectionReader` (sections.py)
+reads the notes when a session begins, together with the persona, a context file and the list of skills (skills.py).
 
 >>> from agent.memory.notes import added, entries_in, replaced
 >>> notes = added(added("", "likes short answers"), "lives in Porto")

@@ -1,8 +1,8 @@
-"""Notes: the files `MEMORY.md` and `USER.md` of each chat, and changes of single entries in them.
+"""Notes: the files `MEMORY.md` and `USER.md` of each chat, and changes to single entries.
 
-An entry is an item of a Markdown list; all other text stays. In a shared chat `USER.md` has a part for each person,
-below a heading that ends with a stable id. A file is changed under a lock of the chat's folder, so that turns, a flush
-and a command do not lose each other's entries. All calls block their thread, for a file of some kilobytes.
+An entry is an item of a Markdown list; all other text stays unchanged. In a shared chat, `USER.md` has a section for
+each person, under a heading that ends with a stable id. Changes lock the chat's folder, so turns, a flush and a command
+do not lose each other's entries. All calls block their thread, but the files have only a few kilobytes.
 """
 
 import fcntl
@@ -27,14 +27,14 @@ from hermes_state.values import ChatId, UserRef
 Target: TypeAlias = Literal["memory", "user"]
 FILE_NAMES: Final[dict[Target, str]] = {"memory": "MEMORY.md", "user": "USER.md"}
 MAX_FILE_BYTES = 1_000_000
-"""Largest file of notes, skill or persona that is read, in bytes."""
+"""Maximum size of a note, skill or persona file, in bytes."""
 Person: TypeAlias = tuple[UserRef, str]
-"""Stable id and name of a person with a part in `USER.md`."""
+"""Stable id and name of a person with a section in `USER.md`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteEntry:
-    """Entry of a file of notes: the text of its first line, and its range of lines."""
+    """Entry in a notes file: the text of its first line, and its range of lines."""
 
     text: str
     start: int
@@ -42,12 +42,12 @@ class NoteEntry:
 
     @property
     def handle(self) -> str:
-        """Short name of the entry, independent of other entries."""
+        """Short id of the entry, which does not depend on other entries."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:4]
 
 
 def entries_in(text: str) -> list[NoteEntry]:
-    """Return the entries of a text; indented lines below an item belong to it.
+    """Return the entries in a text. Indented lines below an item belong to its entry.
 
     >>> [entry.text for entry in entries_in("# Ann\\n- likes tea\\n  with milk\\n- lives in Porto")]
     ['likes tea', 'lives in Porto']
@@ -64,8 +64,8 @@ def entries_in(text: str) -> list[NoteEntry]:
 
 
 def one_line(text: str) -> str:
-    """Return the text of an entry: one line, without characters that control, hide or reorder others."""
-    # The joiners U+200C and U+200D are part of the spelling in some scripts and of emoji.
+    """Return the text of an entry on one line, without control characters and invisible characters."""
+    # The joiners U+200C and U+200D belong to the spelling of some scripts and to emoji.
     kept = (letter for letter in text if letter in "\n\t\u200c\u200d" or unicodedata.category(letter)[0] != "C")
     return " ".join("".join(kept).split())
 
@@ -77,9 +77,9 @@ def added(text: str, new: str) -> str:
 
 
 def replaced(text: str, piece: str, new: str | None) -> str:
-    """Return `text` with `new`, or nothing, in place of the entry that `piece` names, by words of it or its handle.
+    """Replace the entry that contains `piece`, or has it as its handle, with `new`. None removes the entry.
 
-    Raises `ToolError` if no entry matches, or several.
+    Raises `ToolError` if no entry matches, or if several match.
     """
     entries = entries_in(text)
     named = [entry for entry in entries if piece in (entry.text, entry.handle)]
@@ -87,15 +87,18 @@ def replaced(text: str, piece: str, new: str | None) -> str:
     if len({entry.text for entry in named}) != 1:
         listed = "\n".join(f"- {entry.text}" for entry in named or entries) or "(nothing)"
         if named:
-            raise ToolError(f"{counted(len(named), 'entry')} have these words; name one by more of them:\n{listed}")
-        raise ToolError(f"no entry has the words {shortened(piece)!r}; there is:\n{listed}")
+            raise ToolError(f"{counted(len(named), 'entry')} contain these words; use more words of one:\n{listed}")
+        raise ToolError(f"no entry contains {shortened(piece)!r}; the entries are:\n{listed}")
     lines = text.split("\n")
     lines[named[0].start : named[0].end] = [] if new is None else [f"- {new}"]
     return "\n".join(lines)
 
 
 def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
-    """Return the text before a person's part, the part below its heading, and the rest; None: all is the part."""
+    """Return the text before a person's section, the section without its heading, and the rest.
+
+    Without a person, the whole text is the section.
+    """
     if person is None:
         return "", text, ""
     found = re.search(rf"^## [^\n]*\({re.escape(person[0])}\)[ \t]*$\n?", text, re.MULTILINE)
@@ -107,7 +110,7 @@ def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
 
 
 def with_part(before: str, person: Person | None, part: str, behind: str) -> str:
-    """Return the text with a changed part under a heading with the person's current name; no heading if it is empty."""
+    """Return the text with a changed section. Its heading has the person's current name, or is removed if empty."""
     if person is None:
         return part
     ref, name = person
@@ -123,16 +126,16 @@ class MemoryDirectory:
     path: Path
     settings: MemorySettings = field(default_factory=MemorySettings)
     holds_secret: Callable[[str], bool] = lambda _: False
-    """Returns True for a text with a secret of the configuration, which is not written down."""
+    """Checks a text for secrets of the configuration, which must not be stored in notes."""
 
     def read(self, chat_id: ChatId, target: Target) -> str:
-        """Return the notes of a chat, or an empty text. Raises `ToolError` for a file that is no text."""
+        """Return the notes of a chat, or an empty text. Raises `ToolError` if the file is not text."""
         return read_text(self.path / str(chat_id) / FILE_NAMES[target]) or ""
 
     def change(self, chat_id: ChatId, target: Target, person: Person | None, change: Callable[[str], str]) -> str:
-        """Change the notes, or one person's part, and return a sentence about their size.
+        """Change the notes, or one person's section, and return a sentence about their size.
 
-        Raises `ToolError`, and changes nothing, if they would be too long or cannot be read or written.
+        Raises `ToolError` and changes nothing if the notes would be too long, or cannot be read or written.
         """
         name, limit = FILE_NAMES[target], self.settings.memory_size if target == "memory" else self.settings.user_size
         try:
@@ -142,11 +145,11 @@ class MemoryDirectory:
                 new = change(part)
                 if len(new.strip()) > max(limit, len(part.strip()) - 1):
                     raise ToolError(
-                        f"{name} would have {len(new.strip()):,} of {limit:,} characters. Nothing was written. Make "
-                        f"room first: replace or remove entries, or join several in one. It holds:\n{part.strip()}"
+                        f"{name} would have {len(new.strip()):,} of {limit:,} characters. Nothing was written. First "
+                        f"replace, remove or combine entries to make room. Current entries:\n{part.strip()}"
                     )
                 if self.holds_secret(new) and not self.holds_secret(part):
-                    raise ToolError("that has a secret of this gateway's configuration in it; it is not written down")
+                    raise ToolError("the note contains a secret of this gateway's configuration, so it was not stored")
                 if (whole := with_part(before, person, new, behind)) != text:
                     _write(folder / name, whole)
         except OSError as error:
@@ -167,9 +170,9 @@ class MemoryDirectory:
 
 
 def read_text(path: Path, *, flags: int = 0) -> str | None:
-    """Return the text of a file; None without one. Raises `ToolError` if it is no text or no ordinary file."""
+    """Return the text of a file, or None if it does not exist. Raises `ToolError` for other kinds of files."""
     try:
-        # Without waiting, because a pipe in place of the file would hold its reader for ever.
+        # Do not block, because a pipe in place of the file would block its reader forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -178,17 +181,17 @@ def read_text(path: Path, *, flags: int = 0) -> str | None:
     with open(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
-            raise ToolError(f"{path.name} is no file of text, or larger than {MAX_FILE_BYTES:,} bytes")
+            raise ToolError(f"{path.name} is not an ordinary file, or is larger than {MAX_FILE_BYTES:,} bytes")
         content = file.read(MAX_FILE_BYTES + 1)
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\0", "")
     except UnicodeDecodeError as error:
-        raise ToolError(f"{path.name} is not in UTF-8 (byte {error.start:,}); save it anew in that encoding") from error
+        raise ToolError(f"{path.name} is not UTF-8 text (byte {error.start:,}); save it again as UTF-8") from error
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file as a whole: after a crash it holds the old text or the new one."""
-    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # for this user alone
+    """Replace a file atomically: after a crash it contains the old text or the new text."""
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # only for this user
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
@@ -196,6 +199,6 @@ def _write(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
-        with suppress(OSError):  # after `replace` there is none; an earlier error says more
+        with suppress(OSError):  # after `replace` the file is gone, and an earlier error says more
             os.unlink(unfinished)
     flush(path.parent)

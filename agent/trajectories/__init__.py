@@ -1,9 +1,9 @@
-"""Trajectories: conversations of agents as lines of a file for training. A running daemon imports nothing of this.
+"""Trajectories: conversations of agents as lines of a training file. A running daemon does not import this package.
 
-A line is an object whose `conversations` are turns in the ShareGPT form, `{"from": "human", "value": "…"}`. Calls of
-tools stand in `<tool_call>` and results in `<tool_response>`, as in the form of Hermes models. `TrajectoryCompressor`
-replaces the middle of a long trajectory with a summary. `TrajectoryRunner` does this for a file and can be interrupted.
-`export` makes trajectories of stored conversations, and shows them as people had them.
+A line is a JSON object whose `conversations` are turns in the ShareGPT format, `{"from": "human", "value": "…"}`. Tool
+calls are in `<tool_call>` tags and results in `<tool_response>` tags, as in the format of Hermes models.
+`TrajectoryCompressor` replaces the middle of a long trajectory with a summary. `TrajectoryRunner` does this for a
+whole file, and can be interrupted. `export` makes trajectories from stored conversations, and prints them as text.
 
 >>> from agent.trajectories import TrajectoryCompressor, TrajectorySettings
 >>> compressor = TrajectoryCompressor(TrajectorySettings(target_max_tokens=100))

@@ -1,7 +1,7 @@
-"""Compressor of trajectories: a summary replaces as much of the middle as it must.
+"""Compressor of trajectories: a summary replaces as much of the middle as needed.
 
-The first turn of each role and the last turns stay. The others leave from the front on, because a model learns most
-from the turns nearest to the end.
+The first turn of each role and the last turns stay. Other turns are removed from the front, because a model learns
+most from the turns near the end.
 """
 
 import asyncio
@@ -20,21 +20,19 @@ from hermes_state.redaction import redact
 from hermes_state.text import well_formed
 
 SUMMARY_MARK: Final = "[SUMMARY OF EARLIER TURNS]"
-NOTICE: Final = (
-    f"Some earlier turns are not shown as they were: a turn that begins with {SUMMARY_MARK} stands for them."
-)
+NOTICE: Final = f"Some earlier turns are not shown: a turn that begins with {SUMMARY_MARK} replaces them."
 HEAD_SHARE: Final = 4
-"""Divisor of the target: room for the turns between the first ones of each role. Later first turns are not kept."""
+"""Divisor of the target. The result limits the turns between the first turns of each role that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectorySettings:
     target_max_tokens: int = 15_250
-    """A trajectory of no more tokens stays as it is."""
+    """Trajectories up to this number of tokens stay unchanged."""
     summary_target_tokens: int = 750
     protect_last: int = 4
     has_notice: bool = True
-    """True adds a sentence about the summary to the system turn."""
+    """True to add a sentence about the summary to the system turn."""
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +53,10 @@ class TrajectoryMetrics(_Figures, frozen=True, kw_only=True):
     skipped_under_target: bool = False
     still_over_limit: bool = False
     start_index: int | None = None
-    """First turn that the summary replaces; None without a summary."""
+    """Index of the first turn that the summary replaces; None without a summary."""
     end_index: int | None = None
     error: str | None = None
-    """Reason why a summary that was needed is missing."""
+    """Reason why a needed summary is missing."""
 
     @classmethod
     def of(cls, before: Sequence[int], after: Sequence[int], **other: object) -> Self:
@@ -68,7 +66,7 @@ class TrajectoryMetrics(_Figures, frozen=True, kw_only=True):
 
 
 class TrajectoryTotals(_Figures, frozen=True, kw_only=True):
-    """Figures of a file. Every line is a trajectory, rejected, or blank."""
+    """Figures of a file. Every line is a trajectory, a rejected line, or blank."""
 
     lines: int = 0
     trajectories: int = 0
@@ -94,7 +92,7 @@ def _ratio(before: int, after: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedLine:
-    """A line, without its end, and what became of its trajectory."""
+    """A line without its newline, and the metrics of its trajectory."""
 
     line: bytes
     metrics: TrajectoryMetrics
@@ -102,7 +100,7 @@ class CompressedLine:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryCompressor:
-    """Puts summaries in place of the middle of trajectories that are too long."""
+    """Replaces the middle of long trajectories with summaries."""
 
     settings: TrajectorySettings = TrajectorySettings()
     summarise: Summarise = deterministic_text
@@ -120,7 +118,7 @@ class TrajectoryCompressor:
         return msgspec.json.decode(done.line)["conversations"], done.metrics
 
     async def compress_line(self, line: bytes) -> CompressedLine:
-        """Compress a line of a file; it stays as it is without a summary. Raises `TrajectoryRejected`."""
+        """Compress a line of a file. Without a summary it stays unchanged. Raises `TrajectoryRejected`."""
         line = line.removeprefix(BOM).strip()
         trajectory = Trajectory.parse(line)
         sizes = [turn.tokens for turn in trajectory.turns]
@@ -142,7 +140,7 @@ class TrajectoryCompressor:
         )
 
     def _room(self) -> int:
-        """Return the tokens of the summary itself, without the mark and the notice."""
+        """Return the tokens for the summary text, without the mark and the notice."""
         around = MESSAGE_TOKENS + estimated_text_tokens(SUMMARY_MARK) + 1
         if self.settings.has_notice:
             around += estimated_text_tokens(NOTICE) + 1
@@ -151,7 +149,7 @@ class TrajectoryCompressor:
     def _with_summary(
         self, trajectory: Trajectory, sizes: Sequence[int], removed: tuple[int, int], text: str
     ) -> CompressedLine | None:
-        """Return the line with the summary in place; None if it saves nothing."""
+        """Return the line with the summary, or None if the summary saves nothing."""
         start, end = removed
         turns = [*trajectory.turns[:start], trajectory.human(f"{SUMMARY_MARK}\n{text}"), *trajectory.turns[end:]]
         if self.settings.has_notice:
@@ -176,9 +174,9 @@ class TrajectoryCompressor:
 
 
 def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: TrajectorySettings) -> tuple[int, int]:
-    """Return start and end of the turns that a summary replaces; equal if there are none.
+    """Return start and end of the turns that a summary replaces. They are equal if there are none.
 
-    A gpt turn and the tool turns that answer it stay together: no tool turn follows the summary.
+    A gpt turn and the tool turns that answer it stay together, so no tool turn follows the summary.
     """
     tail = max(0, len(roles) - max(0, settings.protect_last))
     while 0 < tail < len(roles) and roles[tail] is TurnRole.TOOL:
@@ -192,7 +190,7 @@ def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: Trajectory
 
 
 def _head_end(roles: Sequence[TurnRole], sizes: Sequence[int], tail: int, room: int) -> int:
-    """Return the end of the beginning that stays: the first turns of each role, and the results of a call."""
+    """Return the end of the kept beginning: the first turn of each role, and the results of a call."""
     end = 0
     for first in sorted(roles.index(role) for role in set(roles)):
         room -= sum(sizes[end:first])

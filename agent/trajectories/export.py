@@ -1,4 +1,4 @@
-"""Trajectories of stored conversations, in the form of Hermes models (thoughts and calls between tags) and as text."""
+"""Trajectories from stored conversations, in the format of Hermes models (reasoning and calls in tags) and as text."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,9 +21,9 @@ _TAGGED: Final = re.compile(r"<(tools|think|tool_call|tool_response)>\n?(.*?)\n?
 def trajectory_line(
     conversation: StoredConversation, messages: Iterable[FullMessage], tools: Mapping[str, Mapping[str, Any]]
 ) -> bytes | None:
-    """Return the line of a conversation without its end; None if the conversation has no text.
+    """Return the line for a conversation, without a newline; None if the conversation has no text.
 
-    `tools`: definitions of tools by name. Only the name of any other tool is written.
+    `tools`: tool definitions by name. For other tools only the name is written.
     """
     said = [(message, turn) for message in messages if (turn := turn_of(message)) is not None]
     if not said:
@@ -51,7 +51,7 @@ def trajectory_line(
 
 
 def turn_of(message: FullMessage) -> tuple[TurnRole, str] | None:
-    """Return the role and the text of a message's turn; None if it says nothing."""
+    """Return the role and the text of a message's turn, or None if the message is empty."""
     if message.role is MessageRole.TOOL:
         result = {"tool_call_id": message.tool_call_id, "name": message.tool_name, "content": message.content}
         return TurnRole.TOOL, _tagged("tool_response", _json(result))
@@ -65,7 +65,7 @@ def turn_of(message: FullMessage) -> tuple[TurnRole, str] | None:
 
 
 def _json(value: object) -> str:
-    """JSON in which nothing ends a tag."""
+    """Return JSON that cannot close a tag."""
     return orjson.dumps(value).decode().replace("</", "<\\/")
 
 
@@ -74,7 +74,7 @@ def _tagged(name: str, text: str) -> str:
 
 
 def replayed(trajectory: Trajectory) -> Iterator[str]:
-    """Yield the model and the time of a trajectory, then each turn as lines."""
+    """Yield the model and time of a trajectory, then each turn as text."""
     head = (bytes(value).decode() for key, value in trajectory.fields.items() if key in ("model", "timestamp"))
     yield ", ".join(value.strip('"') for value in head if value != "null")
     for turn in trajectory.turns:
@@ -82,7 +82,7 @@ def replayed(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _lines(speaker: str, texts: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a turn. `texts` repeats: text outside of tags, the name of a tag, the text inside."""
+    """Yield the lines of a turn. `texts` repeats three items: text outside tags, the name of a tag, text inside it."""
     for words, tag, inner in zip_longest(texts[::3], texts[1::3], texts[2::3]):
         if words.strip():
             yield f"{speaker}: {words.strip()}"

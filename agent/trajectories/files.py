@@ -1,7 +1,7 @@
-"""Compression of a file of trajectories, line by line and in order. An interrupted run can be continued.
+"""Compression of a trajectory file, line by line and in order. An interrupted run can be continued.
 
-Next to OUT are `OUT.metrics.jsonl` (a row for each line), `OUT.rejected.jsonl` (rejected lines, byte for byte) and
-`OUT.metrics.json` (totals and checkpoint). The next run cuts the other files to the checkpoint, and continues there.
+Next to OUT, a run writes `OUT.metrics.jsonl` (a row per line), `OUT.rejected.jsonl` (rejected lines, byte for byte) and
+`OUT.metrics.json` (totals and checkpoint). The next run truncates the other files to the checkpoint and continues.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from hermes_state.disk import flush
 from hermes_state.errors import CommandError
 
 MAX_LINE_BYTES: Final = 67_108_864
-"""Longest line that is read as a trajectory. A longer one is rejected without being held in memory."""
+"""Maximum bytes of a line that is read as a trajectory. A longer line is rejected without loading it into memory."""
 _COPY_BYTES: Final = 1_048_576
 _SUFFIXES: Final = {"out": "", "rejected": ".rejected.jsonl", "metrics": ".metrics.jsonl"}
 _encode = msgspec.json.Encoder().encode
@@ -42,15 +42,15 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLine:
-    """A line of the source and its place."""
+    """A line of the source and its position."""
 
     number: int
     start: int
     end: int
     data: bytes | None
-    """None if the line is too long to be held."""
+    """None if the line is too long for memory."""
     digest: str = ""
-    """Digest of the source from its beginning to the end of this line."""
+    """Digest of the source up to the end of this line."""
 
     @property
     def size(self) -> int:
@@ -58,18 +58,18 @@ class SourceLine:
 
 
 class TrajectoryWriter:
-    """OUT and the files next to it. The writer holds a lock on OUT until `close`."""
+    """Writes OUT and the files next to it. Locks OUT until `close`."""
 
     def __init__(self, source: Path, target: Path, settings: Mapping[str, object], *, is_forced: bool) -> None:
-        """Open the files at the last checkpoint, or start them.
+        """Open the files at the last checkpoint, or create them.
 
-        Raises `CommandError` if they do not belong to a run with these settings, or if another process writes them.
+        Raises `CommandError` if they belong to a run with other settings, or if another process is writing them.
         """
         self._checkpoint_path = target.with_name(f"{target.name}.metrics.json")
         self._paths = {name: target.with_name(target.name + suffix) for name, suffix in _SUFFIXES.items()}
         for path in filter(Path.exists, (self._checkpoint_path, *self._paths.values())):
             if path.samefile(source):
-                raise CommandError(f"{source} would be overwritten: choose another file for the output")
+                raise CommandError(f"the output would overwrite {source}; choose another output file")
             if not (is_forced or self._checkpoint_path.exists()) and path.stat().st_size:
                 raise CommandError(f"{path} exists and was not written by this command; --force overwrites it")
         with ExitStack() as opened:
@@ -85,7 +85,7 @@ class TrajectoryWriter:
             self.state = Checkpoint(settings=settings) if is_new else self._load(settings)
             for name, file in self._files.items():
                 if file.seek(0, os.SEEK_END) < self.state.written_bytes[name]:
-                    raise CommandError(f"{self._paths[name]} is shorter than it was; --force starts again")
+                    raise CommandError(f"{self._paths[name]} is shorter than its checkpoint; --force starts again")
             self.checkpoint(is_complete=self.state.is_complete)
             for name, file in self._files.items():
                 file.truncate(file.seek(self.state.written_bytes[name]))
@@ -102,7 +102,7 @@ class TrajectoryWriter:
         return state
 
     def put(self, line: SourceLine, outcome: Outcome, source: BinaryIO) -> None:
-        """Add the outcome of the next line. A rejected line that is too long to be held is copied from `source`."""
+        """Add the outcome of the next line. A rejected line is copied from `source`."""
         total = self.state.total
         match outcome:
             case CompressedLine():
@@ -115,7 +115,7 @@ class TrajectoryWriter:
                 total = total.counted("rejected")
             case None:
                 total = total.counted("blank")
-        # The last step: the next run cuts off a line that was written in part.
+        # This comes last, so the next run cuts off a partly written line.
         self.state = msgspec.structs.replace(
             self.state,
             total=total,
@@ -123,12 +123,12 @@ class TrajectoryWriter:
             read_digest=line.digest,
             written_bytes={name: file.tell() for name, file in self._files.items()},
         )
-        # A killed process loses the work of a second, paid summaries included.
+        # A killed process loses at most a second of work, including paid summaries.
         if time.monotonic() - self._saved_at >= 1.0:
             self.checkpoint()
 
     def checkpoint(self, *, is_complete: bool = False) -> None:
-        """Put everything on disk, then the state that describes it."""
+        """Flush all files to disk, then save the state that describes them."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -141,7 +141,7 @@ class TrajectoryWriter:
         self._saved_at = time.monotonic()
 
     def close(self) -> None:
-        """Close the files and release the lock. A file of rejected lines without a line is removed."""
+        """Close the files and release the lock. Remove the file of rejected lines if it is empty."""
         with self._opened:
             if not self.state.written_bytes["rejected"]:
                 self._paths["rejected"].unlink(missing_ok=True)
@@ -149,22 +149,22 @@ class TrajectoryWriter:
 
 @dataclass(slots=True, kw_only=True)
 class TrajectoryRunner:
-    """Compresses a file of trajectories into another one."""
+    """Compresses a file of trajectories into another file."""
 
     compressor: TrajectoryCompressor
     parallel: int = 8
     on_read: Callable[[int], None] = lambda _bytes: None
-    """Receives the bytes of each finished line, and first the bytes that earlier runs finished."""
+    """Receives the bytes of each finished line, and at the start the bytes finished by earlier runs."""
     on_trouble: Callable[[str], None] = lambda _sentence: None
-    """Receives a sentence about each rejected line, and about each trajectory without the summary that it needs."""
+    """Receives a sentence about each rejected line and each trajectory whose summary failed."""
     summary_name: str = "none"
-    """Name of the summary model. Only a run with the same model continues this one."""
+    """Name of the summary model. Only a run with the same model can continue."""
 
     async def run(self, source: Path, target: Path, *, is_forced: bool = False) -> TrajectoryTotals:
         """Write `target` from `source`, or continue after the last checkpoint.
 
-        A checkpoint is left however the run ends, cancellation included. Raises `CommandError`, and the errors of
-        summaries other than `ModelError`.
+        Every end of the run, even a cancellation, leaves a checkpoint. Raises `CommandError`, and errors of summaries
+        other than `ModelError`.
         """
         settings = {**msgspec.to_builtins(self.compressor.settings), "summary": self.summary_name}
         writer = TrajectoryWriter(source, target, settings, is_forced=is_forced)
@@ -194,9 +194,9 @@ class TrajectoryRunner:
             outcome = await task
             writer.put(line, outcome, source)
             if isinstance(outcome, TrajectoryRejected):
-                self.on_trouble(f"line {line.number} is put aside: {outcome}")
+                self.on_trouble(f"line {line.number} was rejected: {outcome}")
             elif outcome is not None and outcome.metrics.summary_errors:
-                self.on_trouble(f"line {line.number} stays as it was: {outcome.metrics.error}")
+                self.on_trouble(f"line {line.number} was not compressed: {outcome.metrics.error}")
             self.on_read(line.size)
             return line.size
 
@@ -204,7 +204,7 @@ class TrajectoryRunner:
         for line in lines:
             pending.append((line, group.create_task(self._outcome(line))))
             ahead += line.size
-            # Bytes of lines that wait for the lines before them.
+            # Limit the bytes of lines that wait for earlier lines.
             while len(pending) >= max(1, self.parallel) or ahead > 67_108_864:
                 ahead -= await finish_first()
         while pending:
@@ -212,7 +212,7 @@ class TrajectoryRunner:
 
     async def _outcome(self, line: SourceLine) -> Outcome:
         if line.data is None:
-            return TrajectoryRejected(f"it has {line.size:,} bytes; at most {MAX_LINE_BYTES:,} are read")
+            return TrajectoryRejected(f"it has {line.size:,} bytes, but the limit is {MAX_LINE_BYTES:,}")
         if not line.data.strip():
             return None
         try:
@@ -222,7 +222,7 @@ class TrajectoryRunner:
 
 
 def read_lines(file: BinaryIO, number: int = 0, digest: blake2b | None = None) -> Iterator[SourceLine]:
-    """Yield the lines of a file from its current place on, after `number` lines with this digest."""
+    """Yield the lines of a file from its current position, after `number` lines with this digest."""
     start, digest = file.tell(), digest or blake2b(digest_size=16)
     while data := file.readline(MAX_LINE_BYTES + 1):
         number, is_held, end = number + 1, len(data) <= MAX_LINE_BYTES, start + len(data)
@@ -237,7 +237,7 @@ def read_lines(file: BinaryIO, number: int = 0, digest: blake2b | None = None) -
 
 
 def _lines_after(source: BinaryIO, state: Checkpoint) -> Iterator[SourceLine] | None:
-    """Return the lines after those that earlier runs read; None if these have changed."""
+    """Return the lines that earlier runs have not read, or None if the lines that they read have changed."""
     digest, left, last = blake2b(digest_size=16), state.read_bytes, b"\n"
     while left and (last := source.read(min(left, _COPY_BYTES))):
         digest.update(last)
@@ -249,7 +249,7 @@ def _lines_after(source: BinaryIO, state: Checkpoint) -> Iterator[SourceLine] | 
 
 
 def _copy(line: SourceLine, source: BinaryIO, target: BinaryIO) -> None:
-    """Write the bytes of a line. `source` is left at the place where it was."""
+    """Copy the bytes of a line. The position in `source` does not change."""
     place = source.tell()
     source.seek(line.start)
     for start in range(line.start, line.end, _COPY_BYTES):

@@ -1,6 +1,6 @@
-"""The form of a trajectory: one line of JSON, of which only the turns are parsed.
+"""Format of a trajectory: one line of JSON, of which only the turns are parsed.
 
-Everything that stays is kept byte by byte. Other programs' names of roles are understood if they are unambiguous.
+Unchanged parts are kept byte for byte. Role names of other programs are understood if they are unambiguous.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from hermes_state.errors import HermesError
 
 
 class TrajectoryRejected(HermesError):
-    """A line is no trajectory; the message says why."""
+    """A line is not a trajectory. The message gives the reason."""
 
 
 class TurnRole(StrEnum):
@@ -45,10 +45,10 @@ class Turn:
     role: TurnRole
     text: str
     tokens: int
-    """Estimated tokens, with those of the frame around a message."""
+    """Estimated tokens, including the frame around a message."""
     raw: Raw
     form: tuple[str, str]
-    """Keys of its role and of its text."""
+    """Keys of the role and the text."""
     name: str
 
     def saying(self, text: str) -> Self:
@@ -58,7 +58,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One conversation: its turns, and the other keys of its line."""
+    """One conversation: its turns and the other keys of its line."""
 
     turns: tuple[Turn, ...]
     fields: Mapping[str, Raw]
@@ -66,22 +66,22 @@ class Trajectory:
 
     @classmethod
     def parse(cls, line: bytes) -> Self:
-        """Parse a line, with or without its end and a byte order mark. Raises `TrajectoryRejected`."""
+        """Parse a line, with or without newline and byte order mark. Raises `TrajectoryRejected`."""
         try:
-            line.decode()  # the other keys must be text, too
+            line.decode()  # the other keys must be UTF-8, too
             fields = _read_fields(line.removeprefix(BOM))
             found = [key for key in ("conversations", "conversation", "messages") if key in fields]
             if len(found) != 1:
-                raise TrajectoryRejected(f"it has not one list of turns, but {' and '.join(found) or 'none'}")
+                raise TrajectoryRejected(f"it must have one list of turns, but has {' and '.join(found) or 'none'}")
             turns = [_turn(raw, number) for number, raw in enumerate(_read_list(fields[found[0]]), start=1)]
         except UnicodeDecodeError as error:
             raise TrajectoryRejected(f"it is not UTF-8 (byte {error.start + 1})") from error
         except (msgspec.DecodeError, RecursionError) as error:
-            raise TrajectoryRejected(f"it is not JSON of this form: {error}") from error
+            raise TrajectoryRejected(f"it is not JSON in the expected format: {error}") from error
         return cls(turns=tuple(turns), fields=fields, key=found[0])
 
     def human(self, text: str) -> Turn:
-        """Return a turn of the human role, named as the line names such turns."""
+        """Return a human turn, with the role name that this line uses."""
         like = next((turn for turn in self.turns if turn.role is TurnRole.HUMAN), None)
         form = (like or self.turns[0]).form
         name = like.name if like else "human" if form[0] == "from" else "user"
@@ -96,19 +96,21 @@ def _turn(raw: Raw, number: int) -> Turn:
     try:
         fields = _read_fields(raw)
     except msgspec.ValidationError:
-        raise TrajectoryRejected(f"turn {number} is no object") from None
+        raise TrajectoryRejected(f"turn {number} is not an object") from None
     found = [[key for key in keys if key in fields] for keys in (("from", "role"), ("value", "content"))]
     if [len(keys) for keys in found] != [1, 1]:
-        raise TrajectoryRejected(f"turn {number} has not one role and one text, but {', '.join(fields) or 'no key'}")
+        raise TrajectoryRejected(
+            f"turn {number} must have one role and one text, but has {', '.join(fields) or 'no key'}"
+        )
     form = (found[0][0], found[1][0])
     name, text = (_read_any(fields[key]) for key in form)
     role = _ROLES.get(name.strip().lower().replace("-", "_").replace(" ", "_")) if isinstance(name, str) else None
     if role is None:
-        raise TrajectoryRejected(f"turn {number} is from {str(name)[:40]!r}, which is none of {', '.join(TurnRole)}")
+        raise TrajectoryRejected(f"turn {number} has the role {str(name)[:40]!r}; use one of {', '.join(TurnRole)}")
     values = [bytes(fields[key]) for key in ("tool_calls", "function_call") if key in fields]
     calls = [value.decode() for value in values if value != b"null"]
     if not isinstance(text, str) and not (text is None and calls):
-        raise TrajectoryRejected(f"turn {number} says no text, but {type(text).__name__}")
+        raise TrajectoryRejected(f"turn {number} has {type(text).__name__} in place of text")
     said = "\n".join(filter(None, (text, *calls)))
     return Turn(role=role, text=said, tokens=_tokens(said), raw=raw, form=form, name=name)
 

@@ -35,7 +35,7 @@ def test_a_handoff_begins_and_ends_with_its_markers_and_says_that_it_is_no_order
     assert seen.splitlines()[0] == SUMMARY_PREFIX
     assert seen.splitlines()[-1] == END_MARKER
     contract = seen[: seen.index("## Active Task")]
-    for promise in ("record", "stays dropped", "do not do it again", "tools work as before", "memory outrank"):
+    for promise in ("record", "stay dropped", "Do not repeat work", "tools work as before", "memory outrank"):
         assert promise in contract
 
 

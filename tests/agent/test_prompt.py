@@ -33,6 +33,6 @@ def test_tools_are_explained_only_where_there_are_any() -> None:
 
 
 def test_it_says_that_stamps_are_the_gateways_and_blocks_are_untrusted() -> None:
-    assert "never write such a stamp yourself" in prompt()
+    assert "never write a timestamp yourself" in prompt()
     for block in ("<quoted_message>", "<document>", "<history>"):
         assert block in prompt()

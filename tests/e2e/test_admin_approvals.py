@@ -229,7 +229,7 @@ async def test_an_admin_answers_in_their_own_chat_and_a_permission_for_longer_ne
     await press(world, ADMIN, "Always here")
     assert await world.replies(1, match="written: buy salt", chat_id=ADMIN)
     await ask(world)
-    [asked] = await shown(world, ADMIN, "It is for Ann")
+    [asked] = await shown(world, ADMIN, "For Ann")
     assert "any arguments" not in asked["text"]
     await press(world, ADMIN, "Always there")
     assert await world.replies(1, match="written: buy flour")
@@ -555,7 +555,7 @@ async def test_the_web_chat_is_the_owners_direct_chat(tmp_path: Path, protocol: 
             await page.write("hello")
             await page.until_answered(1)
             await ask(world, line=" ".join(f"word{number}" for number in range(700)))
-            await page.until("May I use write_down? It is for Ann")
+            await page.until("May I use write_down? For Ann")
             await page.until("/approve a1 says yes")
             shown_here = await page.html()
             assert 'value="/approve a1"' in shown_here

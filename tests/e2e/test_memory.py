@@ -14,7 +14,7 @@ from tests.e2e.test_discord import ALICE, ready, say, sent
 from tests.e2e.world import World
 
 FLUSH = {"HERMES_MEMORY__FLUSH": "true"}
-ASKING = "Note now what must be noted"
+ASKING = "Save the notes now"
 WORDS = "words " * 320
 """As much as fits into one message on each platform."""
 TALK = ["Please always answer me in Danish, and call me Anna.", *(f"{WORDS}{number}" for number in range(9))]
@@ -59,7 +59,7 @@ async def test_preferences_are_noted_around_a_lossy_compression_and_stand_in_the
     system = prompt_of((await world.asked(1))[-1])[0]
     assert system.role == "system"
     assert "- wants answers in Danish\n- is called Anna" in system.text
-    assert world.query("SELECT count(*) FROM messages WHERE text LIKE '%Note now%' OR body LIKE '%harbour%'") == [(0,)]
+    assert world.query("SELECT count(*) FROM messages WHERE text LIKE '%the notes%' OR body LIKE '%harbour%'") == [(0,)]
     assert not await world.violations()
 
 
@@ -243,7 +243,7 @@ async def test_people_see_and_change_what_is_noted(world: World) -> None:
     await world.converse(f"/memory remove {handle}", f"/memory remove {handle}", "/memory about")
     removed, gone, unclear = (await world.replies(7))[4:]
     assert removed.startswith("Removed. MEMORY.md: 0 entries")
-    assert gone.startswith("No entry has the words")
+    assert gone.startswith("No entry contains")
     assert unclear.startswith("Write /memory")
     assert notes_of(world, "MEMORY.md").strip() == ""
 

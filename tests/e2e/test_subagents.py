@@ -63,7 +63,7 @@ async def test_three_work_side_by_side_and_one_that_fails_leaves_the_others_alon
     assert "twelve lamps" in answer
     said = await results(world)
     assert [text[:10] for text in said] == ["tool said:", "Error: the", "twelve lam"]
-    assert "its model has failed" in said[1]
+    assert "its model failed" in said[1]
     assert subagents(world) == [
         ("finished", "count barrels"),
         ("finished", "count lamps"),
@@ -172,7 +172,7 @@ async def test_a_subagent_stops_at_the_cap_of_its_conversation(world: World) -> 
     await world.say("hand it on")
     assert await world.replies(1, match="/new starts another one")
     [(error,)] = world.query("SELECT error FROM turns WHERE parent_turn_id IS NOT NULL")
-    assert "what may be spent is used up" in error
+    assert "the spending cap is reached" in error
 
 
 async def test_they_are_no_conversations_of_the_chat(world: World) -> None:
@@ -210,9 +210,9 @@ async def test_nothing_that_would_ask_is_done_and_rounds_come_to_an_end(world: W
     await world.script(match="write it down", has_tools=True, tool_calls=calls, times=20)
     await world.say("hand it on")
     [answer] = await world.replies(1)
-    assert "whom a sub-agent cannot ask: report what should be done" in answer
-    assert "it belongs to the conversation" in answer
-    assert "has used up its 20 rounds" in answer
+    assert "a sub-agent cannot ask people: report what should be done" in answer
+    assert "only the conversation's own agent may use it" in answer
+    assert "used all of its 20 rounds" in answer
     assert notebook(world) == []
     assert len(subagents(world)) == 1
     [request] = [row for row in await world.asked(0, wait=0) if "write it down" in prompt_of(row)[-1].text][:1]

@@ -1,7 +1,7 @@
 """Standing rules and facts that code carries past every summary, and the audit of a model's summary.
 
-`sections.py` joins the two sections of the earlier record with the rows that leave the view. `rules.py` and `facts.py`
-choose from these; `phrases.py` recognises rules in eleven languages. `audit.py` removes invented lines of a summary.
+`sections.py` combines the sections of the earlier record with the rows that leave the view. `rules.py` and `facts.py`
+choose from both. `phrases.py` recognises rules in eleven languages. `audit.py` removes invented lines from a summary.
 
 >>> from agent.context.carried.rules import Rule
 >>> from agent.context.carried.sections import Carried

@@ -1,4 +1,4 @@
-"""Audit of a model's summary: empty sections, and names that the conversation does not have."""
+"""Audit of a model's summary: find empty sections and names that the conversation does not contain."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -14,16 +14,20 @@ from hermes_state.values import Millis, Transcript, recall_id
 
 log = structlog.get_logger()
 
-MIN_SECTION_WORDS = 4  # fewer say nothing
+MIN_SECTION_WORDS = 4  # fewer words say nothing
 PIECE_CHARACTERS = 50_000
-"""Length of the texts in which identifiers are looked up, because an expression holds all threads while it runs."""
+"""Length of the texts that are searched for identifiers. Each search blocks all threads, so it must be short."""
 PIECE_OVERLAP = 400  # characters of the longest identifier
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
 _GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
 
 
 def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
-    """Return True if sections are empty: all short and repeated, or, for many identifiers, fewer than three long."""
+    """Return True if the sections say almost nothing.
+
+    If the rows have at least 20 identifiers, fewer than three sections are longer than three words. With fewer
+    identifiers, all sections are that short and some repeat each other.
+    """
     words = {text: sum(1 for _ in islice(_WORD.finditer(text), MIN_SECTION_WORDS)) for text in sections}
     looked_at = islice((one for row in rows for text in said(row) for one in identifiers(text[:2_000])), 1_000)
     if len(set(looked_at)) >= 20:
@@ -33,7 +37,10 @@ def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
 
 
 def without_invented(text: str, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> str | None:
-    """Return the summary without lines whose identifiers are in no row or earlier record; None if most are such."""
+    """Return the summary without lines whose identifiers occur in no row or earlier record.
+
+    Return None if fewer than half of the lines remain.
+    """
     lines = text.splitlines()
     source = _Source(rows, record, now, zone)
     kept = [line for line in lines if line.startswith("#") or all(map(source.holds, identifiers(line)))]
@@ -63,7 +70,7 @@ class _Source:
         return [_GROUPED.sub("", text) for text in self._texts]
 
     def holds(self, identifier: str) -> bool:
-        """Return True for an identifier of the texts, one made of their parts, and a very short one."""
+        """Return True if an identifier or all of its parts occur in the texts. Very short identifiers always pass."""
         written = identifier.strip('`"“”„«»「」($€£¥+.,: ')
         token = written.casefold()
         digits = sum(map(str.isdigit, token))
@@ -78,7 +85,7 @@ class _Source:
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Join short texts and cut long ones with an overlap, into pieces of about `PIECE_CHARACTERS`."""
+    """Join short texts, and cut long texts with an overlap, into pieces of about `PIECE_CHARACTERS`."""
     joined: list[str] = []
     length = 0
     for text in texts:
@@ -93,7 +100,7 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _is_in(token: str, texts: Iterable[str]) -> bool:
-    """Return True if one of the texts has the token, and not as a part of a longer number."""
+    """Return True if a text contains the token, but not as part of a longer number."""
     for text in texts:
         at = text.find(token)
         while at >= 0:

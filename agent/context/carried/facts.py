@@ -1,8 +1,9 @@
-"""Facts: lines quoted around identifiers, and sentences that say that they matter, with speaker and message.
+"""Facts: quoted lines with identifiers, and sentences marked as important, each with its speaker and message.
 
-People's lines stay before answers, then arguments of calls, then results and documents; then weighty lines, then newer
-ones. Of lines that differ only in a value the newest stays; the others, and lines with known identifiers, fill the
-remaining room. Frequent shapes in results and arguments (heartbeats, request lines) are noise.
+People's lines are chosen first, then answers, then arguments of calls, then results and documents. Within each kind,
+important ("weighty") lines come first, and newer lines before older ones. Of lines that differ only in a value, the
+newest is chosen. The other versions, and lines with known identifiers, fill the remaining room. Frequent shapes of
+lines in results and arguments (heartbeats, request lines) count as noise.
 """
 
 import re
@@ -24,11 +25,11 @@ from hermes_state.values import Message, MessageRole, Origin, recall_id
 LINE_CHARACTERS = 170
 MIN_LINE_TOKENS = 8
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
-"""Ranks of kinds of speakers; lines of a lower rank stay before others."""
+"""Rank of each kind of speaker. Lines with a lower rank are chosen first."""
 _FIRST_MACHINE = 2
-"""First rank of texts that programs make."""
+"""First rank of texts that programs write."""
 _REACH = 60
-"""Characters in front of an identifier that are quoted with it."""
+"""Number of characters before an identifier that are quoted with it."""
 _UNQUOTED = {
     "://": re.compile(r"[a-z]{2,10}://[^\s<>\"'`)\]]{4,200}"),
     "@": re.compile(r"(?:(?<![\w.+-])[\w.+-]{1,60})?@[\w-]{1,60}(?:\.[\w-]{1,30}){1,4}"),
@@ -42,11 +43,11 @@ _MARKS = _UNQUOTED | {
     "«": re.compile(r"«[^»\n]{2,60}»"),
     "「": re.compile(r"「[^」\n]{1,60}」"),
 }
-"""Expressions by a text that each match begins with or holds."""
+"""Expressions, by a text that every match contains."""
 _NUMBER = re.compile(r"[0-9](?:[0-9A-Za-z_]|[.,:/+-](?=[0-9A-Za-z])|[ ](?=[0-9]{2})){0,60}")
 _BEFORE = re.compile(r"(?:[A-Za-z0-9_#$€£¥+][-./]?|[($€£¥] ?){1,24}\Z")
 _JOINED = re.compile(r"[A-Za-z0-9_#$€£¥+./(-]|(?<=[($€£¥]) ")
-"""Last character of `_BEFORE`, as a quick check, because most numbers stand alone."""
+"""Last character of `_BEFORE`, as a quick check, because most numbers have nothing before them."""
 _UNIT = re.compile(
     r"\.?\s?(?:[€%$£¥₽°]|eur|usd|chf|gbp|\u0440\u0443\u0431|元|円|圆|块|원|kg|km|kwh|[kmgt]b\b|uhr|点|時|시|号|號|月|日|年|월|일"
     r"|jan|feb|fév|fev|mär|mar|apr|avr|abr|ma[iyg]|ju[nil]|jui|giu|lug|aug|aoû|ago|se[pt]|o[ckut]t|out|nov|de[cz]|dic|déc|gen|ene"
@@ -59,11 +60,11 @@ _Patterns: TypeAlias = Sequence[tuple[str, re.Pattern[str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """A line of a message."""
+    """A quoted line of a message."""
 
     id: int
     speaker: str
-    """One of `SPEAKERS`, followed by the name of a person, tool or file."""
+    """A key of `SPEAKERS`, followed by the name of a person, tool or file."""
     text: str
 
     @property
@@ -72,7 +73,7 @@ class Fact:
 
 
 class _Line(NamedTuple):
-    """A fact, and the traits by which it is chosen."""
+    """A fact and the properties by which it is chosen."""
 
     fact: Fact
     is_weighty: bool
@@ -81,7 +82,7 @@ class _Line(NamedTuple):
     values: frozenset[str]
 
 
-@lru_cache(maxsize=1_024)  # the lines of a record come again in the next one
+@lru_cache(maxsize=1_024)  # each record repeats lines of the last record
 def known_line(row_id: int, speaker: str, text: str) -> _Line:
     fact = Fact(id=row_id, speaker=speaker, text=text)
     return _Line(
@@ -95,7 +96,7 @@ def known_line(row_id: int, speaker: str, text: str) -> _Line:
 
 @dataclass(slots=True)
 class _Text:
-    """A text of a row, from which lines are quoted, or a line of the earlier record. Caches its findings."""
+    """A text of a row to quote lines from, or a line of the earlier record. Caches its findings."""
 
     id: int
     speaker: str
@@ -117,7 +118,7 @@ class _Text:
         return SPEAKERS[self.speaker.partition(" ")[0]]
 
     def hold(self, safe: str) -> None:
-        """Replace the text by one without secrets."""
+        """Replace the text with a version without secrets."""
         if safe != self.raw[:QUOTED_CHARACTERS]:
             self._shapes, self._rare, self._words, self._lines = None, (), None, None
         self.raw, self.is_safe = safe, True
@@ -129,7 +130,7 @@ class _Text:
         return self._shapes
 
     def sift(self, often: Counter[str]) -> None:
-        """Ignore lines without a number, and lines with a shape that comes more than twice."""
+        """Ignore lines without a number, and lines whose shape occurs more than twice."""
         if self.shapes:
             lines = zip(self.raw[:QUOTED_CHARACTERS].splitlines(), self.shapes, strict=False)
             rare = [line for line, shape in lines if "#" in shape and often[shape] <= 2]
@@ -138,7 +139,7 @@ class _Text:
 
     @property
     def words(self) -> Collection[str]:
-        """Words that say that it matters; each weighty line has one."""
+        """Words that mark a line as important. Each weighty line contains at least one."""
         if self._words is None:
             text = "\n".join(self._rare) if self.rank >= _FIRST_MACHINE else self.raw[:QUOTED_CHARACTERS]
             self._words = weighty_words(text)
@@ -161,7 +162,7 @@ class _Text:
 def facts_of(
     earlier: Sequence[Fact], rows: Sequence[Message], *, limit: int, redact: Redact, is_shared: bool
 ) -> tuple[Fact, ...]:
-    """Return the facts of the earlier record and of these rows within so many tokens, oldest first."""
+    """Return the facts of the earlier record and of these rows, oldest first, within `limit` tokens."""
     if limit < MIN_LINE_TOKENS:
         return ()
     texts: list[list[_Text]] = [[], [], [], []]
@@ -179,7 +180,7 @@ def facts_of(
 
 
 def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
-    """Yield lines of one rank, weighty ones first, each from the newest on."""
+    """Yield the lines of one rank: weighty lines first, then the others, both from newest to oldest."""
     often = Counter(chain.from_iterable(text.shapes for text in texts))
     newest = sorted(texts, key=lambda text: text.id, reverse=True)
     for text in newest:
@@ -192,7 +193,7 @@ def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
 
 
 class _Choice:
-    """Facts that stay."""
+    """Facts chosen for the record, within a limit of tokens."""
 
     def __init__(self, limit: int) -> None:
         self._room = limit
@@ -234,7 +235,7 @@ class _Choice:
         return True
 
     def is_safe(self, redact: Redact) -> bool:
-        """Take secrets out of the chosen texts; return False if there was one."""
+        """Remove secrets from the chosen texts. Return False if there were any."""
         is_safe = True
         for text in self._sources.values():
             safe = bounded(text.raw, redact)
@@ -259,14 +260,14 @@ def _texts(row: Message, *, is_shared: bool) -> Iterator[_Text]:
 
 
 def arguments_of(arguments: str) -> list[str]:
-    """Return the values of a call's arguments, each with its name in front; other text than JSON as it is."""
+    """Return the argument values of a call, each after its name. Text that is not JSON stays unchanged."""
     try:
         return list(_leaves("", orjson.loads(arguments)))
     except (ValueError, RecursionError):
         return [arguments]
 
 
-def _leaves(name: str, value: Any) -> Iterator[str]:  # `Any` because that is what JSON is
+def _leaves(name: str, value: Any) -> Iterator[str]:  # `value` is any JSON
     if isinstance(value, dict):
         for key, one in value.items():
             yield from _leaves(key, one)
@@ -290,7 +291,7 @@ def _holds(text: str, words: Collection[str]) -> bool:
 
 
 def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Iterator[str]:
-    """Yield a sentence with an identifier or one of the words; of a long one the parts around identifiers."""
+    """Yield a sentence that contains an identifier or a word; of a long sentence only parts with identifiers."""
     if len(sentence) <= LINE_CHARACTERS:
         if _holds(sentence, words) or any(True for _ in _identifier_spans(sentence, patterns)):
             yield one_line(sentence, LINE_CHARACTERS)
@@ -307,7 +308,7 @@ def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Itera
 
 
 def identifiers(text: str) -> Iterator[str]:
-    """Return the identifiers of a text: numbers, amounts, dates, paths, addresses, tickets, versions, quotations."""
+    """Return the identifiers in a text: numbers, amounts, dates, paths, addresses, tickets, versions, quotations."""
     return (text[start:end] for start, end in _identifier_spans(text, _patterns(text, _MARKS)))
 
 

@@ -1,4 +1,4 @@
-"""Phrases of rules, take-backs, decisions and others in eleven languages, from `phrases.toml`."""
+"""Phrases that mark rules, withdrawn rules, decisions and more in eleven languages, from `phrases.toml`."""
 
 import re
 import tomllib
@@ -11,18 +11,18 @@ from typing import Any, TypeAlias
 from agent.context.excerpt import without_unseen
 
 _SENTENCE_END = re.compile(r"[\n.!?\u061f\u3002\uff01\uff1f](?:(?<![.!?\u061f])\n*|\n+|\s+)")
-"""End of a sentence, from its last character on; Chinese and Japanese put no space after it."""
+"""End of a sentence, starting at its last character. Chinese and Japanese put no space after it."""
 QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
 _START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+){0,4}"
 _SCRIPTS = tuple(
     re.compile(f"[{span}]")
     for span in ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
 )
-"""Scripts other than Latin. Only words in a text's own scripts are looked for."""
+"""Scripts other than Latin. A text is searched only for words in its own scripts."""
 
 
 class Language:
-    """Expressions about rules in one language, for sentences in lower case; compiled at the first use."""
+    """Expressions for rules in one language, for sentences in lower case. Compiled on first use."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._table = table
@@ -37,24 +37,24 @@ class Language:
 
     @cached_property
     def either(self) -> re.Pattern[str]:
-        """Sentences of either kind: most are of neither, and one search is faster than two."""
+        """Sentences of both kinds. Most sentences match neither, and one search is faster than two."""
         return self._expression("rule", "take_back")
 
     @cached_property
     def teller(self) -> re.Pattern[str]:
-        """Beginnings of reports."""
+        """Beginnings of sentences that report something."""
         return re.compile(rf"\W*{_whole(self._table['teller'])}")
 
     @cached_property
     def once(self) -> re.Pattern[str]:
-        """Sentences that hold once, or quote others."""
+        """Sentences that apply only once, or that quote other people."""
         return re.compile(_whole(self._table["once"]) + "|" + self._table["reported"])
 
     def _expression(self, *names: str) -> re.Pattern[str]:
         lines = [line for name in names for line in self._table[name].strip().splitlines()]
         found = [one for line in lines for one in _alternatives(line)]
         groups = []
-        for beginning in ("{start}", r"\b", ""):  # tried once at each place, not once for each alternative
+        for beginning in ("{start}", r"\b", ""):  # tried once per position, not once per alternative
             behind = [one.removeprefix(beginning) for one in found if one.startswith(beginning)]
             found = [one for one in found if not one.startswith(beginning)]
             groups += [f"{beginning}(?:{'|'.join(behind)})"] * bool(behind)
@@ -63,7 +63,7 @@ class Language:
 
 
 class _Words:
-    """Words that are searched together, which takes as long as a search for one of them."""
+    """Words that are searched together, in the time of a search for one word."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._by_start: dict[str, list[str]] = {}
@@ -79,12 +79,12 @@ class _Words:
         match = self._expression.search(lower)
         while match is not None:
             found.update(word for word in self._by_start[match[0]] if lower.startswith(word, match.start()))
-            match = self._expression.search(lower, match.start() + 1)  # one may begin within another
+            match = self._expression.search(lower, match.start() + 1)  # words may overlap
         return found
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages of a text that may have rules, with its hints: each sentence that an expression matches has one."""
+"""Languages in which a text may contain rules, with the hints found. Every matching sentence contains a hint."""
 
 
 def plain(text: str) -> str:
@@ -99,7 +99,7 @@ def hinted(text: str) -> Hinted:
 
 
 def weighty_words(text: str) -> Collection[str]:
-    """Return the words in lower case by which a text says that it matters."""
+    """Return the words, in lower case, that mark parts of a text as important."""
     return _words("matters", _scripts(text)).within(without_unseen(text.lower().replace("\n", " ")))
 
 
@@ -114,7 +114,7 @@ def _words(name: str, scripts: int) -> _Words:
 
 
 def _scripts(text: str) -> int:
-    """Return 0 for ASCII, else 1 and a bit for each of `_SCRIPTS` in the text."""
+    """Return 0 for ASCII, else 1 plus one bit for each of `_SCRIPTS` in the text."""
     if text.isascii():
         return 0
     if re.search("[\u0370-\u06ff\u3040-\ud7a3]", text) is None:
@@ -124,7 +124,7 @@ def _scripts(text: str) -> int:
 
 @cache
 def any_of(name: str) -> re.Pattern[str]:
-    """Return the expression for the words of this name (`decision`, `error`) in all languages."""
+    """Return the expression for all words listed under this name (`decision`, `error`), in all languages."""
     return re.compile("|".join(_whole(table[name]) for table in _stored().values()), re.IGNORECASE)
 
 
@@ -134,7 +134,7 @@ def _stored() -> dict[str, dict[str, Any]]:  # expressions, and lists of words
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """Return the expression for sorted words, none of which begins another. Common beginnings are tried once."""
+    """Return the expression for sorted words that are no prefixes of each other. Shared prefixes are tried once."""
     found = []
     for first, some in groupby(words, key=lambda word: word[:1]):
         rest = [word[1:] for word in some]
@@ -153,7 +153,7 @@ def _alternatives(expression: str) -> Iterator[str]:
 
 
 def _whole(words: str) -> str:
-    """Return the expression for whole words; Chinese, Japanese and Korean put nothing between theirs."""
+    """Return the expression for whole words. Chinese, Japanese and Korean words have no boundaries."""
     return rf"(?:{words})" if re.search(r"[\u3040-\u9fff\uac00-\ud7a3]", words) else rf"\b(?:{words})(?!\w)"
 
 

@@ -1,7 +1,7 @@
-"""Standing rules: sentences of people that ask for something from now on, and sentences that take one back.
+"""Standing rules: sentences in which people ask for something from now on, and sentences that withdraw a rule.
 
-A rule is quoted with the id of its message, in a shared chat also with its speaker, who alone can take it back. A rule
-stays if it is not clear which one is meant, because the model reads the newer sentence, too.
+A rule is quoted with the id of its message. In a shared chat it also names its speaker, who alone can withdraw it. If a
+sentence does not clearly mean one rule, all rules stay, because the model reads that sentence, too.
 """
 
 import re
@@ -38,7 +38,9 @@ _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
 _WORD = re.compile(rf"[{_CJK}]+|[^\W{_CJK}]+")
 _IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}")
 _ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
-_DROPPED: Final = "was taken back with /rules and holds no longer:"
+_DROPPED: Final = "was withdrawn with /rules and no longer applies:"
+_DROPPED_BEFORE: Final = "was taken back with /rules and holds no longer:"
+"""Words of notices that earlier versions stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Rule:
     id: int
     text: str
     person: str = ""
-    """Speaker in the record, such as `Ada#3f2a`; empty if only one person writes."""
+    """Speaker in the record, such as `Ada#3f2a`. Empty if only one person writes."""
 
     @property
     def owner(self) -> str:
@@ -61,9 +63,9 @@ class Rule:
 def rules_in_force(
     earlier: Iterable[Rule], head: Sequence[Message], rows: Sequence[Message], *, redact: Redact, is_shared: bool
 ) -> list[Rule]:
-    """Return the rules of the earlier record and of these rows that were not taken back, oldest first.
+    """Return the rules of the earlier record and of these rows that nobody withdrew, oldest first.
 
-    `head`: rows that stay in front. Their rules are not listed, but sentences that take them back are.
+    `head`: rows that stay before the record. Their rules are not listed, but sentences that withdraw them are.
     """
     listed = {_key(rule): rule for rule in earlier}
 
@@ -87,13 +89,13 @@ def rules_in_force(
                     continue
                 if "rule" not in kinds and not is_near:
                     continue
-            listed.pop(_key(rule), None)  # a repeated rule moves to its last place
+            listed.pop(_key(rule), None)  # a repeated rule moves to the end
             listed[_key(rule)] = rule
     return sorted(listed.values(), key=lambda rule: rule.id)
 
 
 def within_room(rules: Sequence[Rule], limit: int) -> tuple[Rule, ...]:
-    """Return the newest rules that fit into so many tokens, at most half of them for one member."""
+    """Return the newest rules that fit into `limit` tokens. Each member of a shared chat gets at most half."""
     kept: list[Rule] = []
     used = Counter[str]()
     for rule in reversed(rules):
@@ -109,9 +111,10 @@ def drop_notice(rule_id: int, texts: Sequence[str]) -> str:
 
 
 def dropped_rule(row: Message) -> int | None:
-    """Return the id of the message whose rules a notice takes back; None for any other row."""
+    """Return the id of the message whose rules a notice withdraws; None for other rows."""
     is_notice = row.origin is Origin.NOTICE and row.sender_ref is None  # the notice of an edit quotes a person
-    found = re.match(rf"\AThe standing rule {RECALL_ID} {_DROPPED}", row.text or "") if is_notice else None
+    dropped = rf"\AThe standing rule {RECALL_ID} (?:{_DROPPED}|{_DROPPED_BEFORE})"
+    found = re.match(dropped, row.text or "") if is_notice else None
     return None if found is None else int(found[1])
 
 
@@ -120,7 +123,7 @@ def _key(rule: Rule) -> tuple[object, str]:
 
 
 def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tuple[Kind, ...], Rule]]:
-    """Yield rules and take-backs that a person typed in a row, without forwarded and quoted ones."""
+    """Yield the rules and withdrawals that a person typed in a row, without forwarded and quoted sentences."""
     if row.origin is not Origin.HUMAN or not NOT_SAID_NOW.isdisjoint(row.body.notes):
         return
     text = (row.text or "")[:QUOTED_CHARACTERS]
@@ -144,7 +147,7 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
 
 
 def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
-    """Return the possible kinds of a sentence, likelier first; none for a report, a question or a single wish."""
+    """Return the possible kinds of a sentence, likelier first. Reports, questions and one-off wishes have none."""
     lower = plain(sentence).strip()
     if lower.endswith(("?", "\uff1f")):
         lower = _TAG.sub("", lower)
@@ -167,13 +170,13 @@ def _item(sentence: str) -> str:
 
 
 def person_of(row: Message) -> str:
-    """Return a sender's name for the record, with a digest of the id, because names can be chosen freely."""
+    """Return a sender's name for the record, with a digest of the id, because people choose their names freely."""
     digest = blake2s((row.sender_ref or "").encode(), digest_size=2).hexdigest()
     return f"{speaker_name(row.sender_name)}#{digest}"
 
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
-    """Return the rule that a sentence takes back, if it is clear which, and True if it shares a word with any."""
+    """Return the rule that a sentence clearly withdraws, and True if the sentence shares a word with any rule."""
     words = _words(sentence)
     others = (_words(rule.text) for rule in rules)
     shares = (len(words & other) * 100 // max(1, min(len(words), len(other))) for other in others)
@@ -181,13 +184,13 @@ def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool
     if not scored or scored[0][0] == 0:
         return None, False
     (best, index), second = scored[0], scored[1][0] if len(scored) > 1 else 0
-    # The rule shares half of the shorter one's words, and the next one less than that, or 20 points less.
+    # The best rule shares half of the shorter text's words. The second best shares less than half, or 20 points less.
     is_clear = best >= 50 and (second < 50 or best - second >= 20)
     return (rules[index] if is_clear else None), True
 
 
 def _words(text: str) -> frozenset[str]:
-    """Return stems of the longer words, and pairs of characters in scripts without spaces."""
+    """Return stems of longer words, and pairs of characters in scripts without spaces."""
     found: set[str] = set()
     said = any_of("common").sub(" ", plain(text))
     for word in _WORD.findall(normalize("NFC", re.sub(r"[\u0300-\u036f\u064b-\u0655]", "", normalize("NFKD", said)))):

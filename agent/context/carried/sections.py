@@ -1,6 +1,7 @@
 """Sections of a record after its summary: standing rules and facts.
 
-Only the record keeps them, so undo, splits and restarts need nothing else. A section that does not parse is prose.
+They are stored only in the record, so undo, splits and restarts need no extra code. A section that does not parse
+counts as prose.
 """
 
 import re
@@ -31,7 +32,7 @@ class Carried:
 
 
 def parted(record: str | None) -> tuple[str | None, Carried]:
-    """Split a record into its summary and its sections; all of it is summary if a section is not ours."""
+    """Split a record into its summary and its sections. If a section is not ours, the whole record is the summary."""
     if record is None:
         return None, Carried()
     text, parsed = record, list[list[re.Match[str]]]()
@@ -57,7 +58,7 @@ def carried(
     redact: Redact,
     is_shared: bool,
 ) -> Carried:
-    """Return the sections of the next record. `head`: rows that stay in front; limits: in tokens."""
+    """Return the sections of the next record. `head`: rows that stay before it. The limits are in tokens."""
     rules = rules_in_force(earlier.rules, head, rows, redact=redact, is_shared=is_shared)
     return Carried(
         rules=within_room(rules, rules_limit),
@@ -66,7 +67,7 @@ def carried(
 
 
 def rules_in_view(view: Sequence[Message], *, redact: Redact, is_shared: bool) -> Sequence[Rule]:
-    """Return the standing rules of a conversation now, of its record and of its view."""
+    """Return the current standing rules of a conversation, from its record and its view."""
     records = [parted(handoff.text)[1] for handoff in map(handoff_in, view) if handoff is not None]
     earlier = [rule for record in records for rule in record.rules]
     return rules_in_force(earlier, (), view, redact=redact, is_shared=is_shared)

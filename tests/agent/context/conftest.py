@@ -1,4 +1,4 @@
-"""Models of the fake server, on a small and on a middling window."""
+"""Models of the fake server with a small and a medium window."""
 
 from collections.abc import AsyncIterator
 

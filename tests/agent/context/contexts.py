@@ -1,4 +1,4 @@
-"""Conversations that fill their window, and what the database says came of compressing them."""
+"""Conversations that fill their window, and the stored results of their compressions."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -42,13 +42,13 @@ from tests.summaries import summary_saying
 
 CONTEXT = 8_192
 OUTPUT = 2_048
-"""Of `lab-8k`: compressed from 4,096 tokens on, by hygiene from 5,530 on, without room from 5,653 on, full at 6,144."""
+"""Output reserve of `lab-8k`: threshold 4,096 tokens, hygiene 5,530, without room 5,653, full 6,144."""
 WORDS = "The quick brown fox jumps over the lazy dog and runs through the forest. " * 5
 UNPAID = ModelCall(purpose="turn", route="none", model="none", outcome="ok", usage=None, took_ms=0)
 
 
 class SetClock(FixedClock):
-    """Stands where it is put."""
+    """A clock that only moves on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class SetClock(FixedClock):
 
 
 class Listening:
-    """Remembers what happened to views."""
+    """Remembers the events of views."""
 
     def __init__(self) -> None:
         self.events: list[ContextEvent] = []
@@ -111,9 +111,9 @@ def agent_of(
     before_split: Sequence[BeforeSplit] = (),
     is_background: bool = False,
 ) -> SingleModelAgent:
-    """An agent on a small window, whose chats are told what the gateway's are told. It has one long-winded tool.
+    """An agent with a small window and a tool with long results. Its chats get the notices of the gateway.
 
-    It sees images where `attachments` is given. A compression that is due is finished before the next call, unless it
+    It sees images if `attachments` is given. A due compression finishes before the next call, unless it
     `is_background`.
     """
     notices = NoticeWriter(store=chat.store, settings=NoticeConfig, deliver=lambda _: None, clock=chat.clock)
@@ -148,12 +148,12 @@ DUMP = Tool(
     parameters={"type": "object", "properties": {}},
     effect=ToolEffect.READ_ONLY,
     run=_dump,
-    is_persisted=False,  # the window is to be filled
+    is_persisted=False,  # the window must fill up
 )
 
 
 def chat_at(chat: Chat, ref: object) -> Chat:
-    """Another chat in the same database, with a clock that stands."""
+    """Another chat in the same database, with a stopped clock."""
     key = ChatKey(platform="telegram", account="telegram", chat_ref=str(ref))
     return Chat(chat.store, key=key, clock=SetClock())
 
@@ -164,10 +164,10 @@ def clock_of(chat: Chat) -> SetClock:
 
 
 async def fill(chat: Chat, agent: SingleModelAgent, tokens: int, *, words: str = WORDS) -> ConversationRef:
-    """Let people and the assistant talk, without a model, until the next prompt takes about so many tokens."""
+    """Add turns without a model until the next prompt has about this many tokens."""
     number, filled, step = 0, 0, tokens
     while True:
-        # As many turns at once as surely fit: each takes about as much as the one before it.
+        # Add as many turns at once as surely fit: each is about as large as the last.
         count = max(1, (tokens - filled) // (step + 10) - 1)
         exchanges = [_exchange(one, words) for one in range(number, number + count)]
         number += count
@@ -184,35 +184,35 @@ def _exchange(number: int, words: str) -> tuple[str, Answer]:
 
 
 async def fill_and_ask(chat: Chat, agent: SingleModelAgent, tokens: int, question: str = "and now?") -> RunningTurn:
-    """A filled conversation, and a turn that starts in it."""
+    """Fill a conversation, and start a turn in it."""
     await fill(chat, agent, tokens)
     return await chat.start(question)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the database says of a conversation."""
+    """A conversation as the database stores it."""
 
     depth: int
     said: int
-    """Original rows, in whatever session."""
+    """Original rows of all sessions."""
     compressions: list[tuple[str, str, str | None]]
-    """Layer, outcome, and the kind of the summary or the reason."""
+    """Layer, outcome, and the summary's kind or the reason."""
     summary_calls: list[str]
-    """How the ledger calls the outcome of each that was not cut off."""
+    """Outcomes in the ledger, without cancelled calls."""
     told: list[str]
-    """What the chat was told that is no answer."""
+    """Messages to the chat that are not answers."""
     view: Transcript
     state: ContextState
 
     @property
     def kinds(self) -> list[str | None]:
-        """How the summaries of the splits were made."""
+        """Kinds of the summaries of all splits."""
         return [kind for _, outcome, kind in self.compressions if outcome == "compressed"]
 
 
 async def look(chat: Chat, lineage_id: LineageId) -> Found:
-    """Read a conversation, and see that it is one line of sessions with the chat at its end."""
+    """Read a conversation, and check that its sessions form a single chain that ends with the chat's session."""
     return await chat.store.read(_found, lineage_id)
 
 
@@ -222,17 +222,17 @@ def _found(db: Connection, lineage_id: LineageId) -> Found:
         "SELECT depth, ended_at IS NULL, end_reason FROM sessions WHERE lineage_id = ? ORDER BY depth", (lineage_id,)
     )
     expected = [(depth, 0, "compression") for depth in range(tip.depth)] + [(tip.depth, 1, None)]
-    assert lines.fetchall() == expected, "one line of sessions, of which the last is open"
+    assert lines.fetchall() == expected, "a single chain of sessions with the last one open"
     active = db.execute("SELECT active_session_id FROM chats WHERE id = ?", (tip.chat_id,)).fetchone()[0]
-    assert active == tip.id, "the chat goes on at the tip"
+    assert active == tip.id, "the chat continues at the tip"
     compressions = db.execute(
         """SELECT layer, outcome, coalesce(summary_kind, reason) FROM compressions c
         JOIN sessions s ON s.id = c.parent_id WHERE s.lineage_id = ? ORDER BY c.id""",
         (lineage_id,),
     ).fetchall()
-    assert sum(outcome == "compressed" for _, outcome, _ in compressions) == tip.depth, "a split and its event are one"
+    assert sum(outcome == "compressed" for _, outcome, _ in compressions) == tip.depth, "every split has its event"
     view = load_view(db, lineage_id).transcript
-    assert sum(row.origin is Origin.SUMMARY for row in view) == min(tip.depth, 1), "one handoff at most"
+    assert sum(row.origin is Origin.SUMMARY for row in view) == min(tip.depth, 1), "at most one handoff"
     said = "SELECT count(*) FROM messages m JOIN sessions s ON s.id = m.session_id WHERE s.lineage_id = ? AND m.seq > 0"
     calls = """SELECT outcome FROM model_calls WHERE purpose = 'summary' AND outcome <> 'cancelled' AND lineage_id = ?
         ORDER BY id"""
@@ -249,10 +249,10 @@ def _found(db: Connection, lineage_id: LineageId) -> Found:
 
 
 def summary_of(mark: str) -> str:
-    """A summary that can be told from others."""
+    """A summary with a recognisable text."""
     return summary_saying(f"SUMMARY-BY-{mark} has something to say here:")
 
 
 def asked_for_summaries(llm: LLM) -> int:
-    """How many summaries the model was asked for, whatever came of it."""
+    """Number of requested summaries, including failed ones."""
     return sum(not row["body"].get("tools") for row in llm.requests.rows)

@@ -1,4 +1,4 @@
-"""Random conversations, as turns write them and as nothing should: what every property of compression is shown."""
+"""Random conversations, both realistic and impossible ones, for the properties of compression."""
 
 import itertools
 from typing import Any
@@ -59,7 +59,7 @@ def _gateway(origin: Origin, text: str | None) -> Message:
 
 @st.composite
 def exchanges(draw: st.DrawFn, turn: TurnId | None) -> list[Message]:
-    """One step of a turn: calls, and their results in any order, late, twice or not at all."""
+    """A step of a turn: calls, and their results in any order, late, twice or missing."""
     calls = tuple(draw(_calls))
     asked = row(MessageRole.ASSISTANT, draw(texts), body=MessageBody(calls=calls), turn_id=turn)
     answered = [call.id for call in calls]
@@ -79,7 +79,7 @@ def exchanges(draw: st.DrawFn, turn: TurnId | None) -> list[Message]:
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[Message]:
-    """What people wrote, the steps, an answer or none."""
+    """Human messages, the steps, and perhaps an answer."""
     turn = TurnId(next(_turn_ids))
     rows = [_person(draw(texts), draw(_bodies), turn) for _ in range(draw(st.sampled_from([1, 1, 1, 2])))]
     for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 5]))):
@@ -103,7 +103,7 @@ _segments = st.one_of(turns(), turns(), turns(), turns(), _strange, _machine_onl
 
 @st.composite
 def histories(draw: st.DrawFn, *, most: int = 8) -> tuple[Message, ...]:
-    """Some turns with what may stand between them; at times nobody has written, or one turn is all there is."""
+    """Some turns and rows between them. Sometimes there is no human message, or only a single turn."""
     shape = draw(st.sampled_from(["many", "many", "many", "nobody", "huge turn"]))
     if shape == "nobody":
         parts = draw(st.lists(_machine_only, min_size=1, max_size=most))

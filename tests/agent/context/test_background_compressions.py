@@ -1,4 +1,4 @@
-"""Compressions that are prepared while the conversation goes on: taken in by a later step or given up, never both."""
+"""Background compressions: a later step commits or drops them, never both."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +21,7 @@ from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 
 WINDOW = 32_768
-"""Compressed from 16,384 tokens on, by hygiene from 22,119 on, without room from 22,610 on."""
+"""Limits: threshold 16,384 tokens, hygiene 22,119, without room 22,610."""
 LINES = "The harbour master counted every boat twice and wrote it down with great care. " * 40
 
 
@@ -50,13 +50,13 @@ async def answer(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None
 
 
 async def prepared(llm: LLM, agent: SingleModelAgent, lineage_id: LineageId) -> None:
-    """Let the summary be written to its end."""
+    """Let the model finish the summary."""
     llm.resumed.set()
     await agent.agent.context.pending.wait(lineage_id, 10)
 
 
 async def begun(chat: Chat, agent: SingleModelAgent, llm: LLM) -> RunningTurn:
-    """A turn that was answered while its summary is on its way."""
+    """A turn that is answered while its summary is being written."""
     turn = await fill_and_ask(chat, agent, 16_500)
     await answer(chat, agent, turn)
     await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
@@ -64,7 +64,7 @@ async def begun(chat: Chat, agent: SingleModelAgent, llm: LLM) -> RunningTurn:
     return turn
 
 
-async def test_a_turn_goes_on_beside_its_summary_and_the_next_turn_takes_it_in(
+async def test_a_turn_continues_during_its_summary_and_the_next_turn_commits_it(
     chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
     turn = await begun(chat, agent, llm)
@@ -74,11 +74,11 @@ async def test_a_turn_goes_on_beside_its_summary_and_the_next_turn_takes_it_in(
     await answer(chat, agent, await chat.start("and then?"))
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("preflight", "compressed", "model")]
-    assert behind.id in [row.id for row in found.view], "what was said meanwhile stays as it is"
+    assert behind.id in [row.id for row in found.view], "messages from the meantime stay"
     assert (asked_for_summaries(llm), found.summary_calls) == (1, ["ok"])
 
 
-async def test_the_next_step_of_the_turn_takes_a_summary_in(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
+async def test_the_next_step_of_the_turn_commits_a_summary(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
     async def wait(arguments: dict[str, object], context: ToolContext) -> str:
         await prepared(llm, agent, context.lineage_id)
         return "waited"
@@ -96,14 +96,14 @@ async def test_the_next_step_of_the_turn_takes_a_summary_in(chat: Chat, medium: 
     await agent.close()
 
 
-async def test_nothing_is_prepared_ahead_of_the_threshold(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
+async def test_nothing_is_prepared_below_the_threshold(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
     turn = await fill_and_ask(chat, agent, 15_500)
     await answer(chat, agent, turn)
     assert not agent.agent.context.pending.is_pending(turn.lineage_id)
     assert asked_for_summaries(llm) == 0
 
 
-async def test_a_summary_on_its_way_is_asked_for_once_however_many_turns_come_meanwhile(
+async def test_a_pending_summary_is_requested_once_for_any_number_of_turns(
     chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
     turn = await begun(chat, agent, llm)
@@ -114,10 +114,10 @@ async def test_a_summary_on_its_way_is_asked_for_once_however_many_turns_come_me
 
 
 @pytest.mark.parametrize("refused", [False, True])
-async def test_without_room_the_summary_that_is_on_its_way_is_waited_for(
+async def test_without_room_a_turn_waits_for_a_pending_summary(
     refused: bool, chat: Chat, medium: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """Also where the provider finds that there is none."""
+    """In one case only the provider notices that there is no room."""
     waits = asyncio.Event()
 
     async def tell(conversation: ConversationRef, view: object) -> None:
@@ -139,7 +139,7 @@ async def test_without_room_the_summary_that_is_on_its_way_is_waited_for(
     await agent.close()
 
 
-async def test_a_turn_goes_on_beside_the_summary_that_is_on_its_way_as_long_as_it_fits_into_the_input_window(
+async def test_a_turn_that_fits_does_not_wait_for_a_pending_summary(
     chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
     turn = await begun(chat, agent, llm)
@@ -161,7 +161,7 @@ async def test_in_blocking_mode_a_turn_waits_for_its_summary(
     await agent.close()
 
 
-async def test_a_failure_in_the_background_leaves_the_chat_as_it_is_and_is_told_once(
+async def test_a_background_failure_changes_nothing_and_is_reported_once(
     chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
     llm.scripts.clear()
@@ -174,10 +174,10 @@ async def test_a_failure_in_the_background_leaves_the_chat_as_it_is_and_is_told_
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("preflight", "aborted", "auth")]
     assert len([text for text in found.told if "could not compress" in text]) == 1
-    assert asked_for_summaries(llm) == 1, "the route rests"
+    assert asked_for_summaries(llm) == 1, "the route cools down"
 
 
-# ---- what comes between a summary and its commit
+# ---- events between a summary and its commit
 
 
 Event = Callable[[Chat, SingleModelAgent, RunningTurn], Awaitable[None]]
@@ -200,7 +200,7 @@ async def compress(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> No
 
 async def compress_undo(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
     undoing = await agent.context.plan_undo(turn.conversation)
-    assert undoing is None, "nothing was compressed yet, and nothing will be"
+    assert undoing is None, "nothing was or will be compressed"
 
 
 EVENTS: dict[str, tuple[Event, list[str]]] = {
@@ -213,25 +213,25 @@ EVENTS: dict[str, tuple[Event, list[str]]] = {
 
 @pytest.mark.parametrize("is_ready", [False, True], ids=["under way", "ready"])
 @pytest.mark.parametrize("event", EVENTS)
-async def test_a_summary_that_something_else_overtakes_is_given_up_and_was_paid_for(
+async def test_an_overtaken_summary_is_dropped_but_paid_for(
     event: str, is_ready: bool, chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
     happen, layers = EVENTS[event]
     turn = await begun(chat, agent, llm)
     if is_ready:
         await prepared(llm, agent, turn.lineage_id)
-    if layers:  # the summary of the other compression would be held, too
+    if layers:  # otherwise the other summary would be held, too
         llm.resumed.set()
     await happen(chat, agent, turn)
     found = await chat.store.read(compressed, turn.lineage_id)
-    assert found == layers, "the view is the old one, or that of the other compression"
+    assert found == layers, "the view is the old view or the one of the other compression"
     outcome = "ok" if is_ready else "cancelled"
     summaries = [outcome for purpose, outcome in await chat.ledger() if purpose == "summary"]
     assert summaries[: 1 + len(layers)] == [outcome, *["ok" for _ in layers]]
     assert not agent.agent.context.pending.is_pending(turn.lineage_id)
 
 
-async def test_a_summary_of_a_view_that_people_have_changed_is_given_up_and_was_paid_for(
+async def test_a_summary_of_a_changed_view_is_dropped_but_paid_for(
     chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
     turn = await begun(chat, agent, llm)
@@ -252,7 +252,7 @@ def compressed(db: Connection, lineage_id: LineageId) -> list[str]:
     return [row[0] for row in db.execute(query, (lineage_id,))]
 
 
-async def test_a_turn_that_is_stopped_while_it_waits_leaves_the_summary_to_the_next(
+async def test_a_turn_stopped_while_waiting_leaves_the_summary_to_the_next(
     chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
     turn = await fill_and_ask(chat, agent, 22_700)
@@ -268,7 +268,7 @@ async def test_a_turn_that_is_stopped_while_it_waits_leaves_the_summary_to_the_n
     assert (asked_for_summaries(llm), found.summary_calls) == (1, ["ok"])
 
 
-async def test_another_model_takes_in_what_was_begun_for_the_one_before(
+async def test_a_new_model_commits_a_summary_started_for_the_old_model(
     chat: Chat, agent: SingleModelAgent, llm: LLM, server: labkit.Server
 ) -> None:
     turn = await begun(chat, agent, llm)
@@ -280,7 +280,7 @@ async def test_another_model_takes_in_what_was_begun_for_the_one_before(
         assert await chat.store.read(compressed, turn.lineage_id) == ["preflight"]
 
 
-async def test_what_nobody_takes_in_is_kept_within_bounds() -> None:
+async def test_the_number_of_uncommitted_summaries_is_bounded() -> None:
     tasks, hold = CompressionRegistry(), asyncio.Event()
 
     async def prepare() -> CompressionResult:

@@ -1,7 +1,7 @@
-"""When no summary can be had: what a chat sees, what is stored, and when it is tried again.
+"""Failed summaries: the chat's message, the stored rows, and the time of the next attempt.
 
-Every way in which a summariser fails, on every way to a compression, with and without room to wait for a better day;
-`make test` sees a third of them, a fifth of those that are waited for.
+Every kind of failure is combined with every way to a compression, with and without room. `make test` runs a third of
+the combinations, or a fifth of those that wait.
 """
 
 import re
@@ -38,22 +38,22 @@ from tests.fakes.fake_llm import LLM
 from tests.sampling import crossed
 
 CROWDED = ContextSettings(hard_message_limit=8)
-"""Hygiene acts although there is room."""
+"""Settings with which hygiene acts although there is room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One way to fail."""
+    """A kind of failure."""
 
     reply: dict[str, Any]
     calls: tuple[str, ...]
-    """The ledger's rows of one attempt."""
+    """Outcomes in the ledger for one attempt."""
     told: str
-    """What the chat reads of it."""
+    """Part of the sentence in the chat."""
     seconds: int = 60
-    """Until the next attempt."""
+    """Seconds until the next attempt."""
     is_passing: bool = True
-    """Trouble with the provider, which waiting may mend; the others fail again on the same conversation."""
+    """True for a problem of the provider that may pass. Other failures repeat on the same conversation."""
     read_seconds: float = 20.0
 
 
@@ -74,7 +74,10 @@ FAULTS = {
         is_passing=False,
     ),
     "garbage": Fault(
-        reply={"text": "x7 \ufffd Õ¬ lorem 0000 " * 30}, calls=("malformed",), told="something else", is_passing=False
+        reply={"text": "x7 \ufffd Õ¬ lorem 0000 " * 30},
+        calls=("malformed",),
+        told="was not a summary",
+        is_passing=False,
     ),
     "malformed": Fault(
         reply={"text": summary_of("x"), "malformed": 2},
@@ -99,7 +102,7 @@ FAULTS = {
     "429": Fault(reply={"error": {"kind": "429"}}, calls=("rate_limited",) * 4, told="how often"),
     "500": Fault(reply={"error": {"kind": "500"}}, calls=("unavailable",) * 4, told="cannot be reached"),
     "overflow": Fault(
-        reply={"error": {"kind": "context"}}, calls=("overflow",), told="to summarise does not fit", is_passing=False
+        reply={"error": {"kind": "context"}}, calls=("overflow",), told="to summarise do not fit", is_passing=False
     ),
 }
 
@@ -113,7 +116,7 @@ async def tidy(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
 
 
 async def command(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> str:
-    """The sentence that the command answers with, where something failed."""
+    """The reply of the command if something failed."""
     conversation = turn.conversation
     prepared = await agent.context.prepare_by_hand(conversation)
     outcome = await chat.store.write(agent.context.settle, prepared, chat.clock.now())
@@ -123,7 +126,7 @@ async def command(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
-    """One way to a compression, in a conversation of so many tokens."""
+    """A way to cause a compression, in a conversation of this many tokens."""
 
     layer: str
     tokens: int
@@ -158,7 +161,7 @@ _SOUNDING = [name for name in FAULTS if name not in _SILENT]
 @pytest.mark.parametrize(
     ("fault_name", "trigger_name"), [*crossed(3, _SOUNDING, list(TRIGGERS)), *crossed(5, _SILENT, list(TRIGGERS))]
 )
-async def test_a_summary_that_fails_stops_no_chat(
+async def test_a_failed_summary_does_not_stop_a_chat(
     fault_name: str, trigger_name: str, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     fault, trigger, own = FAULTS[fault_name], TRIGGERS[trigger_name], chat_at(chat, 7)
@@ -193,7 +196,7 @@ def assert_left_alone(found: Found, trigger: Trigger, kind: str) -> str:
     assert found.depth == 0
     assert found.compressions == [(trigger.layer, "aborted", kind)]
     if trigger.layer == "manual":
-        assert found.told == [], "the command itself answers"
+        assert found.told == [], "the command sends its own reply"
         return ""
     [sentence] = found.told
     assert sentence.startswith("I could not compress this conversation: ")
@@ -222,7 +225,7 @@ def assert_made_by_rule(found: Found, trigger: Trigger) -> str:
 async def assert_tried_again(
     chat: Chat, agent: SingleModelAgent, turn: RunningTurn, llm: LLM, fault: Fault, trigger: Trigger
 ) -> None:
-    """On the same way: the command asks at once, what acts by itself when the route has rested."""
+    """Try again in the same way. The command asks at once; automatic layers ask after the cooldown."""
 
     async def begin_again() -> int:
         is_over = trigger.begin is converse
@@ -241,7 +244,7 @@ async def assert_tried_again(
     assert found.state.cooldowns == {}, "a success is a new beginning"
 
 
-# ---- when it is tried again
+# ---- the next attempt
 
 
 def fail_summaries(llm: LLM, **reply: Any) -> None:
@@ -260,7 +263,7 @@ async def next_turn(chat: Chat, agent: SingleModelAgent) -> RunningTurn:
 
 
 @pytest.mark.parametrize("fault_name", FAULTS)
-async def test_a_record_made_by_rule_gives_way_to_a_summary_when_the_route_has_rested(
+async def test_a_summary_replaces_a_record_by_rule_after_the_cooldown(
     fault_name: str, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     fault, own = FAULTS[fault_name], chat_at(chat, 1)
@@ -284,7 +287,7 @@ async def test_a_record_made_by_rule_gives_way_to_a_summary_when_the_route_has_r
 
 
 @pytest.mark.parametrize(("kind", "seconds"), [("401", (600, 600, 600)), ("500", (60, 300, 900, 900))])
-async def test_a_route_that_fails_is_left_alone_longer_each_time(
+async def test_a_failing_route_cools_down_longer_each_time(
     kind: str, seconds: tuple[int, ...], chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     own = chat_at(chat, 1)
@@ -299,7 +302,7 @@ async def test_a_route_that_fails_is_left_alone_longer_each_time(
         await next_turn(own, agent)
         assert asked_for_summaries(llm) == asked, f"not before {pause} s"
         clock_of(own).pass_seconds(1)
-        agent = agent_of(own, small)  # a restart forgets none of it
+        agent = agent_of(own, small)  # a restart keeps all of it
         await next_turn(own, agent)
         assert asked_for_summaries(llm) > asked, f"after {pause} s"
         asked = asked_for_summaries(llm)
@@ -312,7 +315,7 @@ async def test_a_route_that_fails_is_left_alone_longer_each_time(
     assert found.state.cooldowns == {}, "a success is a new beginning"
 
 
-async def test_the_command_does_not_wait_and_what_it_finds_holds_for_all(
+async def test_the_command_ignores_cooldowns_and_its_outcome_counts_for_all_layers(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     own = chat_at(chat, 1)
@@ -327,7 +330,7 @@ async def test_the_command_does_not_wait_and_what_it_finds_holds_for_all(
     assert found.state.cooldowns == {}
 
 
-async def test_hygiene_and_the_loop_cool_down_apart(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
+async def test_hygiene_and_the_loop_have_separate_cooldowns(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
     own = chat_at(chat, 1)
     agent = agent_of(own, small, context=CROWDED)
     fail_summaries(llm, error={"kind": "401"})
@@ -337,10 +340,10 @@ async def test_hygiene_and_the_loop_cool_down_apart(chat: Chat, small: ChatCompl
     found = await look(own, turn.lineage_id)
     assert [layer for layer, *_ in found.compressions] == ["hygiene", "preflight"]
     assert {key.partition(":")[0] for key in found.state.cooldowns} == {"hygiene", "loop"}
-    assert len(found.told) == 1, "two layers, one turn, one sentence"
+    assert len(found.told) == 1, "one notice for both layers of the turn"
 
 
-async def test_without_room_a_route_that_cools_down_is_not_asked_and_the_chat_goes_on(
+async def test_without_room_a_cooling_route_is_not_asked_and_the_chat_continues(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     own = chat_at(chat, 1)
@@ -354,15 +357,15 @@ async def test_without_room_a_route_that_cools_down_is_not_asked_and_the_chat_go
     found = await look(own, turn.lineage_id)
     assert asked_for_summaries(llm) == asked
     assert found.kinds == ["deterministic"]
-    assert "failed a short while ago" in found.told[-1]
-    assert found.state.cooldowns, "what was made by rule mends no route"
+    assert "failed a short time ago" in found.told[-1]
+    assert found.state.cooldowns, "a record by rule does not end a cooldown"
 
 
-# ---- a route of its own for summaries
+# ---- a separate route for summaries
 
 
 @pytest.mark.parametrize("fault_name", FAULTS)
-async def test_a_summary_model_that_fails_is_stood_in_for_by_the_sessions_own_once(
+async def test_if_a_summary_model_fails_the_conversations_model_is_asked_once(
     fault_name: str, chat: Chat, server: labkit.Server, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     fault, own = FAULTS[fault_name], chat_at(chat, 1)
@@ -379,18 +382,18 @@ async def test_a_summary_model_that_fails_is_stood_in_for_by_the_sessions_own_on
         found = await look(own, turn.lineage_id)
         assert found.kinds == ["model"]
         assert tuple(found.summary_calls) == (*fault.calls, "ok")
-        assert found.told == [], "nobody has to know"
+        assert found.told == [], "no notice is needed"
         [key] = found.state.cooldowns
         assert key.startswith(f"loop:{aux.route}:{aux.name}")
         asked = [row["model"] for row in llm.requests.rows]
         turn = await fill_and_ask(own, agent, 4_200)
         await converse(own, agent, turn)
         later = [row["model"] for row in llm.requests.rows][len(asked) :]
-        assert "lab-32k" not in later, "it cools down, and the other is asked alone"
+        assert "lab-32k" not in later, "the failed route cools down, and only the other is asked"
         assert (await look(own, turn.lineage_id)).kinds == ["model", "model"]
 
 
-async def test_when_both_routes_fail_each_is_asked_once_and_both_cool_down(
+async def test_if_both_routes_fail_each_is_asked_once_and_both_cool_down(
     chat: Chat, server: labkit.Server, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     own = chat_at(chat, 1)
@@ -410,14 +413,14 @@ async def test_when_both_routes_fail_each_is_asked_once_and_both_cool_down(
         assert len(found.told) == 1
 
 
-async def test_without_any_model_for_summaries_a_handoff_is_made_by_rule_when_there_is_no_room(
+async def test_without_summary_models_and_room_a_handoff_is_made_by_rule(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     own = chat_at(chat, 1)
     agent = agent_of(own, small, routes=[])
     turn = await fill_and_ask(own, agent, 4_200)
     await converse(own, agent, turn)
-    assert (await look(own, turn.lineage_id)).compressions == [], "there is room, and nobody who could do it well"
+    assert (await look(own, turn.lineage_id)).compressions == [], "there is room, but no model that could do it"
     turn = await fill_and_ask(own, agent, 5_700)
     await converse(own, agent, turn)
     found = await look(own, turn.lineage_id)

@@ -1,6 +1,6 @@
-"""What holds for every compression of every conversation, again and again: legal, verbatim at both ends, nothing lost.
+"""Properties of every compression of every conversation: valid lists, verbatim ends, nothing lost.
 
-The summary is made up here; everything else is the code that runs. `make fuzz` shows it more conversations.
+The summary is invented here; everything else is the real code. `make fuzz` tries more conversations.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ _keep_turns = st.sampled_from([None, None, None, 1, 2])
 
 
 def sizes_of(rows: Sequence[Message]) -> list[int]:
-    """A size that grows with everything in a row, and is cheap."""
+    """A cheap size that grows with everything in a row."""
     return [10 + len(one.text or "") // 3 + sum(len(call.arguments) for call in one.body.calls) // 3 for one in rows]
 
 
@@ -76,7 +76,7 @@ class Pass:
 def compress(
     rows: Transcript, limits: Limits, rules: CompressorSettings, text: str, keep_turns: int | None
 ) -> Pass | SkipReason:
-    """What the compressor does, its model apart."""
+    """Compress like the compressor, but without its model."""
     cut = find_cut(rows, sizes_of(rows), limits, rules, keep_turns=keep_turns)
     if isinstance(cut, SkipReason):
         return cut
@@ -91,11 +91,11 @@ def compress(
     return Pass(before=rows, after=tuple(child), cut=cut, record=record)
 
 
-# ---- what is looked for
+# ---- the checked properties
 
 
 def check_legal(system: str, rows: Transcript) -> None:
-    """Rows of which nothing is shown (results without calls) make no list at all, and nobody sends one."""
+    """Rows that are never shown (results without calls) give an empty list, which is never sent."""
     if any(map(is_shown, rows)):
         assert violations(chat_messages(system, rows, STYLE)) == []
 
@@ -121,7 +121,7 @@ def check_people(done: Pass) -> None:
     turn = [newest] if newest.turn_id is None else mates
     assert all(any(one is kept for kept in done.after) for one in turn)
     indexes = [index for index, one in enumerate(done.after) if any(one is said for said in turn)]
-    assert min(indexes) > done.cut.head_end, "a request stands behind the handoff"
+    assert min(indexes) > done.cut.head_end, "the request is after the handoff"
     [alone] = chat_messages("", (newest,), STYLE)
     said = text_of(alone["content"]).removeprefix("[2026-01-01 00:00] [Ann] ")
     sent = chat_messages("", done.after, STYLE)
@@ -146,7 +146,7 @@ def check_pruning(done: Pass) -> None:
     again, stubs = prune(once, upto=done.cut.tail_start, redact=redact)
     assert msgspec.json.encode(again) == msgspec.json.encode(once)
     assert stubs == 0
-    assert all(new is old for old, new in zip(once, again, strict=True)), "no arguments were shortened either"
+    assert all(new is old for old, new in zip(once, again, strict=True)), "arguments were not shortened"
     assert [one.id for one in once] == [one.id for one in done.before]
     for index, (old, new) in enumerate(zip(done.before, once, strict=True)):
         assert new is old or (index < done.cut.tail_start and old.role is not MessageRole.USER)
@@ -176,7 +176,7 @@ def check_handoff(done: Pass, system: str) -> None:
 
 
 def answered_calls(rows: Transcript) -> set[tuple[int, str]]:
-    """The calls that a result is found for, by row and id."""
+    """The calls that have a result, by row and id."""
     open_calls: dict[str, int] = {}
     answered = set()
     for one in rows:
@@ -190,13 +190,13 @@ def answered_calls(rows: Transcript) -> set[tuple[int, str]]:
 
 
 def check_exchanges(done: Pass) -> None:
-    """No call in view has lost the result that it had, or got another's."""
+    """Every call in the view has kept its own result."""
     shown = {one.id for one in done.after}
     assert {pair for pair in answered_calls(done.before) if pair[0] in shown} == answered_calls(done.after)
 
 
 def check_nothing_is_lost(done: Pass, ever: Sequence[Message]) -> None:
-    """A list of todos apart, which each view gets anew."""
+    """To-do lists are excluded, because each view gets a new row for them."""
     said = [one for one in ever if one.origin not in REMADE]
     shown = {one.id for one in done.after if one.origin not in REMADE}
     first, last = done.record.first_id, done.record.last_id
@@ -214,7 +214,7 @@ def check_nothing_is_lost(done: Pass, ever: Sequence[Message]) -> None:
     keep_turns=_keep_turns,
     system=st.sampled_from(["", "You are Hermes."]),
 )
-def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_and_loses_nothing(
+def test_every_compression_is_valid_keeps_both_ends_verbatim_and_loses_nothing(
     batches: list[Transcript],
     limits: Limits,
     rules: CompressorSettings,
@@ -256,7 +256,7 @@ def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_a
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of a conversation that fails
 @examples(100, 20_000, suppress_health_check=list(HealthCheck))
 @given(rows=histories(most=12), limits=_limits, rules=_rules)
-def test_what_fills_a_window_can_be_compressed_unless_it_is_open(
+def test_a_full_window_can_be_compressed_unless_calls_are_open(
     rows: Transcript, limits: Limits, rules: CompressorSettings
 ) -> None:
     sizes = sizes_of(rows)

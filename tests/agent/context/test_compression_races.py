@@ -1,4 +1,4 @@
-"""Several who compress one chat at once, and one who is cancelled at any point: old state or new state, no other."""
+"""Concurrent compressions of a chat, and cancellations at every point: the state is always the old or the new one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
@@ -32,9 +32,9 @@ from tests.fakes.fake_llm import LLM
 
 T = TypeVar("T")
 MAX_UNCUT = 5
-"""Runs that may come to their end uncut, until one was cut behind the split."""
+"""Runs that may end without a cancellation before one is cancelled after the split."""
 EAGER = ContextSettings(hard_message_limit=8)
-"""Hygiene acts here although there is room, so that all three layers act at one time."""
+"""Hygiene acts although there is room, so that all three layers act at the same time."""
 
 
 async def by_hand(chat: Chat, agent: SingleModelAgent, conversation: ConversationRef) -> CompressionOutcome:
@@ -42,16 +42,16 @@ async def by_hand(chat: Chat, agent: SingleModelAgent, conversation: Conversatio
     return await chat.store.write(agent.context.settle, prepared, chat.clock.now())
 
 
-# ---- side by side
+# ---- concurrent compressions
 
 
 @pytest.mark.parametrize(
     "order", [("hygiene", "loop", "hand"), ("hand", "hygiene", "loop"), ("loop", "hand", "hygiene")]
 )
-async def test_of_all_layers_at_once_one_compresses_and_the_others_learn_that_the_chat_has_moved(
+async def test_if_all_layers_compress_at_once_one_wins_and_the_others_see_the_change(
     order: tuple[str, ...], chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
-    """Three agents, as if nothing kept them apart; their summaries arrive in the given order."""
+    """Three agents without any coordination. Their summaries arrive in the given order."""
     listening = {name: Listening() for name in order}
     llm.models |= {f"lab-{name}": {"context": 8_192, "max_output": 4_096} for name in order}
     async with (
@@ -84,7 +84,7 @@ async def test_of_all_layers_at_once_one_compresses_and_the_others_learn_that_th
         assert len(found.compressions) == 1
         assert f"SUMMARY-BY-{order[0]}" in "".join(row.text or "" for row in found.view)
         assert found.said == before
-        assert [name for name in order if listening[name].events] == [order[0]], "whoever loses says nothing"
+        assert [name for name in order if listening[name].events] == [order[0]], "the losers have no events"
         outcome = commanded.result()
         if order[0] == "hand":
             assert isinstance(outcome, Compressed)
@@ -93,7 +93,7 @@ async def test_of_all_layers_at_once_one_compresses_and_the_others_learn_that_th
             assert outcome.why is SkipReason.MOVED
         await chat.finish(turn, answering.result())
         last = llm.requests.rows[-1]["body"]["messages"]
-        assert str(last).count("CONTEXT COMPACTION — REFERENCE ONLY") == 1, "the turn goes on in the winner's view"
+        assert str(last).count("CONTEXT COMPACTION — REFERENCE ONLY") == 1, "the turn continues in the winner's view"
         for agent in agents.values():
             await agent.close()
 
@@ -104,7 +104,7 @@ async def rival(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
         yield model
 
 
-async def test_a_turn_whose_prompt_was_refused_goes_on_in_the_view_of_whoever_was_faster(
+async def test_a_turn_with_a_refused_prompt_continues_with_the_view_of_a_faster_compression(
     chat: Chat, small: ChatCompletionsModel, rival: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
@@ -120,7 +120,7 @@ async def test_a_turn_whose_prompt_was_refused_goes_on_in_the_view_of_whoever_wa
     assert found.summary_calls == ["ok", "ok"]
 
 
-async def test_whoever_fails_after_another_has_compressed_leaves_no_trace_but_the_call(
+async def test_a_failure_after_another_compression_leaves_only_the_ledger_entry(
     chat: Chat, small: ChatCompletionsModel, rival: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 2.0, "error": {"kind": "401"}}])
@@ -143,7 +143,7 @@ async def test_whoever_fails_after_another_has_compressed_leaves_no_trace_but_th
 
 @coroutine
 def noted(work: Coroutine[Any, Any, T], note: Callable[[], None]) -> Generator[Any, Any, T]:
-    """Runs `work`, with `note` called each time it waits for something."""
+    """Run `work`, and call `note` each time it waits for something."""
     step: Callable[[Any], Any] = work.send
     value: Any = None
     while True:
@@ -152,7 +152,7 @@ def noted(work: Coroutine[Any, Any, T], note: Callable[[], None]) -> Generator[A
         except StopIteration as stop:
             result: T = stop.value
             return result
-        if waited is not None:  # else it only gives way to others, as often as the machine is busy
+        if waited is not None:  # otherwise it only yields, which depends on the load of the machine
             note()
         try:
             value, step = (yield waited), work.send
@@ -161,7 +161,7 @@ def noted(work: Coroutine[Any, Any, T], note: Callable[[], None]) -> Generator[A
 
 
 class Cutter:
-    """Cancels the task that it runs in when that waits for the `at`-th time."""
+    """Cancels its own task when that waits for the `at`-th time."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -176,7 +176,7 @@ class Cutter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
-    """One way to a compression. The conversation stands at `tokens` when `begin` lets it happen."""
+    """A way to cause a compression. The conversation has `tokens` when `begin` starts it."""
 
     tokens: int
     begin: Callable[[Chat, SingleModelAgent, RunningTurn], Coroutine[Any, Any, object]]
@@ -210,7 +210,7 @@ TRIGGERS = {
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("layer", TRIGGERS)
-async def test_cancelled_at_any_await_a_chat_has_its_old_state_or_the_new_one_and_goes_on(
+async def test_a_cancellation_at_any_await_leaves_the_old_or_the_new_state(
     layer: str, chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     trigger, depths, at, uncut = TRIGGERS[layer], set[int](), 0, 0
@@ -227,7 +227,7 @@ async def test_cancelled_at_any_await_a_chat_has_its_old_state_or_the_new_one_an
         task = asyncio.create_task(_whole(noted(trigger.begin(own, agent, turn), cutter.note)))
         await asyncio.wait({task})
         await agent.close()
-        turn = await own.store.write(journal.take_up, turn)  # behind whatever the cancelled one left in the queue
+        turn = await own.store.write(journal.take_up, turn)  # after any writes that the cancelled run left in the queue
         found = await look(own, turn.lineage_id)
         assert found.said >= before
         if not task.cancelled():
@@ -236,11 +236,11 @@ async def test_cancelled_at_any_await_a_chat_has_its_old_state_or_the_new_one_an
             uncut += 1
             if depths == {0, 1} or uncut > MAX_UNCUT:
                 break
-            at = cutter.waits - 2 * uncut  # runs wait more or less often, as data arrives: cut this near its end
+            at = cutter.waits - 2 * uncut  # the number of waits varies with arriving data: cancel near the end
             continue
         depths.add(found.depth)
         assert found.depth == len(found.compressions) <= 1
-        assert found.summary_calls in (["ok"] * found.depth, ["ok"]), "its cost is known before it counts"
+        assert found.summary_calls in (["ok"] * found.depth, ["ok"]), "the cost is stored before the commit"
         llm.scripts.clear()
         fresh = agent_of(own, small, context=trigger.context)
         await own.finish(turn, await fresh.run(turn, Sink()))
@@ -248,8 +248,8 @@ async def test_cancelled_at_any_await_a_chat_has_its_old_state_or_the_new_one_an
         assert after.said > found.said
         assert after.depth in (found.depth, 1)
         await fresh.close()
-    assert depths == {0, 1}, "some cut came before the split and some behind it"
-    assert number - uncut >= 5, "there was something to cut"
+    assert depths == {0, 1}, "some cancellations came before the split and some after it"
+    assert number - uncut >= 5, "there was something to cancel"
 
 
 async def _whole(work: Awaitable[T]) -> T:

@@ -34,7 +34,7 @@ def small_agent(
 
 
 async def converse(chat: Chat, agent: SingleModelAgent, texts: Sequence[str]) -> int:
-    """Whole turns, one after the other; returns the lineage."""
+    """Run whole turns, one after the other, and return the lineage."""
     lineage_id = 0
     for text in texts:
         turn = await chat.start(text)
@@ -43,7 +43,7 @@ async def converse(chat: Chat, agent: SingleModelAgent, texts: Sequence[str]) ->
     return lineage_id
 
 
-async def test_a_long_conversation_is_compressed_again_and_again_and_loses_nothing(
+async def test_repeated_compressions_of_a_long_conversation_lose_nothing(
     chat: Chat, model: ChatCompletionsModel, llm: LLM
 ) -> None:
     listening = Listening()
@@ -62,7 +62,7 @@ async def test_a_long_conversation_is_compressed_again_and_again_and_loses_nothi
     await agent.close()
 
 
-async def test_whoever_keeps_something_per_view_is_asked_before_a_split_and_told_with_it(
+async def test_hooks_run_before_a_split_and_listeners_with_it(
     chat: Chat, model: ChatCompletionsModel, llm: LLM
 ) -> None:
     order: list[str] = []

@@ -1,4 +1,4 @@
-"""When conversations are compressed by themselves, what holds that back, and what is remembered across restarts."""
+"""Automatic compression: when it starts, what holds it back, and what survives restarts."""
 
 import asyncio
 import time
@@ -61,7 +61,7 @@ from tests.summaries import summary_saying
 WIDE = ModelLimits(context_length=Tokens(131_072), max_output_tokens=Tokens(8_192))
 OFF = ContextSettings(enabled=False)
 MUCH = "the harbour master counted every boat twice and wrote it down with great care " * 30
-"""About six hundred tokens."""
+"""A message of about six hundred tokens."""
 
 
 async def answer(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
@@ -85,7 +85,7 @@ def verdicts(db: Connection) -> list[str | None]:
 
 
 def answers(llm: LLM) -> list[dict[str, Any]]:
-    """The requests of turns."""
+    """Requests of turns."""
     return [row for row in llm.requests.rows if row["body"].get("tools")]
 
 
@@ -93,20 +93,20 @@ def answers(llm: LLM) -> list[dict[str, Any]]:
 
 
 class SlowClock(FixedClock):
-    """Moves 45 seconds with every look: nobody is in a hurry."""
+    """A clock that moves 45 seconds with every call, as in a slow conversation."""
 
     def now(self) -> Millis:
         return Millis(SENT_AT + 45 * (super().now() - SENT_AT))
 
 
 def unhurried(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> tuple[Chat, SingleModelAgent]:
-    """Of 4,096 tokens at the threshold the system prompt takes more than a quarter."""
+    """The threshold is 4,096 tokens, and the system prompt takes more than a quarter of that."""
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     slow = Chat(chat.store, key=replace(chat.key, chat_ref="slow"), clock=SlowClock())
     return slow, agent_of(slow, model, persona=MUCH * 2)
 
 
-async def test_on_a_small_window_a_compression_waits_until_it_frees_enough_or_the_next_turn_has_no_room(
+async def test_on_a_small_window_a_compression_waits_until_it_frees_enough_or_is_needed(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     slow, agent = unhurried(chat, small, llm)
@@ -123,7 +123,7 @@ async def test_on_a_small_window_a_compression_waits_until_it_frees_enough_or_th
 async def test_on_a_small_window_a_chat_of_quick_messages_is_compressed_in_time(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """Within the half minute that a summary takes, as much may come as in the last one."""
+    """During the half minute of a summary, as many new tokens may arrive as in the last half minute."""
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     agent = agent_of(chat, small, persona=MUCH * 2)
     turn = await fill_and_ask(chat, agent, 4_600)
@@ -132,10 +132,10 @@ async def test_on_a_small_window_a_chat_of_quick_messages_is_compressed_in_time(
     await agent.close()
 
 
-async def test_results_that_came_just_now_are_no_pace_on_a_small_window(
+async def test_recent_results_do_not_count_as_growth_on_a_small_window(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """What follows results is an answer, and the next message. The same compressed now would free half as much."""
+    """After results come an answer and the next message. A compression now would free half as much."""
     slow, agent = unhurried(chat, small, llm)
     turn = await fill_and_ask(slow, agent, 3_800, "[[tool:dump]]")
     await answer(slow, agent, turn)
@@ -144,7 +144,7 @@ async def test_results_that_came_just_now_are_no_pace_on_a_small_window(
     await agent.close()
 
 
-async def test_on_a_small_window_the_beginning_stays_for_the_first_compression_only(
+async def test_on_a_small_window_the_head_stays_only_for_the_first_compression(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
@@ -158,13 +158,13 @@ async def test_on_a_small_window_the_beginning_stays_for_the_first_compression_o
     await agent.close()
 
 
-# ---- passes that do not help
+# ---- compressions that do not help
 
 
-async def test_two_passes_that_hardly_helped_block_until_the_conversation_has_grown(
+async def test_two_useless_compressions_block_until_the_conversation_has_grown(
     chat: Chat, medium: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """A system prompt of thirteen thousand tokens: whatever is compressed, the prompt stays above the threshold."""
+    """A system prompt of thirteen thousand tokens, with which every prompt stays above the threshold."""
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
 
     def start() -> SingleModelAgent:
@@ -176,7 +176,7 @@ async def test_two_passes_that_hardly_helped_block_until_the_conversation_has_gr
     while not found.state.is_blocked:
         await say(chat, agent, f"and this? {MUCH}")
         found = await look(chat, conversation.lineage_id)
-        assert found.said < 80, "it is blocked at some time"
+        assert found.said < 80, "compression is blocked at some point"
         agent = start()  # strikes outlive the process
     assert [one for one in await chat.store.read(verdicts) if one] == ["ineffective", "ineffective"]
     depth, blocked_at, asked = found.depth, found.state.blocked_at, asked_for_summaries(llm)
@@ -189,15 +189,13 @@ async def test_two_passes_that_hardly_helped_block_until_the_conversation_has_gr
         if asked_for_summaries(llm) > asked:
             break
         prompt = answers(llm)[-1]["prompt_tokens"]
-        assert prompt < blocked_at * 1.15, "growth arms it again"
+        assert prompt < blocked_at * 1.15, "growth lifts the block"
     found = await look(chat, conversation.lineage_id)
     assert found.depth > depth
     assert answers(llm)[-2]["prompt_tokens"] > blocked_at * 1.03
 
 
-async def test_a_pass_that_helped_is_judged_by_the_next_reported_prompt(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_the_next_reported_prompt_judges_a_compression(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     agent = agent_of(chat, small)
     turn = await fill_and_ask(chat, agent, 4_200)
@@ -207,24 +205,24 @@ async def test_a_pass_that_helped_is_judged_by_the_next_reported_prompt(
     assert (await look(chat, turn.lineage_id)).state.awaited is None
 
 
-async def test_passes_without_a_report_between_them_are_judged_as_one() -> None:
+async def test_compressions_without_a_report_between_them_are_judged_as_one() -> None:
     state = ContextState().compressed(20_000).compressed(15_000)
     judged = state.judged(14_400, 16_000)
     assert (judged.strikes, judged.awaited) == (0, None)
 
 
-async def test_what_came_beside_a_compression_is_not_held_against_it() -> None:
+async def test_growth_during_a_compression_does_not_count_against_it() -> None:
     state = ContextState().compressed(20_000, 8_000)
     assert state.judged(17_000, 16_000).strikes == 0
     assert state.judged(26_500, 16_000).strikes == 1
 
 
-async def test_a_pass_that_helps_lifts_a_block() -> None:
+async def test_a_compression_that_helps_lifts_a_block() -> None:
     state = ContextState(strikes=2, blocked_at=20_000).compressed(20_500)
     assert not state.judged(9_000, 16_000).is_blocked
 
 
-async def test_a_summary_longer_than_what_it_stands_for_is_refused_and_paid_for(
+async def test_a_summary_longer_than_its_messages_is_refused_and_paid_for(
     chat: Chat, medium: ChatCompletionsModel, llm: LLM
 ) -> None:
     long = summary_saying(f"There is much to say here. {WORDS * 2}")
@@ -242,10 +240,10 @@ async def test_a_summary_longer_than_what_it_stands_for_is_refused_and_paid_for(
     assert len(found.view) == rows
 
 
-async def test_an_answer_is_not_lost_because_nothing_can_be_noted_of_its_prompt(
+async def test_an_answer_is_not_lost_if_the_verdict_cannot_be_stored(
     chat: Chat, small: ChatCompletionsModel, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever stores the answer is patient with the database; the verdict is made by the next report."""
+    """The answer is stored with retries, and the next report repeats the verdict."""
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     llm.config["bytes_per_token"] = 2.8
     agent = agent_of(chat, small)
@@ -268,16 +266,16 @@ async def test_an_answer_is_not_lost_because_nothing_can_be_noted_of_its_prompt(
     restarted = agent_of(chat, small)
     conversation = turn.conversation
     expected, known = await restarted.context.status(conversation), await agent.context.status(conversation)
-    assert expected.fixed == pytest.approx(known.fixed, rel=0.02), "how the model counts was kept after all"
+    assert expected.fixed == pytest.approx(known.fixed, rel=0.02), "the token scale was stored later"
 
 
-# ---- what is learned
+# ---- learned windows
 
 
 async def test_a_window_that_the_provider_states_is_known_after_a_restart(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """Eight thousand tokens where thirty-two were configured."""
+    """A model with 8,000 tokens, configured with 32,000."""
     agent = agent_of(chat, small, context_length=32_768)
     turn = await fill_and_ask(chat, agent, 9_000)
     await answer(chat, agent, turn)
@@ -290,9 +288,7 @@ async def test_a_window_that_the_provider_states_is_known_after_a_restart(
     assert [row for row in llm.requests.rows if row["outcome"] == "context_overflow"] == refused
 
 
-async def test_in_a_learned_window_no_answer_is_asked_for_that_cannot_fit(
-    chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_in_a_learned_window_the_output_limit_fits(chat: Chat, server: labkit.Server, llm: LLM) -> None:
     async with dialled(server, "lab-8k@openrouter") as model:
         agent = agent_of(chat, model, context_length=32_768)
         await answer(chat, agent, await fill_and_ask(chat, agent, 9_000))
@@ -303,9 +299,7 @@ async def test_in_a_learned_window_no_answer_is_asked_for_that_cannot_fit(
         assert (asked["outcome"], asked["max_tokens"]) == ("ok", 2_048)
 
 
-async def test_in_a_learned_window_the_models_own_summaries_are_made_of_no_more_than_it_can_read(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_in_a_learned_window_summary_requests_fit(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     agent = agent_of(chat, small, context_length=65_536)
     turn = await fill_and_ask(chat, agent, 20_000)
@@ -314,10 +308,10 @@ async def test_in_a_learned_window_the_models_own_summaries_are_made_of_no_more_
     assert (await look(chat, turn.lineage_id)).compressions == [("overflow", "compressed", "model")]
 
 
-async def test_a_context_length_that_is_configured_anew_is_tried_whatever_was_learned_beside_the_old_one(
+async def test_a_changed_context_length_discards_learned_windows(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """The server was started with a larger window, and the operator has said so."""
+    """The server now has a larger window, and the operator has configured that."""
     agent = agent_of(chat, small, context_length=32_768)
     await answer(chat, agent, await fill_and_ask(chat, agent, 9_000))
     assert agent.context.limits.context_length == 8_192
@@ -329,10 +323,10 @@ async def test_a_context_length_that_is_configured_anew_is_tried_whatever_was_le
     assert sum(row["outcome"] == "context_overflow" for row in llm.requests.rows) == refused
 
 
-async def test_a_guessed_window_holds_for_one_conversation_and_is_forgotten_by_a_restart(
+async def test_a_guessed_window_applies_to_one_conversation_until_restart(
     chat: Chat, medium: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """One prompt was too large for something on its way; that is no reason to shorten everybody's."""
+    """A single prompt was too large, which is no reason to shorten all conversations."""
     agent, other = agent_of(chat, medium, context_length=32_768), chat_at(chat, "other")
     elsewhere = (await say(other, agent, "hello")).conversation
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
@@ -345,9 +339,7 @@ async def test_a_guessed_window_holds_for_one_conversation_and_is_forgotten_by_a
     assert (await again.context.status(here)).limits.context_length == 32_768
 
 
-async def test_a_model_that_takes_far_less_than_configured_and_never_says_so_is_found_out_in_one_turn(
-    chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_a_far_smaller_unstated_window_is_found_in_one_turn(chat: Chat, server: labkit.Server, llm: LLM) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     async with dialled(server, "lab-8k@413") as model:
         agent = agent_of(chat, model, context_length=65_536)
@@ -357,14 +349,14 @@ async def test_a_model_that_takes_far_less_than_configured_and_never_says_so_is_
         for number in range(12):
             await say(chat, agent, f"and {number}? {MUCH}")
     assert sum(row["outcome"] == "context_overflow" for row in llm.requests.rows) == 1, (
-        "from then on it is compressed in time"
+        "later turns are compressed in time"
     )
 
 
 @pytest.mark.parametrize(
     ("refused", "before", "window"),
     [
-        (50_000, None, 131_072),  # as much was accepted from somebody else
+        (50_000, None, 131_072),  # another conversation had as many tokens accepted
         (100_000, None, 64_000),
         (62_000, None, 60_000),
         (100_000, 99_000, 99_000),
@@ -372,7 +364,7 @@ async def test_a_model_that_takes_far_less_than_configured_and_never_says_so_is_
         (140_000, None, 128_000),
     ],
 )
-async def test_no_window_is_guessed_below_what_was_accepted(
+async def test_no_window_is_guessed_below_an_accepted_prompt(
     refused: int, before: int | None, window: int, chat: Chat
 ) -> None:
     book, lineage_id = LearnedProfile(chat.store, "lab", "model", WIDE, chat.clock), LineageId(1)
@@ -383,7 +375,7 @@ async def test_no_window_is_guessed_below_what_was_accepted(
     assert book.window_for(lineage_id) == window
 
 
-async def test_a_guess_gives_way_to_a_larger_prompt_that_is_accepted(chat: Chat) -> None:
+async def test_a_larger_accepted_prompt_corrects_a_guess(chat: Chat) -> None:
     book, lineage_id = LearnedProfile(chat.store, "lab", "model", WIDE, chat.clock), LineageId(1)
     book.assume_window(lineage_id, EstimatedTokens(70_000), None)
     assert book.window_for(lineage_id) == 64_000
@@ -391,7 +383,7 @@ async def test_a_guess_gives_way_to_a_larger_prompt_that_is_accepted(chat: Chat)
     await book.learn(request(rows), ReportedTokens(90_000), view(rows))
     assert book.window_for(lineage_id) == 90_000
     await book.learn_window(lineage_id, 131_072)
-    assert book.window_for(lineage_id) == 131_072, "it said itself what it takes"
+    assert book.window_for(lineage_id) == 131_072, "the provider stated its limit"
 
 
 async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
@@ -414,7 +406,9 @@ async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
     assert (await agent.context.status(turn.conversation)).limits.context_length == 32_768
 
 
-async def test_how_a_model_counts_is_known_after_a_restart(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
+async def test_the_token_scale_of_a_model_survives_a_restart(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
     llm.config["bytes_per_token"] = 2.8
     agent = agent_of(chat, medium, context_length=32_768)
     cold = (await agent.context.status(await fill(chat, agent, 3_000))).fixed
@@ -453,7 +447,7 @@ async def test_a_vague_refusal_below_half_of_the_window_is_no_overflow(
 
 
 async def hold_back(chat: Chat, lineage_id: LineageId) -> None:
-    """Block the automatic layers."""
+    """Block automatic compression."""
     session = await chat.store.read(sessions.load_tip, lineage_id)
     blocked = stored_form(ContextState(strikes=2, blocked_at=20_000))
     await chat.store.write(sessions.set_context_state, session.id, blocked)
@@ -471,7 +465,7 @@ async def test_a_vague_refusal_near_the_end_of_the_window_is_an_overflow(
     assert (await agent.context.status(turn.conversation)).limits.context_length == 8_192, "the estimate was off"
 
 
-async def test_a_provider_that_refuses_everything_is_asked_so_often_and_no_more(
+async def test_a_provider_that_refuses_everything_is_asked_a_limited_number_of_times(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"has_tools": True, "times": -1, "error": {"kind": "413"}}])
@@ -484,10 +478,10 @@ async def test_a_provider_that_refuses_everything_is_asked_so_often_and_no_more(
     assert found.depth == len([one for one in found.compressions if one[1] == "compressed"]) <= MAX_OVERFLOWS
 
 
-async def test_refusals_are_counted_by_the_turn_whatever_comes_between_them(
+async def test_refusals_are_counted_per_turn_across_tool_calls(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """Refused, then tools, and so on: a turn that could go on for ever."""
+    """Refusals and tool calls alternate, so the turn could continue forever."""
     refusal = {"kind": "context", "message": "This model's maximum context length is 131072 tokens."}
     dumps = [{"name": "dump", "arguments": {}}] * 3
     for _ in range(MAX_OVERFLOWS + 2):
@@ -504,7 +498,7 @@ async def test_refusals_are_counted_by_the_turn_whatever_comes_between_them(
     assert (await look(chat, turn.lineage_id)).compressions == expected
 
 
-async def test_a_refused_output_limit_is_remembered_and_touches_no_window(
+async def test_a_refused_output_limit_is_remembered_without_changing_the_window(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.models["lab-8k"] = {"context": 8_192, "max_output": 1_000}
@@ -512,16 +506,16 @@ async def test_a_refused_output_limit_is_remembered_and_touches_no_window(
     turn = await fill_and_ask(chat, agent, 3_000)
     await answer(chat, agent, turn)
     await say(chat, agent, "and now?")
-    assert [row["max_tokens"] for row in answers(llm)] == [2_048, 1_000, 1_000], "it is remembered"
+    assert [row["max_tokens"] for row in answers(llm)] == [2_048, 1_000, 1_000], "the limit is remembered"
     assert (await look(chat, turn.lineage_id)).compressions == []
     assert agent.context.limits.context_length == 8_192
 
 
 @pytest.mark.parametrize("style", ["vllm", "openrouter", "openai-combined"])
-async def test_a_prompt_that_fits_without_so_long_an_answer_gets_a_shorter_one(
+async def test_a_prompt_that_fits_only_with_a_shorter_answer_gets_one(
     style: str, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
-    """Prompt and answer are too long together, in the words of an overflow: that is the answer's fault."""
+    """Prompt and answer are too long together, reported as an overflow: the answer must become shorter."""
     async with dialled(server, f"lab-8k@{style}") as model:
         agent = agent_of(chat, model, context=OFF)
         turn = await fill_and_ask(chat, agent, 6_600)
@@ -537,18 +531,18 @@ async def test_a_prompt_that_fits_without_so_long_an_answer_gets_a_shorter_one(
 
 
 def slow_tool(llm: LLM) -> Tool:
-    """Takes as long as the summary that is being written."""
+    """A tool that runs as long as the summary is being written."""
 
     async def wait(arguments: dict[str, Any], context: ToolContext) -> str:
         llm.resumed.set()
         await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")) and row["outcome"] != "open")
-        await asyncio.sleep(0.1)  # until its reader, beside us, has prepared one
+        await asyncio.sleep(0.1)  # until the concurrent task has prepared a compression
         return "waited"
 
     return Tool(name="wait", description="Waits.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, run=wait)
 
 
-async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_the_next_step(
+async def test_hygiene_lets_a_turn_with_room_continue_and_the_next_step_commits_its_summary(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     tool = slow_tool(llm)
@@ -562,7 +556,7 @@ async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_t
     assert "waited" in result.text
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("hygiene", "compressed", "model")]
-    assert asked_for_summaries(llm) == 1, "preflight left it to the one that was on its way"
+    assert asked_for_summaries(llm) == 1, "preflight used the pending compression"
     assert [row.role for row in found.view[-3:]] == [MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL]
     assert found.view[-3].text == "[[tool:wait]]"
     first, second = answers(llm)
@@ -570,9 +564,7 @@ async def test_hygiene_lets_a_turn_with_room_go_on_and_its_summary_comes_in_at_t
     await agent.close()
 
 
-async def test_a_turn_begins_with_the_prompt_that_hygiene_has_measured(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_a_turn_uses_the_prompt_that_hygiene_measured(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
     agent = agent_of(chat, small)
     turn = await fill_and_ask(chat, agent, 1_000)
     prompt = await agent.check(turn)
@@ -585,7 +577,7 @@ async def test_a_turn_begins_with_the_prompt_that_hygiene_has_measured(
     await agent.close()
 
 
-async def test_a_turn_looks_again_after_hygiene_has_compressed(
+async def test_a_turn_measures_again_after_hygiene_compressed(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8))
@@ -595,10 +587,8 @@ async def test_a_turn_looks_again_after_hygiene_has_compressed(
     await agent.close()
 
 
-async def test_what_was_noted_beside_a_slow_summary_is_not_forgotten_with_it(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
-    """The turn's first reply brings the second strike while hygiene still waits for its summary."""
+async def test_a_strike_during_a_slow_summary_is_kept(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
+    """The first reply of the turn causes the second strike while hygiene still waits for its summary."""
     tool = slow_tool(llm)
     llm.add_scripts([{"summary": True, "times": -1, "error": {"kind": "401"}, "delay": 0.3}])
     agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8, hold_seconds=0), tools=[tool])
@@ -617,7 +607,7 @@ async def test_what_was_noted_beside_a_slow_summary_is_not_forgotten_with_it(
     await agent.close()
 
 
-async def test_hygiene_without_room_waits_for_the_summary_beyond_its_hold_and_says_so(
+async def test_hygiene_without_room_waits_longer_for_the_summary_and_tells_people(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "delay": 0.6}])
@@ -639,7 +629,7 @@ async def test_hygiene_without_room_waits_for_the_summary_beyond_its_hold_and_sa
     await agent.close()
 
 
-async def test_hygiene_without_room_waits_as_long_as_a_summary_may_take_and_then_shortens_by_rule(
+async def test_hygiene_without_room_compresses_by_rule_after_the_summary_timeout(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "hang": 30}])
@@ -657,15 +647,15 @@ async def test_hygiene_without_room_waits_as_long_as_a_summary_may_take_and_then
     asked = asked_for_summaries(llm)
     turn = await fill_and_ask(own, agent, 5_700)
     await agent.check(turn)
-    assert asked_for_summaries(llm) == asked, "who was silent is not waited for again so soon"
+    assert asked_for_summaries(llm) == asked, "a route that timed out is not asked again soon"
     assert (await look(own, turn.lineage_id)).kinds == ["deterministic", "deterministic"]
     await agent.close()
 
 
-async def test_a_turn_that_has_lost_its_room_waits_for_the_summary_that_is_on_its_way(
+async def test_a_turn_without_room_waits_for_a_pending_summary(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """It was begun with room, and a tool's result has taken that since: nothing is asked for twice."""
+    """The summary was started with room, which a tool result then filled. Nothing is requested twice."""
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
 
     async def dump_much(arguments: dict[str, Any], context: ToolContext) -> str:
@@ -687,14 +677,14 @@ async def test_a_turn_that_has_lost_its_room_waits_for_the_summary_that_is_on_it
     await agent.close()
 
 
-async def test_a_summary_of_hygiene_that_nobody_needs_any_more_is_paid_for_all_the_same(
+async def test_an_unneeded_summary_of_hygiene_is_in_the_ledger(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "delay": 0.2}])
     agent = agent_of(chat, small, context=ContextSettings(hard_message_limit=8, hold_seconds=0.01))
     turn = await fill_and_ask(chat, agent, 4_300)
     await agent.check(turn)
-    await agent.agent.context.pending.wait(turn.lineage_id)  # it is ready now, and no step has taken it in
+    await agent.agent.context.pending.wait(turn.lineage_id)  # the summary is ready now, but no step has committed it
     assert isinstance(await compress(chat, agent, turn), Compressed)
     found = await look(chat, turn.lineage_id)
     assert found.summary_calls == ["ok", "ok"]
@@ -704,7 +694,7 @@ async def test_a_summary_of_hygiene_that_nobody_needs_any_more_is_paid_for_all_t
 # ---- switched off
 
 
-async def test_switched_off_nothing_compresses_but_the_command(
+async def test_if_compression_is_off_only_the_command_compresses(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     agent = agent_of(chat, small, context=OFF)

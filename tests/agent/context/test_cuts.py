@@ -1,4 +1,4 @@
-"""Where a transcript is cut: which rows stay, and what is never cut in two."""
+"""Cuts of a transcript: which rows stay, and which rows are never separated."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ def handoff(text: str = "record") -> Message:
 
 
 def child(rows: Sequence[Message], found: Cut) -> Transcript:
-    """The rows of the child's view."""
+    """Rows of the child's view."""
     by_id = {one.id: one for one in rows}
     context = child_context(tuple(rows), found, handoff_for(*middle_of(tuple(rows), found), "record"))
     return tuple(handoff(item.text or "") if isinstance(item, NewMessage) else by_id[item] for item in context)
@@ -56,8 +56,8 @@ def child(rows: Sequence[Message], found: Cut) -> Transcript:
 
 
 @pytest.mark.parametrize("shape", ["words", "tools"])
-def test_of_45_list_messages_head_3_handoff_and_newest_20_stay(shape: str) -> None:
-    """The system prompt, 44 rows of about 95,000 tokens of which the newest 20 hold 28,000, a window of 190,000."""
+def test_a_list_of_45_messages_keeps_a_head_of_3_the_handoff_and_the_newest_20(shape: str) -> None:
+    """A system prompt and 44 rows of about 95,000 tokens, the newest 20 with 28,000. The window has 190,000."""
     if shape == "words":
         rows = chatter(22)
     else:
@@ -79,48 +79,48 @@ def test_of_45_list_messages_head_3_handoff_and_newest_20_stay(shape: str) -> No
 # ---- the tail
 
 
-def test_the_tail_takes_what_its_budget_holds() -> None:
+def test_the_tail_fills_its_budget() -> None:
     found = cut(chatter(40), 40, SMALL, CompressorSettings(protect_last_n=3))
     assert found.tail_start == 80 - 819 // 40
 
 
-def test_the_tail_may_exceed_its_budget_by_half_for_the_rows_that_people_asked_to_keep() -> None:
+def test_the_tail_may_exceed_its_budget_by_half_for_protected_rows() -> None:
     assert cut(chatter(20), 60).tail_start == 40 - 20
     assert cut(chatter(20), 100).tail_start == 40 - 12
 
 
-def test_three_rows_stay_whatever_their_size() -> None:
+def test_three_rows_stay_regardless_of_size() -> None:
     assert cut(chatter(10), 1_500).tail_start == 20 - 3
 
 
-def test_fewer_than_three_stay_where_three_alone_would_fill_the_window() -> None:
+def test_fewer_than_three_rows_stay_if_three_would_fill_the_window() -> None:
     found = cut(chatter(10), 4_000)
     assert found.tail_start == 20 - 1
     assert found.kept == (18,)
 
 
-def test_a_call_and_its_results_stay_together_where_the_tail_begins() -> None:
+def test_a_call_and_its_results_stay_together_at_the_start_of_the_tail() -> None:
     rows = [*chatter(5), human("go"), *step("a", "b", "c", "d"), answer("done")]
     found = cut(rows, [100] * 10 + [10] + [600, 10, 10, 10, 10] + [900])
     assert found.tail_start == 11
     assert found.kept == (10,)
 
 
-def test_results_that_come_late_hold_everything_between_together() -> None:
+def test_late_results_keep_all_rows_up_to_their_call() -> None:
     turn = TurnId(7)
     rows = [*chatter(8), human("go", turn_id=turn), answer(None, "a", "b", turn_id=turn), result("a")]
     rows += [human("wait", turn_id=turn), result("b"), *step("c"), *step("d")]
     assert cut(rows, 150, SMALL, CompressorSettings(protect_last_n=1)).tail_start == 17
 
 
-def test_an_exchange_that_alone_would_fill_the_window_is_summarised_rather_than_kept() -> None:
+def test_an_exchange_that_would_fill_the_window_is_summarised() -> None:
     rows = [*chatter(5), human("read all"), *step("a", "b", "c", "d"), human("and now?")]
     found = cut(rows, [10] * 11 + [10, 2_000, 2_000, 2_000, 2_000, 10])
     assert (found.tail_start, found.kept) == (16, (9,))
     assert child(rows, found)[-1].text == "and now?"
 
 
-def test_where_everything_fits_into_the_tail_the_middle_is_cut_out_all_the_same() -> None:
+def test_the_middle_is_cut_even_if_everything_fits_into_the_tail() -> None:
     found = cut(chatter(10), 10)
     assert (found.head_end, found.tail_start) == (4, 17)
 
@@ -128,11 +128,11 @@ def test_where_everything_fits_into_the_tail_the_middle_is_cut_out_all_the_same(
 # ---- the head
 
 
-def test_the_head_keeps_three_rows_where_people_follow() -> None:
+def test_the_head_keeps_three_rows_if_a_human_message_follows() -> None:
     assert cut(chatter(20), 60).head_end == 3
 
 
-def test_the_head_goes_on_to_the_answer_where_the_tail_begins_with_one() -> None:
+def test_the_head_extends_to_the_answer_if_the_tail_begins_with_an_answer() -> None:
     rows = [human("a"), *step("c"), answer("b"), *chatter(10), answer("notice"), *chatter(9)]
     found = cut(rows, 60, SMALL, CompressorSettings(protect_last_n=19))
     assert rows[found.tail_start].role is MessageRole.ASSISTANT
@@ -145,18 +145,18 @@ def test_the_head_ends_before_a_turn_whose_answer_does_not_fit() -> None:
     assert cut(rows, sizes, SMALL, CompressorSettings(protect_last_n=19)).head_end == 0
 
 
-def test_the_head_has_a_budget_too() -> None:
+def test_the_head_has_a_budget() -> None:
     assert cut(chatter(20), [2_000] + [60] * 39).head_end == 0
     assert cut(chatter(20), [60, 2_000] + [60] * 38).head_end == 1
 
 
-def test_a_heads_calls_and_results_stay_together() -> None:
+def test_calls_and_results_in_the_head_stay_together() -> None:
     rows = [human("a"), *step("c", "d", "e"), answer("b"), *chatter(20)]
     assert cut(rows, 31).head_end == 5
     assert cut(rows, [31, 31, 31, 31, 2_000] + [31] * (len(rows) - 5)).head_end == 1
 
 
-def test_an_earlier_handoff_is_never_head_or_tail() -> None:
+def test_an_earlier_handoff_is_never_in_the_head_or_tail() -> None:
     rows = [*chatter(1), handoff(), *chatter(20)]
     found = cut(rows, 60)
     assert found.head_end == 2
@@ -164,16 +164,16 @@ def test_an_earlier_handoff_is_never_head_or_tail() -> None:
     assert cut_of([*chatter(4), handoff(), human("x"), answer("y")], 10) is SkipReason.NOTHING_BETWEEN
 
 
-def test_a_head_kept_by_the_first_compression_only_is_summarised_by_the_next() -> None:
+def test_with_keeps_head_once_the_second_compression_summarises_the_head() -> None:
     rules = CompressorSettings(keeps_head_once=True)
     assert cut(chatter(20), 60, SMALL, rules).head_end == 3
     assert cut([*chatter(1), handoff(), *chatter(20)], 60, SMALL, rules).head_end == 0
 
 
-# ---- what is open
+# ---- the open request
 
 
-def test_in_one_huge_turn_the_request_stays_right_behind_the_handoff() -> None:
+def test_in_one_huge_turn_the_request_follows_the_handoff() -> None:
     turn = TurnId(7)
     rows = [*chatter(2), human("do it", turn_id=turn), human("carefully", turn_id=turn)]
     rows += [one for number in range(30) for one in step(f"c{number}")]
@@ -186,59 +186,59 @@ def test_in_one_huge_turn_the_request_stays_right_behind_the_handoff() -> None:
     assert [one.text for one in after[index + 1 : index + 4]] == ["answer 1", "do it", "carefully"]
 
 
-def test_how_people_changed_their_newest_message_stays_with_it() -> None:
+def test_edits_of_the_newest_message_stay_with_it() -> None:
     rows = [*chatter(2), human("do it"), row(MessageRole.USER, "(changed) do both", origin=Origin.NOTICE)]
     rows += [one for number in range(30) for one in step(f"c{number}")]
     assert [rows[index].text for index in cut(rows, 100).kept] == ["do it", "(changed) do both"]
 
 
-def test_an_answer_larger_than_a_whole_tail_is_left_to_the_summary() -> None:
+def test_an_answer_larger_than_the_tail_is_summarised() -> None:
     rows = [*chatter(2), human("do it"), *[one for number in range(30) for one in step(f"c{number}")]]
     found = cut(rows, [100] * 3 + [1_300] + [100] * (len(rows) - 4))
     assert found.kept == (4,)
 
 
-def test_the_request_is_never_head() -> None:
+def test_the_newest_request_is_never_in_the_head() -> None:
     rows = [human("do it"), *[one for number in range(30) for one in step(f"c{number}")]]
     found = cut(rows, 100)
     assert (found.head_end, found.kept) == (0, (0,))
 
 
-# ---- when nothing is cut
+# ---- no cut
 
 
 def test_nothing_is_cut_while_a_tool_runs() -> None:
     assert cut_of([*chatter(10), human("go"), answer(None, "a", "b"), result("a")]) is SkipReason.TOOL_RUNS
 
 
-def test_nothing_is_cut_while_a_tool_runs_although_somebody_writes() -> None:
+def test_nothing_is_cut_while_a_tool_runs_even_if_people_write() -> None:
     turn = TurnId(7)
     rows = [*chatter(10), human("go", turn_id=turn), answer(None, "a", turn_id=turn), human("wait", turn_id=turn)]
     assert cut_of(rows) is SkipReason.TOOL_RUNS
 
 
-def test_a_result_that_was_lost_does_not_block_once_a_later_turn_has_begun() -> None:
+def test_a_lost_result_does_not_block_after_a_later_turn_has_begun() -> None:
     assert isinstance(cut_of([*chatter(10), human("go"), answer(None, "a"), human("and now?")]), Cut)
     assert isinstance(cut_of([*chatter(10), human("go"), answer(None, "a"), answer("given up")]), Cut)
 
 
-def test_few_rows_are_left_alone_unless_they_fill_the_window() -> None:
+def test_few_rows_are_not_cut_unless_they_fill_the_window() -> None:
     assert cut_of(chatter(3)) is SkipReason.TOO_FEW
     found = cut(chatter(3), 2_000)
     assert (found.head_end, found.tail_start, found.kept) == (0, 4, ())
 
 
-def test_a_second_result_for_a_call_holds_nothing_together() -> None:
+def test_a_second_result_for_a_call_is_not_part_of_its_exchange() -> None:
     rows = [*chatter(1), human("go"), *step("a"), *chatter(10), result("a"), *chatter(10)]
     assert cut(rows, 60, SMALL, CompressorSettings(protect_last_n=20)).tail_start == len(rows) - 20
 
 
-def test_a_result_behind_a_handoff_is_no_part_of_an_exchange_in_front_of_it() -> None:
+def test_a_result_after_a_handoff_is_not_part_of_an_earlier_exchange() -> None:
     rows = [human("a"), answer(None, "c"), answer("b"), handoff(), human("x"), result("c"), *chatter(20)]
     assert cut(rows, 60).head_end == 3
 
 
-def test_a_view_of_nothing_but_a_handoff_and_its_tail_is_left_alone() -> None:
+def test_a_view_with_only_a_handoff_and_a_tail_is_not_cut() -> None:
     rows = [handoff(), *chatter(5)]
     assert cut_of(rows, 10, SMALL, CompressorSettings(protect_first_n=3)) != SkipReason.TOO_FEW
     assert cut_of([handoff(), human("a"), *step("c", "d", "e", "f", "g")], 10) is SkipReason.NOTHING_BETWEEN
@@ -247,7 +247,7 @@ def test_a_view_of_nothing_but_a_handoff_and_its_tail_is_left_alone() -> None:
 # ---- /compress here N
 
 
-def test_so_many_of_the_newest_turns_as_people_say_are_kept() -> None:
+def test_the_requested_number_of_newest_turns_is_kept() -> None:
     rows = chatter(10)
     assert rows[cut(rows, 10, keep_turns=2).tail_start].text == "question 8"
     assert cut(rows, 5_000, keep_turns=4).tail_start == 12
@@ -259,12 +259,12 @@ def test_messages_that_arrived_together_are_one_turn() -> None:
     assert cut(rows, 10, keep_turns=1).tail_start == 16
 
 
-def test_keeping_all_turns_leaves_nothing_between() -> None:
+def test_keeping_all_turns_leaves_nothing_to_cut() -> None:
     assert cut_of(chatter(10), 10, keep_turns=10) is SkipReason.NOTHING_BETWEEN
     assert cut_of(chatter(10), 10, keep_turns=9) is SkipReason.NOTHING_BETWEEN
 
 
-def test_interrupted_answers_without_words_count_as_answers() -> None:
+def test_interrupted_answers_without_text_count_as_answers() -> None:
     stopped = answer(None, body=MessageBody(was_interrupted=True))
     rows = [*chatter(2), human("go"), stopped, *[one for number in range(30) for one in step(f"c{number}")]]
     assert 5 in cut(rows, 100).kept

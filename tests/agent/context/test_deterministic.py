@@ -1,4 +1,4 @@
-"""The record that is made by rule where no model can make one."""
+"""The record that is made by rule if no model can write a summary."""
 
 import re
 from typing import Any
@@ -28,7 +28,7 @@ def made(*rows: Message, **changes: Any) -> str:
 
 
 def section(text: str, title: str) -> list[str]:
-    """The lines under a heading; none if it is not there."""
+    """The lines under a heading, or none if the heading is missing."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
     return [line for line in found[1].splitlines() if line] if found else []
 
@@ -37,16 +37,16 @@ def calling(number: int, name: str, arguments: str) -> Message:
     return answer(None, body=MessageBody(calls=(ToolCall(id=f"c{number}", name=name, arguments=arguments),)))
 
 
-def test_it_says_what_it_is_how_much_it_stands_for_and_where_to_go_on() -> None:
+def test_the_opening_says_that_it_is_no_summary_and_how_to_continue() -> None:
     text = made(human("hello"), removed=1_234)
     opening = text.split("\n\n")[0]
     assert "No summary could be made of the 1,234 messages" in opening
-    assert "Continue from the recent messages and from the current state" in opening
+    assert "Continue from the recent messages and the current state" in opening
     assert "history tools" in opening
     assert "of the one message that" in made(human("hello"))
 
 
-def test_the_latest_request_stands_there_word_for_word() -> None:
+def test_the_latest_request_is_quoted_verbatim() -> None:
     text = "Move the shop:\n\n1. stop it\n2. copy `/srv/shop`\n## not a heading\n   and   start it"
     lines = section(made(human("old"), human(text), answer("I begin.")), "Active Task")
     assert [line.removeprefix("> ").removeprefix(">") for line in lines[1:]] == [
@@ -59,14 +59,14 @@ def test_the_latest_request_stands_there_word_for_word() -> None:
     ]
 
 
-def test_what_the_sender_only_passed_on_is_no_request_and_no_open_question() -> None:
+def test_forwarded_text_is_neither_a_request_nor_an_open_question() -> None:
     forwarded = human("Will you delete everything?", body=MessageBody(words_by="Bob", notes=(FORWARDED_NOTE,)))
     text = made(human("move the shop"), forwarded)
     assert section(text, "Active Task")[1:] == ["> move the shop"]
     assert section(text, "Pending User Asks") == []
 
 
-def test_a_request_that_is_too_long_keeps_its_ends_and_leaves_room_for_the_rest() -> None:
+def test_a_long_request_is_cut_in_the_middle_and_leaves_room_for_the_rest() -> None:
     text = made(
         answer("We decided to use Postgres."), human("begin " + "部署 x\n" * 9_000 + " end"), limit=Tokens(1_000)
     )
@@ -77,7 +77,7 @@ def test_a_request_that_is_too_long_keeps_its_ends_and_leaves_room_for_the_rest(
     assert estimated_text_tokens(text) <= 1_000
 
 
-def test_questions_that_nobody_answered_are_open() -> None:
+def test_unanswered_questions_are_open() -> None:
     rows = (
         human("Why is it red?"),
         answer("A port."),
@@ -94,7 +94,7 @@ def test_questions_that_nobody_answered_are_open() -> None:
 @pytest.mark.parametrize(
     "question", ["هل انتهى العمل؟", "終わりましたか。", "做完了吗", "다 됐나요?", "¿Listo?", "Fertig? "]
 )
-def test_questions_are_known_in_several_languages(question: str) -> None:
+def test_questions_are_recognised_in_several_languages(question: str) -> None:
     assert question.strip()[:-1] in "".join(section(made(human(question)), "Pending User Asks"))
 
 
@@ -117,7 +117,7 @@ def test_decisions_are_found_in_several_languages(sentence: str) -> None:
     assert "Postgres" in line
 
 
-def test_errors_files_and_identifiers_are_found_wherever_they_stand() -> None:
+def test_errors_files_and_identifiers_are_found_in_all_kinds_of_rows() -> None:
     body = MessageBody(documents=(Document(name="notes", text="see build/报告.pdf and docs/plan.md"),))
     text = made(
         human("Ticket SHOP-412 is about /srv/shop/app.py", body=body),
@@ -136,7 +136,7 @@ def test_errors_files_and_identifiers_are_found_wherever_they_stand() -> None:
     assert "ValueError: no such table: `order_items`" in " ".join(section(text, "Blocked"))
 
 
-def test_what_was_done_is_listed_newest_first_with_its_outcome() -> None:
+def test_actions_are_listed_newest_first_with_their_outcomes() -> None:
     rows = (
         calling(1, "write", '{"path": "a.txt", "text": "x"}'),
         result("c1", "written"),
@@ -151,7 +151,7 @@ def test_what_was_done_is_listed_newest_first_with_its_outcome() -> None:
     ]
 
 
-def test_an_action_has_the_outcome_of_its_own_call_where_ids_come_again() -> None:
+def test_an_action_has_the_outcome_of_its_own_call_if_ids_repeat() -> None:
     first, second = calling(1, "run", '{"cmd": "make"}'), calling(1, "run", '{"cmd": "ls"}')
     lost = calling(1, "run", '{"cmd": "rm"}')
     text = made(first, result("c1", "it failed"), second, result("c1", "two files"), result("c1", "late"), lost)
@@ -163,14 +163,14 @@ def test_an_action_has_the_outcome_of_its_own_call_where_ids_come_again() -> Non
     ]
 
 
-def test_every_line_names_the_message_it_comes_from() -> None:
+def test_every_line_names_its_message() -> None:
     text = made(human("Never restart db-01 at noon.", id=77), answer("We agreed on /etc/shop.conf.", id=78))
     lines = [line for line in text.splitlines() if line.startswith("- ")]
     assert lines
     assert all(re.search(r"\(m7[78]\)$", line) for line in lines)
 
 
-def test_the_newest_comes_first_and_nothing_twice() -> None:
+def test_findings_are_newest_first_and_unique() -> None:
     text = made(human("Read /a/one.txt"), human("Read /a/two.txt"), human("Read /a/one.txt again"))
     assert [line.split()[1] for line in section(text, "Relevant Files")] == ["/a/one.txt", "/a/two.txt"]
 
@@ -180,7 +180,7 @@ def test_the_same_rows_give_the_same_record() -> None:
     assert made(*rows, previous="## Goal\nx") == made(*rows, previous="## Goal\nx")
 
 
-def test_an_earlier_record_is_taken_over_under_one_heading_and_without_its_own_opening() -> None:
+def test_an_earlier_record_is_included_under_one_heading_without_its_opening() -> None:
     first = made(human("We decided on prod."), removed=10)
     second = made(human("And now?"), previous=first, removed=20)
     third = made(human("So?"), previous=second, removed=30)
@@ -191,7 +191,7 @@ def test_an_earlier_record_is_taken_over_under_one_heading_and_without_its_own_o
     assert re.findall(r"^## .+$", third, re.MULTILINE)[-1] == "## Earlier record"
 
 
-def test_secrets_are_absent_even_where_something_is_cut() -> None:
+def test_secrets_are_absent_even_at_cuts() -> None:
     for at in range(0, 260, 3):
         words = "a " * (at // 2) + "b" * (at % 2) + " "
         escaped = "".join(f"\\u{ord(character):04x}" for character in SECRET)
@@ -207,13 +207,13 @@ def test_secrets_are_absent_even_where_something_is_cut() -> None:
         assert "[redacted]" not in text
 
 
-def test_no_part_of_a_secret_is_left_at_the_end_of_what_is_read_of_a_message() -> None:
+def test_no_part_of_a_secret_remains_where_a_long_message_is_cut() -> None:
     for at in range(QUOTED_CHARACTERS - 60, QUOTED_CHARACTERS, 4):
         text = made(answer(f"{'x ' * (at // 2)}\nerror with {KEY}\nmore"))
         assert KEY[:8] not in text
 
 
-def test_nothing_in_it_can_end_the_handoff() -> None:
+def test_no_text_in_the_record_can_end_the_handoff() -> None:
     text = made(human(f"{END_MARKER} never {SUMMARY_PREFIX}?"), previous=f"x\n{END_MARKER}")
     assert END_MARKER not in text
     assert SUMMARY_PREFIX not in text
@@ -240,7 +240,7 @@ def test_the_limit_holds_for_every_script(script: str, limit: int) -> None:
 
 
 class Counted:
-    """Counts the characters that are looked through."""
+    """Counts the characters that are searched."""
 
     def __init__(self) -> None:
         self.characters = 0
@@ -250,7 +250,7 @@ class Counted:
         return text
 
 
-def test_the_work_is_bounded_however_long_the_conversation_is() -> None:
+def test_the_work_is_bounded_for_long_conversations() -> None:
     counted = Counted()
     rows = [human(f"number {n} " + "word " * 200) for n in range(5_000)]
     made(*rows, redact=counted)
@@ -276,14 +276,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
-def test_no_rule_goes_back_over_a_hostile_text(piece: str) -> None:
-    """A rule that did would try every start against every end: at this length that ends in no test's lifetime."""
+def test_hostile_text_causes_no_backtracking(piece: str) -> None:
+    """A backtracking rule would try every start with every end, which takes forever at this length."""
     text = HOSTILE[piece] * 40_000
     for one in (human(text), answer(text), calling(1, "run", text)):
         assert len(made(one)) < 40_000
 
 
-def test_a_request_of_spaces_is_none() -> None:
+def test_a_blank_message_is_not_a_request() -> None:
     assert "Active Task" not in made(human("   \n "))
     assert made().startswith("No summary could be made of the 0 messages")
 
@@ -296,7 +296,7 @@ def test_a_request_of_spaces_is_none() -> None:
     st.integers(-10, 3_000),
 )
 @examples(100)
-def test_any_rows_make_a_record_within_its_limit(
+def test_any_rows_give_a_record_within_the_limit(
     pieces: list[tuple[MessageRole, Origin, str | None, str]], previous: str | None, limit: int
 ) -> None:
     rows = []

@@ -68,7 +68,7 @@ def view(rows: Sequence[Message], *, reported: int | None = None, at_seq: int | 
 
 
 def counted(asked: ModelRequest, bytes_per_token: float, image_price: int = 0) -> ReportedTokens:
-    """A provider with a tokenizer of its own, one that counts bytes."""
+    """A provider whose own tokenizer counts bytes."""
     wire = chat_messages(asked.system, asked.transcript, replace(asked.style, image_urls={}))
     size = len(msgspec.json.encode([wire, [(tool.name, tool.description, tool.parameters) for tool in asked.tools]]))
     images = sum(len(row.body.images) for row in asked.transcript)
@@ -84,7 +84,7 @@ def talk(text: str, pairs: int, *, longest: int = 30) -> list[Message]:
 
 
 def after_reports(estimator: Estimator, rows: Sequence[Message], reports: int, bytes_per_token: float) -> View:
-    """The view after so many calls, each with one row more than the last report covered, and one answer."""
+    """The view after this number of calls. Each call adds a row and an answer to the last reported prompt."""
     known: View = view(rows[:1])
     for number in range(1, 2 * reports, 2):
         asked = request(rows[:number])
@@ -104,7 +104,7 @@ def test_before_the_first_report_everything_is_estimated() -> None:
     assert estimator.whole(request(rows)) > estimator.rows(rows, STYLE) > 0
 
 
-def test_only_what_was_stored_since_the_last_report_is_estimated() -> None:
+def test_only_rows_since_the_last_report_are_estimated() -> None:
     rows = talk(TEXTS["English"], 5)
     estimator = Estimator()
     covered = int(estimator.whole(request(rows[:7])))
@@ -115,14 +115,14 @@ def test_only_what_was_stored_since_the_last_report_is_estimated() -> None:
     assert estimator.prompt(nothing_new, request(rows)) == covered + 100
 
 
-def test_the_answer_counts_as_what_it_is_and_not_as_what_the_model_spent_on_it() -> None:
-    """40,000 tokens of prompt and 30,000 of reasoning leave a prompt of 40,000 and the few words of the answer."""
+def test_reasoning_tokens_do_not_count_towards_the_next_prompt() -> None:
+    """After 40,000 tokens of prompt and 30,000 of reasoning, the next prompt has 40,000 plus a short answer."""
     rows = [human(TEXTS["English"] * 2_000), answer("It is done.")]
     known = view(rows, reported=40_000, at_seq=rows[0].seq)
     assert 40_000 < Estimator().prompt(known, request(rows)) < 40_050
 
 
-def test_rows_of_the_parent_and_rows_made_for_the_view_are_covered() -> None:
+def test_a_report_covers_rows_of_the_parent_and_rows_made_for_the_view() -> None:
     inherited = [human("x", session_id=SessionId(9), seq=500), answer("handoff " * 50, seq=-1)]
     own = [human("hello " * 300), answer("yes")]
     rows = [*inherited, *own]
@@ -133,7 +133,7 @@ def test_rows_of_the_parent_and_rows_made_for_the_view_are_covered() -> None:
 # ---- learning
 
 
-@pytest.mark.parametrize("kind", ["English", "code", "Chinese"])  # counting bytes, logs would be half as dense as prose
+@pytest.mark.parametrize("kind", ["English", "code", "Chinese"])  # by bytes, logs would be half as dense as prose
 @pytest.mark.parametrize("bytes_per_token", [2.5, 3.2, 4.0, 4.6])
 def test_after_three_reports_the_estimate_is_within_three_percent(kind: str, bytes_per_token: float) -> None:
     rows = talk(TEXTS[kind], 20)
@@ -145,17 +145,17 @@ def test_after_three_reports_the_estimate_is_within_three_percent(kind: str, byt
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_the_child_of_a_compression_is_estimated_by_what_was_learned(kind: str) -> None:
+def test_the_child_of_a_compression_is_estimated_with_the_learned_scale(kind: str) -> None:
     rows = talk(TEXTS[kind], 20)
     cold, learned = Estimator(), Estimator()
     after_reports(learned, rows, 6, 2.5)
     child = request([*rows[:2], *rows[30:]])
     truth = counted(child, 2.5)
-    assert learned.whole(child) == pytest.approx(truth, rel=0.15)  # it counts bytes, which no tokenizer does
+    assert learned.whole(child) == pytest.approx(truth, rel=0.15)  # this server counts bytes, as no real tokenizer does
     assert abs(learned.whole(child) - truth) <= abs(cold.whole(child) - truth)
 
 
-def test_what_was_learned_holds_for_another_estimator() -> None:
+def test_a_new_estimator_uses_the_stored_calibration() -> None:
     rows = talk(TEXTS["code"], 10)
     first = Estimator()
     after_reports(first, rows, 4, 2.5)
@@ -183,7 +183,7 @@ def test_the_price_of_an_image_is_learned_in_a_long_conversation(price: int) -> 
     assert estimator.calibration.image_tokens == pytest.approx(price, rel=0.2, abs=40)
 
 
-def test_images_are_no_reason_to_doubt_how_text_is_counted() -> None:
+def test_images_do_not_change_the_learned_scale_of_text() -> None:
     rows = talk(TEXTS["English"], 10)
     estimator = Estimator()
     after_reports(estimator, rows, 4, 4.0)
@@ -193,11 +193,11 @@ def test_images_are_no_reason_to_doubt_how_text_is_counted() -> None:
     assert estimator.calibration.scale == pytest.approx(before, rel=0.05)
 
 
-# ---- nonsense
+# ---- impossible reports
 
 
 @pytest.mark.parametrize("reported", [0, -5, 1, 60, 10**9])
-def test_a_count_that_cannot_be_is_neither_learned_nor_built_upon(reported: int) -> None:
+def test_an_impossible_count_is_neither_learned_nor_used(reported: int) -> None:
     rows = talk(TEXTS["English"], 10)
     estimator = Estimator()
     estimator.learn(request(rows), ReportedTokens(reported))
@@ -206,7 +206,7 @@ def test_a_count_that_cannot_be_is_neither_learned_nor_built_upon(reported: int)
     assert estimator.prompt(known, request(rows)) == estimator.whole(request(rows))
 
 
-def test_a_count_that_leaves_out_what_was_cached_is_not_built_upon() -> None:
+def test_a_count_without_cached_tokens_is_not_used() -> None:
     rows = talk(TEXTS["English"], 20)
     estimator = Estimator()
     after_reports(estimator, rows, 5, 4.0)
@@ -215,7 +215,7 @@ def test_a_count_that_leaves_out_what_was_cached_is_not_built_upon() -> None:
     assert estimator.prompt(known, request(rows)) == pytest.approx(truth, rel=0.08)
 
 
-def test_one_odd_report_hardly_moves_what_many_have_shown() -> None:
+def test_a_single_odd_report_hardly_changes_the_learned_scale() -> None:
     rows = talk(TEXTS["English"], 20)
     estimator = Estimator()
     after_reports(estimator, rows, 8, 4.0)
@@ -224,7 +224,7 @@ def test_one_odd_report_hardly_moves_what_many_have_shown() -> None:
     assert estimator.calibration.scale == pytest.approx(before, rel=0.11)
 
 
-def test_a_provider_that_changes_its_tokenizer_is_followed() -> None:
+def test_the_scale_follows_a_changed_tokenizer() -> None:
     rows = talk(TEXTS["English"], 20)
     estimator = Estimator()
     after_reports(estimator, rows, 10, 4.0)
@@ -247,9 +247,7 @@ _ROWS = st.lists(
 
 
 @given(rows=_ROWS, reports=st.lists(st.integers(-10, 10**10), max_size=12), seqs=st.lists(st.integers(0, 10**6)))
-def test_whatever_is_reported_the_estimate_stays_a_sane_number(
-    rows: list[Message], reports: list[int], seqs: list[int]
-) -> None:
+def test_any_reports_leave_the_estimate_a_sane_number(rows: list[Message], reports: list[int], seqs: list[int]) -> None:
     estimator = Estimator()
     cold = int(estimator.whole(request(rows)))
     known = view(rows)
@@ -262,13 +260,13 @@ def test_whatever_is_reported_the_estimate_stays_a_sane_number(
         assert msgspec.json.decode(msgspec.json.encode(calibration), type=Calibration) == calibration
 
 
-def test_rows_are_measured_each_as_by_themselves() -> None:
+def test_each_row_is_measured_as_if_alone() -> None:
     rows = [human("Where is it?"), answer("There.", "call"), result("call", "x" * 5_000)]
     estimator = Estimator(Calibration(scale=1.3, samples=3))
     assert estimator.each(rows, STYLE) == [estimator.rows([row], STYLE) for row in rows]
 
 
-def test_a_long_conversation_that_was_never_measured_is_not_quickly_estimated() -> None:
+def test_a_long_unmeasured_conversation_is_not_quick_to_estimate() -> None:
     estimator = Estimator(sizes=RowTokenCache())
     long = request(human(f"Message {number}.") for number in range(1, 1_001))
     assert estimator.is_quick(request(long.transcript[:10]))

@@ -1,4 +1,4 @@
-"""Texts that are too long lose lines, and say so."""
+"""Texts that are too long lose lines and contain a note about that."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +12,11 @@ from tests.sampling import examples
 RECORD = "\n\n".join(f"## {title}\n" + "\n".join(f"- fact {n} of {title}" for n in range(50)) for title in "ABCD")
 
 
-def test_what_fits_comes_back_as_it_is() -> None:
+def test_a_text_that_fits_is_unchanged() -> None:
     assert fitted(RECORD, Tokens(5_000)) == RECORD
 
 
-def test_every_section_keeps_its_heading_and_says_what_is_missing() -> None:
+def test_every_section_keeps_its_heading_and_counts_missing_lines() -> None:
     text = fitted(RECORD, Tokens(500))
     assert estimated_text_tokens(text) <= 500
     for title in "ABCD":
@@ -24,7 +24,7 @@ def test_every_section_keeps_its_heading_and_says_what_is_missing() -> None:
     assert text.count("lines left out for length]") == 4
 
 
-def test_a_text_without_headings_is_shortened_too() -> None:
+def test_a_text_without_headings_is_shortened() -> None:
     text = fitted("\n".join(f"a line with the number {n}" for n in range(200)), Tokens(300))
     assert estimated_text_tokens(text) <= 300
     assert text.startswith("a line with the number 0\n")
@@ -35,11 +35,11 @@ def test_a_text_without_headings_is_shortened_too() -> None:
     st.integers(0, 200),
 )
 @examples(100)
-def test_any_text_fits_or_is_nothing_but_headings_and_notes(text: str, limit: int) -> None:
+def test_any_text_fits_or_consists_of_headings_and_notes(text: str, limit: int) -> None:
     kept = fitted(text, Tokens(limit))
     rest = [line for line in kept.splitlines() if line and not line.startswith(("#", "["))]
     assert not rest or estimated_text_tokens(kept) <= limit
 
 
-def test_words_that_were_passed_on_are_named_as_such() -> None:
-    assert list(said(human("delete it", body=MessageBody(words_by="Bob")))) == ["(passed on from Bob: delete it)"]
+def test_forwarded_words_are_marked() -> None:
+    assert list(said(human("delete it", body=MessageBody(words_by="Bob")))) == ["(forwarded from Bob: delete it)"]

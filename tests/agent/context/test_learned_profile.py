@@ -1,4 +1,4 @@
-"""Asking the provider how large its model is: when, how often, and what comes of it."""
+"""Questions to the provider about the size of its model: when, how often, and their effect."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def said(context: int | None = None, output: int | None = None) -> ModelLimits:
 
 
 class Provider:
-    """Says how large its model is, and how often it was asked."""
+    """A provider that states the size of its model and counts the questions."""
 
     def __init__(self, answer: ModelLimits | None) -> None:
         self.answer = answer
@@ -57,11 +57,11 @@ def book(
     return LearnedProfile(store, "lab", model, configured, clock, fetch=provider)
 
 
-async def test_the_provider_is_asked_once_whoever_comes(store: Store, clock: SetClock) -> None:
+async def test_concurrent_calls_ask_the_provider_once(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536, 8_000))
     profiles = book(store, clock, provider)
     await profiles.load()
-    assert (provider.asked, profiles.window) == (0, 32_768), "looking is not asking"
+    assert (provider.asked, profiles.window) == (0, 32_768), "reading does not ask the provider"
     provider.may_answer.clear()
     asking = [asyncio.create_task(profiles.ask()) for _ in range(5)]
     await asyncio.sleep(0.01)
@@ -77,7 +77,7 @@ async def test_the_provider_is_asked_once_whoever_comes(store: Store, clock: Set
     ("answer", "kept"),
     [(said(65_536), MAX_OFFER_AGE_MS), (said(None, 9_000), MAX_OFFER_AGE_MS), (SILENT, MAX_SILENCE_AGE_MS)],
 )
-async def test_an_answer_survives_restarts_for_a_while(
+async def test_a_stated_size_survives_restarts_for_a_week(
     store: Store, clock: SetClock, answer: ModelLimits, kept: int
 ) -> None:
     provider = Provider(answer)
@@ -92,7 +92,7 @@ async def test_an_answer_survives_restarts_for_a_while(
     assert provider.asked == 2
 
 
-async def test_a_clock_that_was_put_back_does_not_keep_an_answer_for_ever(store: Store, clock: SetClock) -> None:
+async def test_a_clock_set_back_does_not_keep_an_answer_forever(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536))
     await book(store, clock, provider).ask()
     clock.at = Millis(clock.at - 10 * MAX_OFFER_AGE_MS)
@@ -100,9 +100,7 @@ async def test_a_clock_that_was_put_back_does_not_keep_an_answer_for_ever(store:
     assert provider.asked == 2
 
 
-async def test_whoever_could_not_be_asked_is_asked_again_soon_and_what_is_known_stays(
-    store: Store, clock: SetClock
-) -> None:
+async def test_an_unreachable_provider_is_asked_again_soon_and_known_sizes_stay(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536))
     profiles = book(store, clock, provider)
     await profiles.ask()
@@ -117,16 +115,16 @@ async def test_whoever_could_not_be_asked_is_asked_again_soon_and_what_is_known_
     assert (provider.asked, profiles.window) == (3, 16_384)
 
 
-async def test_a_provider_that_cannot_be_reached_holds_up_fewer_and_fewer_turns(store: Store, clock: SetClock) -> None:
+async def test_an_unreachable_provider_delays_fewer_and_fewer_turns(store: Store, clock: SetClock) -> None:
     provider = Provider(None)
     profiles = book(store, clock, provider)
     for _ in range(24 * 60):
         await profiles.ask()
         clock.at = Millis(clock.at + 60_000)
-    assert 24 <= provider.asked <= 32, "soon at first, then every hour"
+    assert 24 <= provider.asked <= 32, "often at first, then every hour"
 
 
-async def test_a_clock_that_is_set_back_keeps_nobody_from_asking(store: Store, clock: SetClock) -> None:
+async def test_a_clock_set_back_does_not_prevent_questions(store: Store, clock: SetClock) -> None:
     provider = Provider(None)
     profiles = book(store, clock, provider)
     await profiles.ask()
@@ -135,7 +133,7 @@ async def test_a_clock_that_is_set_back_keeps_nobody_from_asking(store: Store, c
     assert provider.asked == 2
 
 
-async def test_a_provider_that_refuses_to_say_it_again_takes_nothing_back(store: Store, clock: SetClock) -> None:
+async def test_a_later_refusal_does_not_erase_a_stated_size(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536, 8_000))
     await book(store, clock, provider).ask()
     clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
@@ -146,7 +144,7 @@ async def test_a_provider_that_refuses_to_say_it_again_takes_nothing_back(store:
         assert (profiles.window, profiles.capacity.max_output_tokens) == (65_536, 8_000)
 
 
-async def test_nobody_is_asked_for_what_is_configured(store: Store, clock: SetClock) -> None:
+async def test_configured_sizes_are_not_requested(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536, 9_000))
     whole = book(store, clock, provider, said(20_000, 4_000))
     await whole.ask()
@@ -156,7 +154,7 @@ async def test_nobody_is_asked_for_what_is_configured(store: Store, clock: SetCl
     assert (provider.asked, half.window, half.capacity.max_output_tokens) == (1, 40_000, 9_000)
 
 
-async def test_nonsense_is_neither_believed_nor_kept(store: Store, clock: SetClock) -> None:
+async def test_implausible_sizes_are_neither_used_nor_stored(store: Store, clock: SetClock) -> None:
     provider = Provider(said(10**30, -5))
     profiles = book(store, clock, provider, model="gpt-4.1-mini")
     await profiles.ask()
@@ -167,7 +165,7 @@ async def test_nonsense_is_neither_believed_nor_kept(store: Store, clock: SetClo
     assert rows == [(None, None)]
 
 
-async def test_what_a_refusal_taught_holds_beside_the_length_that_was_in_force(store: Store, clock: SetClock) -> None:
+async def test_a_learned_limit_applies_only_to_the_context_length_of_its_time(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536))
     profiles = book(store, clock, provider)
     await profiles.ask()
@@ -179,14 +177,14 @@ async def test_what_a_refusal_taught_holds_beside_the_length_that_was_in_force(s
     clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
     provider.answer = said(32_000)
     await again.ask()
-    assert (again.window, again.source_for(HERE)) == (32_000, SizeSource.OFFERED), "another figure, so that is tried"
+    assert (again.window, again.source_for(HERE)) == (32_000, SizeSource.OFFERED), "a new figure is tried"
     clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
     provider.answer = said(65_536)
     await again.ask()
     assert again.window == 16_384
 
 
-async def test_what_another_node_has_learned_holds_once_it_is_told(store: Store, clock: SetClock) -> None:
+async def test_limits_learned_by_another_node_apply_after_its_notice(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536))
     one, two = book(store, clock, provider), book(store, clock, provider)
     await one.ask()
@@ -199,10 +197,10 @@ async def test_what_another_node_has_learned_holds_once_it_is_told(store: Store,
     await one.load()
     assert (one.window, one.source_for(HERE)) == (16_384, SizeSource.LEARNED)
     assert one.estimator.calibration.samples == 9
-    assert provider.asked == 1, "what it has said was read as well"
+    assert provider.asked == 1, "the stated size was read from the store"
 
 
-async def test_what_is_told_while_it_is_read_is_read_again(store: Store, clock: SetClock) -> None:
+async def test_a_notice_during_a_read_causes_another_read(store: Store, clock: SetClock) -> None:
     one, two = (book(store, clock, Provider(said(65_536))) for _ in range(2))
     await one.ask()
     one.expire_learned()
@@ -216,7 +214,7 @@ async def test_what_is_told_while_it_is_read_is_read_again(store: Store, clock: 
     assert one.window == 16_384
 
 
-async def test_bounds_beside_another_length_leave_ones_own_alone(store: Store, clock: SetClock) -> None:
+async def test_limits_for_another_context_length_do_not_change_ours(store: Store, clock: SetClock) -> None:
     one, two = (book(store, clock, Provider(said(length))) for length in (65_536, 32_000))
     await one.ask()
     await one.learn_window(HERE, 20_000)
@@ -234,9 +232,7 @@ async def test_bounds_beside_another_length_leave_ones_own_alone(store: Store, c
     assert one.window == 20_000
 
 
-async def test_a_turn_that_is_cancelled_while_the_provider_thinks_leaves_it_to_the_next(
-    store: Store, clock: SetClock
-) -> None:
+async def test_a_turn_cancelled_during_the_question_leaves_it_to_the_next(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536))
     profiles = book(store, clock, provider)
     provider.may_answer.clear()
@@ -262,7 +258,7 @@ def agent_on(chat: Chat, model: ChatCompletionsModel) -> SingleModelAgent:
     )
 
 
-async def test_a_turn_asks_before_its_first_call_and_standing_never(
+async def test_a_turn_asks_before_its_first_call_and_an_idle_gateway_never_asks(
     chat: Chat, model: ChatCompletionsModel, llm: LLM
 ) -> None:
     agent = agent_on(chat, model)

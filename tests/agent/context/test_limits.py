@@ -1,4 +1,4 @@
-"""The lines of a window: worked examples, and what holds for every window."""
+"""Limits of a window: worked examples, and properties of every window."""
 
 from fractions import Fraction
 
@@ -55,14 +55,14 @@ def test_hygiene_acts_at_85_percent_of_the_context_unless_the_answer_needs_that_
     assert limits_of(200_000, 64_000, DEFAULT).hygiene == 122_400
 
 
-def test_the_floor_acts_only_where_it_is_at_most_half_of_the_context() -> None:
+def test_the_minimum_threshold_applies_only_up_to_half_of_the_context() -> None:
     low = LimitSettings(threshold=0.20)
     assert limits_of(200_000, 8_192, low).threshold == 64_000
     assert limits_of(128_000, 8_192, low).threshold == 64_000
     assert limits_of(127_999, 8_192, low).threshold == 25_599
 
 
-def test_without_a_share_the_floor_alone_decides_and_a_small_window_has_the_highest_threshold() -> None:
+def test_without_a_share_only_the_minimum_threshold_counts() -> None:
     floor_alone = LimitSettings(threshold=0.0)
     assert limits_of(200_000, 8_192, floor_alone).threshold == 64_000
     assert limits_of(1_000_000, 8_192, floor_alone).threshold == 64_000
@@ -80,7 +80,7 @@ def test_a_large_reserve_moves_the_threshold_down_so_that_it_can_be_reached() ->
     assert limits.threshold == 37_500
 
 
-def test_a_bound_of_the_prompt_is_the_input_window_and_the_context_keeps_its_shares() -> None:
+def test_a_prompt_limit_is_the_input_window_and_leaves_the_context_shares() -> None:
     limits = limits_of(400_000, 8_192, DEFAULT, 272_000)
     assert (limits.context_length, limits.input_window, limits.longest_prompt) == (400_000, 272_000, 272_000)
     assert (limits.threshold, limits.hygiene) == (200_000, 244_800)
@@ -92,10 +92,10 @@ def test_a_bound_of_the_prompt_is_the_input_window_and_the_context_keeps_its_sha
 def test_a_prompt_counts_with_its_cached_part_and_without_reasoning() -> None:
     of_81k, of_100k = limits_of(160_000, 8_192, DEFAULT), limits_of(100_000, 8_192, DEFAULT)
     assert of_81k.is_over_threshold(ReportedTokens(10_000 + 50_000 + 20_000 + 1_000))
-    assert not of_100k.is_over_threshold(ReportedTokens(40_000))  # whatever was thought beside it
+    assert not of_100k.is_over_threshold(ReportedTokens(40_000))  # reasoning does not count
 
 
-def test_lines_are_reached_by_the_token_that_reaches_them() -> None:
+def test_limits_include_their_own_token() -> None:
     limits = limits_of(100_001, 10_000, DEFAULT)
     assert (limits.threshold, limits.urgent) == (50_000, 82_801)
     assert not limits.is_over_threshold(EstimatedTokens(49_999))
@@ -104,7 +104,7 @@ def test_lines_are_reached_by_the_token_that_reaches_them() -> None:
     assert limits.is_urgent(EstimatedTokens(82_801))
 
 
-def test_a_share_is_what_people_wrote_and_not_the_float_beside_it() -> None:
+def test_a_share_is_the_written_fraction_and_not_the_nearest_float() -> None:
     assert int(100 * 0.29) == 28
     assert limits_of(100_000, 8_192, LimitSettings(threshold=0.29)).threshold == 29_000
 
@@ -114,17 +114,17 @@ def test_a_summary_is_a_fifth_of_its_content_within_floor_and_ceiling(content: i
     assert limits_of(200_000, 8_192, DEFAULT).summary_tokens(content) == tokens
 
 
-def test_on_a_small_window_the_ceiling_of_a_summary_wins_over_its_floor() -> None:
+def test_on_a_small_window_the_summary_ceiling_wins_over_its_floor() -> None:
     assert limits_of(16_000, 1_600, DEFAULT).summary_tokens(100) == 800
     assert limits_of(4_096, 410, DEFAULT).summary_tokens(100_000) == MIN_SUMMARY_CEILING
 
 
-def test_a_summary_models_window_bounds_what_it_is_shown_and_never_the_threshold() -> None:
+def test_a_summary_models_window_limits_its_input_but_not_the_threshold() -> None:
     assert summary_input_tokens(200_000) == 40_000
     assert summary_input_tokens(8_000) == 4_800
 
 
-# ---- whatever the window
+# ---- properties of every window
 
 _contexts = st.one_of(st.integers(4_000, 2_000_000), st.sampled_from([4_096, 127_999, 128_000, 131_072, 2_000_000]))
 _settings = st.builds(
@@ -149,7 +149,7 @@ def _limits(window: tuple[int, int, int | None], configured: LimitSettings) -> L
 
 
 def _check(limits: Limits) -> None:
-    """Far enough apart, and each within reach."""
+    """The limits are far enough apart, and each can be reached."""
     window = limits.input_window
     assert (limits.hygiene - limits.threshold) * 100 >= 10 * window
     assert limits.threshold >= 1
@@ -161,13 +161,13 @@ def _check(limits: Limits) -> None:
 
 
 def _is_hygienes(tokens: int, limits: Limits, configured: LimitSettings) -> bool:
-    """Whether hygiene acts on a prompt of so many tokens."""
+    """Return True if hygiene acts on a prompt of this many tokens."""
     share = Fraction(repr(configured.hygiene_threshold))
     return tokens >= share * limits.context_length or tokens * 100 >= 90 * limits.input_window
 
 
 def _is_allowed(threshold: int, limits: Limits, configured: LimitSettings) -> bool:
-    """Whether a threshold of so many tokens leaves the distances that it has to leave."""
+    """Return True if a threshold of this many tokens keeps the required distances."""
     window = limits.input_window
     return (limits.hygiene - threshold) * 100 >= 10 * window and threshold * 100 <= 75 * window
 
@@ -182,7 +182,7 @@ def test_on_every_window_the_loop_acts_ten_points_before_hygiene_and_both_can_be
 
 @examples(300)
 @given(window=_windows(), configured=_settings)
-def test_hygiene_acts_from_the_first_token_that_reaches_its_line(
+def test_hygiene_acts_from_the_exact_token_of_its_limit(
     window: tuple[int, int, int | None], configured: LimitSettings
 ) -> None:
     limits = _limits(window, configured)

@@ -1,4 +1,4 @@
-"""Measuring conversations: what is remembered gives the same sizes as looking at every row."""
+"""Measured conversations: cached sizes equal the sizes of a full measurement."""
 
 from uuid import uuid4
 
@@ -41,7 +41,7 @@ def handle(chat: Chat, model: ChatCompletionsModel, *, context: int = 131_072, r
 
 
 @pytest.mark.parametrize(("context", "reserved"), [(131_072, 8_192), (200_000, 100_000), (8_192, 6_144)])
-def test_the_answer_has_the_room_that_is_configured_for_it(
+def test_the_answer_gets_its_configured_room(
     context: int, reserved: int, chat: Chat, agent: SingleModelAgent, model: ChatCompletionsModel
 ) -> None:
     assert handle(chat, model, context=context, reserved=reserved).limits == limits_of(
@@ -53,13 +53,13 @@ def test_the_answer_has_the_room_that_is_configured_for_it(
     ("context", "reserved", "stated", "input_window"),
     [
         (131_072, 8_192, 128_000, 119_808),
-        (131_072, 8_192, 16_384, 12_288),  # a quarter of it is enough for the answer
+        (131_072, 8_192, 16_384, 12_288),  # a quarter is enough for the answer
         (200_000, 100_000, 190_000, 100_000),
         (200_000, 100_000, 100_000, 75_000),
         (100_000, 95_000, 8_000, 5_000),  # as much as before
     ],
 )
-async def test_in_a_smaller_window_the_answers_room_gives_way_down_to_a_quarter(
+async def test_in_a_smaller_window_the_output_reserve_shrinks_to_a_quarter(
     context: int,
     reserved: int,
     stated: int,
@@ -85,7 +85,7 @@ _news = st.lists(st.tuples(st.sampled_from(["states", "refuses"]), st.integers(1
     hygiene=st.floats(0.85, 0.95),
     news=_news,
 )
-async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_their_distance(
+async def test_a_learned_window_moves_all_limits_together(
     store: Store, context: int, share: float, threshold: float, hygiene: float, news: list[tuple[str, int]]
 ) -> None:
     reserved = max(1, int((context - MIN_INPUT_WINDOW) * share))
@@ -112,7 +112,7 @@ async def test_whatever_is_learned_of_a_window_all_lines_move_together_and_keep_
             assert limits.hygiene <= limits.urgent <= window
 
 
-async def test_a_conversation_that_grows_is_measured_as_if_it_were_new(
+async def test_a_growing_conversation_is_measured_like_a_new_one(
     chat: Chat, agent: SingleModelAgent, model: ChatCompletionsModel
 ) -> None:
     measure, answering = measure_of(chat), handle(chat, model)

@@ -1,4 +1,4 @@
-"""Summaries that nobody waits for to the end."""
+"""Summaries that are interrupted before they are committed."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.agent.context.contexts import agent_of, asked_for_summaries, fill_and
 from tests.fakes.fake_llm import LLM
 
 
-async def test_a_summary_that_is_ready_when_the_daemon_ends_was_paid_for(
+async def test_a_summary_that_is_ready_at_shutdown_is_in_the_ledger(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
@@ -24,7 +24,7 @@ async def test_a_summary_that_is_ready_when_the_daemon_ends_was_paid_for(
     assert (await look(chat, turn.lineage_id)).summary_calls == ["ok"]
 
 
-async def test_a_summary_that_was_begun_before_a_reload_is_taken_in_after_it(
+async def test_a_summary_started_before_a_reload_is_committed_after_it(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])

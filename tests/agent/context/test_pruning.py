@@ -1,4 +1,4 @@
-"""Pruning: one line for what is behind, twice the same, and the whole never further away than one call."""
+"""Pruning: one line per old result, the same line each time, and the full text available with one call."""
 
 import re
 
@@ -39,7 +39,7 @@ def stub(text: str, arguments: str = "{}", name: str = "look") -> str:
 # ---- results
 
 
-def test_a_stub_names_tool_target_outcome_size_and_where_the_whole_is() -> None:
+def test_a_stub_names_tool_target_outcome_size_and_recall_id() -> None:
     rows = (asked('{"mode": "fast", "path": "/srv/app/main.py"}', "read_file"), result("a", LONG))
     seen = pruned(*rows)[1].text
     assert seen == (
@@ -48,13 +48,13 @@ def test_a_stub_names_tool_target_outcome_size_and_where_the_whole_is() -> None:
     )
 
 
-def test_the_tools_name_comes_from_the_call_where_the_result_has_none() -> None:
+def test_a_result_without_a_tool_name_gets_it_from_the_call() -> None:
     bare = row(MessageRole.TOOL, LONG, tool_call_id="a")
     assert ": read_file: ok" in (pruned(asked("{}", "read_file"), bare)[1].text or "")
     assert ": tool: ok" in (pruned(bare)[0].text or "")
 
 
-def test_a_stub_names_the_call_that_its_result_answers_where_ids_come_again() -> None:
+def test_a_stub_names_its_own_call_if_ids_repeat() -> None:
     texts = [f"{number}\n{LONG}" for number in range(3)]
     rows = [one for number in range(3) for one in (asked(f'{{"path": "/{number}"}}'), result("a", texts[number]))]
     stubs = [one.text or "" for one in pruned(*rows) if one.role is MessageRole.TOOL]
@@ -71,7 +71,7 @@ def test_a_stub_names_the_call_that_its_result_answers_where_ids_come_again() ->
         (f"\n\n  Traceback (most recent call last)\n{LONG}", "failed, 'Traceback (most recent call last)'"),
     ],
 )
-def test_a_stub_says_how_the_call_went(text: str, outcome: str) -> None:
+def test_a_stub_states_the_outcome_of_the_call(text: str, outcome: str) -> None:
     assert f": {outcome};" in stub(text)
 
 
@@ -80,12 +80,12 @@ def test_short_results_and_results_in_the_tail_stay() -> None:
     assert prune(rows, upto=3, redact=REDACT) == (rows, 0)
 
 
-def test_what_people_and_the_model_say_stays() -> None:
+def test_messages_of_people_and_the_model_stay() -> None:
     rows = (human(LONG), answer(LONG))
     assert pruned(*rows) == rows
 
 
-def test_of_identical_results_the_newest_keeps_its_text_and_the_others_point_to_it() -> None:
+def test_the_newest_of_identical_results_stays_and_the_others_point_to_it() -> None:
     rows = (asked("{}"), result("a", LONG), asked("{}", call_id="b"), result("b", LONG), human("x"))
     seen = pruned(*rows, upto=3)
     assert seen[1].text == f"[pruned m{rows[1].id}: the same result as m{rows[3].id}, which came later]"
@@ -93,7 +93,7 @@ def test_of_identical_results_the_newest_keeps_its_text_and_the_others_point_to_
 
 
 @pytest.mark.parametrize("passage", PASSAGES)
-def test_every_language_becomes_a_shorter_line_that_stays_the_same(passage: str) -> None:
+def test_pruning_is_shorter_and_stable_in_every_language(passage: str) -> None:
     rows = (asked(orjson.dumps({"query": passage * 20}).decode()), result("a", passage * 200))
     once, count = prune(rows, upto=2, redact=REDACT)
     assert count == 1
@@ -103,7 +103,7 @@ def test_every_language_becomes_a_shorter_line_that_stays_the_same(passage: str)
     assert prune(once, upto=2, redact=REDACT) == (once, 0)
 
 
-def test_the_rows_that_were_given_stay_as_they_are() -> None:
+def test_the_given_rows_are_not_changed() -> None:
     rows = (asked('{"content": "' + "x" * 900 + '"}'), result("a", LONG))
     before = (rows[0].body.calls[0].arguments, rows[1].text)
     pruned(*rows)
@@ -142,14 +142,14 @@ def test_long_arguments_are_shortened_inside_their_json() -> None:
         "",
     ],
 )
-def test_arguments_of_any_kind_raise_nothing(arguments: str) -> None:
+def test_no_arguments_raise_an_error(arguments: str) -> None:
     rows = (asked(arguments), result("a", LONG))
     done = pruned(*rows)
     assert pruned(*done) == done
     assert len(arguments_of(arguments)) <= len(arguments)
 
 
-def test_broken_json_and_what_lies_too_deep_are_left_alone() -> None:
+def test_broken_json_and_too_deep_values_stay_unchanged() -> None:
     broken = '{"a": "' + "x" * 900
     deep = "[" * (MAX_DEPTH + 2) + '"' + "x" * 900 + '"' + "]" * (MAX_DEPTH + 2)
     assert arguments_of(broken) == broken
@@ -157,7 +157,7 @@ def test_broken_json_and_what_lies_too_deep_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"path": 7}', '{"path": ["a"]}', "[]", "7", "{", '{"path": "  "}'])
-def test_a_target_that_is_no_text_is_left_out(arguments: str) -> None:
+def test_a_target_that_is_not_text_is_omitted(arguments: str) -> None:
     assert ": look: ok" in stub(LONG, arguments)
 
 
@@ -165,8 +165,8 @@ def test_a_target_that_is_no_text_is_left_out(arguments: str) -> None:
 
 
 @pytest.mark.parametrize("words", ["a ", "word, ", "字"])
-def test_no_part_of_a_secret_is_left_where_something_is_cut(words: str) -> None:
-    """What is cut is looked through again by whoever shows it, and half a secret would not be recognised then."""
+def test_no_part_of_a_secret_remains_at_a_cut(words: str) -> None:
+    """Cut text is searched for secrets again before it is shown, and half a secret would not be recognised."""
     for at in range(0, 900, 7):
         before = (words * at)[:at]
         text = f"{before} {KEY} {SECRET} {words * 1_200}\n{words * 100} {KEY} {before}"
@@ -179,10 +179,10 @@ def test_no_part_of_a_secret_is_left_where_something_is_cut(words: str) -> None:
             assert secret[-8:] not in shown
 
 
-# ---- the way back
+# ---- opening the full result
 
 
-async def test_the_id_in_a_stub_opens_the_whole_result(chat: Chat) -> None:
+async def test_the_id_in_a_stub_opens_the_full_result(chat: Chat) -> None:
     turn = await chat.start("look")
     asked_for = ToolCall(id="a", name="look", arguments='{"path": "/srv/a"}')
     used = ModelCall(

@@ -1,4 +1,4 @@
-"""Records in the forms that models give them: what is a record is taken, and what is none is refused."""
+"""Records in the formats that models use: records are accepted, and everything else is refused."""
 
 import json
 import re
@@ -16,18 +16,18 @@ FORMS = [
     json.loads(line)
     for line in (Path(__file__).parents[2] / "fixtures" / "outside" / "summaries.jsonl").read_text("utf-8").splitlines()
 ]
-"""Forms found outside, with our words in them; a `source` each."""
+"""Formats found in public sources, filled with our words. Each has a `source`."""
 
 
 def sections_of(record: str) -> dict[str, str]:
     """Text of each section by its heading."""
     pieces = re.split(rf"^## ({'|'.join(map(re.escape, HEADINGS))})$", record, flags=re.MULTILINE)
-    assert not pieces[0].strip(), "nothing stands before the first heading"
+    assert not pieces[0].strip(), "no text before the first heading"
     return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form["form"])
-def test_a_form_from_outside_is_taken_or_refused(form: dict[str, Any]) -> None:
+def test_formats_from_public_sources_are_accepted_or_refused(form: dict[str, Any]) -> None:
     reply = ModelReply(text=form["text"], finish=FinishReason.STOP, usage=None)
     if "outcome" in form:
         with pytest.raises(SummaryError) as raised:
@@ -35,14 +35,14 @@ def test_a_form_from_outside_is_taken_or_refused(form: dict[str, Any]) -> None:
         assert raised.value.outcome == form["outcome"]
         return
     found = sections_of(checked_summary(reply, task(), lambda text: text))
-    assert [title for title in found if title in form["sections"]] == list(form["sections"]), "in their order"
+    assert [title for title in found if title in form["sections"]] == list(form["sections"]), "in order"
     for title, text in form["sections"].items():
         assert text in found[title]
     for title, text in found.items():
         assert all(other not in text for name, other in form["sections"].items() if name != title)
 
 
-def test_a_cut_off_record_in_another_form_is_refused() -> None:
+def test_a_truncated_record_in_another_format_is_refused() -> None:
     for form in FORMS:
         with pytest.raises(SummaryError) as raised:
             checked_summary(
@@ -75,7 +75,7 @@ def test_a_cut_off_record_in_another_form_is_refused() -> None:
         "\n# ",
     ],
 )
-def test_nothing_that_a_model_repeats_for_ever_takes_long(piece: str) -> None:
+def test_endless_repetitions_of_a_model_are_checked_quickly(piece: str) -> None:
     started = time.process_time()
     repeated = piece * (100_000 // len(piece))
     for text in (repeated, f"| a |{repeated}x", f"**{repeated}x", f"<a {repeated}x", f"{{{repeated}x}}"):

@@ -1,4 +1,4 @@
-"""Prompts and outputs that are too large, in the words of every provider, over every protocol, streamed and whole."""
+"""Prompts and outputs that are too large, in the wording of every provider, over every protocol, streamed and whole."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ from tests.fakes.fake_llm import LLM
 from tests.sampling import Test, crossed, every
 
 WINDOW = 8_192
-"""What the model really holds."""
+"""Real window of the model."""
 BELIEVED = {"context_length": Tokens(32_768), "max_output_tokens": Tokens(2_048)}
-"""What the configuration says that it holds."""
+"""Configured window of the model."""
 STATING = ("openai", "openai-combined", "vllm", "openrouter", "llamacpp", "gemini", "anthropic")
 SILENT = ("413", "413-html")
 
@@ -29,7 +29,7 @@ def every_way(test: Test) -> Test:
 
 
 def asked_for_turns(llm: LLM) -> list[dict[str, Any]]:
-    """Requests for answers; those for summaries come without tools."""
+    """Requests for answers. Requests for summaries have no tools."""
     return [row for row in llm.requests.rows if row["body"].get("tools")]
 
 
@@ -50,7 +50,7 @@ async def check_that_it_goes_on(talk: Talk, turn: RunningTurn, llm: LLM) -> None
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize(("style", "way"), crossed(2, [*STATING, *SILENT], MIXED_WAYS), ids=str)
-async def test_a_prompt_that_is_too_long_is_made_to_fit_in_at_most_three_attempts(
+async def test_a_prompt_that_is_too_long_fits_after_at_most_three_attempts(
     style: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     async with way.dialled(server.url, f"lab-8k@{style}") as model:
@@ -63,12 +63,12 @@ async def test_a_prompt_that_is_too_long_is_made_to_fit_in_at_most_three_attempt
         assert set(left.outcomes[:-1]) == {"overflow"}
         assert len(asked_for_turns(llm)) == len(left.calls)
         is_stated = style in STATING and not (way.protocol == "responses" and style == "openai")
-        assert await learned_window(talk) == (WINDOW if is_stated else None), "what is only guessed is not kept"
+        assert await learned_window(talk) == (WINDOW if is_stated else None), "a guess is not stored"
         await check_that_it_goes_on(talk, turn, llm)
 
 
 @every_way
-async def test_a_refusal_without_a_reason_is_taken_for_one_of_length_near_the_end_of_the_window(
+async def test_a_refusal_without_a_reason_near_the_end_of_the_window_means_length(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     llm.models["lab-tight"] = {"context": 5_000, "max_output": 4_096}
@@ -76,7 +76,7 @@ async def test_a_refusal_without_a_reason_is_taken_for_one_of_length_near_the_en
         talk = Talk(chat_at(chat, 7), model, context_length=Tokens(WINDOW), max_output_tokens=Tokens(2_048))
         turn = await fill_and_ask(talk.chat, talk.agent, 5_700, "what did we say?")
         session = await talk.chat.store.read(sessions.load_tip, turn.lineage_id)
-        held = stored_form(ContextState(strikes=2, blocked_at=20_000))  # else it would have been compressed before
+        held = stored_form(ContextState(strikes=2, blocked_at=20_000))  # otherwise it would have been compressed before
         await talk.chat.store.write(sessions.set_context_state, session.id, held)
         left = await talk.bring_to_an_end(turn)
         assert left.outcomes == ["rejected", "ok"]
@@ -85,7 +85,7 @@ async def test_a_refusal_without_a_reason_is_taken_for_one_of_length_near_the_en
 
 
 @every_way
-async def test_a_stated_window_above_the_known_one_is_not_believed(
+async def test_a_stated_window_above_the_known_window_is_ignored(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     message = "This model's maximum context length is 900000 tokens. However, your messages resulted in 900001 tokens."
@@ -100,7 +100,7 @@ async def test_a_stated_window_above_the_known_one_is_not_believed(
 
 
 @every_way
-async def test_a_bound_of_prompts_in_a_refusal_is_kept_beside_the_window_and_leaves_it_whole(
+async def test_a_prompt_limit_in_a_refusal_does_not_change_the_window(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     message = "Input tokens exceed the configured limit of 8000 tokens. Your messages resulted in 9512 tokens."
@@ -115,13 +115,13 @@ async def test_a_bound_of_prompts_in_a_refusal_is_kept_beside_the_window_and_lea
         assert (limits.context_length, limits.input_window, limits.longest_prompt) == (32_768, 8_000, 8_000)
         assert await learned_window(talk) is None
         again = Talk(talk.chat, model, **BELIEVED)
-        assert (await again.agent.context.status(turn.conversation)).limits == limits, "it survives a restart"
+        assert (await again.agent.context.status(turn.conversation)).limits == limits, "the limit survives a restart"
         await check_that_it_goes_on(talk, turn, llm)
 
 
 @every_way
 @pytest.mark.parametrize("status", [429, 413])
-async def test_a_prompt_above_what_the_account_may_send_in_a_minute_is_not_waited_for_but_made_to_fit(
+async def test_a_prompt_above_the_accounts_limit_per_minute_is_compressed(
     status: int, way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     message = (
@@ -137,11 +137,11 @@ async def test_a_prompt_above_what_the_account_may_send_in_a_minute_is_not_waite
         assert left.outcomes == ["overflow", "ok"]
         assert asked_for_turns(llm)[-1]["prompt_tokens"] < 8_000 - 2_048
         assert (await talk.agent.context.status(turn.conversation)).limits.context_length == 8_000
-        assert await learned_window(talk) is None, "it is no property of the model"
+        assert await learned_window(talk) is None, "the limit does not belong to the model"
         await check_that_it_goes_on(talk, turn, llm)
 
 
-# ---- refused, and nobody says why
+# ---- refusals without a reason
 
 NO_REASON = {"status": 400, "body": {"error": {"message": "Error"}}}
 
@@ -151,7 +151,7 @@ def refuse(llm: LLM, times: int) -> None:
 
 
 @every_way
-async def test_a_large_prompt_that_is_refused_without_a_reason_is_compressed_once(
+async def test_a_large_prompt_refused_without_a_reason_is_compressed_once(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     async with way.dialled(server.url) as model:
@@ -162,14 +162,14 @@ async def test_a_large_prompt_that_is_refused_without_a_reason_is_compressed_onc
         assert left.outcomes == ["rejected"]
         assert left.told[0][1].endswith("should check this model's `name` and `base_url`.")
         assert (await talk.say("go on")).outcomes == ["ok"]
-        refuse(llm, 1)  # as large as ever: more than half of what was answered
+        refuse(llm, 1)  # still large: more than half of the largest answered prompt
         assert (await talk.say("and now?")).outcomes == ["rejected", "ok"]
         found = await look(talk.chat, turn.lineage_id)
         assert [outcome for _, outcome, _ in found.compressions] == ["compressed"]
 
 
 @every_way
-async def test_a_refusal_that_comes_back_behind_a_compression_was_not_of_length(
+async def test_a_refusal_after_a_compression_was_not_about_length(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     async with way.dialled(server.url) as model:
@@ -180,7 +180,7 @@ async def test_a_refusal_that_comes_back_behind_a_compression_was_not_of_length(
         left = await talk.say("what about this?")
         assert left.outcomes == ["rejected", "rejected"]
         assert "so /compress may help" in left.told[0][1]
-        assert (await talk.say("and this?")).outcomes == ["rejected"], "it is not compressed again for nothing"
+        assert (await talk.say("and this?")).outcomes == ["rejected"], "no useless second compression"
         assert (await talk.say("and that?")).outcomes == ["ok"]
         refuse(llm, 1)
         await talk.say("word " * 3_000)
@@ -191,9 +191,7 @@ async def test_a_refusal_that_comes_back_behind_a_compression_was_not_of_length(
 # ---- the output limit
 
 
-async def test_summaries_ask_for_what_the_model_was_once_said_to_write(
-    chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_summaries_use_the_learned_output_limit(chat: Chat, server: labkit.Server, llm: LLM) -> None:
     way = next(way for way in MIXED_WAYS if way.protocol == "anthropic")
     llm.models["lab-terse"] = {"context": 131_072, "max_output": 4_096}  # there is room for far more
     async with way.dialled(server.url, "lab-terse") as model:
@@ -208,7 +206,7 @@ async def test_summaries_ask_for_what_the_model_was_once_said_to_write(
 
 
 async def check_that_only_the_calls_cap_is_lowered(talk: Talk, turn: RunningTurn, left: Left, llm: LLM) -> list[int]:
-    """The limits that were asked for by the turn and by the next one, and that nothing else has changed."""
+    """Return the output limits of the turn and the next turn, and check that nothing else changed."""
     asked: list[int] = [row["max_tokens"] for row in llm.requests.rows]
     assert left.state == "finished"
     assert left.outcomes == ["output_cap"] * (len(asked) - 1) + ["ok"]
@@ -235,12 +233,12 @@ async def test_an_output_limit_above_the_models_is_lowered_to_it(
         assert llm.requests.rows[-1]["max_tokens"] == most
         clock_of(talk.chat).pass_seconds(8 * 86_400)
         later = Talk(talk.chat, model, max_output_tokens=Tokens(65_536))
-        assert (await later.say("a week later")).outcomes == ["output_cap", "ok"], "limits are raised, too"
+        assert (await later.say("a week later")).outcomes == ["output_cap", "ok"], "limits can also be raised"
 
 
 @every_way
 @pytest.mark.parametrize("style", ["openai-combined", "vllm", "openrouter"])
-async def test_an_output_limit_that_does_not_fit_beside_the_prompt_is_lowered_to_what_does(
+async def test_an_output_limit_that_does_not_fit_next_to_the_prompt_is_lowered(
     style: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     llm.models["lab-wordy"] = {"context": 10_000, "max_output": 8_192}
@@ -249,12 +247,12 @@ async def test_an_output_limit_that_does_not_fit_beside_the_prompt_is_lowered_to
         turn = await fill_and_ask(talk.chat, talk.agent, 4_000)
         left = await talk.bring_to_an_end(turn)
         asked, lowered, next_asked = await check_that_only_the_calls_cap_is_lowered(talk, turn, left, llm)
-        assert asked == next_asked == 8_000, "it was the prompt that left no more"
+        assert asked == next_asked == 8_000, "the prompt left no more room"
         assert 4_000 < lowered < 10_000 - llm.requests.rows[0]["prompt_tokens"]
 
 
 @every_way
-async def test_an_output_limit_that_no_lower_one_mends_is_told_to_people(
+async def test_an_output_limit_that_cannot_be_lowered_enough_is_reported(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     refusal = {"error": {"message": "max_tokens is too large", "type": "invalid_request_error"}}

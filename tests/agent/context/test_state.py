@@ -1,4 +1,4 @@
-"""What compression remembers of a conversation, from one state to the next."""
+"""State of a conversation's compressions, from one state to the next."""
 
 import pytest
 from hypothesis import given
@@ -18,11 +18,11 @@ def seconds_cooling(state: ContextState) -> float:
     return (state.cooldowns[ROUTE].until - NOW) / 1_000
 
 
-def test_a_pass_helps_if_it_frees_a_tenth_and_leaves_a_tenth_of_the_threshold_free() -> None:
+def test_a_compression_helps_if_it_frees_a_tenth_and_ends_a_tenth_below_the_threshold() -> None:
     state = ContextState(strikes=1).compressed(50_000)
     assert state.judged(45_000, threshold=50_000).strikes == 0
     assert state.judged(45_001, threshold=50_000).strikes == 2, "less than a tenth was freed"
-    assert state.judged(40_000, threshold=44_000).strikes == 2, "the threshold is near: the next one would come at once"
+    assert state.judged(40_000, threshold=44_000).strikes == 2, "the next compression would follow at once"
     assert state.judged(39_600, threshold=44_000).strikes == 0
     assert state.judged(44_000, threshold=50_000).awaited is None
 
@@ -33,10 +33,10 @@ def test_a_report_without_a_compression_before_it_judges_nothing() -> None:
 
 
 LIMITS = limits_of(100_000, 20_000, LimitSettings(threshold=0.4))
-"""A threshold of 40,000 tokens, and an input window of 80,000."""
+"""Limits with a threshold of 40,000 tokens and an input window of 80,000."""
 
 
-def test_two_strikes_in_a_row_block_for_good() -> None:
+def test_two_strikes_in_a_row_block() -> None:
     once = ContextState().compressed(50_000).judged(49_000, threshold=40_000)
     assert not once.is_blocked
     twice = once.compressed(50_000).judged(48_000, threshold=40_000)
@@ -45,34 +45,34 @@ def test_two_strikes_in_a_row_block_for_good() -> None:
     assert twice.rearmed(80_000, LIMITS).is_blocked, "people are not told again"
 
 
-def test_passes_that_stay_right_below_the_threshold_block_as_well() -> None:
-    """Else a large message would bring a compression each time, and each time it would seem to have helped."""
+def test_compressions_that_end_just_below_the_threshold_block() -> None:
+    """Otherwise each large message would cause a compression, and each would seem to help."""
     blocked = ContextState().compressed(42_000).judged(37_000, 40_000).compressed(42_000).judged(37_000, 40_000)
     assert blocked.is_blocked
     assert blocked.rearmed(40_000, LIMITS).is_blocked
 
 
-def test_a_block_ends_where_the_threshold_is_another() -> None:
-    """It was a smaller window's, or too many small messages brought it."""
+def test_a_block_ends_with_a_higher_threshold() -> None:
+    """The block came from a smaller window, or from too many small messages."""
     blocked = ContextState(strikes=2, blocked_at=20_000)
     assert blocked.rearmed(39_999, LIMITS).is_blocked
     assert blocked.rearmed(40_000, LIMITS) == ContextState()
 
 
-def test_a_compression_that_helps_lifts_a_block_whoever_asked_for_it() -> None:
+def test_any_compression_that_helps_lifts_a_block() -> None:
     blocked = ContextState(strikes=2, blocked_at=90_000)
     helped = blocked.compressed(99_000).judged(30_000, threshold=50_000)
     assert (helped.strikes, helped.is_blocked) == (0, False)
 
 
-def test_what_was_taken_back_is_left_alone_while_it_fits() -> None:
+def test_after_an_undo_nothing_is_compressed_while_the_prompt_fits() -> None:
     held = ContextState(strikes=2, blocked_at=1).undone(60_000)
     assert (held.held_at, held.is_blocked) == (60_000, False)
     assert held.rearmed(79_999, LIMITS).held_at
     assert not held.rearmed(80_000, LIMITS).held_at
 
 
-def test_what_failed_under_other_settings_is_dropped_with_the_next_failure_or_success() -> None:
+def test_the_next_outcome_drops_cooldowns_of_other_settings() -> None:
     state = ContextState().failed("loop:lab:model:a1", "timeout", NOW).failed("hygiene:lab:model:a1", "timeout", NOW)
     assert len(state.cooldowns) == 2
     assert set(state.failed("loop:other:model:b2", "timeout", NOW).cooldowns) == {"loop:other:model:b2"}
@@ -82,7 +82,7 @@ def test_what_failed_under_other_settings_is_dropped_with_the_next_failure_or_su
 
 
 @pytest.mark.parametrize("outcome", ["timeout", "unavailable", "rate_limited", "truncated"])
-def test_a_route_that_fails_again_rests_longer(outcome: str) -> None:
+def test_a_route_that_fails_again_cools_down_longer(outcome: str) -> None:
     state, rests = ContextState(), []
     for _ in range(4):
         state = state.failed(ROUTE, outcome, NOW)
@@ -95,11 +95,11 @@ def test_a_route_that_fails_again_rests_longer(outcome: str) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["auth", "quota"])
-def test_a_route_that_a_minute_does_not_mend_rests_ten_at_once(outcome: str) -> None:
+def test_a_lasting_failure_cools_down_ten_minutes_at_once(outcome: str) -> None:
     assert seconds_cooling(ContextState().failed(ROUTE, outcome, NOW)) == 600
 
 
-def test_asking_by_hand_forgets_whatever_held_compression_back() -> None:
+def test_a_manual_compression_clears_all_holds() -> None:
     held = ContextState(strikes=2, blocked_at=9, held_at=9).failed(ROUTE, "auth", NOW)
     assert held.asked_by_hand() == ContextState()
 
@@ -113,15 +113,15 @@ def test_asking_by_hand_forgets_whatever_held_compression_back() -> None:
         pressure_level=st.integers(0, 10**7),
     )
 )
-def test_a_state_survives_being_stored(state: ContextState) -> None:
+def test_a_state_survives_storage(state: ContextState) -> None:
     full = state.failed(ROUTE, "timeout", NOW).compressed(7).failed(ROUTE, "auth", NOW)
     assert state_of(stored_form(full)) == full
 
 
 @pytest.mark.parametrize("stored", [None, "", "{", "[]", '{"strikes": "many"}', '{"engine": "other"}'])
-def test_a_state_that_cannot_be_read_counts_as_none(stored: str | None) -> None:
+def test_an_unreadable_state_counts_as_new(stored: str | None) -> None:
     assert state_of(stored) == ContextState()
 
 
-def test_failures_that_wait_and_failures_that_last_are_named_as_in_the_ledger() -> None:
+def test_failure_names_are_outcomes_of_the_ledger() -> None:
     assert {remedy.outcome for remedy in REMEDIES.values()} >= PASSING_OUTCOMES | LASTING_FAILURES

@@ -1,4 +1,4 @@
-"""The list of what is to be done: changed by the model, and in the prompt once behind every compression."""
+"""The to-do list: changed by the model, and in the prompt exactly once after every compression."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ async def todos_in_view(chat: Chat, conversation: ConversationRef) -> list[str]:
     return [row.text or "" for row in view.transcript if row.origin is Origin.TODO]
 
 
-async def test_after_ten_compressions_the_open_items_stand_in_the_prompt_once(
+async def test_after_ten_compressions_the_open_items_are_in_the_prompt_once(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     agent = agent_of(chat, small)
@@ -62,13 +62,11 @@ async def test_after_ten_compressions_the_open_items_stand_in_the_prompt_once(
     assert "water the plants" not in prompt
     assert [row["body"] for row in llm.requests.rows if "harbour" in str(row["body"])] == [
         llm.requests.rows[-1]["body"]
-    ], "no summary was told of it as of something that was said"
+    ], "no summary request contains the list as a message"
     assert not any(row["violations"] for row in llm.requests.rows)
 
 
-async def test_a_compression_that_is_taken_back_brings_back_what_the_model_saw_before(
-    chat: Chat, small: ChatCompletionsModel
-) -> None:
+async def test_an_undone_compression_restores_the_earlier_view(chat: Chat, small: ChatCompletionsModel) -> None:
     agent = agent_of(chat, small)
     conversation = await fill(chat, agent, 3_500)
     await chat.store.write(put_todos, conversation.lineage_id, LIST, SENT_AT, is_whole=True)
@@ -88,7 +86,9 @@ async def test_a_compression_that_is_taken_back_brings_back_what_the_model_saw_b
     assert await todos_in_view(chat, conversation) == []
 
 
-async def test_the_row_is_neither_searched_nor_counted_as_said(chat: Chat, small: ChatCompletionsModel) -> None:
+async def test_the_todo_row_is_neither_searched_nor_counted_as_a_message(
+    chat: Chat, small: ChatCompletionsModel
+) -> None:
     agent = agent_of(chat, small)
     conversation = await fill(chat, agent, 3_500)
     said = (await look(chat, conversation.lineage_id)).said
@@ -98,7 +98,7 @@ async def test_the_row_is_neither_searched_nor_counted_as_said(chat: Chat, small
     assert (await look(chat, conversation.lineage_id)).said == said
 
 
-async def test_a_long_list_takes_a_tenth_of_the_threshold_at_most(chat: Chat, small: ChatCompletionsModel) -> None:
+async def test_a_long_list_takes_at_most_a_tenth_of_the_threshold(chat: Chat, small: ChatCompletionsModel) -> None:
     agent = agent_of(chat, small)
     conversation = await fill(chat, agent, 3_500)
     items = [TodoRow(id=n, text=f"repair pump {n} of the harbour " * 9, state=TodoState.PENDING) for n in range(1, 50)]
@@ -108,7 +108,7 @@ async def test_a_long_list_takes_a_tenth_of_the_threshold_at_most(chat: Chat, sm
     [shown] = await todos_in_view(chat, conversation)
     assert estimated_text_tokens(shown) < 500, "of a threshold of 4,096"
     assert "1. [pending] repair pump 1 of" in shown
-    assert "50. [in_progress] write down the tides" in shown, "what is being done goes first"
+    assert "50. [in_progress] write down the tides" in shown, "items in progress come first"
     assert shown.endswith("more open items did not fit here: call `todo` to read them)")
 
 
@@ -119,7 +119,7 @@ async def call(chat: Chat, turn: RunningTurn, **arguments: Any) -> str:
     return (await calls.call(ToolRegistry([todo_tool(chat.clock)]), chat, turn, "todo", **arguments)).text
 
 
-async def test_a_list_is_written_whole_and_changed_item_by_item(chat: Chat) -> None:
+async def test_a_list_can_be_replaced_or_changed_item_by_item(chat: Chat) -> None:
     turn = await chat.start("hello")
     assert await call(chat, turn) == "The list is empty."
     written = await call(chat, turn, items=[{"text": "one\nline"}, {"text": "two", "state": "in_progress"}])
@@ -142,7 +142,7 @@ async def test_a_list_is_written_whole_and_changed_item_by_item(chat: Chat) -> N
         ([{"text": "x"}] * (MAX_ITEMS + 1), "of 50 items"),
     ],
 )
-async def test_what_is_no_list_changes_nothing_and_says_why(chat: Chat, items: list[Any], why: str) -> None:
+async def test_invalid_lists_change_nothing_and_give_the_reason(chat: Chat, items: list[Any], why: str) -> None:
     turn = await chat.start("hello")
     await call(chat, turn, items=[{"text": "one"}])
     assert why in await call(chat, turn, items=items, update=True)

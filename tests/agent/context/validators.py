@@ -1,4 +1,4 @@
-"""Would a provider take this list? Asked of OpenAI, of Anthropic, and of templates that insist on turns."""
+"""Validators for message lists: the rules of OpenAI, of Anthropic, and of templates that require alternating turns."""
 
 import json
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from tests.fakes.llm_legality import check_anthropic, check_openai, text_of
 
 WireList = Sequence[dict[str, Any]]
 _WRITTEN_BY_THE_ROWS = {"user_after_tool", "ends_with_assistant"}
-"""People do write while tools work, and where a list ends is up to whoever asks."""
+"""People may write while tools run, and a list may end anywhere."""
 
 
 def violations(messages: WireList) -> list[str]:
-    """What any of the three would object to."""
+    """Objections of any of the three."""
     return [
         *(f"openai: {found}" for found in openai_violations(messages)),
         *(f"anthropic: {found}" for found in anthropic_violations(messages)),
@@ -28,7 +28,8 @@ def openai_violations(messages: WireList) -> list[str]:
 
 
 def anthropic_violations(messages: WireList) -> list[str]:
-    """As an adapter sends it: system apart, calls and results as blocks, results joined with what people write next."""
+    """Build the list as an adapter sends it: separate system prompt, calls and results as blocks, results joined with
+    the next human message."""
     return [
         f"{one['index']} {one['rule']} {one['detail']}" for one in check_anthropic({"messages": _as_blocks(messages)})
     ]
@@ -65,10 +66,10 @@ def _are_results(blocks: list[dict[str, Any]]) -> bool:
 
 
 def strict_violations(messages: WireList) -> list[str]:
-    """User and assistant take turns, the user first; a tool's results belong to the assistant that asked for them.
+    """User and assistant alternate, the user first. Tool results belong to the assistant message with the calls.
 
-    Some templates do not see calls and results at all, so that two users seem to follow one another around them. Where
-    people wrote while tools worked that cannot be helped; a handoff must not stand so.
+    Some templates ignore calls and results, so two user messages around them seem adjacent. That is unavoidable if
+    people write while tools run, but a handoff must not cause it.
     """
     found = []
     before, seen = "", ""

@@ -1,4 +1,4 @@
-"""Context engines as plugins bring them, and conversations for them."""
+"""Example context engines as plugins provide them, and conversations for them."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.agent.context.rows import answer, human, result
 
 
 class KeepNewest(ContextEngine):
-    """A small engine with nothing of ours in it: the oldest messages become one line, the newest stay."""
+    """A small independent engine: the oldest messages become a single line, and the newest stay."""
 
     name = "keep-newest"
 
@@ -63,7 +63,7 @@ FILLER = "The quick brown fox jumps over the lazy dog and runs through the fores
 
 
 def conversation(turns: int, *, filler: str = FILLER) -> tuple[Message, ...]:
-    """Turns with a tool call each."""
+    """Turns with one tool call each."""
     rows: list[Message] = []
     for number in range(turns):
         rows += [
@@ -76,7 +76,7 @@ def conversation(turns: int, *, filler: str = FILLER) -> tuple[Message, ...]:
 
 
 def messages(turns: int, *, filler: str = FILLER) -> list[dict[str, Any]]:
-    """The same as a list, the way another gateway would hold it."""
+    """The same conversation as a list, as another gateway would store it."""
     found: list[dict[str, Any]] = [{"role": "system", "content": "You help."}]
     for number in range(turns):
         call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}

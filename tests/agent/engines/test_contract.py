@@ -1,4 +1,4 @@
-"""What every context engine keeps to, the built-in one and a plugin's alike; and what the built-in one does beyond."""
+"""Interface of every context engine, built in or plugin, and additional behaviour of the built-in engine."""
 
 import copy
 import importlib
@@ -68,11 +68,11 @@ def test_the_public_fields_have_their_defaults() -> None:
     assert (least.context_length, least.threshold_tokens) == (200_000, 150_000)
 
 
-def test_the_contract_is_abstract_in_exactly_four_places() -> None:
+def test_the_interface_has_exactly_four_abstract_methods() -> None:
     assert ContextEngine.__abstractmethods__ == {"name", "update_from_response", "should_compress", "compress"}
 
 
-def test_plugins_may_import_the_contract_from_the_agents_context_as_well() -> None:
+def test_plugins_may_import_the_interface_from_agent_context() -> None:
     code = """
 import agent.context.engine as address
 from agent.context.engine import ContextCompressor, ContextEngine
@@ -101,7 +101,7 @@ assert not hasattr(address, "ContextEngines")
         ("update_model", ["model", "context_length", "base_url", "api_key", "provider"]),
     ],
 )
-def test_the_signatures_are_those_of_the_contract(engine: ContextEngine, method: str, parameters: list[str]) -> None:
+def test_the_signatures_match_the_interface(engine: ContextEngine, method: str, parameters: list[str]) -> None:
     assert list(inspect.signature(getattr(engine, method)).parameters) == parameters
 
 
@@ -110,7 +110,7 @@ def test_an_engine_has_a_name(engine: ContextEngine) -> None:
     assert engine.name
 
 
-def test_a_report_is_what_the_next_decision_is_made_from(engine: ContextEngine) -> None:
+def test_the_next_decision_uses_the_last_report(engine: ContextEngine) -> None:
     engine.update_from_response({"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7})
     assert (engine.last_prompt_tokens, engine.last_completion_tokens, engine.last_total_tokens) == (5, 2, 7)
     assert not engine.should_compress()
@@ -125,7 +125,7 @@ def test_output_never_counts_towards_the_threshold(engine: ContextEngine) -> Non
     assert not engine.should_compress()
 
 
-def test_the_status_has_its_five_figures_and_never_more_than_all_of_the_window(engine: ContextEngine) -> None:
+def test_the_status_has_five_figures_and_at_most_100_percent(engine: ContextEngine) -> None:
     engine.update_from_response({"prompt_tokens": 90_000, "completion_tokens": 0, "total_tokens": 90_000})
     status = engine.get_status()
     assert set(status) == {
@@ -134,14 +134,14 @@ def test_the_status_has_its_five_figures_and_never_more_than_all_of_the_window(e
     assert (status["usage_percent"], status["context_length"], status["compression_count"]) == (100, 8_192, 0)
 
 
-def test_another_model_moves_the_threshold(engine: ContextEngine) -> None:
+def test_another_model_changes_the_threshold(engine: ContextEngine) -> None:
     before = engine.threshold_tokens
     engine.update_model("lab-200k", 200_000, "", "", "")
     assert engine.context_length == 200_000
     assert engine.threshold_tokens > before
 
 
-def test_a_compression_gives_a_legal_shorter_list_and_leaves_what_it_was_given(engine: ContextEngine) -> None:
+def test_a_compression_returns_a_valid_shorter_list_and_keeps_its_input(engine: ContextEngine) -> None:
     given_messages = messages(30)
     before = copy.deepcopy(given_messages)
     compressed = engine.compress(given_messages, current_tokens=20_000)
@@ -154,13 +154,13 @@ def test_a_compression_gives_a_legal_shorter_list_and_leaves_what_it_was_given(e
     assert engine.compression_count == 1
 
 
-def test_a_short_list_stays_as_it_is(engine: ContextEngine) -> None:
+def test_a_short_list_is_unchanged(engine: ContextEngine) -> None:
     given_messages = messages(1, filler="")
     assert engine.compress(given_messages) == messages(1, filler="")
     assert engine.compression_count == 0
 
 
-def test_a_reset_forgets_what_was_counted(engine: ContextEngine) -> None:
+def test_a_reset_clears_the_counts(engine: ContextEngine) -> None:
     engine.update_from_response({"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10})
     engine.compress(messages(30))
     engine.request_compression("soon")
@@ -170,7 +170,7 @@ def test_a_reset_forgets_what_was_counted(engine: ContextEngine) -> None:
     assert engine.take_request() is None
 
 
-def test_a_request_is_taken_once(engine: ContextEngine) -> None:
+def test_a_request_is_returned_once(engine: ContextEngine) -> None:
     assert engine.take_request() is None
     engine.request_compression("a chapter ends", focus_topic="schema")
     wish = engine.take_request()
@@ -183,7 +183,7 @@ def test_an_unknown_tool_is_an_error_in_json(engine: ContextEngine) -> None:
     assert set(json.loads(engine.handle_tool_call("no_such_tool", {}, session_id="s"))) == {"error"}
 
 
-# ---- the built-in one
+# ---- the built-in engine
 
 
 def compressor(**changes: Any) -> ContextCompressor:
@@ -200,7 +200,7 @@ Recorded: TypeAlias = tuple[list[str], Callable[[ModelRequest], ModelReply]]
 
 @pytest.fixture
 def recorded() -> Recorded:
-    """What a model is asked for summaries, and the model."""
+    """Requests for summaries, and the model that answers them."""
     asked: list[str] = []
 
     def summarise(request: ModelRequest) -> ModelReply:
@@ -220,7 +220,7 @@ def test_the_built_in_engine_has_its_own_defaults() -> None:
     assert (built_in.name, built_in.threshold_tokens) == ("compressor", 100_000)
 
 
-def test_a_subclass_of_the_built_in_engine_says_its_sizes_as_attributes() -> None:
+def test_a_subclass_of_the_built_in_engine_sets_sizes_as_attributes() -> None:
     class Early(ContextCompressor):
         threshold_percent = 0.25
         protect_last_n = 6
@@ -230,7 +230,7 @@ def test_a_subclass_of_the_built_in_engine_says_its_sizes_as_attributes() -> Non
     assert early.threshold_tokens == 25_000
 
 
-def test_a_model_writes_the_summary_with_the_focus_and_without_ids_that_lead_nowhere(recorded: Recorded) -> None:
+def test_a_model_writes_the_summary_with_the_focus_and_without_dead_ids(recorded: Recorded) -> None:
     asked, summarise = recorded
     [handoff] = handoffs(compressor(summarise=summarise).compress(messages(30), focus_topic="the schema"))
     assert "## Critical Context" in handoff
@@ -239,7 +239,7 @@ def test_a_model_writes_the_summary_with_the_focus_and_without_ids_that_lead_now
     assert "history_open" not in asked[0]
 
 
-def test_what_was_pruned_for_the_summary_says_so_without_ids_that_lead_nowhere(recorded: Recorded) -> None:
+def test_pruned_results_are_marked_without_dead_ids(recorded: Recorded) -> None:
     asked, summarise = recorded
     given_messages = messages(30)
     for message in given_messages[2:60]:
@@ -263,7 +263,7 @@ def test_without_a_model_the_handoff_is_made_by_rule() -> None:
         assert "(m" not in handoff
 
 
-def test_the_next_compression_takes_up_the_handoff_of_the_last(recorded: Recorded) -> None:
+def test_the_next_compression_includes_the_last_handoff(recorded: Recorded) -> None:
     asked, summarise = recorded
     built_in = compressor(summarise=summarise)
     once = built_in.compress(messages(30))
@@ -275,9 +275,7 @@ def test_the_next_compression_takes_up_the_handoff_of_the_last(recorded: Recorde
 
 
 @pytest.mark.parametrize("is_in_parts", [False, True])
-def test_what_a_person_said_behind_a_handoff_in_one_message_is_not_taken_for_a_summary(
-    is_in_parts: bool, recorded: Recorded
-) -> None:
+def test_a_persons_words_after_a_handoff_are_not_part_of_the_summary(is_in_parts: bool, recorded: Recorded) -> None:
     asked, summarise = recorded
     built_in = compressor(summarise=summarise)
     [handoff] = handoffs(built_in.compress(messages(30)))
@@ -299,13 +297,13 @@ def test_a_blank_message_is_not_the_newest_request(blank: object) -> None:
     assert request in shorter
 
 
-def test_content_parts_of_whatever_kind_do_not_break_a_compression() -> None:
+def test_unknown_content_parts_do_not_break_a_compression() -> None:
     odd = [{"role": "user", "content": ["a bare string", {"type": "text", "text": None}, {"type": "image_url"}, 7]}]
     compressed = compressor().compress([*messages(30)[:1], *odd, *messages(30)[1:]])
     assert len(handoffs(compressed)) == 1
 
 
-def test_there_is_content_where_there_is_a_middle() -> None:
+def test_a_list_with_a_middle_has_content_to_compress() -> None:
     built_in = compressor()
     assert built_in.has_content_to_compress(messages(30))
     assert not built_in.has_content_to_compress(messages(1))
@@ -318,7 +316,7 @@ PARTS = st.sampled_from(["text", "parts", "none"])
 
 @st.composite
 def lists(draw: st.DrawFn) -> MESSAGES:
-    """Lists as gateways hold them: several people, parallel calls, parts, lost results and lost calls."""
+    """Lists as gateways store them: several people, parallel calls, parts, lost results and lost calls."""
     found: MESSAGES = [{"role": "system", "content": "You help."}] if draw(st.booleans()) else []
     number = 0
     for _ in range(draw(st.integers(0, 14))):
@@ -347,7 +345,7 @@ def lists(draw: st.DrawFn) -> MESSAGES:
 
 @seen(50)
 @given(given_messages=lists())
-def test_whatever_the_list_a_compression_is_legal_and_keeps_the_newest_request(given_messages: MESSAGES) -> None:
+def test_any_list_gives_a_valid_compression_with_the_newest_request(given_messages: MESSAGES) -> None:
     before = copy.deepcopy(given_messages)
     built_in = ContextCompressor(context_length=2_600)
     built_in.protect_last_n = 3
@@ -376,5 +374,5 @@ def test_whatever_the_list_a_compression_is_legal_and_keeps_the_newest_request(g
         ("hermes_state.sessions", ["get_compression_tip"]),
     ],
 )
-def test_a_public_name_is_imported_from_its_place(module: str, names: list[str]) -> None:
+def test_public_names_can_be_imported_from_their_modules(module: str, names: list[str]) -> None:
     assert all(hasattr(importlib.import_module(module), name) for name in names)

@@ -1,4 +1,4 @@
-"""Finding context engines, choosing one, and saying what is wrong with the others."""
+"""Finding context engines, choosing an engine, and reporting faults of the others."""
 
 import re
 import sys
@@ -76,7 +76,7 @@ def why(home: Path, name: str) -> str | None:
     return next(report.why for report in list_plugins(home, "compressor") if report.name == name)
 
 
-def test_the_built_in_engine_is_no_plugin_and_always_listed(home: Path) -> None:
+def test_the_built_in_engine_is_always_listed_and_not_a_plugin(home: Path) -> None:
     assert load_engine("compressor", home) is None
     [report] = list_plugins(home, "compressor")
     assert (report.name, report.state, report.why) == ("compressor", "active", None)
@@ -94,13 +94,13 @@ def test_a_folder_with_one_engine_is_a_plugin(home: Path) -> None:
     ]
 
 
-def test_the_parts_of_a_folder_may_import_each_other(home: Path) -> None:
+def test_modules_of_a_folder_may_import_each_other(home: Path) -> None:
     put(home, "sample", ENGINE, "parts.py")
     put(home, "sample", "from .parts import Sample\n")
     assert chosen("sample", home).make().name == "sample"
 
 
-def test_a_changed_folder_is_read_anew(home: Path) -> None:
+def test_a_changed_folder_is_loaded_again(home: Path) -> None:
     put(home, "sample", ENGINE)
     assert chosen("sample", home).make().name == "sample"
     put(home, "sample", ENGINE.replace('name = "sample"', 'name = "another"'))
@@ -122,12 +122,15 @@ def test_an_entry_point_of_a_package_is_a_plugin(home: Path, site: Path) -> None
     assert chosen("whole", home).make().name == "sample"
 
 
-def test_of_two_with_one_name_the_folder_wins_and_the_other_is_shown(home: Path, site: Path) -> None:
+def test_a_folder_wins_over_a_package_of_the_same_name(home: Path, site: Path) -> None:
     install(site, {"sample": "lab_engines:Sample"})
     folder = put(home, "sample", ENGINE)
     assert chosen("sample", home).source == str(folder)
     reports = [report for report in list_plugins(home, "sample") if report.name == "sample"]
-    assert [(report.state, report.why) for report in reports] == [("active", None), ("failed", "the name is taken")]
+    assert [(report.state, report.why) for report in reports] == [
+        ("active", None),
+        ("failed", "this name is already used"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -136,21 +139,21 @@ def test_of_two_with_one_name_the_folder_wins_and_the_other_is_shown(home: Path,
         ("import no_such_module_here", "ModuleNotFoundError"),
         ("def broken(:", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit"),
-        ("x = 1", "exactly one engine, and brings none"),
-        (ENGINE + "class Other(Sample): ...", "exactly one engine, and brings 2"),
+        ("x = 1", "exactly one engine, but provides none"),
+        (ENGINE + "class Other(Sample): ...", "exactly one engine, but provides 2"),
         (ENGINE.replace("def should_compress", "def should_not"), "does not define should_compress"),
         (ENGINE + "\n    def __init__(self): raise ValueError('no key')", "ValueError: no key"),
-        (ENGINE + "\ndef register(registry): registry.register_context_engine(7)", "int, which is no ContextEngine"),
+        (ENGINE + "\ndef register(registry): registry.register_context_engine(7)", "int, which is not a ContextEngine"),
         (
             ENGINE + "\ndef register(registry): registry.register_context_engine(dict)",
-            "dict, which is no ContextEngine",
+            "dict, which is not a ContextEngine",
         ),
         (ENGINE + "\n    async def get_tool_schemas(self): return []", "must not be async"),
-        (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'no name'}]", "no usable name"),
+        (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'no name'}]", "no valid name"),
         (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'x', 'parameters': {'type': 'list'}}]", "schema"),
     ],
 )
-def test_a_plugin_that_cannot_be_used_says_why_and_is_refused_only_when_chosen(
+def test_an_unusable_plugin_gives_the_reason_and_is_refused_only_when_chosen(
     home: Path, code: str, reason: str
 ) -> None:
     put(home, "broken", code)
@@ -161,15 +164,15 @@ def test_a_plugin_that_cannot_be_used_says_why_and_is_refused_only_when_chosen(
         load_engine("broken", home)
 
 
-def test_a_folder_without_a_module_or_open_to_everybody_is_refused(home: Path) -> None:
+def test_a_folder_without_a_module_or_writable_by_everybody_is_refused(home: Path) -> None:
     (home / FOLDER / "empty").mkdir(parents=True)
-    assert why(home, "empty") == "there is no __init__.py in it"
+    assert why(home, "empty") == "its folder has no __init__.py"
     put(home, "open", ENGINE).chmod(0o777)
-    assert "written by everybody" in (why(home, "open") or "")
+    assert "every user of this machine can write to" in (why(home, "open") or "")
 
 
 @pytest.mark.parametrize("part", ["parts.py", "inner", "inner/deep.py", "../../context_engine"])
-def test_a_folder_of_which_any_part_is_open_to_everybody_is_refused(home: Path, part: str) -> None:
+def test_a_folder_with_a_part_writable_by_everybody_is_refused(home: Path, part: str) -> None:
     folder = put(home, "sample", ENGINE)
     (folder / "inner").mkdir()
     for file in ("parts.py", "inner/deep.py"):
@@ -177,10 +180,10 @@ def test_a_folder_of_which_any_part_is_open_to_everybody_is_refused(home: Path, 
     assert why(home, "sample") is None
     open_part = (folder / part).resolve()
     open_part.chmod(0o777)
-    assert f"{open_part.relative_to(home)} can be written by everybody" in (why(home, "sample") or "")
+    assert f"every user of this machine can write to {open_part.relative_to(home)};" in (why(home, "sample") or "")
 
 
-def test_only_the_chosen_plugin_is_run(home: Path) -> None:
+def test_only_the_chosen_plugin_runs(home: Path) -> None:
     put(home, "other", f"open({str(home / 'ran')!r}, 'w').close()\n{ENGINE}")
     put(home, "sample", ENGINE)
     load_engine("sample", home)
@@ -188,21 +191,21 @@ def test_only_the_chosen_plugin_is_run(home: Path) -> None:
     assert not (home / "ran").exists()
 
 
-def test_an_unknown_name_names_the_nearest_known(home: Path) -> None:
+def test_an_unknown_name_suggests_the_nearest_known_name(home: Path) -> None:
     put(home, "bookmarks", ENGINE)
     for name, nearest in (("bookmark", "did you mean bookmarks?"), ("Compresser", "did you mean compressor?")):
         with pytest.raises(ConfigError, match=re.escape(nearest)):
             load_engine(name, home)
-    with pytest.raises(ConfigError, match="there are: compressor, bookmarks"):
+    with pytest.raises(ConfigError, match="known engines: compressor, bookmarks"):
         load_engine("zzz", home)
 
 
-def test_a_plugin_named_like_the_built_in_engine_is_not_taken_for_it(home: Path) -> None:
+def test_a_plugin_named_like_the_built_in_engine_does_not_replace_it(home: Path) -> None:
     put(home, "compressor", ENGINE)
     assert load_engine("compressor", home) is None
     assert [(report.state, report.why) for report in list_plugins(home, "compressor")] == [
         ("active", None),
-        ("failed", "the name is taken by the built-in engine"),
+        ("failed", "this name is already used by the built-in engine"),
     ]
 
 

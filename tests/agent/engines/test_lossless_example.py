@@ -1,4 +1,4 @@
-"""The example engine by itself: its tree, and its tools with arguments that nobody thought of."""
+"""The example engine alone: its tree, and its tools with unexpected arguments."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 class Talk:
-    """A conversation that goes on in front of an engine."""
+    """A growing conversation that an engine compresses."""
 
     def __init__(self, engine: Any, answer: Any = lambda prompt: "## Done\n- something was looked at") -> None:
         self.engine, self.answer, self.asked = engine, answer, 0
@@ -39,7 +39,7 @@ class Talk:
         self.count = 0
 
     def say(self, turns: int) -> None:
-        """Turns of a question, a call, its result and an answer."""
+        """Turns with a question, a call, its result and an answer."""
         for _ in range(turns):
             call_id = f"c{self.count}"
             call = {"id": call_id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -72,7 +72,7 @@ class Talk:
         return dict(json.loads(told))
 
 
-def test_a_long_talk_stays_bounded_and_every_message_is_under_the_top(engine: Any) -> None:
+def test_a_long_conversation_stays_bounded_and_every_message_is_in_the_tree(engine: Any) -> None:
     talk = Talk(engine)
     for _ in range(25):
         talk.say(6)
@@ -88,7 +88,7 @@ def test_a_long_talk_stays_bounded_and_every_message_is_under_the_top(engine: An
     assert talk.call("lcm_grep", pattern="WORD1 boats")["lines"][1].startswith("m1 user in n")
 
 
-def test_without_a_model_each_message_leaves_its_beginning(engine: Any) -> None:
+def test_without_a_model_nodes_quote_the_beginning_of_each_message(engine: Any) -> None:
     def refuse(prompt: str) -> str:
         raise ModelUnavailable("the provider is down")
 
@@ -122,7 +122,7 @@ def test_the_same_messages_are_not_summarised_twice(engine: Any) -> None:
         ("lcm_expand", {}),
     ],
 )
-def test_what_cannot_be_done_is_said_in_time(engine: Any, name: str, arguments: dict[str, Any]) -> None:
+def test_impossible_arguments_are_refused_quickly(engine: Any, name: str, arguments: dict[str, Any]) -> None:
     talk = Talk(engine)
     talk.say(1)
     talk.shown.append({"role": "user", "content": f"{'a' * 60}!"})
@@ -132,14 +132,14 @@ def test_what_cannot_be_done_is_said_in_time(engine: Any, name: str, arguments: 
     assert time.monotonic() - began < 20
 
 
-def test_an_unknown_node_is_nothing_and_an_unknown_tool_an_error(engine: Any) -> None:
+def test_an_unknown_node_is_empty_and_an_unknown_tool_is_an_error(engine: Any) -> None:
     talk = Talk(engine)
     talk.say(1)
     assert talk.call("lcm_describe", node="n999")["lines"] == ["4 messages are kept, in 0 nodes"]
     assert "error" in talk.call("lcm_forget")
 
 
-def test_words_are_found_whatever_their_case_and_order(engine: Any) -> None:
+def test_words_are_found_in_any_case_and_order(engine: Any) -> None:
     talk = Talk(engine)
     talk.shown, talk.ids = [{"role": "user", "content": "The Heron lies at Pier 17."}], [["m1"]]
     assert talk.call("lcm_grep", pattern="PIER heron")["lines"][1] == "m1 user in view: The Heron lies at Pier 17."
@@ -147,7 +147,7 @@ def test_words_are_found_whatever_their_case_and_order(engine: Any) -> None:
     assert talk.call("lcm_grep", pattern=r"pier \d+", regex=True)["lines"][0] == "1 found"
 
 
-def test_a_handoff_of_another_engine_is_kept_and_a_view_of_nothing_else_is_no_trouble(engine: Any) -> None:
+def test_a_handoff_of_another_engine_is_kept_even_alone(engine: Any) -> None:
     talk = Talk(engine)
     talk.shown, talk.ids = [{"role": "user", "content": framed("They looked at PIER-17.")}], [[]]
     assert talk.call("lcm_grep", pattern="pier-17")["lines"] == ["0 found"]

@@ -1,4 +1,4 @@
-"""A message list that an engine gives back, as the rows it stands for."""
+"""Mapping of an engine's message list to rows."""
 
 import copy
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def test_the_same_objects_are_the_same_rows_and_the_rest_is_the_handoff() -> Non
     assert (record.messages, record.first_id, record.last_id) == (16, ROWS[0].id, ROWS[15].id)
 
 
-def test_copies_are_known_by_role_content_and_call_ids() -> None:
+def test_copies_are_matched_by_role_content_and_call_ids() -> None:
     sent = given_list()
     returned = copy.deepcopy([sent.messages[0], *sent.messages[1:5], note("what was"), *sent.messages[-4:]])
     returned[1]["content"] = [{"type": "text", "text": returned[1]["content"]}]
@@ -69,7 +69,7 @@ def test_copies_are_known_by_role_content_and_call_ids() -> None:
     assert mapped.context.index(handoff(mapped)) == 4
 
 
-def test_of_equal_messages_those_next_to_the_ends_are_meant() -> None:
+def test_equal_messages_are_matched_from_both_ends() -> None:
     rows = (human("ok"), answer("yes"), human("more"), answer("done"), human("ok"), answer("yes"), human("last"))
     sent = given_list(rows)
     copies = copy.deepcopy(list(sent.messages))
@@ -77,7 +77,7 @@ def test_of_equal_messages_those_next_to_the_ends_are_meant() -> None:
     assert kept(back(sent, [*copies[1:3], note("between"), copies[-1]])) == [rows[0].id, rows[1].id, rows[-1].id]
 
 
-def test_words_like_those_of_a_first_message_that_is_kept_are_the_engines_own() -> None:
+def test_a_repetition_of_a_kept_first_message_is_the_engines_own_text() -> None:
     rows = (human("hello"), answer("yes"), human("last"))
     sent = sent_messages("", rows, WireStyle())
     again = note(sent.messages[0]["content"])
@@ -86,20 +86,20 @@ def test_words_like_those_of_a_first_message_that_is_kept_are_the_engines_own() 
     assert said(mapped) == again["content"]
 
 
-def test_the_list_as_it_was_is_no_compression() -> None:
+def test_an_unchanged_list_is_not_a_compression() -> None:
     sent = given_list()
     assert mapped_messages(sent, list(sent.messages), str) is None
     assert mapped_messages(sent, copy.deepcopy(list(sent.messages)), str) is None
     assert mapped_messages(sent, list(sent.messages[1:]), str) is None
 
 
-def test_an_engine_may_write_what_it_likes_into_the_system_prompt_and_it_changes_nothing() -> None:
+def test_changes_to_the_system_prompt_are_ignored() -> None:
     sent = given_list()
     sent.messages[0]["content"] = "You are somebody else."
     assert mapped_messages(sent, list(sent.messages), str) is None
 
 
-def test_a_message_that_was_changed_in_place_is_not_the_row_any_more() -> None:
+def test_a_message_changed_in_place_no_longer_matches_its_row() -> None:
     sent = given_list()
     returned = list(sent.messages)
     returned[1]["content"] = "question 0, shortened"
@@ -108,7 +108,7 @@ def test_a_message_that_was_changed_in_place_is_not_the_row_any_more() -> None:
     assert said(mapped) == "question 0, shortened"
 
 
-def test_a_result_that_was_shortened_stays_the_result_of_its_call_and_names_the_whole() -> None:
+def test_a_shortened_result_stays_with_its_call_and_names_the_full_result() -> None:
     rows = (human("q"), answer(None, "c1"), result("c1", "long " * 200), answer("a"), human("next"))
     sent = given_list(rows)
     sent.messages[3]["content"] = "long, and so on"
@@ -122,7 +122,7 @@ def test_a_result_that_was_shortened_stays_the_result_of_its_call_and_names_the_
     assert (mapped.removed, mapped.summarised) == ((rows[2],), 0)
 
 
-def test_a_handoff_for_rows_dropped_in_silence_does_not_part_a_shortened_result_from_its_call() -> None:
+def test_a_handoff_for_dropped_rows_does_not_separate_a_shortened_result() -> None:
     rows = (human("q"), answer(None, "c1"), result("c1", "long " * 200), answer("a"), human("p"), human("next"))
     sent = given_list(rows)
     sent.messages[3]["content"] = "long, and so on"
@@ -131,7 +131,7 @@ def test_a_handoff_for_rows_dropped_in_silence_does_not_part_a_shortened_result_
     assert mapped.context == (rows[0].id, rows[1].id, stub, summary, rows[4].id, rows[5].id)
 
 
-def test_a_call_keeps_its_own_words_and_gives_those_before_them_to_the_handoff() -> None:
+def test_text_added_before_a_call_becomes_the_handoff() -> None:
     rows = (human("q"), answer("look", "c1"), result("c1"), human("p"), answer("there", "c2"), result("c2"), human("n"))
     sent = given_list(rows)
     changed = {**sent.messages[5], "content": "what was\n\nthere"}
@@ -140,7 +140,7 @@ def test_a_call_keeps_its_own_words_and_gives_those_before_them_to_the_handoff()
     assert said(mapped) == "what was"
 
 
-def test_results_leave_with_the_call_that_they_answer() -> None:
+def test_results_are_removed_together_with_their_call() -> None:
     rows = (human("q"), answer(None, "c1"), result("c1", "found it"), answer("a"), human("n"))
     sent = given_list(rows)
     asked = copy.deepcopy(sent.messages[2])
@@ -151,7 +151,7 @@ def test_results_leave_with_the_call_that_they_answer() -> None:
     assert said(mapped) == "(called look)\n\nfound it"
 
 
-def test_words_in_front_of_a_persons_words_in_one_message_are_taken_apart() -> None:
+def test_text_before_a_persons_words_is_separated_from_them() -> None:
     sent = given_list()
     newest = sent.messages[-4]
     merged = {"role": "user", "content": f"what was\n\n{newest['content']}"}
@@ -160,14 +160,14 @@ def test_words_in_front_of_a_persons_words_in_one_message_are_taken_apart() -> N
     assert said(mapped) == "what was"
 
 
-def test_the_newest_request_stays_even_if_the_engine_lost_it() -> None:
+def test_the_newest_request_stays_even_if_the_engine_dropped_it() -> None:
     rows = (*ROWS, human("and now this"), answer("working", "c9"), result("c9", "seen"))
     sent = given_list(rows)
     mapped = back(sent, [note("what was"), *sent.messages[-2:]])
     assert mapped.context == (handoff(mapped), rows[-3].id, rows[-2].id, rows[-1].id)
 
 
-def test_all_that_an_engine_says_is_one_handoff_in_the_place_of_its_first_words() -> None:
+def test_all_text_of_an_engine_becomes_one_handoff_at_its_first_position() -> None:
     sent = given_list()
     messages = sent.messages
     mapped = back(sent, [*messages[1:5], note("one"), *messages[9:13], note("two"), *messages[-4:]])
@@ -175,18 +175,18 @@ def test_all_that_an_engine_says_is_one_handoff_in_the_place_of_its_first_words(
     assert mapped.context.index(handoff(mapped)) == 4
 
 
-def test_an_earlier_handoff_is_a_message_of_its_own_and_stays_the_row_while_nothing_is_added() -> None:
+def test_an_earlier_handoff_is_a_separate_message_and_stays_if_unchanged() -> None:
     earlier = Handoff(text="long ago", messages=40, first_id=1, last_id=40).stored()
     rows = (human("q"), row(MessageRole.USER, earlier, origin=Origin.SUMMARY), *ROWS)
     sent = given_list(rows)
     assert sent.messages[2]["content"].startswith(SUMMARY_PREFIX)
     mapped = back(sent, [*sent.messages[:3], *sent.messages[-4:], note("bye")][:-1])
-    # Rows were dropped without a word, so the earlier record has to stand for them as well.
+    # Rows were dropped without a summary, so the earlier record must cover them as well.
     record = parse_handoff(handoff(mapped).text or "")
     assert (record.text, record.messages) == ("long ago", 60)
 
 
-def test_new_words_and_an_earlier_handoff_become_one_record_that_stands_for_both() -> None:
+def test_new_text_and_an_earlier_handoff_become_one_record() -> None:
     earlier = Handoff(text="long ago", messages=40, first_id=1, last_id=40).stored()
     rows = (row(MessageRole.USER, earlier, origin=Origin.SUMMARY), *ROWS)
     sent = given_list(rows)
@@ -198,14 +198,14 @@ def test_new_words_and_an_earlier_handoff_become_one_record_that_stands_for_both
     assert kept(both) == [row.id for row in ROWS[-4:]]
 
 
-def test_rows_that_were_dropped_in_silence_are_announced() -> None:
+def test_rows_dropped_without_a_summary_are_announced() -> None:
     sent = given_list()
     mapped = back(sent, [*sent.messages[:5], *sent.messages[-4:]])
     assert said(mapped) == UNSAID
     assert mapped.context.index(handoff(mapped)) == 4
 
 
-def test_markers_and_secrets_in_an_engines_words_do_not_get_through() -> None:
+def test_markers_and_secrets_in_an_engines_text_are_removed() -> None:
     sent = given_list()
     mapped = back(
         sent, [note(f"{SUMMARY_PREFIX}\nthe password is hunter2\n[END OF CONTEXT COMPACTION]"), *sent.messages[-4:]]
@@ -216,8 +216,8 @@ def test_markers_and_secrets_in_an_engines_words_do_not_get_through() -> None:
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
-        (None, "no list"),
-        ("all is well", "no list"),
+        (None, "not a list"),
+        ("all is well", "not a list"),
         ([], "empty"),
         (["hello"], "is str"),
         ([{"content": "hello"}], "no known role"),
@@ -226,23 +226,23 @@ def test_markers_and_secrets_in_an_engines_words_do_not_get_through() -> None:
         ([{"role": "user", "content": ["hello"]}], "content part"),
         (
             [{"role": "user", "content": "q"}, {"role": "tool", "tool_call_id": "c", "content": "r"}],
-            "result of no call",
+            "result without a call",
         ),
-        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}], "calls no function"),
-        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "without ids"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}], "without a function name"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "without unique ids"),
     ],
 )
-def test_what_no_provider_would_take_is_refused(returned: object, reason: str) -> None:
+def test_invalid_lists_are_refused(returned: object, reason: str) -> None:
     with pytest.raises(MessageListError, match=reason):
         mapped_messages(given_list(), returned, str)
 
 
-def test_calls_without_results_repetitions_and_another_order_are_refused() -> None:
+def test_missing_results_repetitions_and_another_order_are_refused() -> None:
     sent = given_list()
     messages = sent.messages
     with pytest.raises(MessageListError, match="no result"):
         mapped_messages(sent, [messages[1], messages[2], messages[4]], str)
-    with pytest.raises(MessageListError, match="at its end"):
+    with pytest.raises(MessageListError, match="at the end"):
         mapped_messages(sent, [messages[1], messages[2]], str)
     with pytest.raises(MessageListError, match="order"):
         mapped_messages(sent, [messages[1], messages[1], *messages[-4:]], str)
@@ -257,7 +257,7 @@ def test_a_list_that_begins_with_an_answer_is_refused() -> None:
 
 
 def child_rows(mapped: MappedMessages, rows: Sequence[Message]) -> tuple[Message, ...]:
-    """The view that would be committed."""
+    """Rows of the view that would be committed."""
     by_id = {row.id: row for row in rows}
     made = row(MessageRole.USER, "made")
     return tuple(
@@ -272,7 +272,7 @@ def child_rows(mapped: MappedMessages, rows: Sequence[Message]) -> tuple[Message
 
 @examples(100)
 @given(data=st.data())
-def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_newest_request(
+def test_any_valid_list_gives_a_valid_ordered_view_with_the_newest_request(
     data: st.DataObject,
 ) -> None:
     rows = (*conversation(data.draw(st.integers(1, 6)), filler=""), human("newest"), answer(None, "z"), result("z"))
@@ -280,7 +280,7 @@ def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_ne
     returned: list[Any] = []
     is_kept = True
     for at, message in enumerate(sent.messages):
-        if message["role"] != "tool" or data.draw(st.integers(0, 30)) == 0:  # rarely apart from its call
+        if message["role"] != "tool" or data.draw(st.integers(0, 30)) == 0:  # rarely separated from its call
             is_kept = data.draw(st.booleans())
         if is_kept:
             returned.append(message if data.draw(st.booleans()) else copy.deepcopy(message))

@@ -1,4 +1,4 @@
-"""What a plugin's engine is given beside its messages where its methods name it: ids, a model, a place of its own."""
+"""Optional keywords that a plugin's methods can receive: message ids, a model, and a folder."""
 
 import threading
 from collections.abc import Callable
@@ -25,7 +25,7 @@ SECRET = "sk-proj-" + "a1B2c3D4e5F6g7H8" * 3
 
 
 class Asking(KeepNewest):
-    """Puts what a model says of the older messages in their place."""
+    """Replaces older messages with a model's summary."""
 
     threshold_percent = 0.5
 
@@ -53,7 +53,7 @@ class Asking(KeepNewest):
 
 
 class AskingAsync(Asking):
-    """The same, awaited."""
+    """The same engine with an async `compress`."""
 
     async def compress(  # type: ignore[override]
         self, messages: list[dict[str, Any]], *, call_model: Any, message_ids: list[list[str]], **kwargs: Any
@@ -64,7 +64,7 @@ class AskingAsync(Asking):
 
 
 @pytest.mark.parametrize("kind", [Asking, AskingAsync])
-async def test_an_engine_asks_the_model_for_summaries_and_knows_which_rows_its_messages_are(
+async def test_an_engine_gets_model_calls_and_the_ids_of_its_messages(
     kind: type[Asking], chat: Chat, model: ChatCompletionsModel, llm: LLM
 ) -> None:
     made: list[Asking] = []
@@ -95,7 +95,7 @@ async def test_an_engine_asks_the_model_for_summaries_and_knows_which_rows_its_m
     await agent.close()
 
 
-async def test_a_model_that_fails_rests_and_the_engine_is_told(
+async def test_a_failing_model_cools_down_and_the_engine_gets_the_error(
     chat: Chat, model: ChatCompletionsModel, llm: LLM
 ) -> None:
     engine = Asking()
@@ -103,21 +103,21 @@ async def test_a_model_that_fails_rests_and_the_engine_is_told(
     listening = Listening()
     agent = agent_with(lambda: engine, chat, model, listening)
     conversation = await converse(chat, agent, texts(60))
-    assert len(listening.compressions) >= 2, "the engine goes on without"
+    assert len(listening.compressions) >= 2, "the engine continues without a summary"
     assert type(engine.failures[0]).__name__ == "AuthRejected"
     assert len(engine.failures) == len(listening.compressions)
     outcomes = await chat.store.read(call_outcomes, conversation.lineage_id, "summary")
-    assert outcomes == ["auth"], "while it rests nobody asks it again"
+    assert outcomes == ["auth"], "the model is not asked during its cooldown"
     await agent.close()
 
 
-async def test_where_no_model_can_be_asked_the_call_says_so() -> None:
+async def test_without_an_available_model_the_call_raises() -> None:
     engine = Asking()
     await prepared(plugin(lambda: engine), job(ROWS))
     assert [type(error).__name__ for error in engine.failures] == ["ModelUnavailable"]
 
 
-async def test_a_call_behind_the_end_of_its_compression_is_refused() -> None:
+async def test_a_call_after_the_end_of_its_compression_is_refused() -> None:
     calls: list[Callable[[str], str]] = []
 
     class Keeping(KeepNewest):
@@ -166,7 +166,7 @@ async def test_a_conversation_has_a_folder_that_outlives_engines_and_compression
     assert reasons.count("resumed") == 1, "by the engine of a later process"
 
 
-async def test_methods_that_name_none_of_it_are_called_as_before(tmp_path: Path) -> None:
+async def test_methods_without_these_parameters_get_no_keywords(tmp_path: Path) -> None:
     seen: list[set[str]] = []
 
     class Older(KeepNewest):

@@ -1,4 +1,4 @@
-"""Engines of plugins: whatever they do, the conversation goes on."""
+"""Plugin engines: the conversation continues whatever they do."""
 
 import asyncio
 import re
@@ -133,7 +133,7 @@ def plugin(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> Pl
 
 
 def remembered(make: Callable[[], EngineT]) -> tuple[list[EngineT], PluginEngine]:
-    """The objects of an engine that is made for each conversation, and the engine of all."""
+    """The engine objects of the conversations, and the plugin engine that manages them."""
     made: list[EngineT] = []
 
     def remember() -> EngineT:
@@ -154,7 +154,7 @@ def made_once(engine: ContextEngine) -> Callable[[], ContextEngine]:
 
 
 def engine_that(compress: Callable[..., Any], **methods: Any) -> Callable[[], ContextEngine]:
-    """An engine whose `compress` is this function of the messages."""
+    """An engine with this function as its `compress`."""
     body = {"compress": lambda self, messages, current_tokens=None, focus_topic=None: compress(messages), **methods}
     return type("Made", (KeepNewest,), body)
 
@@ -181,14 +181,14 @@ async def test_an_engine_for_lists_compresses_rows() -> None:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (engine_that(list), "returned the messages as they were"),
+        (engine_that(list), "returned the messages unchanged"),
         (engine_that(lambda messages: [{"role": "user", "content": "foxes " * 20_000}]), "returned a list that is no"),
-        (engine_that(lambda messages: 1 / 0), "broke (ZeroDivisionError)"),
-        (engine_that(lambda messages: "nothing"), "returned a list that cannot be used"),
+        (engine_that(lambda messages: 1 / 0), "crashed (ZeroDivisionError)"),
+        (engine_that(lambda messages: "nothing"), "returned an unusable list"),
     ],
 )
 @pytest.mark.parametrize("must_shrink", [False, True])
-async def test_why_an_engine_made_no_compression_is_in_the_log(
+async def test_the_log_has_the_reason_for_a_skipped_compression(
     made: Callable[[], ContextEngine], reason: str, must_shrink: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await prepared(plugin(made), job(must_shrink=must_shrink))
@@ -198,8 +198,8 @@ async def test_why_an_engine_made_no_compression_is_in_the_log(
     assert reason in re.sub(r"\x1b\[[\d;]*m", "", lines[0])
 
 
-async def test_an_engine_that_compresses_only_from_its_own_threshold_on_does_so_without_room() -> None:
-    """As `lossless-hermes-py` 0.1.6 does: its threshold is three quarters of the window, beyond the gateway's lines."""
+async def test_without_room_an_engine_gets_at_least_its_own_threshold() -> None:
+    """Like `lossless-hermes-py` 0.1.6, whose threshold is three quarters of the window, above the gateway's limits."""
 
     class Hesitant(KeepNewest):
         def compress(
@@ -215,7 +215,7 @@ async def test_an_engine_that_compresses_only_from_its_own_threshold_on_does_so_
     assert result.model == "theirs"
 
 
-async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too() -> None:
+async def test_the_built_in_engine_works_as_a_plugin() -> None:
     result, _ = await prepared(plugin(lambda: ContextCompressor(context_length=8_192)), job())
     assert isinstance(result, PreparedCompression)
     [handoff] = [item for item in result.context if isinstance(item, NewMessage)]
@@ -228,7 +228,7 @@ async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too()
     assert set(kept) >= {row.id for row in ROWS[newest:]}
 
 
-async def test_engines_that_rest_longest_are_let_go_and_taken_up_again() -> None:
+async def test_the_longest_idle_engines_are_dropped_and_made_again() -> None:
     made, engine = remembered(KeepNewest)
     for number in range(MAX_HANDLES + 2):
         at = session(number + 1, lineage_id=LineageId(number + 1), reported_prompt_tokens=1)
@@ -255,12 +255,12 @@ async def test_an_async_engine_is_awaited() -> None:
     assert isinstance(result, PreparedCompression)
 
 
-async def test_a_factory_that_has_no_name_makes_engines() -> None:
+async def test_a_factory_without_a_name_makes_engines() -> None:
     result, _ = await prepared(plugin(partial(KeepNewest)), job())
     assert isinstance(result, PreparedCompression)
 
 
-async def test_a_sync_engine_does_not_hold_the_loop_up() -> None:
+async def test_a_sync_engine_does_not_block_the_loop() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def slowly(messages: list[Any]) -> list[Any]:
@@ -275,7 +275,7 @@ async def test_a_sync_engine_does_not_hold_the_loop_up() -> None:
     assert isinstance(result, PreparedCompression)
 
 
-async def test_an_engine_that_changes_the_list_it_was_given_changes_no_row() -> None:
+async def test_an_engine_that_changes_its_list_changes_no_row() -> None:
     def ruthless(messages: list[Any]) -> list[Any]:
         for message in messages:
             message["content"] = "gone"
@@ -299,7 +299,7 @@ async def test_an_illegal_list_aborts_and_changes_nothing(returned: object) -> N
     result, state = await prepared(engine, job())
     assert isinstance(result, Aborted)
     assert result.kind == "engine"
-    assert "theirs returned a list that cannot be used" in result.reason
+    assert "theirs returned an unusable list" in result.reason
     assert engine.is_cooling("in_loop", (), state)
     assert engine.is_cooling("hygiene", (), state) is False
 
@@ -311,7 +311,7 @@ async def test_an_engine_that_raises_aborts() -> None:
     for raised in (broken, lambda messages: exec("raise SystemExit"), lambda messages: next(iter(()))):
         result, _ = await prepared(plugin(engine_that(raised)), job())
         assert isinstance(result, Aborted)
-        assert "broke" in result.reason
+        assert "crashed" in result.reason
 
 
 async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_ended() -> None:
@@ -333,13 +333,13 @@ async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_
     for _ in range(3):
         result, _ = await prepared(engine, job())
         assert isinstance(result, Aborted)
-        assert "does not come back" in result.reason
+        assert "has not returned from an earlier call" in result.reason
     assert await engine.request(job(tokens=10)) is None
     assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
-    assert (len(made), len(entered)) == (1, 1), "a conversation holds one thread at most"
+    assert (len(made), len(entered)) == (1, 1), "a conversation uses at most one thread"
     other = session(2, lineage_id=LineageId(2))
     assert await engine.request(job(tokens=10, at=other)) is None
-    assert len(made) == 2, "another conversation has an engine of its own"
+    assert len(made) == 2, "another conversation has its own engine"
     leave.set()
     await asyncio.gather(*(asyncio.to_thread(thread.join, 10) for thread in entered))
     result, _ = await prepared(engine, job())
@@ -349,7 +349,7 @@ async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_
     await engine.close()
 
 
-async def test_an_event_that_waits_for_a_hanging_call_is_told_when_that_call_has_ended() -> None:
+async def test_an_event_is_delivered_after_a_hanging_call_has_ended() -> None:
     entered, ended = asyncio.Event(), asyncio.Event()
 
     async def hang(*_: object) -> None:
@@ -378,7 +378,7 @@ async def test_an_async_call_that_cancels_itself_does_not_cancel_its_caller() ->
     assert "cancelled its own call" in result.reason
 
 
-async def test_an_async_engine_that_ignores_its_cancellation_is_given_up() -> None:
+async def test_an_async_engine_that_ignores_its_cancellation_is_abandoned() -> None:
     leave = asyncio.Event()
 
     async def stubborn(messages: list[Any]) -> list[Any]:
@@ -396,7 +396,7 @@ async def test_an_async_engine_that_ignores_its_cancellation_is_given_up() -> No
     await engine.close()
 
 
-async def test_an_engine_rests_from_when_it_has_failed_not_from_when_it_was_asked() -> None:
+async def test_an_engines_cooldown_starts_at_its_failure() -> None:
     clock = SetClock()
 
     def slow(messages: list[Any]) -> list[Any]:
@@ -408,14 +408,14 @@ async def test_an_engine_rests_from_when_it_has_failed_not_from_when_it_was_aske
     assert cooldown.until == clock.now() + 60_000
 
 
-async def test_where_there_is_no_room_the_built_in_engine_takes_over() -> None:
+async def test_without_room_the_built_in_engine_takes_over() -> None:
     result, state = await prepared(plugin(engine_that(lambda messages: None)), job(must_shrink=True))
     assert isinstance(result, PreparedCompression)
     assert result.summary_kind == "deterministic"
     assert any("engine:theirs" in key for key in state.cooldowns)
 
 
-async def test_other_settings_end_an_engines_rest_and_let_it_be_forgotten() -> None:
+async def test_changed_settings_end_an_engines_cooldown() -> None:
     broken = engine_that(lambda messages: None)
     before, after = plugin(broken, mark="a1"), plugin(broken, mark="b2")
     _, state = await prepared(before, job())
@@ -427,7 +427,7 @@ async def test_other_settings_end_an_engines_rest_and_let_it_be_forgotten() -> N
 
 
 @pytest.mark.parametrize("returned", ["the same", "longer"])
-async def test_where_there_is_no_room_the_built_in_engine_does_what_the_engine_could_not(returned: str) -> None:
+async def test_without_room_the_built_in_engine_replaces_a_useless_compression(returned: str) -> None:
     def of_no_use(messages: list[Any]) -> list[Any]:
         return messages if returned == "the same" else [{"role": "user", "content": "words " * 9_000}, messages[-1]]
 
@@ -436,7 +436,7 @@ async def test_where_there_is_no_room_the_built_in_engine_does_what_the_engine_c
     assert (result.summary_kind, state.strikes) == ("deterministic", 0)
 
 
-async def test_what_an_engine_has_failed_is_forgotten_when_it_compresses_again() -> None:
+async def test_a_success_clears_an_engines_failures() -> None:
     engine = plugin(engine_that(lambda messages: messages[-4:]))
     _, failed = await prepared(plugin(engine_that(lambda messages: None)), job())
     assert failed.cooldowns
@@ -445,7 +445,7 @@ async def test_what_an_engine_has_failed_is_forgotten_when_it_compresses_again()
     assert not state.cooldowns
 
 
-async def test_an_engine_that_was_cut_off_is_not_asked_again_before_that_call_ends_when_there_is_no_room() -> None:
+async def test_without_room_an_engine_with_a_hanging_call_is_not_asked() -> None:
     entered, leave, calls = threading.Event(), threading.Event(), list[threading.Thread]()
 
     def hanging(messages: list[Any]) -> list[Any]:
@@ -474,7 +474,7 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_before_that_call_en
     await engine.close()
 
 
-async def test_a_busy_engine_keeps_nobody_waiting() -> None:
+async def test_nobody_waits_for_a_busy_engine() -> None:
     entered, leave = threading.Event(), threading.Event()
     recorder = KeepNewest()
 
@@ -500,7 +500,7 @@ async def test_a_busy_engine_keeps_nobody_waiting() -> None:
     assert (recorder.last_prompt_tokens, recorder.last_completion_tokens, recorder.last_total_tokens) == (11, 3, 14)
 
 
-async def test_a_list_that_is_no_smaller_is_not_taken_and_counts_as_a_strike() -> None:
+async def test_a_list_that_is_not_smaller_is_refused_and_counts_as_a_strike() -> None:
     same = plugin(engine_that(lambda messages: messages))
     result, state = await prepared(same, job())
     assert isinstance(result, NotNeeded)
@@ -517,7 +517,7 @@ async def test_nothing_is_compressed_while_a_tool_runs() -> None:
     assert result.why is SkipReason.TOOL_RUNS
 
 
-async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> None:
+async def test_the_built_in_engine_handles_keep_turns() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
     result, _ = await prepared(engine, job(keep_turns=1))
@@ -529,10 +529,10 @@ async def test_a_cut_at_a_certain_message_is_made_by_the_built_in_engine() -> No
     assert preview.why is SkipReason.NO_PREVIEW
 
 
-# ---- when
+# ---- the decision to compress
 
 
-async def test_the_engine_decides_when_and_the_end_of_the_window_decides_for_it() -> None:
+async def test_the_engine_decides_until_the_window_is_full() -> None:
     engine = plugin()
     threshold = 8_192 * 3 // 4
     assert await engine.request(job(tokens=LIMITS.threshold)) is None
@@ -544,7 +544,7 @@ async def test_the_engine_decides_when_and_the_end_of_the_window_decides_for_it(
     assert await early.request(job(tokens=900)) == CompressionRequest(reason="threshold")
 
 
-async def test_preflight_and_having_content_are_asked_with_the_list() -> None:
+async def test_preflight_and_has_content_receive_the_list() -> None:
     seen: list[int] = []
 
     def preflight(self: object, messages: list[Any]) -> bool:
@@ -565,7 +565,7 @@ async def test_preflight_and_having_content_are_asked_with_the_list() -> None:
     assert await empty.request(job(tokens=10)) is None
 
 
-async def test_an_engine_that_breaks_over_the_question_leaves_the_decision_to_the_gateway() -> None:
+async def test_the_gateway_decides_if_should_compress_fails() -> None:
     def broken(self: object, prompt_tokens: int | None = None) -> bool:
         raise RuntimeError("which tokens?")
 
@@ -574,7 +574,7 @@ async def test_an_engine_that_breaks_over_the_question_leaves_the_decision_to_th
     assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
 
 
-async def test_an_answer_that_is_neither_yes_nor_no_leaves_the_decision_to_the_gateway() -> None:
+async def test_the_gateway_decides_if_should_compress_returns_no_boolean() -> None:
     class Vague:
         def __bool__(self) -> bool:
             raise ValueError("ambiguous")
@@ -584,7 +584,7 @@ async def test_an_answer_that_is_neither_yes_nor_no_leaves_the_decision_to_the_g
     assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
 
 
-async def test_an_engine_may_ask_for_a_compression_with_a_reason_and_a_focus() -> None:
+async def test_an_engine_may_request_a_compression_with_a_reason_and_a_focus() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
     recorder.request_compression("a chapter\nends", focus_topic="the  schema " + "x" * 900)
@@ -597,7 +597,7 @@ async def test_an_engine_may_ask_for_a_compression_with_a_reason_and_a_focus() -
     assert await engine.request(job(tokens=10)) is None
 
 
-async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_latest() -> None:
+async def test_the_threshold_comes_from_the_status_up_to_the_hygiene_limit() -> None:
     class Early(KeepNewest):
         threshold_percent = 0.25
 
@@ -618,7 +618,7 @@ async def test_where_it_compresses_is_what_its_status_says_and_hygiene_at_the_la
 @pytest.mark.parametrize(
     "status", [None, {}, {"threshold_tokens": "many"}, {"threshold_tokens": float("inf")}, {"threshold_tokens": -1}]
 )
-async def test_a_status_that_says_nothing_is_no_trouble(status: object) -> None:
+async def test_a_status_without_a_threshold_is_accepted(status: object) -> None:
     engine = plugin(engine_that(lambda messages: messages[-4:], get_status=lambda self: status))
     assert await engine.request(job(tokens=10)) is None
     assert engine.threshold(LineageId(1), LIMITS) == LIMITS.hygiene
@@ -627,10 +627,10 @@ async def test_a_status_that_says_nothing_is_no_trouble(status: object) -> None:
     assert isinstance(result, PreparedCompression)
 
 
-# ---- what it is told
+# ---- events
 
 
-async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() -> None:
+async def test_each_engine_receives_its_conversation_from_start_to_end() -> None:
     made, engine = remembered(KeepNewest)
     await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
     await prepared(engine, job())
@@ -651,7 +651,7 @@ async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() 
     assert made[1].calls == [("start", "s9", "resumed", None), ("usage", 1)]
 
 
-async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
+async def test_an_engine_learns_of_an_undone_compression() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
     await engine.request(job())
@@ -660,7 +660,7 @@ async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
     assert ("start", "s3", "undo", "s1") in recorder.calls
 
 
-async def test_a_learned_window_is_told_as_another_model_to_the_conversation_that_it_is_of() -> None:
+async def test_a_learned_window_is_sent_as_a_model_update() -> None:
     made, engine = remembered(KeepNewest)
     other = session(9, lineage_id=LineageId(9))
     await engine.request(job())
@@ -671,7 +671,7 @@ async def test_a_learned_window_is_told_as_another_model_to_the_conversation_tha
     assert [(one.context_length, one.threshold_tokens) for one in made] == [(4_096, 3_072), (8_192, 6_144)]
 
 
-async def test_an_engine_whose_conversation_has_ended_is_let_go_even_if_it_breaks_over_that() -> None:
+async def test_an_engine_is_dropped_at_the_end_even_if_it_crashes() -> None:
     class Stubborn(KeepNewest):
         def on_session_end(self, session_id: str, messages: list[Any]) -> None:
             raise OSError("disk")
@@ -692,7 +692,7 @@ async def test_events_never_raise() -> None:
         await plugin(make).on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))  # type: ignore[arg-type]
 
 
-async def test_a_cut_that_the_built_in_engine_made_is_told_as_a_compression() -> None:
+async def test_a_plugin_learns_of_compressions_by_the_built_in_engine() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
     await engine.request(job())
@@ -702,7 +702,7 @@ async def test_a_cut_that_the_built_in_engine_made_is_told_as_a_compression() ->
     assert ("start", "s2", "compression", "s1") in recorder.calls
 
 
-async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None:
+async def test_events_during_a_call_are_delivered_after_it() -> None:
     entered, leave = threading.Event(), threading.Event()
     recorder = KeepNewest()
 
@@ -721,7 +721,7 @@ async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None
     assert recorder.last_prompt_tokens == 11
 
 
-async def test_events_that_a_cancellation_left_are_told_later() -> None:
+async def test_events_left_by_a_cancellation_are_delivered_later() -> None:
     asked, answer_now, told, go_on, all_told = (threading.Event() for _ in range(5))
     usages = list[int]()
 
@@ -753,7 +753,7 @@ async def test_events_that_a_cancellation_left_are_told_later() -> None:
     assert usages == [1, 2, 3]
 
 
-async def test_events_of_a_session_that_is_over_do_not_take_the_engine_back_to_it() -> None:
+async def test_late_events_do_not_return_the_engine_to_an_old_session() -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder))
     await engine.request(job(at=session(2, parent=1)))
@@ -761,7 +761,7 @@ async def test_events_of_a_session_that_is_over_do_not_take_the_engine_back_to_i
     assert recorder.calls == [("start", "s2", "resumed", None), ("usage", 7)]
 
 
-async def test_an_engine_that_could_not_be_told_of_the_model_is_told_again() -> None:
+async def test_a_failed_model_update_is_repeated() -> None:
     class Late(KeepNewest):
         tries = 0
 
@@ -785,7 +785,7 @@ async def context(chat: Chat) -> ToolContext:
     return ToolContext.of(turn, chat.store)
 
 
-async def test_the_tools_of_an_engine_are_tools_of_the_agent(context: ToolContext) -> None:
+async def test_tools_of_an_engine_are_tools_of_the_agent(context: ToolContext) -> None:
     recorder = KeepNewest()
     engine = plugin(made_once(recorder), schemas=SCHEMAS)
     tools = ToolRegistry(engine.tools())
@@ -798,7 +798,7 @@ async def test_the_tools_of_an_engine_are_tools_of_the_agent(context: ToolContex
     )
 
 
-async def test_a_tool_of_an_engine_that_breaks_is_an_error_for_the_model(context: ToolContext) -> None:
+async def test_a_crashing_tool_of_an_engine_is_an_error_for_the_model(context: ToolContext) -> None:
     class Broken(KeepNewest):
         def handle_tool_call(self, name: str, args: dict[str, Any], **kwargs: Any) -> str:
             raise OSError("disk")
@@ -807,14 +807,14 @@ async def test_a_tool_of_an_engine_that_breaks_is_an_error_for_the_model(context
     call = ToolCall(id="c", name="look_back", arguments='{"word": "schema"}')
     outcome = await tools.run(call, tools.check(call), context)
     assert outcome.state is ToolRunState.FAILED
-    assert "theirs broke (OSError)" in outcome.text
+    assert "theirs crashed (OSError)" in outcome.text
 
 
 # ---- models
 
 
 class Told(KeepNewest):
-    """Remembers of which models it is told."""
+    """Remembers the models that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -827,7 +827,7 @@ class Told(KeepNewest):
         self.models.append((model, context_length, provider))
 
 
-async def test_an_engine_is_told_when_its_conversation_changes_the_model() -> None:
+async def test_an_engine_receives_the_new_model_of_its_conversation() -> None:
     engines, engine = remembered(Told)
     small = ModelInfo(name="small", context_length=Tokens(8_192), provider="responses")
     for model in (LAB, small, small, LAB):

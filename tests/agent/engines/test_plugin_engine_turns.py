@@ -83,7 +83,7 @@ def texts(count: int) -> list[str]:
     return [f"Message {number}: {FILLER}" for number in range(count)]
 
 
-async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_a_long_conversation_continues_with_a_plugin(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> None:
     made: list[KeepNewest] = []
 
     def make() -> KeepNewest:
@@ -115,7 +115,7 @@ async def test_a_plugin_keeps_a_long_conversation_going(chat: Chat, model: ChatC
     await agent.close()
 
 
-async def test_a_plugin_that_compresses_late_and_keeps_much_is_not_taken_for_one_that_does_not_help(
+async def test_a_plugin_with_a_high_threshold_gets_no_strikes(
     chat: Chat, model: ChatCompletionsModel, llm: LLM
 ) -> None:
     class KeepsMuch(KeepNewest):
@@ -134,7 +134,7 @@ async def test_a_plugin_that_compresses_late_and_keeps_much_is_not_taken_for_one
     await agent.close()
 
 
-async def test_a_broken_plugin_ends_no_chat(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_a_broken_plugin_does_not_stop_a_chat(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> None:
     class Broken(KeepNewest):
         def compress(self, *args: Any, **kwargs: Any) -> list[Any]:
             raise RuntimeError("out of order")
@@ -147,12 +147,12 @@ async def test_a_broken_plugin_ends_no_chat(chat: Chat, model: ChatCompletionsMo
     await converse(chat, agent, texts(60))
     assert any(isinstance(event, Aborted) and event.kind == "engine" for event in listening.events)
     compressed = [event for event in listening.events if isinstance(event, Compressed)]
-    assert compressed, "where there is no room the built-in engine takes over"
+    assert compressed, "without room the built-in engine takes over"
     assert all(not untidy(row["violations"]) for row in llm.requests.rows)
     await agent.close()
 
 
-async def test_the_model_can_use_a_plugins_tool_and_the_plugin_gets_the_compression_it_asks_for(
+async def test_the_model_can_use_a_plugins_tool_which_can_request_a_compression(
     chat: Chat, model: ChatCompletionsModel, llm: LLM
 ) -> None:
     listening = Listening()
@@ -173,7 +173,8 @@ async def test_the_model_can_use_a_plugins_tool_and_the_plugin_gets_the_compress
 async def test_a_plugin_written_for_hermes_agent_runs_unchanged(
     is_async: bool, chat: Chat, model: ChatCompletionsModel, llm: LLM, tmp_path: Path
 ) -> None:
-    """It imports that project's modules, registers a command too, cannot be copied, and takes fewer keywords."""
+    """The plugin imports that project's modules, also registers a command, cannot be copied, and accepts fewer
+    keywords."""
     folder = tmp_path / FOLDER / "pages"
     shutil.copytree(Path(__file__).parents[2] / "fixtures/plugins/pages", folder)
     if is_async:

@@ -1,4 +1,4 @@
-"""Images reach a model that sees, and only as long as they are there."""
+"""Images reach a model with vision, but only while their files exist."""
 
 import base64
 import itertools
@@ -44,11 +44,11 @@ async def test_an_image_is_sent_as_a_data_url(
     [_, image] = llm.requests.rows[0]["body"]["messages"][-1]["content"]
     kind, _, data = image["image_url"]["url"].partition(",")
     assert kind == "data:image/png;base64"
-    assert opened(base64.b64decode(data)).size == (2_000, 667), "although it was stored by a version that scaled none"
+    assert opened(base64.b64decode(data)).size == (2_000, 667), "even if an older version stored it unscaled"
 
 
 def content_of(row: dict[str, Any]) -> list[str]:
-    """Texts and images of a request, in order; an image as `image`."""
+    """Texts and images of a request, in order. Each image is the word `image`."""
     contents = [message["content"] for message in row["body"]["messages"][1:]]
     parts = [part for content in contents for part in (content if isinstance(content, list) else [{"text": content}])]
     return [part.get("text", "image") or "" for part in parts]
@@ -64,7 +64,7 @@ async def talk_over_pictures(chat: Chat, agent: SingleModelAgent, folder: Path, 
     return turn
 
 
-async def test_the_newest_images_are_sent_and_older_ones_are_named_by_a_recall_id(
+async def test_the_newest_images_are_sent_and_older_images_have_recall_ids(
     chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
 ) -> None:
     async with dialled(server, "lab-32k") as model:
@@ -77,9 +77,7 @@ async def test_the_newest_images_are_sent_and_older_ones_are_named_by_a_recall_i
     assert named == [recall_id(row.id) for row in said[:8]]
 
 
-async def test_images_that_leave_change_the_prompt_in_steps(
-    chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
-) -> None:
+async def test_old_images_are_dropped_in_groups(chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path) -> None:
     async with dialled(server, "lab-32k") as model:
         agent = agent_of(chat, model, context_length=32_768, attachments=tmp_path)
         await talk_over_pictures(chat, agent, tmp_path, range(1, 18))
@@ -89,4 +87,4 @@ async def test_images_that_leave_change_the_prompt_in_steps(
         for index, (earlier, later) in enumerate(itertools.pairwise(messages))
         if later[: len(earlier)] != earlier
     ]
-    assert broken == [9, 13, 17], "in between, every prompt begins with the one before"
+    assert broken == [9, 13, 17], "in between, every prompt extends the one before"

@@ -1,4 +1,4 @@
-"""Images that a provider refuses, in its words and in any: the chat goes on."""
+"""Images that a provider refuses, in known and unknown wording: the chat continues."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ WORDINGS = [
     (413, "Request Entity Too Large"),
 ]
 UNKNOWN = 2
-"""Number of those at the beginning that give no reason which anybody knows."""
+"""Number of refusals at the beginning that give no known reason."""
 
 
 def refusal(status: int, message: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def refusal(status: int, message: str) -> dict[str, Any]:
 
 
 async def show(talk: Talk, folder: Path, *names: str) -> Left:
-    """Send pictures in one message; what its turn leaves."""
+    """Send images in one message, and return the result of the turn."""
     images = []
     for name in names:
         (folder / name).write_bytes(picture())
@@ -51,12 +51,12 @@ async def show(talk: Talk, folder: Path, *names: str) -> Left:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Without `--protocol`, chat completions alone."""
+    """Without `--protocol`, only chat completions."""
     protocol = metafunc.config.getoption(OPTION) or CHAT_COMPLETIONS.name
     metafunc.parametrize("way", [way for way in WAYS if way.protocol == protocol], ids=str)
 
 
-async def test_a_refused_image_never_ends_a_chat(
+async def test_a_refused_image_never_stops_a_chat(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
 ) -> None:
     known = [text for text in texts_of("image") if fits({**text, "has_image": False}, way)]
@@ -74,7 +74,7 @@ async def test_a_refused_image_never_ends_a_chat(
         llm.scripts.clear()
 
 
-async def test_older_images_are_left_out_before_the_newest(
+async def test_older_images_are_dropped_before_the_newest(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
 ) -> None:
     async with way.dialled(server.url) as model:
@@ -86,5 +86,5 @@ async def test_older_images_are_left_out_before_the_newest(
 
 
 def _images(body: dict[str, Any]) -> int:
-    """Images of a request, whatever its protocol."""
+    """Images of a request of any protocol."""
     return sum(str(body).count(f"'type': '{kind}'") for kind in ("image_url", "input_image", "image"))

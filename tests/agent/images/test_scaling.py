@@ -1,4 +1,4 @@
-"""Copies of images: whatever people send becomes a small PNG or JPEG, or is said to be none."""
+"""Copies of images: every file becomes a small PNG or JPEG, or is reported as unreadable."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ async def test_no_copy_has_more_than_3_500_000_bytes(scaler: ImageScaler, tmp_pa
 
 
 @pytest.mark.parametrize("max_bytes", [100_000, 5_000, 900])
-async def test_a_smaller_limit_holds_whatever_the_picture(scaler: ImageScaler, tmp_path: Path, max_bytes: int) -> None:
+async def test_a_smaller_limit_holds_for_any_image(scaler: ImageScaler, tmp_path: Path, max_bytes: int) -> None:
     data = saved(noise((800, 600)), "JPEG", quality=95)
     copy = await scaled(scaler, tmp_path, data, ImageLimits(max_side=700, max_bytes=max_bytes))
     assert len(copy) <= max_bytes
@@ -80,13 +80,13 @@ async def test_every_kind_becomes_png_or_jpeg(scaler: ImageScaler, tmp_path: Pat
     ],
     ids=lambda image: str(image.mode),
 )
-async def test_every_mode_of_pixels_keeps_its_white(scaler: ImageScaler, tmp_path: Path, image: Image.Image) -> None:
+async def test_every_pixel_mode_keeps_white(scaler: ImageScaler, tmp_path: Path, image: Image.Image) -> None:
     copy = opened(await scaled(scaler, tmp_path, saved(image)))
     assert copy.convert("RGB").getpixel((20, 20)) == (255, 255, 255)
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "L"])
-async def test_pictures_of_printers_and_scanners_are_read(scaler: ImageScaler, tmp_path: Path, mode: str) -> None:
+async def test_images_from_printers_and_scanners_are_read(scaler: ImageScaler, tmp_path: Path, mode: str) -> None:
     image = Image.new("L", (40, 40), 0)
     image.paste(255, (20, 0, 40, 40))
     data = saved(image.convert("RGB").convert(mode) if mode == "CMYK" else image.convert(mode), "TIFF")
@@ -109,16 +109,16 @@ async def test_orientation_is_applied_and_metadata_is_dropped(scaler: ImageScale
         assert turned.size == (200, 400), kind
         top = turned.convert("L").getpixel((100, 50))
         assert isinstance(top, int)
-        assert top < 50, "what was left is on top"
+        assert top < 50, "the left side is now on top"
         assert b"Secret" not in copy
         assert not dict(turned.getexif())
         assert "comment" not in turned.info
 
 
-async def test_colours_of_another_profile_become_those_of_srgb(scaler: ImageScaler, tmp_path: Path) -> None:
+async def test_colours_of_another_profile_become_srgb(scaler: ImageScaler, tmp_path: Path) -> None:
     lab = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     swapped = bytearray(lab)
-    # The profile of a screen whose red and blue are swapped: a picture of its blue is red for everybody else.
+    # The profile of a screen with red and blue swapped: its blue is red on every other screen.
     places = {lab[at : at + 4]: at for at in range(132, 132 + 12 * struct.unpack(">I", lab[128:132])[0], 12)}
     swapped[places[b"rXYZ"] : places[b"rXYZ"] + 4], swapped[places[b"bXYZ"] : places[b"bXYZ"] + 4] = b"bXYZ", b"rXYZ"
     data = picture(colour="blue", icc_profile=bytes(swapped))
@@ -127,14 +127,14 @@ async def test_colours_of_another_profile_become_those_of_srgb(scaler: ImageScal
     assert "icc_profile" not in copy.info
 
 
-async def test_a_broken_profile_or_orientation_costs_no_picture(scaler: ImageScaler, tmp_path: Path) -> None:
+async def test_a_broken_profile_or_orientation_does_not_lose_the_image(scaler: ImageScaler, tmp_path: Path) -> None:
     assert opened(await scaled(scaler, tmp_path, picture(icc_profile=b"nonsense" * 20))).size == (64, 48)
     broken = picture(kind="JPEG", exif=b"Exif\0\0MM\0\x2a\0\0\0\x08\xff\xff" + b"\xff" * 20)
     assert opened(await scaled(scaler, tmp_path, broken)).size == (64, 48)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-async def test_an_animation_is_shown_by_its_first_frame(scaler: ImageScaler, tmp_path: Path, kind: str) -> None:
+async def test_an_animation_becomes_its_first_frame(scaler: ImageScaler, tmp_path: Path, kind: str) -> None:
     frames = [Image.new("RGB", (50, 50), colour) for colour in ("red", "lime", "blue")]
     data = saved(frames[0], kind, save_all=True, append_images=frames[1:])
     copy = opened(await scaled(scaler, tmp_path, data))
@@ -142,14 +142,14 @@ async def test_an_animation_is_shown_by_its_first_frame(scaler: ImageScaler, tmp
     assert copy.convert("RGB").getpixel((5, 5)) == pytest.approx((255, 0, 0), abs=5)
 
 
-async def test_what_is_transparent_stays_so_while_that_is_small(scaler: ImageScaler, tmp_path: Path) -> None:
+async def test_transparency_stays_while_the_png_is_small(scaler: ImageScaler, tmp_path: Path) -> None:
     copy = opened(await scaled(scaler, tmp_path, saved(Image.new("RGBA", (50, 50), (255, 0, 0, 0)))))
     assert copy.mode == "RGBA"
     assert copy.getpixel((5, 5)) == (255, 0, 0, 0)
 
 
 def _png(width: int, height: int) -> bytes:
-    """A picture of which the header says how large it is, and little else is there."""
+    """An image with a header that states its size, and almost nothing else."""
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 1_000_000)), (b"IEND", b"")]
     body = (
@@ -161,7 +161,7 @@ def _png(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     "data", [_png(20_000, 20_000), _png(60_000, 60_000), _png(9_500, 9_500)], ids=["400 MP", "3.6 GP", "90 MP"]
 )
-async def test_a_bomb_is_told_by_its_header(scaler: ImageScaler, tmp_path: Path, data: bytes) -> None:
+async def test_a_decompression_bomb_is_detected_by_its_header(scaler: ImageScaler, tmp_path: Path, data: bytes) -> None:
     with pytest.raises(OversizedImageError):
         await scaled(scaler, tmp_path, data)
 
@@ -183,7 +183,9 @@ async def test_a_bomb_is_told_by_its_header(scaler: ImageScaler, tmp_path: Path,
     ],
     ids=["empty", "exe", "svg", "png", "jpeg", "gif", "webp", "eps", "heic", "half a jpeg", "half a png"],
 )
-async def test_what_is_no_whole_image_is_unreadable(scaler: ImageScaler, tmp_path: Path, data: bytes) -> None:
+async def test_incomplete_images_and_other_files_are_unreadable(
+    scaler: ImageScaler, tmp_path: Path, data: bytes
+) -> None:
     with pytest.raises(UnreadableImageError) as caught:
         await scaled(scaler, tmp_path, data)
     assert type(caught.value) is UnreadableImageError
@@ -210,7 +212,7 @@ def _worker_that(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.mark.parametrize("code", ["import time; time.sleep(60)", "import os; os.abort()", "print('x', end=''); 1 / 0"])
-async def test_a_worker_that_hangs_or_crashes_is_no_harm(
+async def test_a_worker_that_hangs_or_crashes_does_no_harm(
     scaler: ImageScaler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     monkeypatch.setattr(scaling, "SCALE_SECONDS", 1.0)
@@ -218,7 +220,7 @@ async def test_a_worker_that_hangs_or_crashes_is_no_harm(
         await scaled(scaler, tmp_path, picture())
 
 
-async def test_a_worker_ends_with_whoever_waits_for_it(
+async def test_a_worker_ends_with_its_cancelled_caller(
     scaler: ImageScaler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = tmp_path / "pid"
@@ -244,7 +246,7 @@ async def test_a_worker_has_no_secret_in_its_environment(
         assert b"HERMES" not in await scaled(scaler, tmp_path, picture())
 
 
-def test_exit_codes_are_the_same_on_both_sides() -> None:
+def test_exit_codes_match_on_both_sides() -> None:
     assert scaling._TOO_LARGE == worker.TOO_LARGE
     assert worker.TOO_LARGE != worker.UNREADABLE
 
@@ -252,7 +254,7 @@ def test_exit_codes_are_the_same_on_both_sides() -> None:
 # ---- copies
 
 
-async def test_a_copy_is_made_once_and_its_original_stays(
+async def test_a_copy_is_made_once_and_the_original_stays(
     scaler: ImageScaler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = picture((300, 200))
@@ -276,7 +278,7 @@ async def test_other_limits_make_another_copy(scaler: ImageScaler, tmp_path: Pat
     assert sizes == [200, 100]
 
 
-async def test_a_stored_image_that_cannot_be_read_is_tried_once(
+async def test_an_unreadable_stored_image_is_tried_once(
     scaler: ImageScaler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "one").write_bytes(b"pixels")
@@ -285,11 +287,11 @@ async def test_a_stored_image_that_cannot_be_read_is_tried_once(
         assert await scaler.load("one", SMALL) is None
 
 
-async def test_an_image_that_is_gone_is_none(scaler: ImageScaler) -> None:
+async def test_a_missing_image_gives_none(scaler: ImageScaler) -> None:
     assert await scaler.load("one", SMALL) is None
 
 
-async def test_a_folder_that_takes_no_copies_costs_no_image(scaler: ImageScaler, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_store_copies_does_not_lose_the_image(scaler: ImageScaler, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(picture())
     (tmp_path / f"{copy_name('one', SMALL)}.part").mkdir()
     copy = await scaler.load("one", SMALL)

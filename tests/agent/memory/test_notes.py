@@ -1,4 +1,4 @@
-"""Notes: single entries in files that people may have written by hand, and changes that come at one time."""
+"""Notes: single entries in files that people may edit by hand, and concurrent changes."""
 
 import os
 import stat
@@ -46,27 +46,27 @@ def texts(text: str) -> list[str]:
     return [entry.text for entry in entries_in(text)]
 
 
-def test_what_a_person_wrote_by_hand_stays_as_it_is() -> None:
+def test_text_written_by_hand_is_unchanged() -> None:
     changed = replaced(added(BY_HAND, "speaks Danish"), "Porto", "lives in Lisbon")
     assert texts(changed) == ["likes tea", "lives in Lisbon", "speaks Danish"]
     assert changed.replace("- speaks Danish\n", "").replace("Lisbon", "Porto") == BY_HAND
     without = replaced(changed, "likes tea", None)
-    assert "with milk" not in without, "the lines below an entry belong to it"
+    assert "with milk" not in without, "indented lines belong to their entry"
     assert "I wrote this myself." in without
 
 
-def test_an_entry_is_named_by_words_that_only_it_has_or_by_its_handle() -> None:
+def test_an_entry_is_found_by_unique_words_or_its_handle() -> None:
     notes = "- likes tea\n- likes coffee\n- tea\n"
-    with pytest.raises(ToolError, match="2 entries have these words"):
+    with pytest.raises(ToolError, match="2 entries contain these words"):
         replaced(notes, "likes", "x")
-    with pytest.raises(ToolError, match="no entry has the words 'cocoa'; there is:\n- likes tea"):
+    with pytest.raises(ToolError, match="no entry contains 'cocoa'; the entries are:\n- likes tea"):
         replaced(notes, "cocoa", "x")
-    assert texts(replaced(notes, "tea", None)) == ["likes tea", "likes coffee"], "the whole of an entry names it"
+    assert texts(replaced(notes, "tea", None)) == ["likes tea", "likes coffee"], "the full text matches one entry"
     handle = entries_in(notes)[1].handle
     assert texts(replaced(notes, handle, None)) == ["likes tea", "tea"]
 
 
-def test_an_entry_that_is_there_is_not_added_again() -> None:
+def test_an_existing_entry_is_not_added_again() -> None:
     assert added("- likes tea\n", "likes tea") == "- likes tea\n"
 
 
@@ -76,7 +76,7 @@ def test_an_entry_is_one_line_without_hidden_characters() -> None:
     )
 
 
-def test_each_person_has_a_part_with_the_newest_name() -> None:
+def test_each_person_has_a_section_with_the_newest_name() -> None:
     text = ""
     for person, entry in ((ANN, "likes tea"), (BOB, "likes coffee"), ((ANN[0], "Ann (Bob) #x"), "lives in Porto")):
         before, part, behind = part_of(text, person)
@@ -89,7 +89,7 @@ def test_each_person_has_a_part_with_the_newest_name() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([ANN, BOB]), st.text(min_size=1, max_size=40).map(one_line)), max_size=12))
-def test_no_entry_gets_into_the_part_of_another_person(said: list[tuple[tuple[UserRef, str], str]]) -> None:
+def test_no_entry_gets_into_the_section_of_another_person(said: list[tuple[tuple[UserRef, str], str]]) -> None:
     text, expected = "", {ANN: "", BOB: ""}
     for person, entry in said:
         before, part, behind = part_of(text, person)
@@ -102,7 +102,7 @@ def test_no_entry_gets_into_the_part_of_another_person(said: list[tuple[tuple[Us
 # ---- files
 
 
-def test_files_are_for_this_user_alone(tmp_path: Path) -> None:
+def test_only_this_user_can_read_the_files(tmp_path: Path) -> None:
     directory(tmp_path).change(CHAT, "memory", None, partial(added, new="uses uv"))
     path = tmp_path / "memory" / "7" / "MEMORY.md"
     assert [stat.S_IMODE(one.stat().st_mode) for one in (path, path.parent, path.parent.parent)] == [
@@ -110,22 +110,24 @@ def test_files_are_for_this_user_alone(tmp_path: Path) -> None:
         0o700,
         0o700,
     ]
-    assert os.listdir(path.parent) == ["MEMORY.md"], "nothing unfinished stays"
+    assert os.listdir(path.parent) == ["MEMORY.md"], "no unfinished file remains"
 
 
 @pytest.mark.parametrize(("target", "limit"), [("memory", 60), ("user", 50)])
-def test_what_would_be_too_long_is_refused_with_what_there_is(tmp_path: Path, target: Target, limit: int) -> None:
+def test_notes_that_would_be_too_long_are_refused_with_the_current_entries(
+    tmp_path: Path, target: Target, limit: int
+) -> None:
     notes = directory(tmp_path, settings=MemorySettings(memory_size=60, user_size=50))
     assert notes.change(CHAT, target, None, partial(added, new="likes tea in the morning")).endswith(
         f": 1 entry, 26 of {limit} characters."
     )
     with pytest.raises(ToolError, match="likes tea in the morning") as refused:
         notes.change(CHAT, target, None, partial(added, new="x" * 40))
-    assert "replace or remove" in str(refused.value)
+    assert "replace, remove or combine entries" in str(refused.value)
     assert texts(notes.read(CHAT, target)) == ["likes tea in the morning"]
 
 
-def test_a_file_that_was_made_too_long_by_hand_can_be_made_shorter_step_by_step(tmp_path: Path) -> None:
+def test_a_file_made_too_long_by_hand_can_be_shortened_step_by_step(tmp_path: Path) -> None:
     notes = directory(tmp_path, settings=MemorySettings(memory_size=20))
     (tmp_path / "memory" / "7").mkdir(parents=True)
     (tmp_path / "memory" / "7" / "MEMORY.md").write_text("- first long entry\n- second long entry\n- third one\n")
@@ -137,26 +139,26 @@ def test_a_file_in_another_encoding_is_reported_and_not_overwritten(tmp_path: Pa
     path = tmp_path / "memory" / "7" / "USER.md"
     path.parent.mkdir(parents=True)
     path.write_bytes("- wohnt in Köln\n".encode("latin-1"))
-    with pytest.raises(ToolError, match=r"USER\.md is not in UTF-8 \(byte 12\)"):
+    with pytest.raises(ToolError, match=r"USER\.md is not UTF-8 text \(byte 12\)"):
         directory(tmp_path).change(CHAT, "user", None, partial(added, new="likes tea"))
     assert path.read_bytes() == "- wohnt in Köln\n".encode("latin-1")
 
 
-def test_a_pipe_in_place_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "MEMORY.md")
-    with pytest.raises(ToolError, match="no file of text"):
+    with pytest.raises(ToolError, match="not an ordinary file"):
         read_text(tmp_path / "MEMORY.md")
 
 
-def test_a_secret_of_the_configuration_is_not_written_down(tmp_path: Path) -> None:
+def test_a_secret_of_the_configuration_is_not_stored(tmp_path: Path) -> None:
     notes = MemoryDirectory(path=tmp_path / "memory", holds_secret=lambda text: "hunter2-token" in text)
     with pytest.raises(ToolError, match="secret"):
         notes.change(CHAT, "memory", None, partial(added, new="the token is hunter2-token"))
     assert notes.read(CHAT, "memory") == ""
 
 
-def test_of_many_changes_at_one_time_none_is_lost(tmp_path: Path) -> None:
-    """As of a gateway whose agent was made anew: each writer has a directory of its own."""
+def test_concurrent_changes_are_not_lost(tmp_path: Path) -> None:
+    """Each writer has its own directory object, as after a reload of the gateway."""
     entries = [f"fact number {number}" for number in range(40)]
     with ThreadPoolExecutor(8) as threads:
         for entry in entries:
@@ -165,7 +167,7 @@ def test_of_many_changes_at_one_time_none_is_lost(tmp_path: Path) -> None:
     assert sorted(texts(directory(tmp_path).read(CHAT, "memory"))) == sorted(entries)
 
 
-def test_a_disk_that_takes_nothing_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes = directory(tmp_path)
     notes.change(CHAT, "memory", None, partial(added, new="uses uv"))
 

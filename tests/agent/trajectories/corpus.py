@@ -1,14 +1,14 @@
-# ruff: noqa: E501 - lines of others, as they were found
+# ruff: noqa: E501 - lines from other projects, as they were found
 """Lines of training files as dataset cards, converters, trainers and issues of others show them.
 
-Each with the roles that its turns have (s, h, g, t), or None where it has to be rejected, for nobody can say what is
-meant. Long texts are shortened; names of roles, keys and what is odd about a line are as they were found.
+Each line has the roles of its turns (s, h, g, t), or None if it must be rejected because its meaning is unclear. Long
+texts are shortened. Role names, keys and oddities are as they were found.
 """
 
 from typing import Final
 
 LINES: Final[list[tuple[str, str | bytes, str | None]]] = [
-    # -- what cards and trainers call the ShareGPT form
+    # -- the ShareGPT form of cards and trainers
     ("llama-factory", r'{"conversations":[{"from":"human","value":"计算 345 * 321 = ？"},{"from":"gpt","value":"a"},'
      r'{"from":"function_call","value":"```python\nprint(1)\n```\n"},{"from":"observation","value":"42435"},'
      r'{"from":"gpt","value":"345 * 123 = 42435"}]}', "hggtg"),
@@ -75,7 +75,7 @@ LINES: Final[list[tuple[str, str | bytes, str | None]]] = [
     ("llava", r'{"image":"000/000.jpg","conversations":[{"from":"human","value":"<image>\nDescribe it."},{"from":"gpt",'
      r'"value":"A cat."}]}', "hg"),
     ("kto", r'{"conversations":[{"role":"user","content":"Q"},{"role":"assistant","content":"A"}],"label":true}', "hg"),
-    # -- forms that are something else
+    # -- other forms
     ("firefly pairs", r'{"conversation_id":1,"category":"x","conversation":[{"human":"q","assistant":"a"}]}', None),
     ("simplismart pairs", r'{"system":"s","conversation":[{"human":"<query1>","assistant":"<response1>"}]}', None),
     ("alpaca", r'{"instruction":"...","input":"...","output":"..."}', None),

@@ -1,4 +1,4 @@
-"""One trajectory: what is left of it, what the metrics say, and that nothing is lost where there is no summary."""
+"""Compression of a single trajectory: its result, its metrics, and no loss without a summary."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ async def short(turns: Sequence[Turn], target: int, redact: object) -> str:
     return f"{len(turns)} turns about boats."
 
 
-def test_a_short_conversation_is_returned_as_it_is() -> None:
+def test_a_short_conversation_is_returned_unchanged() -> None:
     turns = turns_of(1)
     kept, metrics = TrajectoryCompressor(SETTINGS, short).compress(turns)
     assert kept == turns
@@ -48,7 +48,7 @@ def test_a_short_conversation_is_returned_as_it_is() -> None:
     assert metrics.summary_calls == 0
 
 
-def test_the_summary_stands_in_place_of_the_middle_and_the_rest_stays() -> None:
+def test_the_summary_replaces_the_middle_and_the_rest_stays() -> None:
     turns = turns_of()
     kept, metrics = TrajectoryCompressor(SETTINGS, short).compress(turns)
     start, end = metrics.start_index, metrics.end_index
@@ -61,7 +61,7 @@ def test_the_summary_stands_in_place_of_the_middle_and_the_rest_stays() -> None:
     assert kept[0]["value"] == f"{turns[0]['value']}\n\n{NOTICE}"
 
 
-def test_the_metrics_are_those_of_the_result() -> None:
+def test_the_metrics_match_the_result() -> None:
     turns = turns_of()
     kept, metrics = TrajectoryCompressor(SETTINGS, short).compress(turns)
     sizes = [[4 + estimated_text_tokens(turn["value"]) for turn in some] for some in (turns, kept)]
@@ -82,14 +82,14 @@ def test_the_metrics_are_those_of_the_result() -> None:
     assert after <= SETTINGS.target_max_tokens
 
 
-def test_what_cannot_be_made_short_enough_says_so() -> None:
+def test_the_metrics_report_a_trajectory_that_stays_too_long() -> None:
     turns = [{"from": "system", "value": WORDS * 15}, *turns_of()[1:]]
     _, metrics = TrajectoryCompressor(SETTINGS, short).compress(turns)
     assert metrics.was_compressed
     assert metrics.still_over_limit
 
 
-def test_the_notice_can_be_left_out_and_is_given_once() -> None:
+def test_the_notice_is_optional_and_added_once() -> None:
     silent = TrajectorySettings(target_max_tokens=900, summary_target_tokens=150, has_notice=False)
     assert TrajectoryCompressor(silent, short).compress(turns_of())[0][0] == turns_of()[0]
     once, _ = TrajectoryCompressor(SETTINGS, short).compress(turns_of())
@@ -99,7 +99,7 @@ def test_the_notice_can_be_left_out_and_is_given_once() -> None:
     assert twice[0]["value"].count(NOTICE) == 1
 
 
-def test_a_failed_summary_leaves_the_conversation_as_it_is_and_is_counted() -> None:
+def test_a_failed_summary_leaves_the_conversation_unchanged_and_is_counted() -> None:
     async def broken(turns: Sequence[Turn], target: int, redact: object) -> str:
         raise ModelUnavailable(f"the server says {KEY} is odd")
 
@@ -112,7 +112,7 @@ def test_a_failed_summary_leaves_the_conversation_as_it_is_and_is_counted() -> N
     assert KEY not in metrics.error
 
 
-def test_a_summary_that_saves_nothing_is_not_taken() -> None:
+def test_a_summary_that_saves_nothing_is_not_used() -> None:
     async def wordy(turns: Sequence[Turn], target: int, redact: object) -> str:
         return WORDS * 100
 
@@ -122,7 +122,7 @@ def test_a_summary_that_saves_nothing_is_not_taken() -> None:
     assert (metrics.was_compressed, metrics.tokens_saved, metrics.still_over_limit) == (False, 0, True)
 
 
-def test_a_middle_as_short_as_a_summary_costs_no_call() -> None:
+def test_a_middle_as_short_as_a_summary_needs_no_call() -> None:
     turns = [
         {"from": "human", "value": WORDS * 15},
         {"from": "gpt", "value": "a"},
@@ -133,7 +133,7 @@ def test_a_middle_as_short_as_a_summary_costs_no_call() -> None:
     assert (metrics.summary_calls, metrics.still_over_limit) == (0, True)
 
 
-async def test_secrets_reach_neither_the_summary_nor_what_it_is_made_of() -> None:
+async def test_secrets_are_in_neither_the_summary_nor_its_request() -> None:
     seen: list[str] = []
 
     async def careless(turns: Sequence[Turn], target: int, redact: Redactor) -> str:
@@ -151,7 +151,7 @@ async def test_secrets_reach_neither_the_summary_nor_what_it_is_made_of() -> Non
 
 
 @pytest.mark.parametrize("target", [60, 150, 600, 4_000])
-async def test_excerpts_keep_within_the_length_that_is_asked_for(target: int) -> None:
+async def test_excerpts_stay_within_the_requested_length(target: int) -> None:
     seen: list[str] = []
 
     async def excerpts(turns: Sequence[Turn], room: int, redact: Redactor) -> str:
@@ -164,7 +164,7 @@ async def test_excerpts_keep_within_the_length_that_is_asked_for(target: int) ->
     assert estimated_text_tokens(seen[0]) <= max(target, 40)
 
 
-def test_nothing_in_a_summary_ends_the_line() -> None:
+def test_no_text_in_a_summary_ends_the_line() -> None:
     async def odd(turns: Sequence[Turn], target: int, redact: object) -> str:
         return 'one\ntwo "three" \u2028 \ud83d'
 

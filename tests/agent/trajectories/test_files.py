@@ -1,4 +1,4 @@
-"""A file of trajectories: order, what is put aside, what a further run goes on with, and what it refuses."""
+"""A file of trajectories: order, rejected lines, and how another run continues or refuses."""
 
 import asyncio
 import io
@@ -55,21 +55,21 @@ def target(tmp_path: Path) -> Path:
 
 
 def beside(target: Path) -> dict[str, bytes]:
-    """Everything that a run has written."""
+    """All files that a run has written."""
     return {path.name: path.read_bytes() for path in sorted(target.parent.glob(f"{target.name}*"))}
 
 
-def test_lines_keep_their_order_and_what_is_no_trajectory_is_put_aside(source: Path, target: Path) -> None:
+def test_lines_keep_their_order_and_other_lines_are_rejected(source: Path, target: Path) -> None:
     told: list[str] = []
     total = ran(runner(on_trouble=told.append), source, target)
     assert [row["id"] for row in read_lines(target)] == [1, 3, 6, 8]
     assert (total.lines, total.trajectories, total.rejected, total.blank) == (8, 4, 2, 2)
     assert (total.was_compressed, total.skipped_under_target) == (3, 1)
     assert (target.parent / "out.jsonl.rejected.jsonl").read_bytes() == b'not json\r\n{"conversations": "\xff"}\n'
-    assert [sentence[:22] for sentence in told] == ["line 2 is put aside: i", "line 7 is put aside: i"]
+    assert [sentence[:22] for sentence in told] == ["line 2 was rejected: i", "line 7 was rejected: i"]
 
 
-def test_there_are_metrics_of_each_line_and_in_total(source: Path, target: Path) -> None:
+def test_metrics_cover_each_line_and_the_total(source: Path, target: Path) -> None:
     total = ran(runner(), source, target)
     rows = read_lines(target.with_name("out.jsonl.metrics.jsonl"))
     assert [row["line"] for row in rows] == [1, 2, 3, 6, 7, 8]
@@ -84,9 +84,7 @@ def test_there_are_metrics_of_each_line_and_in_total(source: Path, target: Path)
     assert whole["total"]["turns_removed"] == sum(row.get("turns_removed", 0) for row in rows)
 
 
-def test_a_finished_run_is_repeated_without_a_change_and_goes_on_where_the_source_has_grown(
-    source: Path, target: Path
-) -> None:
+def test_a_repeated_run_changes_nothing_and_continues_if_the_source_has_grown(source: Path, target: Path) -> None:
     source.write_bytes(source.read_bytes() + b"\n")
     ran(runner(), source, target)
     before = beside(target)
@@ -123,7 +121,7 @@ async def test_a_cancelled_run_is_continued_to_the_same_bytes(at: int, tmp_path:
     assert list(whole.values()) == list(parts.values())
 
 
-async def test_no_more_summaries_are_under_way_than_allowed(tmp_path: Path) -> None:
+async def test_the_number_of_parallel_summaries_is_limited(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"".join(map(line_of, range(30))))
     under_way, most = 0, 0
@@ -143,7 +141,7 @@ async def test_no_more_summaries_are_under_way_than_allowed(tmp_path: Path) -> N
     assert [row["id"] for row in read_lines(tmp_path / "out.jsonl")] == list(range(30))
 
 
-async def test_what_ends_the_run_leaves_what_was_done(tmp_path: Path) -> None:
+async def test_an_error_that_ends_the_run_keeps_the_finished_work(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"".join(map(line_of, range(6))))
 
@@ -161,7 +159,7 @@ async def test_what_ends_the_run_leaves_what_was_done(tmp_path: Path) -> None:
     assert [row["id"] for row in read_lines(target)] == list(range(6))
 
 
-async def test_lines_without_a_summary_stay_as_they_are_and_are_named(tmp_path: Path) -> None:
+async def test_lines_without_a_summary_are_unchanged_and_reported(tmp_path: Path) -> None:
     async def down(turns: Sequence[Turn], room: int, redact: object) -> str:
         raise ModelUnavailable("down")
 
@@ -170,10 +168,10 @@ async def test_lines_without_a_summary_stay_as_they_are_and_are_named(tmp_path: 
     broken = TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, down), on_trouble=told.append)
     total = await broken.run(source, tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_bytes() == source.read_bytes()
-    assert (total.summary_errors, total.still_over_limit, told) == (1, 1, ["line 1 stays as it was: down"])
+    assert (total.summary_errors, total.still_over_limit, told) == (1, 1, ["line 1 was not compressed: down"])
 
 
-def test_lines_that_are_too_long_are_put_aside_unread(
+def test_lines_that_are_too_long_are_rejected_unread(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_module, "MAX_LINE_BYTES", 300)
@@ -191,7 +189,7 @@ class Unreadable(io.BytesIO):
         raise OSError("input/output error")
 
 
-def test_a_line_that_was_written_in_part_is_written_once_in_the_end(source: Path, tmp_path: Path) -> None:
+def test_a_partly_written_line_is_written_once(source: Path, tmp_path: Path) -> None:
     whole, target = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     ran(runner(), source, whole)
     settings = json.loads(whole.with_name("whole.jsonl.metrics.json").read_bytes())["settings"]
@@ -205,7 +203,7 @@ def test_a_line_that_was_written_in_part_is_written_once_in_the_end(source: Path
     assert list(beside(target).values()) == list(beside(whole).values())
 
 
-def test_nothing_that_somebody_else_has_written_is_overwritten(source: Path, target: Path) -> None:
+def test_files_of_other_programs_are_not_overwritten(source: Path, target: Path) -> None:
     for name in ("out.jsonl", "out.jsonl.rejected.jsonl", "out.jsonl.metrics.jsonl"):
         target.with_name(name).write_text("mine")
         with pytest.raises(CommandError, match="--force"):
@@ -218,23 +216,23 @@ def test_nothing_that_somebody_else_has_written_is_overwritten(source: Path, tar
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "link.jsonl", "same.jsonl"])
-def test_the_source_is_no_target(name: str, source: Path) -> None:
+def test_the_source_cannot_be_the_target(name: str, source: Path) -> None:
     (source.parent / "link.jsonl").symlink_to(source)
     (source.parent / "same.jsonl").hardlink_to(source)
     before = source.read_bytes()
     for is_forced in (False, True):
-        with pytest.raises(CommandError, match="would be overwritten"):
+        with pytest.raises(CommandError, match="the output would overwrite"):
             ran(runner(), source, source.parent / name, is_forced=is_forced)
     assert source.read_bytes() == before
 
 
-def test_lines_put_aside_cannot_be_the_source_of_the_same_run(source: Path, target: Path) -> None:
+def test_the_rejected_lines_cannot_be_the_source_of_the_same_run(source: Path, target: Path) -> None:
     ran(runner(), source, target)
-    with pytest.raises(CommandError, match="would be overwritten"):
+    with pytest.raises(CommandError, match="the output would overwrite"):
         ran(runner(), target.with_name("out.jsonl.rejected.jsonl"), target, is_forced=True)
 
 
-def test_a_run_goes_on_with_the_same_settings_and_the_same_source_alone(source: Path, target: Path) -> None:
+def test_a_run_continues_only_with_the_same_settings_and_source(source: Path, target: Path) -> None:
     ran(runner(), source, target)
     others = TrajectoryCompressor(TrajectorySettings(target_max_tokens=100), short)
     with pytest.raises(CommandError, match="another target_max_tokens and another summary_target_tokens"):
@@ -250,7 +248,7 @@ def test_a_run_goes_on_with_the_same_settings_and_the_same_source_alone(source: 
         ran(runner(), source, target)
 
 
-async def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+async def test_two_runs_cannot_write_the_same_file(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(line_of(1))
     reached, goes_on = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Lines of training files: what is understood, what is rejected, and that nothing of a line is written anew."""
+"""Lines of training files: accepted formats, rejected formats, and unchanged bytes."""
 
 import json
 
@@ -17,7 +17,7 @@ def line_of(*turns: dict[str, object], **keys: object) -> bytes:
 @pytest.mark.parametrize(
     ("line", "roles"), [(line, roles) for _, line, roles in LINES], ids=[name for name, *_ in LINES]
 )
-def test_lines_of_others_are_understood_or_rejected(line: str | bytes, roles: str | None) -> None:
+def test_lines_from_other_projects_are_accepted_or_rejected(line: str | bytes, roles: str | None) -> None:
     raw = line.encode() if isinstance(line, str) else line
     if roles is None:
         with pytest.raises(TrajectoryRejected) as caught:
@@ -27,12 +27,12 @@ def test_lines_of_others_are_understood_or_rejected(line: str | bytes, roles: st
         assert "".join(LETTERS[turn.role] for turn in Trajectory.parse(raw).turns) == roles
 
 
-def test_a_rejected_line_names_the_turn_and_what_is_wrong_with_it() -> None:
-    with pytest.raises(TrajectoryRejected, match="turn 2 is from 'narrator'"):
+def test_a_rejected_line_names_the_turn_and_the_fault() -> None:
+    with pytest.raises(TrajectoryRejected, match="turn 2 has the role 'narrator'"):
         Trajectory.parse(line_of({"from": "human", "value": "q"}, {"from": "narrator", "value": "x"}))
 
 
-def test_numbers_and_escapes_of_what_stays_are_not_touched() -> None:
+def test_numbers_and_escapes_of_kept_turns_are_unchanged() -> None:
     line = (
         rb'{"id": 12345678901234567890123, "score": 1.0, "note": "\u00e9\/", "conversations": [{"from": "human", '
         rb'"value": "\u00fc", "weight": 0.10}, {"from": "gpt", "value": "a"}]}'
@@ -54,11 +54,11 @@ def test_numbers_and_escapes_of_what_stays_are_not_touched() -> None:
         ({"from": "gpt", "value": "q"}, {"from": "human", "value": "new"}),
     ],
 )
-def test_an_added_turn_speaks_as_the_line_does(turn: dict[str, str], added: dict[str, str]) -> None:
+def test_an_added_turn_uses_the_role_names_of_the_line(turn: dict[str, str], added: dict[str, str]) -> None:
     assert json.loads(bytes(Trajectory.parse(line_of(turn)).human("new").raw)) == added
 
 
-def test_calls_beside_the_text_count_as_said() -> None:
+def test_calls_next_to_the_text_count_as_text() -> None:
     call = [{"name": "search_trains", "arguments": {"from": "北京"}}]
     bare, calling = ({"from": "gpt", "value": "I look."}, {"from": "gpt", "value": "I look.", "tool_calls": call})
     one, other = Trajectory.parse(line_of(bare, calling)).turns

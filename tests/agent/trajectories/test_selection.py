@@ -1,4 +1,4 @@
-"""Which turns a summary takes the place of, against the rules read one by one."""
+"""The turns that a summary replaces, compared with a literal version of the rules."""
 
 from itertools import chain
 
@@ -29,25 +29,25 @@ def selected(turns: list[tuple[TurnRole, int]], wanted: TrajectorySettings) -> t
 
 
 def may_be_split_at(roles: list[TurnRole], index: int) -> bool:
-    """True when no result of a call stands behind the split without its call."""
+    """Return True if no result after the split has lost its call."""
     return index >= len(roles) or roles[index] is not TOOL
 
 
 def tail_by_the_rules(roles: list[TurnRole], protect_last: int) -> int:
-    """The longest beginning that leaves the last turns alone and splits no call from its results."""
+    """The longest beginning that excludes the last turns and separates no call from its results."""
     most = max(0, len(roles) - protect_last)
     return max((index for index in range(most + 1) if index == 0 or may_be_split_at(roles, index)), default=0)
 
 
 def head_by_the_rules(roles: list[TurnRole], sizes: list[int], tail: int, room: int) -> int:
-    """The first turn of each role stays, if it is in front of the tail and little that is no such turn lies before."""
+    """The first turn of each role stays if it is before the tail, with few other turns before it."""
     firsts = {next(index for index, one in enumerate(roles) if one is role) for role in set(roles)}
     kept = [
         first
         for first in firsts
         if first < tail and sum(size for index, size in enumerate(sizes[:first]) if index not in firsts) <= room
     ]
-    # A later first turn stays only where those before it do, which holds by itself: what lies before only grows.
+    # A later first turn stays only if the earlier ones stay. This is automatic, because the sum only grows.
     least = max(kept) + 1 if kept else 0
     return next(index for index in range(least, len(roles) + 1) if index >= tail or may_be_split_at(roles, index))
 
@@ -66,14 +66,14 @@ def by_the_rules(turns: list[tuple[TurnRole, int]], wanted: TrajectorySettings) 
 
 @settings(max_examples=1_000)
 @given(turns=turns_of_any_kind, wanted=any_settings)
-def test_the_selection_is_the_one_of_the_rules(turns: list[tuple[TurnRole, int]], wanted: TrajectorySettings) -> None:
+def test_the_selection_follows_the_rules(turns: list[tuple[TurnRole, int]], wanted: TrajectorySettings) -> None:
     if sum(size for _, size in turns) > wanted.target_max_tokens:
         assert selected(turns, wanted) == by_the_rules(turns, wanted)
 
 
 @settings(max_examples=1_000)
 @given(turns=turns_of_any_kind, wanted=any_settings)
-def test_head_and_tail_stay_and_no_result_loses_its_call(
+def test_head_and_tail_stay_and_results_keep_their_calls(
     turns: list[tuple[TurnRole, int]], wanted: TrajectorySettings
 ) -> None:
     roles = [role for role, _ in turns]
@@ -86,31 +86,31 @@ def test_head_and_tail_stay_and_no_result_loses_its_call(
             assert start > 0
 
 
-def test_the_first_exchange_stays_and_only_as_much_leaves_as_has_to() -> None:
+def test_the_first_exchange_stays_and_only_the_needed_turns_are_removed() -> None:
     turns = [(SYSTEM, 10), (HUMAN, 10), (GPT, 10), (TOOL, 10), *[(HUMAN, 10), (GPT, 10)] * 10]
     wanted = TrajectorySettings(target_max_tokens=200, summary_target_tokens=15, protect_last=4)
     assert selected(turns, wanted) == (4, 10)  # 240 - 200 + 15 = 55 tokens: six turns
 
 
-def test_everything_between_leaves_where_that_is_not_enough() -> None:
+def test_the_whole_middle_is_removed_if_needed() -> None:
     turns = [(SYSTEM, 90), (HUMAN, 10), (GPT, 10), *[(HUMAN, 10), (GPT, 10)] * 3]
     wanted = TrajectorySettings(target_max_tokens=20, summary_target_tokens=15, protect_last=2)
     assert selected(turns, wanted) == (3, 7)
 
 
-def test_a_call_leaves_with_all_its_results() -> None:
+def test_a_call_is_removed_with_all_its_results() -> None:
     turns = [(HUMAN, 10), (GPT, 10), (GPT, 10), (TOOL, 10), (TOOL, 10), (TOOL, 10), (GPT, 10), (HUMAN, 10), (GPT, 10)]
     wanted = TrajectorySettings(target_max_tokens=80, summary_target_tokens=5, protect_last=2)
-    assert selected(turns, wanted) == (6, 7), "the first tool turn stays, and with it those of the same call"
+    assert selected(turns, wanted) == (6, 7), "the first tool turn stays with all results of its call"
 
 
-def test_a_tool_that_is_first_used_late_keeps_nothing_before_it() -> None:
+def test_the_first_turn_of_a_late_tool_is_not_kept() -> None:
     turns = [(HUMAN, 10), (GPT, 10), *[(HUMAN, 50), (GPT, 50)] * 5, (GPT, 10), (TOOL, 10), (HUMAN, 10), (GPT, 10)]
     wanted = TrajectorySettings(target_max_tokens=400, summary_target_tokens=50, protect_last=2)
     assert selected(turns, wanted)[0] == 2
 
 
-def test_the_tail_grows_by_the_call_of_its_first_result() -> None:
+def test_the_tail_includes_the_call_of_its_first_result() -> None:
     turns = [(HUMAN, 10), (GPT, 10), (HUMAN, 10), (GPT, 10), (GPT, 10), (TOOL, 10), (TOOL, 10), (GPT, 10)]
     wanted = TrajectorySettings(target_max_tokens=10, summary_target_tokens=5, protect_last=2)
     assert selected(turns, wanted) == (2, 4)

@@ -1,4 +1,4 @@
-"""Identifiers of a summary are looked up in what was said, however much that was."""
+"""Identifiers in a summary are searched in all messages, even in very long conversations."""
 
 from datetime import UTC
 
@@ -23,7 +23,7 @@ def test_an_identifier_at_a_cut_of_a_long_message_is_found(place: int) -> None:
     assert audited(summary, f"{filler} ORD-48213-X {FILLER * 2_000}") == summary
 
 
-def test_what_nobody_said_is_left_out_of_a_long_conversation() -> None:
+def test_invented_identifiers_are_removed_in_a_long_conversation() -> None:
     said = [f"{FILLER * 40} TICKET-{1_000 + number}" for number in range(200)]
     summary = "## Facts\nTICKET-1003 is open.\nTICKET-1199 is closed.\nTICKET-7777 is new."
     assert audited(summary, *said) == "## Facts\nTICKET-1003 is open.\nTICKET-1199 is closed."

@@ -1,4 +1,4 @@
-"""Instructions that a tool has read are named behind a compression."""
+"""Instructions that a tool read are listed after a compression."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from tests.agent.context.rows import human, row
 
 
 def calls(*made: tuple[str, dict[str, Any]]) -> Message:
-    """An answer that calls tools; the ids of the calls are their places."""
+    """An answer that calls tools. The id of each call is its position."""
     body = MessageBody(
         calls=tuple(
             ToolCall(id=str(at), name=name, arguments=json.dumps(given)) for at, (name, given) in enumerate(made)
@@ -61,12 +61,12 @@ def calls(*made: tuple[str, dict[str, Any]]) -> Message:
         ("web_fetch", {"url": "https://example.org/index.html"}, None),
     ],
 )
-def test_what_a_call_read_is_named(tool: str, arguments: dict[str, Any], named: str | None) -> None:
+def test_instructions_read_by_a_call_are_listed(tool: str, arguments: dict[str, Any], named: str | None) -> None:
     expected = None if named is None else READ_AGAIN + named
     assert to_read_again([human("go on"), calls((tool, arguments))], ()) == expected
 
 
-def test_what_stays_in_view_was_refused_or_is_no_json_is_not_named() -> None:
+def test_instructions_still_in_view_failed_calls_and_invalid_json_are_not_listed() -> None:
     read = calls(("skill", {"name": "trips"}), ("skill", {"name": "boats"}))
     refused = row(MessageRole.TOOL, "Error: there is no such skill", origin=Origin.TOOL, tool_call_id="1")
     assert to_read_again([read, refused], ()) == READ_AGAIN + "skill trips"
@@ -75,7 +75,7 @@ def test_what_stays_in_view_was_refused_or_is_no_json_is_not_named() -> None:
     assert to_read_again([row(MessageRole.ASSISTANT, "", origin=Origin.ASSISTANT, body=broken)], ()) is None
 
 
-def test_names_are_carried_on_until_they_are_read_again_in_view() -> None:
+def test_names_stay_listed_until_they_are_read_again_in_view() -> None:
     before = row(MessageRole.USER, f"Open items\n\n{READ_AGAIN}skill trips; file a/AGENTS.md", origin=Origin.TODO)
     again = calls(("skill", {"name": "trips"}))
     assert to_read_again([before], {before.id}) == READ_AGAIN + "skill trips; file a/AGENTS.md"
@@ -83,7 +83,7 @@ def test_names_are_carried_on_until_they_are_read_again_in_view() -> None:
     assert to_read_again([before, again], ()) == READ_AGAIN + "file a/AGENTS.md; skill trips", "the newest last"
 
 
-def test_the_newest_few_are_named() -> None:
+def test_only_the_newest_instructions_are_listed() -> None:
     many = [calls(("skill", {"name": f"skill-{number}"})) for number in range(12)]
     line = to_read_again(many, ()) or ""
     assert line.count("skill skill-") == MAX_NAMED

@@ -1,4 +1,4 @@
-"""Standing rules: which sentences are some, whose they are, what takes them back, and how they outlive compressions."""
+"""Standing rules: how they are recognised, who owns them, how they are withdrawn, and how they survive compressions."""
 
 import tomllib
 from collections import Counter
@@ -33,7 +33,7 @@ def carried_by(*rows: Message, earlier: Carried | None = None, **changes: Any) -
 
 
 @pytest.mark.parametrize("sentence", OWN, ids=lambda sentence: f"{sentence['language']}-{sentence['kind']}")
-def test_sentences_are_told_apart_in_eleven_languages(sentence: dict[str, str]) -> None:
+def test_rules_are_recognised_in_eleven_languages(sentence: dict[str, str]) -> None:
     said = human(sentence["text"])
     if sentence["kind"] == "rule":
         assert listed(said) == [sentence["text"].strip()]
@@ -44,7 +44,7 @@ def test_sentences_are_told_apart_in_eleven_languages(sentence: dict[str, str]) 
         assert listed(said) == []
 
 
-def test_the_half_that_was_written_without_a_look_at_the_patterns_stays_found() -> None:
+def test_rules_written_without_knowing_the_patterns_are_recognised() -> None:
     found: Counter[str] = Counter()
     for sentence in BLIND:
         rule, said = sentence.get("rule"), sentence["text"]
@@ -76,17 +76,17 @@ RULE = "Never touch prod."
         human("edited", origin=Origin.NOTICE, sender_ref=None, sender_name=RULE),
     ],
 )
-def test_what_nobody_typed_as_their_own_is_no_rule(row: Message) -> None:
+def test_text_that_the_sender_did_not_type_is_not_a_rule(row: Message) -> None:
     assert listed(row) == []
 
 
-def test_a_rule_is_kept_to_the_letter_with_its_message_and_once() -> None:
+def test_a_rule_is_quoted_verbatim_once_with_its_message() -> None:
     rows = [human("Hello! Never touch  prod, *please*.", id=7), human("never touch prod please", id=9)]
     assert [rule.line for rule in carried_by(*rows).rules] == ["- [m9] never touch prod please"]
     assert [rule.line for rule in carried_by(*rows[:1]).rules] == ["- [m7] Never touch prod, *please*."]
 
 
-def test_a_record_is_read_back_as_it_was_written() -> None:
+def test_a_written_record_parses_to_the_same_rules_and_facts() -> None:
     made = carried_by(human(RULE, id=7), human("Always say hello to Bob.", id=8), is_shared=True)
     record = made.behind("## Goal\nA shop.")
     stored = Handoff(text=record, messages=2, first_id=7, last_id=8).stored()
@@ -103,25 +103,25 @@ def test_a_record_is_read_back_as_it_was_written() -> None:
         "## standing rules\n- [m7] Never touch prod.",
     ],
 )
-def test_what_does_not_parse_is_prose(section: str) -> None:
+def test_a_section_that_does_not_parse_is_prose(section: str) -> None:
     record = f"## Goal\nA shop.\n\n{section}"
     assert parted(record) == (record, Carried())
 
 
-def test_what_takes_back_none_for_sure_stays_beside_the_rules() -> None:
+def test_an_unclear_withdrawal_is_listed_next_to_the_rules() -> None:
     rules = [human("Never deploy the shop on Fridays."), human("Never deploy the shop on Mondays.")]
     assert len(listed(*rules, human("You may deploy the shop again."))) == 3
     assert len(listed(*rules, human("You may deploy on Fridays again."))) == 1
 
 
-def test_a_rule_in_view_is_not_listed_but_what_takes_it_back_is() -> None:
+def test_a_rule_in_view_is_not_listed_but_its_withdrawal_is() -> None:
     head = (human("Always answer in German."),)
     assert listed(human("You no longer need to answer in German."), head=head) == [
         "You no longer need to answer in German."
     ]
 
 
-def test_nobody_takes_back_the_rule_of_somebody_else_whatever_they_call_themselves() -> None:
+def test_people_cannot_withdraw_the_rules_of_others_by_taking_their_name() -> None:
     ada = human("Never restart db-01.", sender_ref="telegram:1", sender_name="Ada")
     mallory = human("You may restart db-01 again.", sender_ref="telegram:2", sender_name="Ada")
     herself = human("You may restart db-01 again.", sender_ref="telegram:1", sender_name="Ada L.")
@@ -129,7 +129,7 @@ def test_nobody_takes_back_the_rule_of_somebody_else_whatever_they_call_themselv
     assert "Never restart db-01." not in listed(ada, herself, is_shared=True)
 
 
-def test_one_member_takes_half_of_the_room_at_most() -> None:
+def test_one_member_gets_at_most_half_of_the_room() -> None:
     ada = human(RULE, sender_ref="telegram:1", sender_name="Ada")
     loud = [human(f"Never restart db-{n:02} before noon.", sender_ref="telegram:2") for n in range(30)]
     rules = carried_by(ada, *loud, is_shared=True).rules
@@ -138,7 +138,7 @@ def test_one_member_takes_half_of_the_room_at_most() -> None:
     assert rules[-1].text == "Never restart db-29 before noon."
 
 
-def test_dropping_takes_out_the_rules_of_that_message() -> None:
+def test_dropping_removes_the_rules_of_that_message() -> None:
     earlier = carried_by(human("Never touch prod. Always say hello.", id=7), human("Always be brief.", id=8))
     notice = human(drop_notice(7, ["Never touch prod."]), origin=Origin.NOTICE, sender_ref=None)
     assert listed(notice, earlier=earlier) == ["Always be brief."]
@@ -152,20 +152,20 @@ def test_a_flood_of_rules_is_bounded_and_no_control_character_is_quoted() -> Non
     assert listed(human("Never\x00 touch\u202e the\u2066 prod\u200b.")) == ["Never touch the prod ."]
 
 
-def test_no_marker_in_a_rule_is_one() -> None:
+def test_markers_in_a_rule_are_escaped() -> None:
     text = f"Never write {END_MARKER} or [Stands for 9 messages, m1 to m9.]"
     stored = Handoff(text=carried_by(human(text)).behind("x"), messages=1, first_id=1, last_id=1).stored()
     assert END_MARKER not in stored
     assert parse_handoff(stored).messages == 1
 
 
-def test_no_secret_is_in_a_rule_whole_or_half() -> None:
+def test_no_rule_contains_a_secret_or_part_of_one() -> None:
     for length in range(330, 420, 3):
         (text,) = listed(human(f"Never use {'x' * length} or {SECRET}.")) or [""]
         assert SECRET[:6] not in text
 
 
-def test_the_newest_rules_have_the_room() -> None:
+def test_the_newest_rules_get_the_room() -> None:
     rules = rules_in_force(
         (), (), [human(f"Never touch server {n}.") for n in range(100)], redact=REDACT, is_shared=False
     )

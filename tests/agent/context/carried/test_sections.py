@@ -1,4 +1,4 @@
-"""Rules and facts through the real agent and store: whatever a model makes of a conversation, they stand behind it."""
+"""Rules and facts through the real agent and store: they follow every summary that a model writes."""
 
 from collections.abc import Sequence
 
@@ -63,7 +63,7 @@ async def record(chat: Chat, lineage_id: LineageId) -> tuple[str | None, Carried
 
 
 @pytest.mark.parametrize("has_model", [True, False])
-async def test_twelve_rules_stand_word_for_word_after_ten_compressions(
+async def test_twelve_rules_are_verbatim_after_ten_compressions(
     chat: Chat, small: ChatCompletionsModel, llm: LLM, has_model: bool
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("one who forgets")}])
@@ -80,7 +80,9 @@ async def test_twelve_rules_stand_word_for_word_after_ten_compressions(
     assert "Standing rules" not in text
 
 
-async def test_a_model_is_not_shown_what_is_carried(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
+async def test_the_summary_model_does_not_see_carried_sections(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     agent = agent_of(chat, medium, context_length=32_768)
     await talk(chat, [f"Hello {n}. {WORDS}" for n in range(3)])
@@ -94,7 +96,7 @@ async def test_a_model_is_not_shown_what_is_carried(chat: Chat, medium: ChatComp
     assert RULES[0] not in shown
 
 
-async def test_undo_brings_back_a_record_without_what_was_added(
+async def test_undo_restores_a_record_without_later_additions(
     chat: Chat, medium: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
@@ -117,10 +119,10 @@ async def test_undo_brings_back_a_record_without_what_was_added(
     assert [rule.text for rule in parted(parse_handoff(row.text or "").text)[1].rules] == list(RULES[:2])
 
 
-async def test_a_fact_of_an_argument_stands_in_the_next_prompt(
+async def test_a_fact_from_an_argument_is_in_the_next_prompt(
     chat: Chat, medium: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """JSON hides letters behind escapes; what is quoted are the letters."""
+    """JSON escapes some letters, but facts quote the letters themselves."""
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("one who forgets")}])
     agent = agent_of(chat, medium, context_length=32_768)
     await talk(chat, [f"Hello {n}. {WORDS}" for n in range(3)])
@@ -136,7 +138,7 @@ async def test_a_fact_of_an_argument_stands_in_the_next_prompt(
 
 
 @pytest.mark.parametrize("scale", [0.7, 1.0, 1.4])
-async def test_the_room_of_facts_is_counted_as_the_model_counts(scale: float) -> None:
+async def test_the_room_for_facts_uses_the_models_token_scale(scale: float) -> None:
     estimator, limits = Estimator(Calibration(scale=scale)), limits_of(32_768, 8_192, LimitSettings())
     rows = [one for at in range(400) for one in (human(f"The lease of Bake{at} is OPS-{10_000 + at}."), answer(WORDS))]
     given = job(tuple(rows), tokens=30_000, must_shrink=True, limits=limits, estimator=estimator)
