@@ -378,5 +378,5 @@ def _reason(failure: ModelError) -> str:
         return str(failure)
     if isinstance(failure, ContextOverflow):
         return "What there is to summarise does not fit into the model's memory."
-    # The advice after the fact is for people whose question has failed.
-    return sentence_for(failure).partition(";")[0] + "."
+    # The advice in the later sentences only helps people whose own question failed.
+    return sentence_for(failure).partition(". ")[0].removesuffix(".") + "."

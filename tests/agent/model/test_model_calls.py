@@ -44,7 +44,7 @@ async def test_a_provider_that_is_not_there_is_asked_until_it_is_back(way: Way, 
         left = await talk.say("go")
         assert left.calls == [("unavailable", "unknown")] * 4
         assert left.rows == [ASKED]
-        assert left.told[0][1].endswith("please send /retry in a minute.")
+        assert left.told[0][1].endswith("Please send /retry in a minute.")
         async with labkit.Server(fake_llm.make_app(), port=gone.port):
             assert (await talk.say("and now?")).outcomes == ["ok"]
 

@@ -103,12 +103,12 @@ def in_call(how: str, **more: Any) -> Callable[[Way], Json]:
     return lambda way: {"tool_calls": [CALL], "chunk_chars": 6, how: way.before_arguments + 2, **more}
 
 
-NO_KEY = "does not accept the API key; whoever runs this gateway has to check this model's `api_key`."
-NO_CREDIT = "has no credit left; whoever runs this gateway has to top it up."
-NOT_NOW = "right now; please send /retry in a minute."
-BROKEN = "arrived broken or empty; /retry asks again."
-SILENT = "did not answer in time; /retry asks again."
-FILTERED = "content filter stopped this answer; please put the request differently."
+NO_KEY = "rejected the API key. The owner of this bot needs to check this model's `api_key`."
+NO_CREDIT = "is out of credit. The owner of this bot needs to top it up."
+NOT_NOW = "or cannot be reached. Please send /retry in a minute."
+BROKEN = "arrived broken or empty. Send /retry to try again."
+SILENT = "took too long to answer. Send /retry to try again."
+FILTERED = "content filter stopped this answer. Please word your request differently."
 UNREACHED, MALFORMED = ("unavailable", NOT_NOW, 4), ("malformed", BROKEN, 2)
 
 FAULTS: Mapping[str, Fault] = {
@@ -116,25 +116,27 @@ FAULTS: Mapping[str, Fault] = {
     "the key is wrong": Fault(does=error("401"), says=NO_KEY, calls=("auth",)),
     "payment is due": Fault(does=error("402"), says=NO_CREDIT, calls=("quota",)),
     "the quota is used up": Fault(does=error("quota"), says=NO_CREDIT, calls=("quota",)),
-    "no such model": Fault(does=error("404"), says="has to check its `name` and `base_url`.", calls=("not_offered",)),
+    "no such model": Fault(does=error("404"), says="needs to check its `name` and `base_url`.", calls=("not_offered",)),
     # ---- what passes
-    "rate limit": Fault(does=error("429"), says="please send /retry in a minute.", calls=("rate_limited",) * 4),
+    "rate limit": Fault(does=error("429"), says="Please send /retry in a minute.", calls=("rate_limited",) * 4),
     "rate limit for a moment": Fault(
-        does=error("429", retry_after=0.05), says="please send /retry in a second.", calls=("rate_limited",) * 4
+        does=error("429", retry_after=0.05), says="Please send /retry in a second.", calls=("rate_limited",) * 4
     ),
     "rate limit for longer than we wait": Fault(
-        does=error("429", retry_after=600), says="please send /retry in 10 minutes.", calls=("rate_limited",)
+        does=error("429", retry_after=600), says="Please send /retry in 10 minutes.", calls=("rate_limited",)
     ),
     "server error": Fault(does=error("500"), says=NOT_NOW, calls=("unavailable",) * 4),
     "overload 503": Fault(does=error("503"), says=NOT_NOW, calls=("unavailable",) * 4),
     "overload 529": Fault(does=error("529"), says=NOT_NOW, calls=("unavailable",) * 4),
     "overload for a moment": Fault(
         does=error("503", retry_after=0.05),
-        says="right now; please send /retry in a second.",
+        says="or cannot be reached. Please send /retry in a second.",
         calls=("unavailable",) * 4,
     ),
     "overload for longer than we wait": Fault(
-        does=error("529", retry_after=600), says="right now; please send /retry in 10 minutes.", calls=("unavailable",)
+        does=error("529", retry_after=600),
+        says="or cannot be reached. Please send /retry in 10 minutes.",
+        calls=("unavailable",),
     ),
     "a proxy's error page": Fault(
         does={"error": {"status": 502, "body": PAGE}}, says=NOT_NOW, calls=("unavailable",) * 4
@@ -151,7 +153,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "refused without a reason": Fault(
         does={"error": {"status": 400, "body": {"error": {"message": "Error"}}}},
-        says="refused the request; whoever runs this gateway should check this model's `name` and `base_url`.",
+        says="refused the request. The owner of this bot should check this model's `name` and `base_url`.",
         calls=("rejected",),
     ),
     # ---- what cannot be read

@@ -36,18 +36,18 @@ Json = dict[str, Any]
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "provider_errors"
 FILES = sorted(path.stem for path in FIXTURES.glob("*.json"))
 READ_AS = {
-    "access": ("auth", "whoever runs this gateway has to ch"),
-    "image": ("image", "please write without it"),
+    "access": ("auth", "The owner of this bot needs to ch"),
+    "image": ("image", "Please try without the image"),
     "invalid": ("rejected", "should check this model's `name` and `base_url`."),
     "moderation": ("content_filtered", "content filter stopped this answer"),
-    "money": ("quota", "has no credit left"),
-    "not_found": ("not_offered", "does not have this model at this address"),
+    "money": ("quota", "is out of credit"),
+    "not_found": ("not_offered", "does not offer this model at this address"),
     "output_cap": ("output_cap", "echo:"),
-    "overflow": ("overflow", "no longer fits into the model's memory"),
-    "rate": ("rate_limited", "limits how often it may be asked"),
-    "unavailable": ("unavailable", "cannot be reached or is overloaded"),
+    "overflow": ("overflow", "no longer fits into the model's context window"),
+    "rate": ("rate_limited", "is rate-limiting this bot"),
+    "unavailable": ("unavailable", "is overloaded or cannot be reached"),
     "shape": ("shape", "/new"),
-    "malformed": ("malformed", "/retry asks again"),
+    "malformed": ("malformed", "Send /retry to try again"),
 }
 """Outcome in the ledger, and a part of what the chat reads, by kind."""
 IMPATIENT = RetryPolicy(first_pause=0.001, max_pause=0.002, max_retry_after=0.0)

@@ -99,12 +99,12 @@ def question(folder: Path, tool: str, arguments: Mapping[str, Any]) -> ApprovalR
 @pytest.mark.parametrize(
     ("tool", "arguments", "shown"),
     [
-        ("write_file", {"path": "./" * 110 + "AGENTS.md", "content": LONG}, ["`AGENTS.md` with", LONG]),
+        ("write_file", {"path": "./" * 110 + "AGENTS.md", "content": LONG}, ["`AGENTS.md`, with this content", LONG]),
         ("write_file", {"path": f"/workspace//{DEEP}/x.py", "content": "1"}, [f"{DEEP}/x.py"]),
         (
             "edit_file",
             {"path": "a/./b", "old": LONG, "new": f"new {LONG}", "all": True},
-            ["`a/b`, each", LONG, "new word0"],
+            ["`a/b`, every occurrence", LONG, "new word0"],
         ),
         ("memory", {"action": "add", "target": "user", "text": LONG}, ["add", "user", LONG]),
         ("memory", {"action": "replace", "target": "memory", "text": "a", "old": LONG}, ["replace", LONG]),
@@ -145,12 +145,16 @@ def test_a_path_that_cannot_be_used_is_refused_before_anybody_is_asked(tmp_path:
         (
             "write_file",
             {"path": "a", "content": "b"},
-            "`write_file` for any file in this chat's workspace, by everybody in this chat",
+            "`write_file` by everyone in this chat for any file in this chat's workspace.",
         ),
-        ("terminal", {"command": "ls -l"}, "`terminal` running `ls` with any plain words"),
-        ("terminal", {"command": "make all"}, "`terminal` running exactly\n```sh\nmake all\n```"),
-        ("harbour__book", {}, "`harbour__book` with any arguments"),
-        ("plugin", {}, "`plugin` with any arguments"),
+        ("terminal", {"command": "ls -l"}, "`terminal` by everyone in this chat running `ls` with any plain words."),
+        (
+            "terminal",
+            {"command": "make all"},
+            "`terminal` by everyone in this chat running exactly\n```sh\nmake all\n```",
+        ),
+        ("harbour__book", {}, "`harbour__book` by everyone in this chat with any arguments."),
+        ("plugin", {}, "`plugin` by everyone in this chat with any arguments."),
     ],
 )
 def test_a_question_says_exactly_what_a_permission_for_longer_covers(
@@ -158,7 +162,7 @@ def test_a_question_says_exactly_what_a_permission_for_longer_covers(
 ) -> None:
     footer = question(tmp_path, tool, arguments).footer(7)
     assert covered in footer
-    assert "until `/new`" in footer
+    assert "(until `/new`)" in footer
     assert "any file of the chat" not in footer
 
 

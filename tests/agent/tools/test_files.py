@@ -87,22 +87,22 @@ async def test_a_long_file_is_read_in_parts_without_a_gap(desk: Desk) -> None:
         head, *rows = text.split("\n")
         seen += [row.partition("\t")[2] for row in rows]
         assert len(text) < 41_000
-        if "reads on" not in head:
+        if "Continue with" not in head:
             break
         offset = len(seen) + 1
-        assert f"read_file with offset {offset} reads on" in head
+        assert f"Continue with offset {offset}." in head
     assert seen == lines
-    assert "ends after 3,000 lines" in await desk.fail("read_file", path="long.txt", offset=3_001)
+    assert "has only 3,000 lines" in await desk.fail("read_file", path="long.txt", offset=3_001)
 
 
 async def test_an_endless_line_is_read_in_parts_without_a_gap(desk: Desk) -> None:
     line = "".join(chr(ord("a") + number % 26) for number in range(100_003))
     await desk.call("write_file", path="data.json", content=f"{line}\nlast\n")
     column, seen, calls = 1, "", 0
-    while "reads on]" in (text := await desk.call("read_file", path="data.json", limit=1, column=column)):
+    while "continue with offset" in (text := await desk.call("read_file", path="data.json", limit=1, column=column)):
         seen += text.split("\n")[1].removeprefix("1\t")
         column, calls = len(seen) + 1, calls + 1
-        assert f"read_file with offset 1 and column {column} reads on]" in text
+        assert f"continue with offset 1 and column {column}]" in text
     assert seen + text.split("\n")[1].removeprefix("1\t") == line
     assert calls == 3
 
@@ -127,9 +127,9 @@ async def test_texts_of_other_encodings_are_read(desk: Desk, data: bytes, told: 
 async def test_what_is_no_text_or_too_large_is_not_read(desk: Desk) -> None:
     await desk.call("list_files")
     (desk.folder / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
-    assert "is no text: it has 16 bytes" in await desk.fail("read_file", path="image.png")
+    assert "is not a text file: it has 16 bytes" in await desk.fail("read_file", path="image.png")
     (desk.folder / "large.txt").write_bytes(b"x" * 400_001)
-    assert "more than the 400,000" in await desk.fail("read_file", path="large.txt")
+    assert "above the limit of 400,000" in await desk.fail("read_file", path="large.txt")
 
 
 async def test_a_stored_result_is_read_by_its_recall_id(desk: Desk) -> None:
@@ -138,7 +138,7 @@ async def test_a_stored_result_is_read_by_its_recall_id(desk: Desk) -> None:
     desk.turn = turn
     stored = (await desk.chat.said(turn))[-1].id
     text = await desk.call("read_file", path=f"m{stored}", offset=1_990, limit=3)
-    assert text.startswith(f"Lines 1990-1992 of 2000 of “m{stored}”. read_file with offset 1993 reads on.")
+    assert text.startswith(f"Lines 1990-1992 of 2000 of “m{stored}”. Continue with offset 1993.")
     found = await desk.call("search_files", path=f" M{stored} ", pattern=r"^row 17\d\d$")
     assert found.startswith("20 lines found in 1 text file.")
     assert f"M{stored}:1700: row 1700" in found
@@ -154,7 +154,7 @@ async def test_images_of_a_stored_message_are_shown_with_its_beginning(desk: Des
     turn = await chat.store.write(journal.start_turn, await chat.id(), [received], prepared, chat.clock.now())
     stored = (await desk.chat.said(turn))[-1].id
     reply = await call(desk.tools, desk.chat, turn, "read_file", path=f"m{stored}")
-    assert "(1 image, shown behind this result to models that see)" in reply.text
+    assert "(1 image, shown after this result to models that can see)" in reply.text
     assert reply.images == (image,)
     assert (await call(desk.tools, desk.chat, turn, "read_file", path=f"m{stored}", offset=2)).images == ()
 
@@ -163,7 +163,7 @@ async def test_nothing_stored_of_another_chat_is_read(desk: Desk) -> None:
     other = Chat(desk.chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
     stored = (await other.said(await other.start("the code word is xylophone")))[-1].id
     for name, more in (("read_file", {}), ("search_files", {"pattern": "x"})):
-        assert "has nothing stored as" in await desk.fail(name, path=f"m{stored}", **more)
+        assert "has no stored message" in await desk.fail(name, path=f"m{stored}", **more)
 
 
 async def test_another_chat_has_files_of_its_own(desk: Desk) -> None:
@@ -191,7 +191,7 @@ async def test_a_result_is_as_long_as_a_small_window_takes(desk: Desk) -> None:
 async def test_writing_replaces_a_file_as_a_whole_and_keeps_its_mode(desk: Desk) -> None:
     await desk.call("write_file", path="run.sh", content="echo one")
     (desk.folder / "run.sh").chmod(0o755)
-    assert "it replaced what was there" in await desk.call("write_file", path="run.sh", content="echo two")
+    assert "the old content was replaced" in await desk.call("write_file", path="run.sh", content="echo two")
     assert (desk.folder / "run.sh").read_text() == "echo two"
     assert stat.S_IMODE((desk.folder / "run.sh").stat().st_mode) == 0o755
     assert os.listdir(desk.folder) == ["run.sh"]
@@ -199,8 +199,8 @@ async def test_writing_replaces_a_file_as_a_whole_and_keeps_its_mode(desk: Desk)
 
 async def test_a_write_that_fails_leaves_the_file_as_it_was(desk: Desk) -> None:
     await desk.call("write_file", path="a.txt", content="one")
-    assert "at most 400,000" in await desk.fail("write_file", path="a.txt", content="x" * 400_001)
-    assert "name a file in it" in await desk.fail("write_file", path="", content="x")
+    assert "the limit is 400,000 bytes" in await desk.fail("write_file", path="a.txt", content="x" * 400_001)
+    assert "give the path of a file in it" in await desk.fail("write_file", path="", content="x")
     (desk.folder / "sub").mkdir()
     assert "is a folder" in await desk.fail("write_file", path="sub", content="x")
     assert (desk.folder / "a.txt").read_text() == "one"
@@ -239,7 +239,7 @@ async def test_calls_that_run_side_by_side_lose_no_change(desk: Desk) -> None:
 async def test_an_edit_replaces_the_one_place(desk: Desk) -> None:
     await desk.call("write_file", path="a.py", content="x = 1\ny = 2\n")
     told = await desk.call("edit_file", path="a.py", old="y = 2", new="y = 3")
-    assert told == "Replaced 1 occurrence in “a.py”, from line 2 on; it has 12 bytes now."
+    assert told == "Replaced 1 occurrence in “a.py”, starting at line 2. The file now has 12 bytes."
     assert (desk.folder / "a.py").read_text() == "x = 1\ny = 3\n"
 
 
@@ -261,16 +261,16 @@ async def test_line_ends_and_encoding_of_a_file_stay_as_they_were(desk: Desk) ->
         (desk.folder / name).write_bytes(data)
         await desk.call("edit_file", path=name, old="two\nthree", new="2\n3")
         assert (desk.folder / name).read_bytes() == changed
-    assert "does not fit its encoding" in await desk.fail("edit_file", path="old.txt", old="2", new="→")
+    assert "its encoding cannot represent the change" in await desk.fail("edit_file", path="old.txt", old="2", new="→")
 
 
 @pytest.mark.parametrize(
     ("old", "told"),
     [
-        ("def  f(x):\n  return x", "differ from it only in spaces, quotation marks or line ends:\n3\t'def f(x):'"),
+        ("def  f(x):\n  return x", "differ only in spaces, quotation marks or line ends:\n3\t'def f(x):'"),
         ("name = “Ann”", "only in spaces, quotation marks"),
-        ("def g(x):\n    return y", "What comes closest:\n3\t'def f(x):'"),
-        ("nothing of the kind at all", "Nothing in it is alike"),
+        ("def g(x):\n    return y", "The most similar lines:\n3\t'def f(x):'"),
+        ("nothing of the kind at all", "No line is similar"),
         ("", "old is empty"),
         ("import os", "old and new are the same"),
     ],
@@ -284,7 +284,7 @@ async def test_a_file_that_is_too_large_to_edit_is_not_even_read(desk: Desk) -> 
     await desk.call("list_files")
     with (desk.folder / "large.txt").open("wb") as file:
         file.truncate(5_000_001)
-    assert "larger than 400,000 bytes" in await desk.fail("edit_file", path="large.txt", old="a", new="b")
+    assert "larger than the limit of 400,000 bytes" in await desk.fail("edit_file", path="large.txt", old="a", new="b")
 
 
 async def test_a_mismatch_in_a_huge_file_is_explained_soon(desk: Desk) -> None:
@@ -304,7 +304,7 @@ async def test_a_listing_shows_sizes_to_a_depth(desk: Desk) -> None:
     rows = (await desk.call("list_files")).split("\n")[1:]
     assert rows == ["a/", "a/b/", "a/b/c/", "z.txt 1"]
     assert (await desk.call("list_files", path="a/b", depth=2)).endswith("\na/b/c/\na/b/c/d.txt 1,234")
-    assert "is no folder" in await desk.fail("list_files", path="z.txt")
+    assert "is not a folder" in await desk.fail("list_files", path="z.txt")
 
 
 async def test_a_listing_is_bounded_and_names_are_one_line(desk: Desk) -> None:
@@ -315,7 +315,7 @@ async def test_a_listing_is_bounded_and_names_are_one_line(desk: Desk) -> None:
     os.close(os.open(bytes(desk.folder) + b"/000 \xff", os.O_CREAT))
     rows = (await desk.call("list_files")).split("\n")
     assert len(rows) == 501
-    assert "the first 500" in rows[0]
+    assert "(first 500;" in rows[0]
     assert {"000 a�b 0", "000 � 0"} <= set(rows)
 
 
@@ -398,7 +398,7 @@ async def test_search_finds_lines_by_expression_glob_and_case(desk: Desk) -> Non
     assert "src/a.py:2:" in await desk.call("search_files", pattern="(os.", literal=True)
     assert "src/a.py:2:" in await desk.call("search_files", path="src/a.py", pattern=r"sep\)")
     assert ".git/config:1:" in await desk.call("search_files", path=".git", pattern="hidden")
-    assert "there is no “gone”" in await desk.fail("search_files", path="gone", pattern="x")
+    assert "“gone” does not exist" in await desk.fail("search_files", path="gone", pattern="x")
 
 
 @SEARCHES
@@ -406,7 +406,7 @@ async def test_search_finds_lines_by_expression_glob_and_case(desk: Desk) -> Non
 async def test_a_broken_expression_is_explained(desk: Desk) -> None:
     await desk.call("write_file", path="a.txt", content="x")
     told = await desk.fail("search_files", pattern="(unclosed")
-    assert "cannot be searched for" in told
+    assert "the pattern is invalid" in told
     assert "literal" in told
 
 
@@ -417,7 +417,7 @@ async def test_hits_are_bounded_and_the_rest_is_announced(desk: Desk) -> None:
         await desk.call("write_file", path=f"f{number:03}", content="hit\n" * 30)
     text = await desk.call("search_files", pattern="hit")
     assert text.count("\n") == 100
-    assert "a narrower path, glob or pattern shows the rest" in text
+    assert "use a narrower path, glob or pattern" in text
 
 
 @SEARCHES
@@ -465,7 +465,7 @@ async def test_a_file_that_takes_too_much_memory_is_left_out_and_the_others_are_
     os.truncate(folder / "huge.txt", 1 << 30)  # a line without an end, which takes no room on the disk
     text = (await call(tools, chat, turn, "search_files", pattern="needle|pin")).text
     head, *rows = text.splitlines()
-    assert head == "3 lines found in 3 text files. Left out, for a search takes too much memory: “huge.txt”."
+    assert head == "3 lines found in 3 text files. Skipped, because a search needs too much memory: “huge.txt”."
     assert sorted(rows) == ["a.txt:1: needle", "n.txt:1: needle", "z.txt:1: needle"]
 
 

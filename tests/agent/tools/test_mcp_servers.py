@@ -92,11 +92,11 @@ async def test_a_server_that_ends_at_once_is_tried_again(tmp_path: Path) -> None
     ("script", "words"),
     [
         ("import no_such_module", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("sys.exit(3)", "exit code 3, and wrote nothing to standard error"),
+        ("sys.exit(3)", "exit code 3 and wrote nothing to standard error"),
         ("hear(); sys.exit('no database at db:5432')", "exit code 1: no database at db:5432"),
         ("begin(tools={}); tools('look'); sys.exit('the harbour is gone\\n\\n')", "exit code 1: the harbour is gone"),
         ("sys.stderr.write('port 7 is taken'); sys.exit(4)", "exit code 4: port 7 is taken"),
-        ("os.kill(os.getpid(), 11)", "signal 11, and wrote nothing"),
+        ("os.kill(os.getpid(), 11)", "signal 11 and wrote nothing"),
     ],
 )
 async def test_a_program_that_ends_is_known_by_its_last_words(tmp_path: Path, script: str, words: str) -> None:
@@ -148,7 +148,7 @@ hear()
     async with serving(tmp_path, script) as registry:
         await becomes(registry, ServerState.CONNECTED)
         for _ in range(2):
-            with pytest.raises(ToolError, match="larger than a message may be"):
+            with pytest.raises(ToolError, match="larger than the limit for a message"):
                 await ask(registry, "look")
 
 
@@ -324,9 +324,9 @@ async def test_a_redirect_to_another_host_is_not_followed_and_a_packed_answer_is
         Server(apps[3]) as big,
         Server(apps[4]) as spaced,
     ):
-        large = "larger than a message"
+        large = "larger than the limit"
         for url, reason in (
-            *((here.url, "not followed"), (packing.url, "packed")),
+            *((here.url, "not followed"), (packing.url, "compressed")),
             *((big.url, large), (spaced.url, large)),
         ):
             async with serving(tmp_path, "", url=f"{url}/mcp", headers={"X-Key": "secret-1"}) as registry:
@@ -467,7 +467,7 @@ async def test_images_of_a_result_that_cannot_be_shown_are_counted(
     output = await store.output(RemoteResult(content=[*good, *bad], structured=None, is_error=False), context)
     assert isinstance(output, ToolReply)
     assert len(output.images) == shown
-    assert output.text.endswith(f"[{8 - shown} of the images cannot be shown to you]")
+    assert output.text.endswith(f"[{8 - shown} images cannot be shown to you]")
 
 
 async def test_a_reload_while_the_gateway_ends_starts_nothing(tmp_path: Path) -> None:

@@ -77,25 +77,25 @@ async def test_no_path_leads_out_of_the_workspace(trap: Trap, chat: Chat, turn: 
             reply = await call(trap.tools, chat, turn, name, path=written, **arguments)
         assert SECRET not in reply.text, name
         assert "root:" not in reply.text.replace(written, ""), name
-        assert "the tool broke" not in reply.text, name
+        assert "the tool crashed" not in reply.text, name
         assert trap.closed_files() == closed, name
 
 
 async def test_what_is_wrong_with_a_path_is_told(trap: Trap, chat: Chat, turn: RunningTurn) -> None:
     for path, told in {
-        "../secret.txt": "has “..”",
-        "/etc/passwd": "outside of the workspace",
+        "../secret.txt": "contains “..”",
+        "/etc/passwd": "outside the workspace",
         "link.txt": "is a symbolic link",
         "linked/secret.txt": "“linked” is a symbolic link",
-        "hard.txt": "a hard link",
+        "hard.txt": "more than one hard link",
         "pipe": "a pipe, a socket or a device",
         "socket": "a pipe, a socket or a device",
         "notes": "is a folder",
-        "note.txt/x": "it is no folder",
+        "note.txt/x": "it is not a folder",
         "nothing.txt": "list_files shows",
-        "a/" * 41: "at most 40",
-        "n" * 256: "at most 255 bytes",
-        "a\0b": "do not print",
+        "a/" * 41: "the limit is 40",
+        "n" * 256: "the limit is 255 bytes",
+        "a\0b": "unprintable",
     }.items():
         assert told in (await call(trap.tools, chat, turn, "read_file", path=path)).text, path
 
@@ -105,7 +105,7 @@ async def test_search_and_listing_go_past_links_and_special_files(trap: Trap, ch
     assert found.text == "1 line found in 1 text file.\nnote.txt:1: a note of ours"
     listed = await call(trap.tools, chat, turn, "list_files")
     assert "note.txt 15" in listed.text
-    assert "linked (a link or a special file: closed)" in listed.text
+    assert "linked (link or special file: no access)" in listed.text
     assert "passwd" not in listed.text
 
 

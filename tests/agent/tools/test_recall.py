@@ -87,10 +87,10 @@ async def test_a_long_message_is_read_in_parts(chat: Chat) -> None:
     turn = await chat.start("0123456789" * 1_000)
     first = await call(chat, turn, "history_open", id="m1", limit=15)
     assert "\n012345678901234\n" in first.text
-    assert "offset 15 reads on" in first.text
+    assert "Continue with offset 15" in first.text
     last = await call(chat, turn, "history_open", id="M1".lower(), offset=9_995)
     assert "\n56789\n" in last.text
-    assert "reads on" not in last.text
+    assert "Continue with" not in last.text
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ async def test_a_long_message_is_read_in_parts(chat: Chat) -> None:
     [
         ("history_open", {"id": "m99"}, "no message 'm99'"),
         ("history_open", {"id": "m1; DROP TABLE"}, "no message"),
-        ("history_open", {"id": "m1", "offset": 500}, "ends after"),
+        ("history_open", {"id": "m1", "offset": 500}, "has only"),
         ("history_open", {"id": "m1", "limit": 10**6}, "at most"),
-        ("history_open", {}, "missing: id"),
+        ("history_open", {}, "missing arguments: id"),
         ("history_search", {"query": "x", "role": "system"}, "one of assistant, tool, user"),
         ("history_search", {"query": "x", "since": "yesterday"}, "since must be a date"),
-        ("history_search", {"query": "x", "chat": "43"}, "unknown: chat"),
+        ("history_search", {"query": "x", "chat": "43"}, "unknown arguments: chat"),
     ],
 )
 async def test_a_wrong_call_is_told_what_is_wrong(chat: Chat, name: str, arguments: dict[str, Any], told: str) -> None:
@@ -126,14 +126,14 @@ async def test_what_is_being_answered_is_no_hit(chat: Chat) -> None:
         text = (await call(chat, turn, "history_search", query="and now gate code")).text
         assert "m1 " in text
         assert "and now?" not in text
-        assert "No message has all of these words; found were: gate, code. 1 found" in text
+        assert "No message has all of these words; these were found: gate, code. 1 found" in text
 
 
 @pytest.mark.parametrize(("query", "word"), [("xylophon", "xylophone"), ("xylohpone unheard", "xylophone")])
 async def test_a_misspelt_word_is_found_and_the_answer_says_so(chat: Chat, query: str, word: str) -> None:
     turn = await told(chat, "the code word is xylophone")
     text = (await call(chat, turn, "history_search", query=query)).text
-    assert f"found were: {word}." in text
+    assert f"these were found: {word}." in text
     assert "m1 " in text
 
 
@@ -159,4 +159,4 @@ async def test_a_search_that_could_not_be_done_says_what_may_help(chat: Chat) ->
     reply = await call(chat, turn, "history_search", query="hello")
     assert reply.state is ToolRunState.FAILED
     assert "took too long" in reply.text
-    assert "rarer words" in reply.text
+    assert "less common words" in reply.text

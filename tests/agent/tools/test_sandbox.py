@@ -229,7 +229,7 @@ def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"), [("echo \0", "NUL"), (" \n", "empty"), ("echo " + "é" * 60_000, "put it into a file")]
+    ("command", "reason"), [("echo \0", "NUL"), (" \n", "empty"), ("echo " + "é" * 60_000, "write it to a file")]
 )
 def test_a_command_that_cannot_be_passed_on_is_refused(command: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ToolError, match=reason):

@@ -80,12 +80,12 @@ async def test_the_same_content_is_owed_once_in_a_turn(post: Post) -> None:
 @pytest.mark.parametrize(
     ("path", "caption", "told"),
     [
-        ("large", "", "larger than the 1,000 bytes that this chat takes"),
+        ("large", "", "larger than 1,000 bytes, the limit of this chat"),
         ("empty", "", "is empty"),
-        ("gone", "", "there is no “gone”"),
+        ("gone", "", "“gone” does not exist"),
         ("link", "", "is a symbolic link"),
-        ("../secret", "", "has “..”"),
-        ("", "", "name a file in it"),
+        ("../secret", "", "contains “..”"),
+        ("", "", "give the path of a file in it"),
         ("small", "x" * 1_001, "the caption has 1,001 characters"),
     ],
 )
@@ -102,7 +102,7 @@ async def test_what_cannot_be_sent_leaves_nothing_behind(post: Post, path: str, 
 async def test_a_chat_that_takes_no_files_is_told_about(post: Post) -> None:
     (post.workspace / "a.txt").write_text("x")
     post.limit = 0
-    assert "files cannot be given to this chat" in await post.send("a.txt")
+    assert "files cannot be sent to this chat" in await post.send("a.txt")
 
 
 async def test_a_turn_that_was_stopped_meanwhile_sends_nothing(post: Post) -> None:

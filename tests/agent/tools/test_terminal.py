@@ -106,7 +106,7 @@ async def test_commands_of_another_chat_do_not_wait(terminal: Terminal) -> None:
     [
         ({}, "run needs command"),
         ({"action": "poll"}, "poll needs id"),
-        ({"action": "kill", "id": "nosuch"}, "there is no background command 'nosuch'; there are: none"),
+        ({"action": "kill", "id": "nosuch"}, "there is no background command 'nosuch'; existing commands: none"),
         ({"command": "a\0b"}, "NUL"),
         ({"action": "sudo"}, "action must be one of"),
     ],
@@ -148,7 +148,7 @@ async def test_the_end_of_a_background_command_that_nobody_waits_for_is_told(ter
 async def test_a_background_command_is_killed_with_all_that_it_has_started(terminal: Terminal) -> None:
     command_id = await terminal.begin("trap '' TERM; setsid sleep 292 & sleep 292")
     reply = await terminal(action="kill", id=command_id)
-    assert reply.text.startswith("[stopped, for being asked to; ")
+    assert reply.text.startswith("[stopped: as requested; ")
     assert await all_gone("sleep\x00292")
     assert terminal.ended == []
 
@@ -158,7 +158,7 @@ async def test_a_chat_has_only_so_many_background_commands(terminal: Terminal) -
     for _ in range(2):
         await terminal.begin("sleep 100")
     refused = await terminal(command="sleep 100", background=True)
-    assert "2 background commands run already" in refused.text
+    assert "2 background commands running; kill one first" in refused.text
 
 
 async def test_background_commands_that_start_side_by_side_are_counted(terminal: Terminal) -> None:
@@ -185,8 +185,8 @@ async def test_background_commands_of_another_chat_are_out_of_reach(terminal: Te
 
 async def test_stopping_ends_background_commands_and_tells_why(terminal: Terminal) -> None:
     command_id = await terminal.begin("sleep 291")
-    await terminal.background.stop("the gateway's own end")
-    assert terminal.ended == [f"{command_id} stopped, for the gateway's own end"]
+    await terminal.background.stop("the gateway is stopping")
+    assert terminal.ended == [f"{command_id} stopped: the gateway is stopping"]
     assert await all_gone("sleep\x00291")
 
 

@@ -146,14 +146,14 @@ def attacked(attack: str, folder: Path, user: str) -> str:
 @pytest.mark.parametrize("user", ["root", "nobody"])
 @pytest.mark.parametrize("name", ATTACKS)
 def test_memory_that_no_process_shows_ends_a_command(name: str, user: str, folder: Path) -> None:
-    assert attacked(ATTACKS[name], folder, user).startswith("[stopped, for having used more than 128 MB of memory;")
+    assert attacked(ATTACKS[name], folder, user).startswith("[stopped: it used more than 128 MB of memory;")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups are root's")
 @pytest.mark.parametrize("name", FOR_THE_KERNEL)
 def test_a_control_group_counts_what_nothing_else_shows(name: str, folder: Path) -> None:
     report = attacked(FOR_THE_KERNEL[name], folder, "root")
-    assert report.startswith("[stopped, for having used more than 128 MB of memory;")
+    assert report.startswith("[stopped: it used more than 128 MB of memory;")
 
 
 SEVERAL_CHATS = """
@@ -241,7 +241,7 @@ async def test_a_command_that_fills_the_disk_is_ended_before_it_is_full(
     options: str, command: str, tmp_path: Path
 ) -> None:
     with small_disk(tmp_path, options):
-        assert "for want of room on the disk;" in await run(command, tmp_path)
+        assert "the disk is almost full;" in await run(command, tmp_path)
         left = os.statvfs(tmp_path)
         assert left.f_bavail > 0
         assert left.f_favail > 0

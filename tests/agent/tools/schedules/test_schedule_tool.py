@@ -92,10 +92,10 @@ async def test_people_are_shown_exactly_what_when_and_the_text(chat: Chat) -> No
         ({"cron": "@daily", "at": "2026-11-24 08:00", "text": "look"}, "either cron or at"),
         ({"cron": "@daily"}, "needs a text"),
         ({"cron": "@daily", "text": "x" * 4_001}, "needs a text of 1 to 4,000"),
-        ({"cron": "* * * * *", "text": "look"}, "1 minute apart"),
+        ({"cron": "* * * * *", "text": "look"}, "repeats after 1 minute;"),
         ({"cron": "0 0 8 * * *", "text": "look"}, "five fields"),
-        ({"at": "2025-12-31 23:00", "text": "look"}, "never comes: it is 2026-01-01 01:00 in Europe/Berlin"),
-        ({"at": "tomorrow at eight", "text": "look"}, "is no date with a time such as"),
+        ({"at": "2025-12-31 23:00", "text": "look"}, "is never reached: it is now 2026-01-01 01:00 in Europe/Berlin"),
+        ({"at": "tomorrow at eight", "text": "look"}, "is not a date with a time, such as"),
     ],
 )
 async def test_what_cannot_be_is_refused_before_anybody_is_asked(
@@ -112,7 +112,7 @@ async def test_a_turn_that_a_schedule_began_lists_and_adds_none(chat: Chat) -> N
     tools = Tools(chat, await chat.start("hello"))
     await tools.call("add", cron="@daily", text="look")
     tools.context = replace(tools.context, is_scheduled=True)
-    assert "cannot add another" in await tools.call("add", cron="@hourly", text="look")
+    assert "a scheduled turn cannot add schedules" in await tools.call("add", cron="@hourly", text="look")
     assert "`@daily`" in await tools.call("list")
     assert await tools.call("remove", id=1) == "asked: Schedule 1 is removed."
 
@@ -123,12 +123,12 @@ async def test_in_a_group_moderators_add_and_only_the_creator_or_they_change(cha
     )
     turn = await group.start("hello")
     refused = await Tools(group, turn).call("add", cron="@daily", text="look")
-    assert refused.startswith("refused: others share this chat")
+    assert refused.startswith("refused: in a shared chat, only admins and moderators")
     mine = Tools(group, turn, moderators=turn.started_by)
     assert "is set" in await mine.call("add", cron="@daily", text="look")
     others = Tools(group, turn)
     others.context = replace(others.context, started_by="telegram:99")
-    assert "only they, and admins" in await others.call("remove", id=1)
+    assert "only they and moderators" in await others.call("remove", id=1)
     assert await mine.call("remove", id=1) == "asked: Schedule 1 is removed."
 
 
@@ -136,7 +136,7 @@ async def test_a_chat_reaches_its_own_and_has_no_more_than_it_may(chat: Chat) ->
     tools = Tools(chat, await chat.start("hello"))
     for _ in range(MAX_PER_CHAT):
         await tools.call("add", cron="@daily", text="look")
-    assert "a chat cannot have more" in await tools.call("add", cron="@daily", text="look")
+    assert "already has the maximum" in await tools.call("add", cron="@daily", text="look")
     other = Chat(chat.store, ChatKey(platform="telegram", account="telegram", chat_ref="43"), clock=chat.clock)
     assert "there is no schedule 1 here" in await Tools(other, await other.start("hello")).call("remove", id=1)
 

@@ -162,10 +162,10 @@ async def test_what_is_no_text_is_refused_before_it_is_read(site: Site) -> None:
     ("status", "headers", "words"),
     [
         (404, {}, "status 404"),
-        (429, {"Retry-After": "17"}, "wait 17 seconds"),
+        (429, {"Retry-After": "17"}, "in 17 seconds"),
         (503, {"Retry-After": "tomorrow"}, "503"),
         (204, {}, "204"),
-        (302, {}, "nowhere"),
+        (302, {}, "without naming a target"),
         (999, {}, "999"),
     ],
 )

@@ -151,7 +151,7 @@ async def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(fetching, "_WORKER", endless)
     monkeypatch.setattr(fetching, "_READ_SECONDS", 1.0)
-    with pytest.raises(ToolError, match="too hard to read"):
+    with pytest.raises(ToolError, match="is too complex"):
         await text_of(ARTICLE)
     assert not is_running((tmp_path / "pid").read_text())
 

@@ -111,7 +111,7 @@ async def test_a_service_that_is_not_there_or_never_answers_is_an_error_in_words
 
 async def test_nothing_is_asked_without_words_or_with_a_secret(chat: Chat, site: Site) -> None:
     search = Search(chat, searxng(site.at("127.0.0.1", "")))
-    assert "must have words" in await search(query="  ")
+    assert "the query is empty" in await search(query="  ")
     assert "secret" in await search(query="who uses hunter2secret as a password?")
     assert "secret" in await search(query="who uses hunter2%73ecret as a password?")
     assert site.asked == []
