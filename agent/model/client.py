@@ -90,7 +90,7 @@ class CircuitBreaker:
         seconds = max(seconds, min(error.retry_after or 0.0, OPEN_SECONDS[-1]))
         self._times_opened += 1
         self._open_until = self._now() + seconds
-        log.warning("route.rested", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)
+        log.warning("route.disabled", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,7 +163,7 @@ class HttpChatModel(HttpModel, ABC):
             async with asyncio.timeout(MAX_FETCH_SECONDS):
                 return await self._stated_limits()
         except (TimeoutError, errors.ModelTimeout, errors.ModelUnavailable, errors.ModelRateLimited) as error:
-            log.info("model.sizes_not_asked", model=self.name, error=type(error).__name__)
+            log.info("model.sizes_not_fetched", model=self.name, error=type(error).__name__)
             return None
         except errors.ModelError as error:
             log.info("model.sizes_refused", model=self.name, error=type(error).__name__, reason=str(error))

@@ -286,7 +286,7 @@ def load_plugin_tools(taken: Iterable[str]) -> list[Tool]:
             continue
         for tool in tools:
             if tool.name in names:
-                log.warning("tools.left_out", plugin=source, tool=tool.name, why="another tool has this name")
+                log.warning("tools.skipped", plugin=source, tool=tool.name, why="another tool has this name")
                 continue
             names.add(tool.name)
             found.append(replace(tool, source=source))

@@ -97,7 +97,7 @@ async def test_a_burst_of_fifty_turns_exceeds_a_cap_by_no_more_than_the_calls_in
     assert len(await world.asked(0, wait=0)) == len(costs) < len(people)
     said = " ".join([text for person in people for text in await world.visible(person)])
     assert said.count("The daily spending cap has been reached ($") == len(people) - len(costs)
-    assert "opens again tomorrow" in said
+    assert "try again tomorrow" in said
 
 
 async def test_a_conversation_at_its_cap_goes_on_after_new(world: World) -> None:

@@ -165,8 +165,8 @@ async def test_what_cannot_be_sent_is_told_to_the_model(world: World) -> None:
     for path, told in {
         "large.bin": "larger than 50,000,000 bytes, the limit of this chat",
         "empty": "is empty",
-        "../state.db": "has “..”",
-        "gone.txt": "there is no “gone.txt”",
+        "../state.db": "contains “..”",
+        "gone.txt": "“gone.txt” does not exist",
     }.items():
         await world.say(f'[[tool:send_file {{"path": "{path}"}}]]')
         assert await world.replies(1, match=told), path

@@ -205,7 +205,7 @@ def _shell(command: str) -> tuple[str | bytes, ...]:
 def bound_process(pid: int, settings: TerminalSettings, *, max_file_bytes: int, has_end: bool) -> None:
     """Set the resource limits of a process at the gate. Its later children inherit them.
 
-    The process gets the lowest CPU priority, and is killed first if memory is scarce. Only memory that it writes to
+    The process gets a low CPU priority, and is killed first if memory is scarce. Only memory that it writes to
     counts. `has_end`: also limit the CPU time.
     """
     bounds = {

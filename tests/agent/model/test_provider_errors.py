@@ -51,7 +51,7 @@ READ_AS = {
 }
 """Outcome in the ledger, and a part of what the chat reads, by kind."""
 IMPATIENT = RetryPolicy(first_pause=0.001, max_pause=0.002, max_retry_after=0.0)
-"""Waits for nobody, so that no pause that a provider asks for is slept through."""
+"""Policy without pauses, so that the tests do not sleep."""
 ATTEMPTS = {"rate": 4, "unavailable": 4, "shape": 2, "malformed": 3}
 """Attempts where the provider does not ask for a pause; one otherwise, and of all other kinds.
 
@@ -78,12 +78,12 @@ def texts_of(name: str) -> list[Json]:
 
 
 def fits(text: Json, way: Way) -> bool:
-    """False for an event of another protocol, and for what is only said of images."""
+    """False for an event of another protocol, and for texts that only apply to images."""
     return text.get("protocol", way.protocol) == way.protocol and not text.get("has_image")
 
 
 def script(text: Json, way: Way) -> Json:
-    """The answer: as an error, or after a 200 in place of the reply or of its first event."""
+    """Return the answer: an error status, or a 200 with the error instead of the reply or the first event."""
     body = text["body"]
     raw = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
     if text["status"] >= 400:
@@ -104,7 +104,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", FILES)
-async def test_a_refusal_is_read_as_what_it_is(
+async def test_provider_errors_are_classified(
     name: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM, pytestconfig: pytest.Config
 ) -> None:
     wrong: list[str] = []
@@ -122,14 +122,14 @@ async def test_a_refusal_is_read_as_what_it_is(
 
 
 def complaints(text: Json, left: Left, way: Way) -> Iterator[str]:
-    """What is not as it should be."""
+    """Return the deviations from the expectation."""
     outcome, sentence = READ_AS[text["kind"]]
     attempts = 1 if "wait_seconds" in text else ATTEMPTS.get(text["kind"], 1)
     if (text["kind"], way.protocol) == ("shape", "responses"):
-        attempts = 1  # its system prompt is no message, so a chat without calls is the same in every form
+        attempts = 1  # its system prompt is not a message, so a chat without calls is the same in every shape
     outcomes = [outcome] * attempts
     if text["kind"] == "output_cap" and text.get("cap", MIN_OUTPUT_ROOM) < MIN_OUTPUT_ROOM:
-        sentence = "lower this model's `max_output_tokens`"  # that would be no answer
+        sentence = "lower this model's `max_output_tokens`"  # would not be an error
     elif text["kind"] == "output_cap":
         outcomes.append("ok")
     if left.outcomes not in (outcomes, 2 * outcomes if is_put_otherwise(text) else outcomes):
@@ -140,19 +140,19 @@ def complaints(text: Json, left: Left, way: Way) -> Iterator[str]:
 
 
 def is_put_otherwise(text: Json) -> bool:
-    """True for a refusal of one part of the request, which is then made without it, where there is that part."""
+    """True for a refusal of one part of the request, if the request has that part. The retry leaves it out."""
     words = json.dumps(text["body"])
     return any(part in words for part in ("max_completion_tokens", "enable_thinking", "thinking_blocks"))
 
 
 @pytest.mark.fuzz
-async def test_a_prompt_that_is_refused_as_too_long_in_any_words_is_made_to_fit(
+async def test_a_prompt_refused_as_too_long_is_compressed(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM, pytestconfig: pytest.Config
 ) -> None:
     wrong: list[str] = []
     step = sample(12, 1) if pytestconfig.getoption(OPTION) is None else 2
     texts = [text for text in texts_of("overflow") if text["kind"] == "overflow"]
-    # What states a size of its own is about another prompt; that of its own server speaks in test_size_errors.
+    # Skip texts that state a size, because it belongs to another prompt. See test_size_errors for those.
     texts = [text for text in texts if not text.get("prompt_tokens") and (text.get("window") or 32_768) > 8_000]
     for number, text in list(enumerate(texts))[step // 2 * way.streams :: step]:
         async with way.dialled(server.url, f"lab-too-long-{number}") as model:
@@ -166,7 +166,7 @@ async def test_a_prompt_that_is_refused_as_too_long_in_any_words_is_made_to_fit(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_numbers_of_a_refusal_are_taken_over(name: str) -> None:
+def test_the_numbers_in_a_refusal_are_extracted(name: str) -> None:
     for text in texts_of(name):
         is_stream = text["status"] < 400
         seen = (text["body"], REQUESTS[text.get("has_image", False)])
