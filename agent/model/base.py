@@ -51,7 +51,7 @@ class Endpoint:
     read_seconds: float = 120.0
     """Longest silence, and longest gap between two pieces of a reply. Without streaming: time for the whole reply."""
     first_piece_seconds: float = 300.0
-    """Longest wait for the first piece of a reply while the provider keeps the connection alive. Models think first."""
+    """Longest wait for the first piece of a reply while the connection is kept alive. Models may think first."""
     streams: bool = True
     max_output_tokens: int | None = None
     """Highest output limit that a request may set."""

@@ -175,7 +175,7 @@ With twenty streams, other tasks wait up to ten milliseconds. A pause after ever
 
 
 async def checkpoint(slice_end: float) -> float:
-    """Let other tasks run if a stream's slice of the event loop is over. Return the end of its current slice.
+    """Let other tasks run if a stream has used up its slice of the event loop. Return the end of the current slice.
 
     Received bytes are otherwise read without a pause, tens of kilobytes at a time. Twenty such streams would repeatedly
     block all other tasks for a tenth of a second.

@@ -30,7 +30,7 @@ T = TypeVar("T")
 MAX_FAILURES = 3
 """Consecutive failed calls, each including its retries, after which the circuit opens."""
 OPEN_SECONDS = (30.0, 60.0, 300.0)
-"""Seconds for which a circuit stays open: at first, after one failed trial, and after every further failed trial."""
+"""Seconds for which a circuit stays open: at first, after a failed trial, and after every further failed trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

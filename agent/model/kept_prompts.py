@@ -75,7 +75,7 @@ def _settled_rows(transcript: Transcript) -> int:
 
 
 def _are_answers_within(rows: Transcript) -> bool:
-    """True if every tool result answers a call in these rows. Otherwise it would change an earlier message."""
+    """True if every tool result answers a call in these rows. Another result would change an earlier message."""
     asked: set[str | None] = set()
     for row in rows:
         if row.role is MessageRole.ASSISTANT:

@@ -27,7 +27,7 @@ def escaped(text: str) -> str:
 
 
 def enclosed(text: str) -> str:
-    """Return the text with a backslash in everything that looks like the closing tag of its block."""
+    """Return the text with a backslash inserted into everything that looks like the closing tag of its block."""
     if text.isascii() and "<" not in text:
         return text
     return _ANGLE.sub(lambda found: found[0] + "\\" * _closes_block(text, found.start()), text)

@@ -105,7 +105,7 @@ def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> t
 
 
 def first_doubt(text: str, start: int) -> int:
-    """Return the index from which a growing text may turn out to be a call. Search after `start`; else its length."""
+    """Return the index after `start` from which a growing text may be a call. If there is none, return its length."""
     for begin in islice(_BEGIN.finditer(text, start), MAX_MARKERS):
         if _BEGUN.match(text, begin.start()) is not None and not is_code(text[: begin.start()]):
             return begin.start()

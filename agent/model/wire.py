@@ -59,7 +59,7 @@ class WireStyle:
     """True if several people write. Their rows then carry their names."""
     zone: tzinfo = UTC
     max_result_characters: int = 100_000
-    """Maximum length of a tool result. The rest is cut off, with a hint how to read on. The row stays complete."""
+    """Maximum length of a tool result. The rest is cut off, with a hint on how to continue. The row stays complete."""
     image_urls: Mapping[int, str] = field(default_factory=dict)
     """Data URLs by attachment id. Other images are only mentioned."""
     image_notes: Mapping[tuple[int, int], str] = field(default_factory=dict)

@@ -65,7 +65,7 @@ class CallPlan:
         return Answerer.STARTER if policy is not Policy.ALLOW and one.may_need_approval else None
 
     def _is_granted(self, one: ReadyCall, answerer: Answerer) -> bool:
-        """Return True if a saved approval covers the call, and its giver may still approve such calls."""
+        """Return True if a saved approval covers the call, and the person who gave it may still approve such calls."""
         givers = [by for tool, shape, by in self.grants if one.shape and (tool, shape) == (one.tool.name, one.shape)]
         is_admins = answerer is Answerer.ADMIN and not any(self.access.is_admin(UserRef(by)) for by in givers)
         return bool(givers) and answerer is not Answerer.MODERATOR and not is_admins
@@ -75,7 +75,7 @@ class CallPlan:
             said = f" and said: {answer.reason}" if answer.reason else ""
             self._refuse(one, f"a person denied this call{said}; do not try it again in another form")
         elif answer.state is ApprovalState.EXPIRED:
-            self._refuse(one, "this call was not approved in time, so it was not run")
+            self._refuse(one, "no one approved this call, so it was not run")
         elif answer.answerer is Answerer.ADMIN and not self.access.is_admin(UserRef(answer.decided_by or "")):
             self._refuse(one, NO_ADMIN)  # the person is no longer an admin
         else:
@@ -104,8 +104,7 @@ def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> Appr
                 f"covers calls of {inline(tool.name)} by everyone in {place} chat {reach}"
             )
             longer += "" if reach.endswith("\n") else "."
-        answers = f"send `/approve a{number}` to allow it, or `/deny a{number} <reason>` to refuse"
-        return f"{who}Press a button, or {answers}.{longer}"
+        return f"{who}Press a button, or send `/approve a{number}` or `/deny a{number} <reason>`.{longer}"
 
     def buttons(number: int) -> list[Button]:
         answers = [(label, f"/approve a{number}{word}") for label, word in words.items() if shape or not word]

@@ -167,7 +167,7 @@ async def test_power_that_was_taken_back_says_yes_to_nothing(world: World) -> No
     await world.gateway.start()
     await press(world, ADMIN, "Yes, once")
     assert await world.replies(1, match="Nothing waits|Only an admin", chat_id=ADMIN)
-    assert await world.replies(1, match="nobody answered"), "the admin of now has no chat to be asked in"
+    assert await world.replies(1, match="no one approved this call"), "the admin of now has no chat to be asked in"
     assert world.query("SELECT state FROM approvals") == [("expired",)]
     assert notebook(world) == []
 
@@ -197,7 +197,7 @@ async def test_a_question_that_no_admin_can_answer_any_more_is_refused_at_once(w
         await world.tg.post("update", reach("kicked", ADMIN))
     elif way == "revoked":
         assert (await world.command_line("pair", "revoke", "telegram:1"))[0] == 0
-    assert await world.replies(1, match="nobody answered")
+    assert await world.replies(1, match="no one approved this call")
     await shown(world, 42, f"Refused, because no admin can be reached any more, {TIME}")
     assert notebook(world) == []
 
@@ -279,7 +279,7 @@ async def test_a_question_that_nobody_answers_says_that_it_has_expired(world: Wo
         [closed] = await shown(world, chat_id, f"Expired without an answer {TIME}")
         assert int(re.search(r"at (\d\d):", closed["text"])[1]) in (hour, (hour + 23) % 24)
         assert buttons_of(closed) == []
-    assert await world.replies(1, match="nobody answered")
+    assert await world.replies(1, match="no one approved this call")
 
 
 async def test_a_question_longer_than_a_message_is_shown_whole_and_its_last_part_says_what_became_of_it(

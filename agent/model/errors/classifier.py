@@ -46,7 +46,7 @@ def status_error(
 
 
 def stream_error(body: object, request: ModelRequest | None = None) -> ModelError:
-    """Return the error for an error object that arrives after a 200, in an event stream or instead of a reply."""
+    """Return the `ModelError` for an error that arrives after a 200, in an event stream or instead of a reply."""
     return status_error(0, {}, body, request)
 
 

@@ -67,8 +67,9 @@ class FetchResult:
     url: str
     """URL after all redirects."""
     media_type: str
-    """Media type as stated by the server. Empty: not stated. The same holds for `charset`."""
+    """Media type as stated by the server. Empty: not stated."""
     charset: str
+    """Character set as stated by the server. Empty: not stated."""
     data: bytes
     is_cut: bool
     """True if only the beginning was read."""
