@@ -3,9 +3,9 @@
 A `ChatModel` (base.py), such as `protocols.chat_completions.ChatCompletionsModel`, accepts a `ModelRequest` with stored
 rows, which wire.py renders. It returns a `ModelReply` or raises a `hermes_state.errors.ModelError`.
 
-A `ModelClient` (client.py) checks the spending caps, retries calls as `RetryPolicy` and `errors.REMEDIES` allow, prices
-them (usage.py, catalog.py), records failures in the `Ledger`, and has a `CircuitBreaker`. `errors.sentence_for` returns
-the sentence for the user.
+A `ModelClient` (client.py) checks the spending caps and retries calls as `RetryPolicy` and `errors.REMEDIES` allow. It
+prices calls (usage.py, catalog.py), records failures in the `Ledger`, and has a `CircuitBreaker`. `errors.sentence_for`
+returns the sentence for the user.
 
 >>> import asyncio
 >>> from agent.model.base import ModelRequest

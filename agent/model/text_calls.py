@@ -1,7 +1,7 @@
 """Tool calls that a model wrote into the text of its answer, and that its server did not extract.
 
-Every model family has its own markup, but always the same parts: wrappers that contain calls, and calls with a name and
-with arguments as JSON or as pairs. Code and sentences about markup do not count as calls.
+Every model family has its own markup, but the same parts: wrappers that contain calls, and calls with a name and
+arguments. The arguments are JSON or pairs. Code and sentences about markup do not count as calls.
 """
 
 import json
@@ -78,8 +78,8 @@ _decode: Final = json.JSONDecoder(strict=False).raw_decode
 def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> tuple[int, list[tuple[str, str]]] | None:
     """Return the index at which calls begin in a text, and their names and arguments; None for a text without calls.
 
-    The list is empty if the calls cannot be used: they are broken, name unknown tools, or are followed by more text, or
-    `is_said` returns True for the text of a call.
+    The list is empty if the calls cannot be used, because they are broken, name unknown tools, or are followed by more
+    text. It is also empty if `is_said` returns True for the text of a call.
     """
     passed = 0
     for begin in islice(_BEGIN.finditer(text), MAX_MARKERS):

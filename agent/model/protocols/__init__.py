@@ -25,6 +25,6 @@ def missing_extra(protocol: str) -> str | None:
     if protocol not in EXTRAS or importlib.util.find_spec(EXTRAS[protocol]) is not None:
         return None
     return (
-        f"the protocol {protocol} needs an SDK that is not installed: run `make {protocol}` in the source tree, or "
-        f"`pip install 'hermes-gateway[{protocol}]'` if you installed the gateway as a package"
+        f"the SDK for the protocol {protocol} is not installed: run `make {protocol}` in a clone of the repository, or "
+        f"`pip install 'hermes-gateway[{protocol}]'`"
     )

@@ -35,8 +35,8 @@ from hermes_state.values import ChatId, Clock, Image, Millis
 log = structlog.get_logger()
 
 MISSING_SDK: Final = (
-    "MCP servers need an SDK that is not installed: run `make mcp` in the source tree, or "
-    "`pip install 'hermes-gateway[mcp]'` if you installed the gateway as a package"
+    "MCP servers need an SDK that is not installed: run `make mcp` in a clone of the repository, or "
+    "`pip install 'hermes-gateway[mcp]'`"
 )
 RETRIES: Final = Backoff(1.0, 300.0)
 
