@@ -1,8 +1,10 @@
 """All faults of model calls, over every protocol, with and without streaming.
 
-A table of faults, and for each what its people read, how often the provider is asked, what the ledger says of it, what
-is stored, and that the chat goes on afterwards. `make test` sees half of the table: each fault over every protocol,
-streamed or whole; those that are waited for over one way each, as `test_patience` waits on every way.
+For each fault, a table has the sentence in the chat, the number of requests and the outcomes in the ledger. The tests
+also check the stored rows, and that the chat continues afterwards.
+
+`make test` runs half of the table: each fault over every protocol, either streamed or whole. Faults with a long wait run
+over one way only, because `test_patience` waits on every way.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -122,7 +124,7 @@ FAULTS: Mapping[str, Fault] = {
     "rate limit for a moment": Fault(
         does=error("429", retry_after=0.05), says="Please send /retry in a second.", calls=("rate_limited",) * 4
     ),
-    "rate limit for longer than we wait": Fault(
+    "rate limit with too long a pause": Fault(
         does=error("429", retry_after=600), says="Please send /retry in 10 minutes.", calls=("rate_limited",)
     ),
     "server error": Fault(does=error("500"), says=NOT_NOW, calls=("unavailable",) * 4),
@@ -133,7 +135,7 @@ FAULTS: Mapping[str, Fault] = {
         says="or cannot be reached. Please send /retry in a second.",
         calls=("unavailable",) * 4,
     ),
-    "overload for longer than we wait": Fault(
+    "overload with too long a pause": Fault(
         does=error("529", retry_after=600),
         says="or cannot be reached. Please send /retry in 10 minutes.",
         calls=("unavailable",),
@@ -158,10 +160,10 @@ FAULTS: Mapping[str, Fault] = {
     ),
     # ---- malformed replies
     "malformed": Fault(does=in_text("malformed"), says=BROKEN, calls=("malformed",) * 2, begins=True, shows=True),
-    "a page in place of a reply": Fault(
+    "a page instead of a reply": Fault(
         does={"raw": PAGE, "content_type": "text/html"}, says=BROKEN, calls=("malformed",) * 2
     ),
-    "nothing in place of a reply": Fault(does={"raw": ""}, says=BROKEN, calls=("malformed",) * 2),
+    "nothing instead of a reply": Fault(does={"raw": ""}, says=BROKEN, calls=("malformed",) * 2),
     "an empty answer": Fault(does={"text": " \n"}, says=BROKEN, calls=("malformed",) * 2, reports=always),
     # ---- interrupted replies
     "the stream ends before text": Fault(
@@ -204,20 +206,20 @@ FAULTS: Mapping[str, Fault] = {
     "hangs in a call": Fault(
         does=in_call("hang_after"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
     ),
-    "keeps the line open before anything": Fault(
+    "keeps the connection open before anything": Fault(
         does={"text": HALF, "keep_open": 0}, says=SILENT, calls=("timeout",) * 2, falls_silent=True
     ),
-    "keeps the line open before text": Fault(
+    "keeps the connection open before text": Fault(
         does=at_once("keep_open"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
     ),
-    "keeps the line open with events that say nothing": Fault(
+    "keeps the connection open with events that say nothing": Fault(
         does=at_once("keep_open", keep_open_with="event"),
         says=SILENT,
         calls=("timeout",) * 2,
         begins=True,
         falls_silent=True,
     ),
-    "keeps the line open after text": Fault(
+    "keeps the connection open after text": Fault(
         does=in_text("keep_open", keep_open_with="event"),
         says=SILENT,
         calls=("timeout",) * 2,
@@ -225,7 +227,7 @@ FAULTS: Mapping[str, Fault] = {
         shows=True,
         falls_silent=True,
     ),
-    "keeps the line open in a call": Fault(
+    "keeps the connection open in a call": Fault(
         does=in_call("keep_open"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
     ),
 }

@@ -1,12 +1,12 @@
-"""Error answers of real providers, over every protocol, streamed and whole: what the chat is told, and what it costs.
+"""Error answers of real providers over every protocol: the sentence in the chat, and the number of attempts.
 
-The texts are in tests/fixtures/provider_errors, in files by what they were filed as, each with its source and with the
-kind that it has to be read as; `read` says why where that is another one. Those marked `blind` were collected after the
-classifier was finished, and written down before it saw them: its first try read 190 of 228 as they were filed. Nine of
-those, of a native API that no protocol here speaks, are left out.
+The texts are in tests/fixtures/provider_errors, one file per kind, each with its source and its expected kind. If the
+expected kind differs from the file, `read` says why. Texts marked `blind` were collected and labelled after the
+classifier was finished. Its first version classified 190 of 228 correctly. Nine of those texts, from a native API that
+the gateway does not support, are left out.
 
-Without `--protocol` every third comes over chat completions, streamed or whole; `make fuzz` sends all of them, streamed
-and whole, and `make protocols` over the other two.
+Without `--protocol`, every third text runs over chat completions, streamed or whole. `make fuzz` runs all texts both
+ways, and `make protocols` runs them over the other two protocols.
 """
 
 import json
@@ -53,9 +53,9 @@ READ_AS = {
 IMPATIENT = RetryPolicy(first_pause=0.001, max_pause=0.002, max_retry_after=0.0)
 """Policy without pauses, so that the tests do not sleep."""
 ATTEMPTS = {"rate": 4, "unavailable": 4, "shape": 2, "malformed": 3}
-"""Attempts where the provider does not ask for a pause; one otherwise, and of all other kinds.
+"""Number of attempts by kind, if the provider requests no pause. Otherwise, and for all other kinds: one attempt.
 
-A form of the conversation that is refused is followed by stricter ones, of which the last changes a chat without calls.
+After a refused shape, stricter shapes are tried. Only the last of them changes a chat without calls.
 """
 
 

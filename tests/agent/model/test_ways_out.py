@@ -135,7 +135,7 @@ async def test_a_cooldown_begins_when_the_call_has_failed(chat: Chat, small: Cha
             raise ModelTimeout("the provider stopped answering")
 
         async def close(self) -> None:
-            """It holds nothing."""
+            """Do nothing, because there are no connections."""
 
     routes = [SummaryRoute(client=client_of(Slow(), slow_chat.store, clock), context_length=Tokens(8_192))]
     agent = agent_of(slow_chat, small, routes=routes)
