@@ -3,8 +3,8 @@
 For each fault, a table has the sentence in the chat, the number of requests and the outcomes in the ledger. The tests
 also check the stored rows, and that the chat continues afterwards.
 
-`make test` runs half of the table: each fault over every protocol, either streamed or whole. Faults with a long wait run
-over one way only, because `test_patience` waits on every way.
+`make test` runs half of the table: each fault over every protocol, either streamed or whole. Faults with a long wait
+run over one way only, because `test_patience` waits on every way.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
