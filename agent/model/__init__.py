@@ -1,9 +1,11 @@
 """Model calls: one protocol for every model, and a client that retries, counts and caps them.
 
-A `ChatModel` (base.py), such as `protocols.chat_completions.ChatCompletionsModel`, takes a `ModelRequest` with stored
-rows (wire.py renders them), and returns a `ModelReply` or raises a `hermes_state.errors.ModelError`. A `ModelClient`
-(client.py) repeats calls as `RetryPolicy` and `errors.REMEDIES` allow, checks the spending caps, records failures in
-the `Ledger`, prices calls (usage.py, catalog.py), and has a `CircuitBreaker`. `errors.sentence_for` tells the person.
+A `ChatModel` (base.py), such as `protocols.chat_completions.ChatCompletionsModel`, accepts a `ModelRequest` with stored
+rows, which wire.py renders. It returns a `ModelReply` or raises a `hermes_state.errors.ModelError`.
+
+A `ModelClient` (client.py) checks the spending caps and retries calls as `RetryPolicy` and `errors.REMEDIES` allow. It
+prices calls (usage.py, catalog.py), records failures in the `Ledger`, and has a `CircuitBreaker`. `errors.sentence_for`
+returns the sentence for the user.
 
 >>> import asyncio
 >>> from agent.model.base import ModelRequest

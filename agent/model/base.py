@@ -1,4 +1,4 @@
-"""Model settings, requests, replies and the `ChatModel` protocol, whatever protocol the model speaks."""
+"""Model settings, requests, replies and the `ChatModel` protocol, the same for every provider API."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from hermes_state.values import (
 
 
 class FinishReason(StrEnum):
-    """Reason why a model stopped. A call that the provider filtered or broke off is an error, not a reply."""
+    """Reason why a model stopped. A reply that the provider filtered or broke off is an error instead."""
 
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
@@ -34,9 +34,9 @@ class FinishReason(StrEnum):
 
 
 DEFAULT_MAX_TOKENS: Final = 32_000
-"""Output limit of an unknown model where a reply must not be cut off: every current model allows it."""
+"""Output limit of an unknown model for replies that must not be cut off. Every current model allows it."""
 CacheTtl: TypeAlias = Literal["5m", "1h"]
-"""Time to live of a cached prompt since it was last read. An hour costs more to write: 2 times the input, not 1.25."""
+"""Time to live of a cached prompt after its last use. Writing costs twice the input price for 1h, 1.25 times for 5m."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,31 +46,31 @@ class Endpoint:
     model: str
     api_key: str
     base_url: str | None = None
-    """Root of the API; None: the API of the protocol's inventor."""
+    """Root URL of the API. None: the official API of the protocol."""
     connect_seconds: float = 5.0
     read_seconds: float = 120.0
-    """Longest silence; after the first piece, longest time without a piece. Without streaming, until it is whole."""
+    """Longest silence, and longest gap between two pieces of a reply. Without streaming: time for the whole reply."""
     first_piece_seconds: float = 300.0
-    """Longest wait for the first piece of text, reasoning or call while the line is kept open: models think."""
+    """Longest wait for the first piece of a reply while the connection is kept alive. Models may think first."""
     streams: bool = True
     max_output_tokens: int | None = None
     """Highest output limit that a request may set."""
     temperature: float | None = None
     top_p: float | None = None
     reasoning_effort: ReasoningEffort | None = None
-    """Effort of requests that ask for none; None: the provider's default."""
+    """Effort for requests that do not choose their own. None: the provider's default."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     extra_body: Mapping[str, Any] = field(default_factory=dict)  # the provider's JSON
     cache_ttl: CacheTtl = "5m"
     sends_cache_key: bool | None = None
-    """Send `cache_key` with chat completions. None: to OpenAI itself only; not all others accept the field."""
+    """Send `cache_key` with chat completions. None: only to OpenAI, because some other servers refuse the field."""
     default_max_tokens: int = DEFAULT_MAX_TOKENS
-    """Output limit at Anthropic's API where a request sets none; best the model's whole output limit."""
+    """Output limit for Anthropic's API if a request sets none. Ideally the model's full output limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSchema:
-    """A tool as a model sees it; `parameters` is a JSON schema of type object."""
+    """Description of a tool for the model. `parameters` is a JSON schema of type object."""
 
     name: str
     description: str
@@ -79,7 +79,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payer:
-    """Chat and conversation that pay for a call. All None: it counts to the day's costs only."""
+    """Chat and conversation that pay for a call. All None: the call only counts towards the day's costs."""
 
     chat_id: ChatId | None = None
     lineage_id: LineageId | None = None
@@ -87,60 +87,60 @@ class Payer:
 
     @classmethod
     def of(cls, conversation: ConversationRef) -> Self:
-        """Return the payer of a conversation and its turn; a sub-agent is paid by its caller."""
+        """Return the payer for a conversation and its turn. The caller pays for a sub-agent."""
         lineage_id, turn_id = conversation.paid_by or (conversation.lineage_id, conversation.turn_id)
         return cls(chat_id=conversation.chat_id, lineage_id=lineage_id, turn_id=turn_id)
 
 
 class Ledger(Protocol):
-    """Record of model calls with their payers, and of output limits that were learned."""
+    """Record of model calls with their payers, and of learned output limits."""
 
     async def record(self, payer: Payer, call: ModelCall) -> None:
         """Store the row of a call. Raises `StoreUnavailable`."""
 
     async def output_cap(self, route: str, model: str) -> int | None:
-        """Return the most tokens of an answer that the provider has stated lately for this model."""
+        """Return the output limit in tokens that the provider recently stated for this model."""
 
     async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
-        """Store the limit that a provider stated when it refused more. Raises `StoreUnavailable`."""
+        """Store the output limit that a provider stated in a refusal. Raises `StoreUnavailable`."""
 
 
 class Caps(Protocol):
-    """Caps on spending."""
+    """Spending caps."""
 
     async def check(self, payer: Payer) -> None:
-        """Return if another call may be made for `payer`; raises `SpendingCapExceeded`."""
+        """Raise `SpendingCapExceeded` if no further call may be made for `payer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """Model call with stored rows, which each protocol renders through `wire`."""
+    """Request for one model call. It holds stored rows, which each protocol renders through `wire`."""
 
     system: str
     transcript: Transcript
     tools: tuple[ToolSchema, ...] = ()
     may_call_tools: bool = True
-    """False makes the model answer; the tools stay listed, so that the prompt keeps its bytes."""
+    """False forces an answer. The tools stay listed, so that the prompt's bytes do not change."""
     max_output_tokens: int | None
-    """Output limit; None for a summary that must not be cut off."""
+    """Output limit. None for a summary, which must not be cut off."""
     output_cap: int | None = None
-    """Most tokens that there is room for, or that the model can write: for APIs that insist on a limit."""
+    """Largest useful output limit, by the free room and the model's own limit. For APIs that require a limit."""
     style: WireStyle = field(default_factory=WireStyle)
     reasoning_effort: ReasoningEffort | None = None
-    """Effort that the conversation has chosen; None: the effort of the model's settings."""
+    """Effort chosen for the conversation. None: the effort of the model's settings."""
     payer: Payer = field(default_factory=Payer)
     view: tuple[SessionId, int] | None = None
-    """Session and version of the view that the rows belong to; a version only grows. None: the rows are no view."""
+    """Session and version of the view that the rows come from. Versions only grow. None: the rows are not a view."""
     cache_key: str = ""
-    """Key shared by requests that begin alike, for providers that route by it.
+    """Key shared by requests with the same beginning, for providers that route by such a key.
 
-    Without one a request is not marked for caching: a prompt that is sent once would cost a quarter more.
+    A request without a key is not marked for caching, because caching a prompt that is sent once costs a quarter more.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """Whole reply: text, calls, or both. Call ids are not empty and differ within a reply."""
+    """Complete reply: text, calls, or both. Call ids are not empty and are unique within a reply."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
@@ -148,16 +148,16 @@ class ModelReply:
     usage: CanonicalUsage | None
     """Usage as reported by the provider."""
     reasoning: Reasoning | None = None
-    """Reasoning before the calls, if the model's API wants it back with their results."""
+    """Reasoning before the calls, if the API expects it back with their results."""
     cost: MicroUsd | None = None
     """Cost as reported by the provider."""
     refused: tuple[ModelError, ...] = ()
-    """Refusals of earlier forms of the request, each of which was a call."""
+    """Refusals of earlier forms of the request. Each was a call of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Sizes of a model; None: not stated."""
+    """Sizes of a model. None: not stated."""
 
     context_length: Tokens | None = None
     max_output_tokens: Tokens | None = None
@@ -167,29 +167,29 @@ _EFFORT = re.compile(
     r"efforts?\b|enable_thinking|output_config|budget_tokens|thinking(?:[._:]| is not)|support (?:thinking|reasoning)",
     re.IGNORECASE,
 )
-"""Wording of refusals of an effort."""
+"""Words by which providers refuse an effort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """Form of a call's settings; it changes until the provider accepts it."""
+    """Form of a call's settings. After a refusal, `after` returns the next form to try."""
 
     wanted: tuple[ReasoningEffort | None, bool]
     """Effort of the call, and True if it has tools."""
     sampling: Mapping[str, float]
-    """Temperature and the like. Some models accept one of them, or none."""
+    """Temperature and similar settings. Some models accept only one of them, or none."""
     efforts: Sequence[Mapping[str, Any]]
-    """Fields that ask for the effort in one way or another, the best first."""
+    """Alternative fields that ask for the effort, the best first."""
     index: int
     faults: frozenset[str] = frozenset()
-    """Parts of requests that the server has refused, see `protocols.openai.RequestFault`."""
+    """Parts of requests that the server refused, see `protocols.openai.RequestFault`."""
 
     @property
     def fields(self) -> dict[str, Any]:
         return {**self.sampling, **self.efforts[self.index]}
 
     def after(self, error: ModelError) -> Self | None:
-        """Return the next form to try; None where no setting is to blame."""
+        """Return the next form to try; None if no setting caused the error."""
         text = refusal_text(error)
         for name in self.sampling:
             if name in text:
@@ -199,14 +199,14 @@ class CallForm:
 
 
 def refusal_text(error: ModelError) -> str:
-    """Return the beginning of a provider's refusal whose reason is unknown; empty for any other error."""
-    response = getattr(error.__cause__, "response", None)  # both SDKs' errors for a status have it
+    """Return the beginning of a refusal if its reason is unknown. Empty for all other errors."""
+    response = getattr(error.__cause__, "response", None)  # set by the status errors of both SDKs
     is_unclear = type(error) in (ModelError, ModelNotFound, ShapeRejected)
     return response.text[:4_000] if is_unclear and response is not None else ""
 
 
 def with_fields(body: Mapping[str, Any], *further: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request's body with further fields, of which the last wins; objects are joined, one level deep."""
+    """Return a request body with more fields. Later fields win, and objects are merged one level deep."""
     whole = dict(body)
     for name, value in (item for fields in further for item in fields.items()):
         before = whole.get(name)
@@ -215,15 +215,15 @@ def with_fields(body: Mapping[str, Any], *further: Mapping[str, Any]) -> dict[st
 
 
 def made_by(route: str, model: str) -> str:
-    """Return a model's name in `Reasoning.made_by`: its protocol, which a route begins with, and its name."""
+    """Return the value of `Reasoning.made_by` for a model: protocol (the first part of the route) and name."""
     return f"{route.partition(':')[0]}:{model}"
 
 
 class CalledModel(Protocol):
-    """Model at the end of a route."""
+    """Model that can be called, at one route."""
 
     route: str
-    """Protocol and host, for the ledger and for limits learned per route; never a credential."""
+    """Protocol and host, for the ledger and for learned limits. Never contains a credential."""
     name: str
     """The model's name at its provider."""
 
@@ -232,15 +232,15 @@ class ChatModel(CalledModel, Protocol):
     """Model that answers conversations."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """Make the call once. `on_text` receives the whole text so far, each time it has grown.
+        """Make the call once. `on_text` receives the complete text so far, each time it grows.
 
-        Raises the kinds of `ModelError`. Cancelling it closes the connection.
+        Raises the kinds of `ModelError`. Cancelling the call closes its connection.
         """
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """Return the sizes of the model. Costs nothing, takes seconds at most and raises nothing.
+        """Return the sizes of the model. Free of charge, takes a few seconds at most, and never raises.
 
-        None where the provider could not be reached just now, or may know more after a call.
+        None if the provider cannot be reached, or may know more after a call.
         """
 
     async def close(self) -> None:

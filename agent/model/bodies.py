@@ -1,7 +1,7 @@
-"""Bodies of providers' answers, read within bounds, so that no reply takes too much memory or time.
+"""Bounded reading of provider responses, so that no reply uses too much memory or time.
 
-A body is unpacked in small pieces, for our code and for an SDK. It is a stream of events or one JSON value, whatever
-the request asked for, and neither must have an end.
+Bodies are decompressed in small pieces, both for our code and for the SDKs. A server may send a stream of events or one
+JSON value, whichever the request asked for, and may never end it.
 """
 
 import asyncio
@@ -20,23 +20,25 @@ import orjson
 from hermes_state.errors import ModelNotFound, ReplyMalformed
 
 MAX_BODY_BYTES: Final = 3_000_000
-"""Longest event, and longest whole reply, in bytes: several times the longest that any model writes. Decoded, it may
-take ten times as much memory."""
+"""Maximum size of an event, and of a reply without streaming. Several times the longest reply of any model.
+
+Decoded, the value can use ten times as much memory.
+"""
 MAX_VALUES: Final = 200_000
-"""Most values of one event: an empty list takes twenty times its text."""
+"""Maximum number of JSON values in one event: in memory, an empty list is twenty times as large as its text."""
 PIECE_BYTES: Final = 65_536
-"""Largest piece of a body at once, as the network brings it; unpacking makes larger ones."""
+"""Size to which decompressed pieces are split: as large as those from the network."""
 
 
 def guards(base_url: str) -> dict[str, list[Callable[[Any], Awaitable[None]]]]:
-    """Return hooks of an HTTP client that speaks to one provider only, and reads within bounds."""
+    """Return event hooks that keep an HTTP client on one provider's host and bound its responses."""
     home = httpx2.URL(base_url)
 
     async def stay(request: httpx2.Request) -> None:
         url = request.url
         if (url.scheme, url.host, url.port) != (home.scheme, home.host, home.port):
             raise ModelNotFound("the provider's address redirects to another one")
-        request.headers["Accept-Encoding"] = "gzip, deflate"  # others need megabytes before they give anything
+        request.headers["Accept-Encoding"] = "gzip, deflate"  # other codings buffer megabytes first
 
     return {"request": [stay], "response": [_bound]}
 
@@ -44,21 +46,21 @@ def guards(base_url: str) -> dict[str, list[Callable[[Any], Awaitable[None]]]]:
 async def _bound(response: httpx2.Response) -> None:
     coding = response.headers.get("content-encoding", "").strip().lower()
     if response.is_success and coding in ("", "identity"):
-        return  # its pieces are small, and the reader counts them
+        return  # the pieces are small, and the reader counts their bytes
     is_readable = coding in ("", "identity", "gzip", "deflate")
     if response.is_success and not is_readable:
-        raise ReplyMalformed("a reply in a coding that was not asked for")
+        raise ReplyMalformed("the reply has a content coding that was not requested")
     packed = httpx2.Response(response.status_code, headers=response.headers, stream=response.stream)
-    most = sys.maxsize if response.is_success else 64_000 * is_readable  # an error tells its reason at the beginning
+    most = sys.maxsize if response.is_success else 64_000 * is_readable  # errors state their reason first
     response.stream = _BoundedStream(packed, most)
     response.headers.pop("content-encoding", None)
-    response.encoding = "utf-8"  # some names of encodings unpack once more
+    response.encoding = "utf-8"  # some encoding names make Python decompress again
     if response.is_error:
-        await response.aread()  # here, because the SDKs would leave it open if this was cancelled
+        await response.aread()  # the SDKs would leave the response open on cancellation
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """Body of an answer, unpacked, up to a limit."""
+    """Decompressed response body, up to a limit."""
 
     def __init__(self, packed: httpx2.Response, max_bytes: int) -> None:
         self._packed = packed
@@ -83,7 +85,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 async def read_json(response: httpx2.Response) -> object:
-    """Return a body that is one JSON value. Raises `ReplyMalformed` if it is too long, or no JSON."""
+    """Return the JSON value of a body. Raises `ReplyMalformed` if the body is too long or not JSON."""
     try:
         return _value(await _rest_of(response.aiter_bytes(), bytearray()))
     finally:
@@ -99,39 +101,39 @@ async def _rest_of(pieces: AsyncIterator[bytes], body: bytearray) -> bytearray:
 def _add(body: bytearray, piece: bytes | bytearray) -> None:
     body += piece
     if len(body) > MAX_BODY_BYTES:
-        body.clear()  # an error's traceback holds it
-        raise ReplyMalformed(f"a reply with more than {MAX_BODY_BYTES:,} bytes at once")
+        body.clear()  # the error's traceback would keep it alive
+        raise ReplyMalformed(f"the reply, or an event in it, has more than {MAX_BODY_BYTES:,} bytes")
 
 
 _VALUE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[,\[{]', re.DOTALL)
-"""Strings, and beginnings of other values: at least as many as there are values."""
+"""Strings and the beginnings of other values. Matches at least once per value."""
 
 
 def _value(text: bytearray) -> object:
-    """Return the value of a JSON text. Raises `ReplyMalformed` if it is no JSON, or has too many values."""
-    most = text.count(b'"') // 2 + sum(map(text.count, (b",", b"[", b"{")))  # a tenth of the time, for long replies
+    """Return the value of a JSON text. Raises `ReplyMalformed` if the text is not JSON or has too many values."""
+    most = text.count(b'"') // 2 + sum(map(text.count, (b",", b"[", b"{")))  # ten times faster than the pattern
     if most > MAX_VALUES and next(islice(_VALUE.finditer(text), MAX_VALUES, None), None) is not None:
-        raise ReplyMalformed(f"a reply with more than {MAX_VALUES:,} values at once")
+        raise ReplyMalformed(f"the reply, or an event in it, has more than {MAX_VALUES:,} JSON values")
     with suppress(ValueError):
         known: object = orjson.loads(text)
         return known
-    # The standard library also accepts halves of characters, and NaN.
-    with suppress(ValueError, RecursionError):  # its error holds the text, so it must not be the context of ours
+    # The standard library also accepts lone surrogates and NaN.
+    with suppress(ValueError, RecursionError):  # suppressed: as our error's context it would keep the text alive
         value: object = json.loads(text)
         return value
     raise ReplyMalformed("the provider's answer is not JSON")
 
 
 async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None]) -> AsyncIterator[object]:
-    """Yield the events of a stream, or the one JSON value of a body. `advance` is called when such a body begins.
+    """Yield the events of a stream, or the single JSON value of a body. Such a body calls `advance` when it begins.
 
-    Raises `ReplyMalformed` for an event that is too long, or no JSON.
+    Raises `ReplyMalformed` for an event that is too long or not JSON.
     """
     body = bytearray()
     while not body:
         if (piece := await anext(pieces, None)) is None:
             return
-        body += piece.lstrip(b" \t\r\n\xef\xbb\xbf")  # blanks keep the line open; a byte order mark
+        body += piece.lstrip(b" \t\r\n\xef\xbb\xbf")  # keep-alive blanks, byte order mark
     if body.startswith((b"{", b"[")):
         advance()
         yield _value(await _rest_of(pieces, body))
@@ -147,17 +149,17 @@ async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None])
                 yield _value(event)
                 event = bytearray()
     if event:
-        with suppress(ReplyMalformed):  # half an event: the reply broke off
+        with suppress(ReplyMalformed):  # an incomplete event, because the stream broke off
             yield _value(event)
 
 
 async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterator[Sequence[bytearray]]:
-    """Yield the lines of an event stream that have come. The buffer holds its beginning."""
+    """Yield the complete lines of an event stream as they arrive. `buffer` holds its beginning."""
     piece: bytes | None = bytes(buffer)
     while piece is not None:
         if b"\n" in piece or b"\r" in piece:
             lines = buffer.splitlines(keepends=True)
-            # The line feed of a carriage return at the end may still come.
+            # A carriage return at the end may be the first half of a CRLF.
             buffer = bytearray() if lines[-1].endswith(b"\n") else lines.pop()
             yield [line.rstrip(b"\r\n") for line in lines]
         if (piece := await anext(pieces, None)) is not None:
@@ -166,18 +168,17 @@ async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterat
 
 
 SLICE_SECONDS: Final = 0.0002
-"""Longest time that one stream keeps the event loop, in seconds: some ten events.
+"""Longest time that one stream keeps the event loop busy, in seconds: about ten events.
 
-With twenty streams everything else waits for ten milliseconds. A pause after every event would take a fifth more
-processor time.
+With twenty streams, other tasks wait up to ten milliseconds. A pause after every event would use a fifth more CPU time.
 """
 
 
 async def checkpoint(slice_end: float) -> float:
-    """Let other tasks run if a stream's slice of the event loop is over. Returns the end of its slice.
+    """Let other tasks run if a stream has used up its slice of the event loop. Return the end of the current slice.
 
-    Bytes that have arrived already are read without a pause, tens of kilobytes at a time; twenty such streams would
-    hold up everything else for a tenth of a second, again and again.
+    Received bytes are otherwise read without a pause, tens of kilobytes at a time. Twenty such streams would repeatedly
+    block all other tasks for a tenth of a second.
     """
     if time.perf_counter() < slice_end:
         return slice_end

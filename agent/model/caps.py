@@ -1,4 +1,4 @@
-"""Costs of model calls: the caps that are checked before every attempt, and the ledger that records each call.
+"""Spending caps, checked before every attempt of a model call, and the ledger, which records each call.
 
 A call counts once its row is in the ledger, so simultaneous calls can exceed a cap by their own cost.
 """
@@ -17,7 +17,7 @@ from hermes_state.values import Clock, MicroUsd, Millis, ModelCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingCapSettings:
-    """Caps on spending; None: no cap. Days begin at midnight in `zone`; None: in this machine's zone."""
+    """Spending caps; None: no cap. Days begin at midnight in `zone`; None: this machine's time zone."""
 
     daily: MicroUsd | None = None
     chat_daily: MicroUsd | None = None
@@ -40,11 +40,11 @@ def midnight(day: date, zone: tzinfo | None) -> Millis:
 
 
 SETTLED_MILLIS = 10 * 60_000
-"""Age at which all calls of a time are in the ledger: far beyond the longest time that a write is tried."""
+"""Age after which a call is certainly in the ledger: far longer than the retries of a write."""
 
 
 class DailyUsage:
-    """Spending of the whole gateway today: settled calls are summed once, and the last minutes at every check."""
+    """Today's spending of the whole gateway. Older calls are summed once, the last minutes at every check."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -53,25 +53,25 @@ class DailyUsage:
         self._cost = MicroUsd(0)
 
     async def cost(self, since: Millis, now: Millis) -> MicroUsd:
-        """Return the cost of all calls since the day's beginning."""
-        if since != self._since or now < self._until:  # a new day, or a clock that was set back
+        """Return the cost of all calls since `since`, the beginning of the day."""
+        if since != self._since or now < self._until:  # a new day, or the clock was set back
             self._since, self._until, self._cost = since, since, MicroUsd(0)
         begun, known = self._until, self._cost
         until = Millis(max(begun, now - SETTLED_MILLIS))
         settled, recent = await self._store.read(cost_around, begun, until)
-        if since == self._since and until > self._until:  # else another check has got further meanwhile
+        if since == self._since and until > self._until:  # else a concurrent check was faster
             self._until, self._cost = until, MicroUsd(known + settled)
         return MicroUsd(known + settled + recent)
 
 
 class SpendingCaps:
-    """Caps for models whose price is known, see `base.Caps`."""
+    """Spending caps for a model with a known price. Implements `base.Caps`."""
 
     def __init__(self, store: Store, limits: SpendingCapSettings, day: DailyUsage, clock: Clock) -> None:
         self._store, self._limits, self._day, self._clock = store, limits, day, clock
 
     async def check(self, payer: Payer) -> None:
-        """Raise `SpendingCapExceeded` for the first cap that is used up."""
+        """Raise `SpendingCapExceeded` for the first cap that has been reached."""
         limits, now = self._limits, self._clock.now()
         since = day_start(now, limits.zone)
         if limits.conversation is not None and payer.lineage_id is not None:
@@ -90,7 +90,7 @@ def _check_cap(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
 
 
 class StoreLedger:
-    """Ledger in the store, with the output limits that were learned."""
+    """Ledger and learned output limits in the store. Implements `base.Ledger`."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -107,11 +107,11 @@ class StoreLedger:
 
 
 class UnpricedCaps:
-    """Caps for a model of unknown price, where there are caps: it might cost anything. See `base.Caps`."""
+    """Spending caps for a model with an unknown price: every call is refused. Implements `base.Caps`."""
 
     def __init__(self, model: str) -> None:
         self._model = model
 
     async def check(self, payer: Payer) -> None:
         """Raise `PriceNotFound`."""
-        raise PriceNotFound("no price is known", model=self._model)
+        raise PriceNotFound("the price of the model is unknown", model=self._model)

@@ -1,6 +1,6 @@
-"""Clients of models: calls within the spending caps, retried where that helps, priced, and with a circuit breaker.
+"""Clients for models. They check spending caps, retry and price calls, and contain a circuit breaker.
 
-No other place repeats a model call: the SDKs' own retries are off.
+Only this module retries a model call. The SDKs' own retries are disabled.
 """
 
 import asyncio
@@ -28,60 +28,60 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 MAX_FAILURES = 3
-"""Failed calls in a row, each with all its retries, after which the circuit opens."""
+"""Consecutive failed calls, each including its retries, after which the circuit opens."""
 OPEN_SECONDS = (30.0, 60.0, 300.0)
-"""Seconds for which a circuit stays open: the first time, after a failed trial, and after every further one."""
+"""Seconds for which a circuit stays open: at first, after a failed trial, and after every further failed trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitState:
-    """An open circuit: its route is not called for now."""
+    """State of an open circuit: the route is disabled for now."""
 
     seconds: float
     """Seconds until the next trial."""
     why: str
-    """Fault of the route, as the end of a sentence that begins with its name."""
+    """Fault of the route, worded to follow the model's name in a sentence."""
 
 
 class CircuitBreaker:
-    """Circuit breaker of one route: opens after failures in a row, then lets one attempt at a time try again.
+    """Circuit breaker of one route. It opens after consecutive failures and later allows single trial attempts.
 
-    Another call to a provider that is down only delays the fallback's answer. The state is in memory: a restart, and a
-    change of the configuration, reset it.
+    Calling a provider that is down would only delay the fallback's answer. The state is kept in memory, so a restart or
+    a configuration change resets it.
     """
 
     def __init__(self, route: str, model: str, *, now: Callable[[], float] = time.monotonic) -> None:
-        """`now`: seconds on a clock that never goes back."""
+        """`now` returns the seconds of a monotonic clock."""
         self._route, self._model, self._now = route, model, now
         self._failures = self._times_opened = 0
         self._open_until, self._why = 0.0, ""
 
     @property
     def open(self) -> CircuitState | None:
-        """Return the circuit while it is open; None: the route may be called."""
+        """Return the state while the circuit is open; None if the route may be called."""
         left = self._open_until - self._now()
         return CircuitState(seconds=left, why=self._why) if left > 0 else None
 
     @property
     def is_tripped(self) -> bool:
-        """True from the first opening until a call is answered: a single attempt shows if the route is well again."""
+        """True from the first opening until a call succeeds. Meanwhile each call makes only one attempt."""
         return self._times_opened > 0
 
     def succeeded(self) -> None:
-        """Close the circuit, because a call was answered."""
+        """Close the circuit after a successful call."""
         if self._times_opened:
             log.info("route.recovered", route=self._route, model=self._model)
         self._failures = self._times_opened = 0
         self._open_until = 0.0
 
     def failed(self, error: errors.ModelError) -> None:
-        """Count a call that was given up. Errors that are not the route's fault show that it works."""
+        """Count a failed call. An error that is not the route's fault resets the count, because the route responded."""
         remedy = remedy_for(error)
         if remedy.trouble is None:
             self._failures = 0
             return
         if self.open is not None:
-            return  # several calls may find out together, and one may be made all the same
+            return  # concurrent calls may fail together, and a call may be made despite an open circuit
         self._failures += 1
         self._why = remedy.trouble
         if not self._times_opened and self._failures < MAX_FAILURES:
@@ -90,31 +90,31 @@ class CircuitBreaker:
         seconds = max(seconds, min(error.retry_after or 0.0, OPEN_SECONDS[-1]))
         self._times_opened += 1
         self._open_until = self._now() + seconds
-        log.warning("route.rested", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)
+        log.warning("route.disabled", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Pauses between the attempts of a call, in seconds. `Remedy` sets the number of attempts."""
+    """Pauses between the attempts of a call, in seconds. `Remedy.attempts` limits the attempts per kind of error."""
 
     max_attempts: int = 6
-    """Most attempts of one call for all kinds of failures together."""
+    """Maximum number of attempts of one call, across all kinds of errors."""
     first_pause: float = 0.5
-    """Pause after the first attempt; each further pause is twice as long."""
+    """Pause after the first attempt. Each further pause is twice as long."""
     max_pause: float = 8.0
     """Longest pause, unless the provider asks for more."""
     max_retry_after: float = 30.0
-    """Longest pause that a provider may ask for; a call that would wait longer is given up."""
+    """Longest pause that a provider may request. If it requests more, the call fails at once."""
 
     def pause(self, attempt: int, retry_after: float | None) -> float:
-        """Return seconds after the `attempt`-th attempt (1, 2, …), jittered so that chats do not return in step."""
+        """Return the seconds to wait after attempt number `attempt` (1, 2, …), with jitter to spread out the chats."""
         backoff = Backoff(self.first_pause, self.max_pause).after(attempt) * random.uniform(0.75, 1.25)
         return max(backoff, retry_after or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedCall:
-    """Answered model call: its reply, and its row for the ledger."""
+    """Successful model call: the reply, and the row for the ledger."""
 
     reply: ModelReply
     call: ModelCall
@@ -124,7 +124,7 @@ M = TypeVar("M", bound=CalledModel)
 
 
 class BaseClient(Generic[M]):
-    """Caps, retries, prices and the circuit breaker around all calls to one model."""
+    """Spending caps, retries, prices and circuit breaker for all calls to one model."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class BaseClient(Generic[M]):
         self._policy, self._price, self._caps = policy or RetryPolicy(), price, caps
 
     def with_policy(self, policy: RetryPolicy) -> Self:
-        """Return a client of the same model with other retries and a circuit breaker of its own."""
+        """Return a client for the same model with a different retry policy and its own circuit breaker."""
         return type(self)(self.model, self.ledger, policy=policy, price=self._price, caps=self._caps)
 
     async def call(
@@ -154,12 +154,13 @@ class BaseClient(Generic[M]):
         within: float | None = None,
         estimate: Callable[[str], CanonicalUsage] | None = None,
     ) -> tuple[T, int]:
-        """Return the result of the first attempt that works, and its milliseconds.
+        """Return the result of the first successful attempt, and its duration in milliseconds.
 
-        Every failed attempt is recorded in the ledger before anything else happens. Raises the last `ModelError`. While
-        the circuit breaker is tripped, there is a single attempt. `attempt` passes the whole text so far to its
-        argument. `within`: seconds for all attempts together. `estimate`: usage of an attempt that broke off, by its
-        text.
+        Every failed attempt is recorded in the ledger before anything else happens. While the circuit breaker is
+        tripped, only one attempt is made. Raises the last `ModelError`.
+
+        `attempt` passes the complete text so far to its argument. `within`: seconds for all attempts together.
+        `estimate` returns the usage of an attempt that broke off, given its text.
         """
         failures: Counter[str] = Counter()
         is_tripped = self.breaker.is_tripped
@@ -175,7 +176,7 @@ class BaseClient(Generic[M]):
                 failures[remedy_for(error).outcome] += 1
                 pause = None if is_tripped else self._pause(error, failures, tried)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
-                    if deadline is None or loop.time() < deadline:  # else the route is not to blame
+                    if deadline is None or loop.time() < deadline:  # else our own time limit was to blame
                         self.breaker.failed(error)
                     raise
                 await asyncio.sleep(pause)
@@ -184,7 +185,7 @@ class BaseClient(Generic[M]):
                 return done
 
     async def _recorded(self, call: Awaitable[T], tried: "_Attempt", deadline: float | None) -> tuple[T, int]:
-        """Return the result of one attempt, and its milliseconds. Record an attempt that fails or is cancelled."""
+        """Return the result and duration of one attempt. Record an attempt that fails or is cancelled."""
         started, purpose, estimate = time.perf_counter(), tried.purpose, tried.estimate
         try:
             try:
@@ -201,7 +202,7 @@ class BaseClient(Generic[M]):
             await self._record_refused(error.refused, tried.payer, purpose)
             usage = error.usage
             if usage is None and estimate is not None and tried.text:
-                usage = estimate(tried.text)  # the provider charges for the text of a failed attempt, too
+                usage = estimate(tried.text)  # providers also charge for the text of a failed attempt
             outcome, is_estimated = remedy_for(error).outcome, usage is not error.usage
             took_ms, cost = _elapsed_ms(started), error.reported_cost
             row = self.row(purpose, outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
@@ -209,17 +210,17 @@ class BaseClient(Generic[M]):
             raise
 
     async def _record_refused(self, refused: Sequence[errors.ModelError], payer: Payer, purpose: str) -> None:
-        """Record calls that a model has repeated itself in another form."""
+        """Record the refused calls that a `ChatModel` itself repeated in another form."""
         for error in refused:
             await self.ledger.record(payer, self.row(purpose, remedy_for(error).outcome, 0))
 
     def _pause(self, error: errors.ModelError, failures: Counter[str], tried: "_Attempt") -> float | None:
-        """Return the seconds until the next attempt; None when there should be none."""
+        """Return the seconds until the next attempt; None to stop retrying."""
         remedy, policy, retry_after, has_text = remedy_for(error), self._policy, error.retry_after, bool(tried.text)
         was_shown = has_text and tried.on_text is not None
         attempts = remedy.attempts + (isinstance(error, errors.ReplyUnfinished) and not was_shown)
         is_hopeless = failures[remedy.outcome] >= attempts or failures.total() >= policy.max_attempts
-        # Another attempt would wait as long. If the line is kept open, the server lives and only this reply is stuck.
+        # Another attempt would hang just as long. After a stall (a subclass), the server still runs, so retry.
         fell_silent = type(error) is errors.ModelTimeout and has_text
         if is_hopeless or fell_silent or (retry_after or 0.0) > policy.max_retry_after:
             return None
@@ -235,7 +236,7 @@ class BaseClient(Generic[M]):
         is_estimated: bool = False,
         cost: MicroUsd | None = None,
     ) -> ModelCall:
-        """Return a call's row for the ledger. `cost`: as reported by the provider, which wins over the price."""
+        """Return a call's row for the ledger. `cost`: reported by the provider, overrides the price list."""
         if cost is None and usage is not None:
             cost = cost_of(usage, self._price)
             is_estimated = is_estimated or (self._price is not None and self._price.is_estimated)
@@ -252,13 +253,13 @@ class BaseClient(Generic[M]):
 
 
 class ModelClient(BaseClient[ChatModel]):
-    """Client of a model that chats. It learns the highest output limit that the model takes."""
+    """Client for a chat model. It learns the highest output limit that the model accepts."""
 
     _output_cap: int | None = None
     _has_asked_memory = False
 
     def expire_learned(self) -> None:
-        """Make the next call read the limit again: another process may have learned one."""
+        """Make the next call read the output limit again, because another process may have learned it."""
         self._has_asked_memory = False
 
     async def complete(
@@ -269,12 +270,11 @@ class ModelClient(BaseClient[ChatModel]):
         purpose: str,
         within: float | None = None,
     ) -> CompletedCall:
-        """Call the model until it has answered or another attempt is pointless; then raise the last `ModelError`.
+        """Call the model until it answers. If further attempts are pointless, raise the last `ModelError`.
 
-        Every failed attempt is recorded in the ledger before anything else happens. The caller stores the successful
-        one together with the reply. A cancelled attempt counts as failed, with an estimate of its usage, and so does
-        one that breaks off after some text, where the provider did not report any. `within`: seconds for all
-        attempts together.
+        Every failed or cancelled attempt is recorded in the ledger before anything else happens. The caller stores the
+        row of the successful call together with the reply. If the provider reports no usage for a cancelled attempt, or
+        for one that breaks off after some text, the usage is estimated. `within`: seconds for all attempts together.
         """
 
         def estimate(text: str) -> CanonicalUsage:
@@ -304,10 +304,10 @@ class ModelClient(BaseClient[ChatModel]):
         return CompletedCall(reply=reply, call=row)
 
     async def _within_cap(self, request: ModelRequest) -> ModelRequest:
-        """Return the request with no higher output limit than the model is known to accept."""
+        """Return the request with its output limit lowered to the highest that the model is known to accept."""
         if not self._has_asked_memory:
             self._has_asked_memory = True
-            with suppress(errors.StateError):  # then it is learned once more
+            with suppress(errors.StateError):  # the limit can be learned again
                 self._output_cap = await self.ledger.output_cap(self.route, self.name) or self._output_cap
         cap, wanted = self._output_cap, request.max_output_tokens
         if cap is None or (request.output_cap or cap + 1) <= cap:
@@ -315,7 +315,7 @@ class ModelClient(BaseClient[ChatModel]):
         return replace(request, output_cap=cap, max_output_tokens=None if wanted is None else min(wanted, cap))
 
     async def _learn_cap(self, *refusals: errors.ModelError) -> None:
-        """Remember limits of the model itself; limits by the prompt or the credit hold for one call."""
+        """Remember limits of the model itself. Limits caused by the prompt or the credit apply to one call only."""
         for error in refusals:
             cap = error.cap if isinstance(error, errors.OutputCapExceeded) and error.is_of_model else None
             if cap is None or cap < MIN_OUTPUT_ROOM or cap == self._output_cap:
@@ -332,7 +332,7 @@ class _Attempt:
     on_text: Callable[[str], None] | None
     estimate: Callable[[str], CanonicalUsage] | None
     text: str = ""
-    """Text that has come so far."""
+    """Text received so far."""
 
     def show(self, text: str) -> None:
         self.text = text
@@ -341,7 +341,7 @@ class _Attempt:
 
 
 async def record_cancelled(ledger: Ledger, payer: Payer, call: ModelCall) -> None:
-    """Record a cancelled call, but delay the cancellation by a second at most; a queued write is made in any case."""
+    """Record a cancelled call. Delays the cancellation by at most one second; a queued write is made in any case."""
     with suppress(errors.StateError, TimeoutError):
         async with asyncio.timeout(1.0):
             await ledger.record(payer, call)

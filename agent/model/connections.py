@@ -1,7 +1,7 @@
-"""Pooled HTTP connections to model providers, over the aiohttp client that both SDKs bring.
+"""Pooled HTTP connections to model providers, based on the aiohttp client that both SDKs contain.
 
-This is the only module that uses private names of `httpx2`. The SDKs' client creates its aiohttp sessions itself and
-has no public way to hand it others.
+Only this module uses private names of `httpx2`: the SDKs' client creates its own aiohttp sessions, and has no public
+way to replace them.
 """
 
 import functools
@@ -17,13 +17,13 @@ from agent.model.bodies import guards
 
 
 def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: Endpoint) -> httpx2.AsyncClient:
-    """Return an HTTP client of an SDK that calls one provider, uses the environment's proxies and our sessions."""
+    """Return an SDK's HTTP client for one provider, with our aiohttp sessions and the proxies of the environment."""
     client: Any = kind(
         verify=ssl_context(),
         timeout=httpx2.Timeout(connect=endpoint.connect_seconds, read=endpoint.read_seconds, write=30.0, pool=10.0),
         max_redirects=3,
         event_hooks=guards(base_url),
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # keeps none: all chats share this client
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # keeps none, because all chats share this client
     )
     for transport in (client._transport, *client._mounts.values()):
         if transport is not None:
@@ -33,10 +33,10 @@ def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: End
 
 
 def _new_session() -> aiohttp.ClientSession:
-    """Return a session without a limit on connections, without cookies, and with the system's name look-up.
+    """Return a session without a connection limit, without cookies, and with the system's DNS resolver.
 
-    `sessions.max_turns` is the limit; another one here would be hidden. aiohttp's look-up does not know the names of a
-    local network.
+    `sessions.max_turns` already limits the connections. aiohttp's own resolver does not know the names of a local
+    network.
     """
     connector = aiohttp.TCPConnector(
         limit=0,
@@ -49,5 +49,5 @@ def _new_session() -> aiohttp.ClientSession:
 
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
-    """Return the one context of all connections: another one takes 20 ms of the event loop, and a megabyte."""
-    return ssl.create_default_context()  # as for the platforms; the one of httpx2 imports another transport
+    """Return the shared TLS context. Each further context would block the event loop for 20 ms and use a megabyte."""
+    return ssl.create_default_context()  # same as for the platforms; httpx2's own context imports another transport

@@ -1,8 +1,9 @@
-"""HTTP calls to model providers, through the public clients of their SDKs.
+"""HTTP calls to model providers through the public clients of their SDKs.
 
-A request is JSON that we encode once and hand to `client.post`, which returns the open response. The SDK adds address,
-headers, timeouts and proxies, and raises its errors. Its typed requests and chunks are not used, because plain JSON
-costs a hundredth of them. `bodies` reads the answers. See docs/decisions/0026-model-calls-through-the-sdks-clients.md.
+We encode a request as JSON once and pass the bytes to `client.post`, which returns the open response. The SDK adds
+address, headers, timeouts and proxies, and raises its errors. We do not use its typed requests and chunks, because
+plain JSON takes a hundredth of the time. `bodies` reads the responses. See
+docs/decisions/0026-model-calls-through-the-sdks-clients.md.
 """
 
 import asyncio
@@ -31,11 +32,11 @@ from hermes_state.values import ReasoningEffort
 log = structlog.get_logger()
 
 OPEN_RESPONSE: Final[Mapping[str, Any]] = {"cast_to": httpx2.Response, "stream": True}
-"""Arguments that make an SDK's `get` and `post` return an answer whose body is still to be read."""
+"""Arguments that make an SDK's `get` and `post` return a response whose body has not been read yet."""
 MAX_FETCH_SECONDS: Final = 5.0
-"""Longest time of all requests for sizes together, in seconds: somebody waits for the answer to a message."""
+"""Time limit for all requests for a model's sizes together, in seconds. Meanwhile a user waits for an answer."""
 MAX_WAYS: Final = 16
-"""Most forms of one request: more than any server has reason to refuse."""
+"""Maximum number of forms of one request to try. More than any server should refuse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +46,20 @@ class Sdk:
     client: Callable[..., Any]  # knows the headers; the SDKs' clients have no class in common
     http_client: type[httpx2.AsyncClient]
     refusal: type[Exception]
-    """Error for an answer whose status is not success."""
+    """Error for a response with an error status."""
     connection_error: type[Exception]
-    """Error for a missing answer; its cause is the HTTP client's error."""
+    """Error for a missing response. Its cause is the HTTP client's error."""
 
 
 class HttpModel:
-    """Model at an HTTP API: any number of calls at once, over one pool of connections. Close it when done."""
+    """Model behind an HTTP API. Allows concurrent calls over one connection pool; close the model when done."""
 
     def __init__(self, endpoint: Endpoint, protocol: str, sdk: Sdk, base_url: str) -> None:
         self.name = endpoint.model
         self._endpoint = endpoint
         self._sdk = sdk
         self._client = sdk.client(
-            api_key=endpoint.api_key or "none",  # else the SDK looks for a key in the environment, or insists on one
+            api_key=endpoint.api_key or "none",  # else the SDK reads the environment, or refuses to start
             base_url=base_url,
             max_retries=0,
             default_headers=dict(endpoint.extra_headers),
@@ -69,13 +70,13 @@ class HttpModel:
         self.route = f"{protocol}:{self.host}"
 
     async def fetch_json(self, address: str) -> object:
-        """Return the JSON at an address of the provider's host. Raises the kinds of `ModelError`."""
+        """Return the JSON at a URL on the provider's host. Raises the kinds of `ModelError`."""
         with self._translated():
             return await read_json(await self._client.get(address, **OPEN_RESPONSE))
 
     @contextmanager
     def _translated(self, asked: ModelRequest | None = None) -> Iterator[None]:
-        """Raise the kinds of `ModelError` for every fault of one call. `asked`: its request."""
+        """Translate all exceptions of a call into kinds of `ModelError`. `asked`: the request of the call."""
         try:
             yield
         except self._sdk.refusal as refusal:
@@ -84,10 +85,10 @@ class HttpModel:
         except (httpx2.HTTPError, aiohttp.ClientError, self._sdk.connection_error) as error:
             lost = error.__cause__ if isinstance(error, self._sdk.connection_error) else error
             if isinstance(lost, errors.ModelError):
-                raise lost from None  # of our own hooks, whose errors one of the SDKs wraps
+                raise lost from None  # raised by our own hooks; one of the SDKs wraps such errors
             if isinstance(lost, httpx2.TooManyRedirects):
-                raise errors.ModelNotFound("the provider's address redirects again and again") from error
-            # The error of aiohttp tells more: the SDK calls each lost connection a timeout.
+                raise errors.ModelNotFound("the provider's address redirects too many times") from error
+            # Check aiohttp's error, because the SDK calls every lost connection a timeout.
             if isinstance(lost, TimeoutError) or (lost is not None and isinstance(lost.__cause__, TimeoutError)):
                 raise errors.ModelTimeout("the provider stopped answering") from error
             raise errors.ModelUnavailable("the connection to the provider failed") from error
@@ -100,24 +101,24 @@ class HttpModel:
 
 
 class HttpChatModel(HttpModel, ABC):
-    """Model that answers conversations at one path of an HTTP API. Close it when done."""
+    """Chat model at one path of an HTTP API. Close it when done."""
 
     def __init__(self, endpoint: Endpoint, protocol: str, sdk: Sdk, base_url: str, path: str) -> None:
         super().__init__(endpoint, protocol, sdk, base_url)
-        self._address = self.base_url.rstrip("/") + path  # whole, because the SDK takes longer to join them
+        self._address = self.base_url.rstrip("/") + path  # absolute, because the SDK joins addresses slowly
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
         self._kept = KeptPromptCache()
-        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # the first is given up first
+        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # dropped in this order
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
-        """Index of the accepted form of an effort, with tools and without."""
+        """Index of the accepted form per effort, with and without tools."""
         self._faults: frozenset[str] = frozenset()
         self._shape = 0
-        """Accepted form of conversations, see `WireStyle.shape`."""
+        """Accepted shape of conversations, see `WireStyle.shape`."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """Make the call. Tries other forms of a request where that helps, each once, and remembers the accepted one."""
+        """Make the call. After some refusals, try other forms of the request, and remember the accepted form."""
         most, asked = self._endpoint.max_output_tokens, request.max_output_tokens
         if most is not None and asked is not None:
             request = replace(request, max_output_tokens=min(most, asked))
@@ -140,7 +141,7 @@ class HttpChatModel(HttpModel, ABC):
                 before = payload
                 while payload == before:
                     other = self._put_otherwise(error, request, form)
-                    # A refusal without a reason is often about the form: the mild change is tried.
+                    # A refusal without a reason is often about the shape, so try the milder change.
                     strictest = {errors.ShapeRejected: TEXT, errors.ModelError: STRICT}.get(type(error), 0)
                     if other == (request, form) and request.style.shape < strictest:
                         stricter = replace(request.style, shape=request.style.shape + 1)
@@ -157,42 +158,42 @@ class HttpChatModel(HttpModel, ABC):
                 return replace(reply, refused=refused)
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """Return the sizes of the model, see `ChatModel.fetch_limits`. A refusal says nothing about the model."""
+        """Return the sizes of the model, see `ChatModel.fetch_limits`. A refusal counts as "not stated"."""
         try:
             async with asyncio.timeout(MAX_FETCH_SECONDS):
                 return await self._stated_limits()
         except (TimeoutError, errors.ModelTimeout, errors.ModelUnavailable, errors.ModelRateLimited) as error:
-            log.info("model.sizes_not_asked", model=self.name, error=type(error).__name__)
+            log.info("model.sizes_not_fetched", model=self.name, error=type(error).__name__)
             return None
         except errors.ModelError as error:
             log.info("model.sizes_refused", model=self.name, error=type(error).__name__, reason=str(error))
             return ModelLimits()
 
     async def _ask(self, payload: bytes, reply: ReplyBuilder) -> ModelReply:
-        """Send a request and read its reply. Raises the kinds of `ModelError`, with the usage reported before."""
+        """Send a request and read its reply. Raises the kinds of `ModelError`, with any usage reported so far."""
         try:
             try:
                 async with asyncio.timeout(self._endpoint.first_piece_seconds) as bound:
                     await self._read(payload, reply, bound)
             except TimeoutError as error:
                 with suppress(errors.ReplyMalformed):
-                    return reply.finished()  # only the end of the stream is missing
-                raise errors.ModelStallTimeout("the provider keeps the line open and does not go on") from error
+                    return reply.finished()  # the reply is complete, only the end of the stream is missing
+                raise errors.ModelStallTimeout("the provider keeps the connection open but sends nothing") from error
             return reply.finished()
         except errors.ModelError as error:
             error.usage, error.reported_cost = reply.usage, reply.cost
             raise
 
     async def _read(self, payload: bytes, reply: ReplyBuilder, bound: asyncio.Timeout) -> None:
-        """Read a reply to its end; every piece of it extends the bound."""
+        """Read a reply to its end. Every piece extends the timeout `bound`."""
         loop = asyncio.get_running_loop()
         advanced = 0.0
 
         def advance() -> None:
             nonlocal advanced
-            if (now := loop.time()) > advanced + 0.02:  # a timer for every word would cost as much as reading it
+            if (now := loop.time()) > advanced + 0.02:  # a timer per word would cost as much as reading the word
                 advanced = now
-                bound.reschedule(now + self._endpoint.read_seconds + 0.1)  # so that silence is told apart
+                bound.reschedule(now + self._endpoint.read_seconds + 0.1)  # on silence, the HTTP timeout fires first
 
         def begin_whole() -> None:
             reply.is_stream = False
@@ -201,7 +202,7 @@ class HttpChatModel(HttpModel, ABC):
         await make_way()
         with self._translated(reply.request):
             async with aclosing(await self._client.post(self._address, content=payload, **OPEN_RESPONSE)) as response:
-                pieces = response.aiter_raw()  # unpacked already
+                pieces = response.aiter_raw()  # already decompressed
                 slice_end = time.perf_counter() + SLICE_SECONDS
                 async for event in read_events(pieces, begin_whole):
                     before = reply.length
@@ -211,7 +212,7 @@ class HttpChatModel(HttpModel, ABC):
                     slice_end = await checkpoint(slice_end)
                 bound.reschedule(loop.time() + 1.0)
                 with suppress(httpx2.HTTPError, aiohttp.ClientError):
-                    async for _ in pieces:  # to the end, so that the connection can be used again
+                    async for _ in pieces:  # read to the end, so that the connection can be reused
                         pass
 
     @abstractmethod
@@ -222,17 +223,17 @@ class HttpChatModel(HttpModel, ABC):
     def _begun(
         self, request: ModelRequest, form: CallForm, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
-        """Return the body of the HTTP request, and an empty reply."""
+        """Return the body of the HTTP request, and an empty reply builder."""
 
     @abstractmethod
     def _put_otherwise(
         self, error: errors.ModelError, request: ModelRequest, form: CallForm
     ) -> tuple[ModelRequest, CallForm]:
-        """Return the request and its form as a refusal wants them; unchanged if it does not say."""
+        """Return the request and form to try after a refusal; unchanged if the refusal suggests nothing."""
 
     @abstractmethod
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> Sequence[Mapping[str, Any]]:
-        """Return the fields of a request that ask for an effort, see `CallForm`."""
+        """Return the alternative request fields for an effort, see `CallForm.efforts`."""
 
     def _learn(self, form: CallForm) -> None:
         """Remember an accepted form."""

@@ -1,7 +1,7 @@
-"""Encoded beginnings of prompts: a call of a long conversation encodes only its new rows.
+"""Cache of encoded prompt prefixes, so that a call in a long conversation only encodes its new rows.
 
-A beginning ends where nothing that follows can change its bytes. It holds for one version of one view, shown in one
-way. The beginnings of the least recently used conversations are dropped.
+A prefix ends where later rows can no longer change its bytes. It is valid for one version of one view in one style. The
+prefixes of the least recently used conversations are evicted.
 """
 
 from collections import OrderedDict
@@ -17,51 +17,51 @@ from agent.model.wire import is_shown
 from hermes_state.values import Message, MessageRole, Origin, Transcript
 
 MIN_KEPT_ROWS: Final = 32
-"""Rows from which on a beginning is kept: fewer are encoded in a tenth of a millisecond."""
+"""Minimum number of rows to cache. Fewer rows are encoded in a tenth of a millisecond."""
 MIN_NEW_ROWS: Final = 16
-"""Rows by which a beginning grows at least."""
+"""Minimum number of rows by which a prefix grows."""
 
 Render: TypeAlias = Callable[[Transcript, set[str]], Sequence[Any] | None]
-"""Renders rows as elements of a prompt, and adds their call ids; None if they depend on other rows."""
+"""Function that renders rows as elements of a prompt and adds their call ids. None if they depend on other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPrompt:
-    """Encoded beginning of a prompt's list."""
+    """Encoded prefix of a prompt's message list."""
 
     rows: int = 0
-    """Number of rows that it consists of."""
+    """Number of rows in the prefix."""
     encoded: tuple[bytes, ...] = ()
-    """JSON of its elements, with commas between them, in pieces: to join them would fragment the memory."""
+    """Comma-separated JSON of the elements, in pieces. Joining the pieces would fragment the memory."""
     call_ids: frozenset[str] = frozenset()
     ends: tuple[Message, ...] = ()
     """The first and the last row."""
     made_for: tuple[object, ...] = ()
-    """Everything besides the rows that determines its bytes."""
+    """Everything except the rows that determines the bytes."""
 
     @property
     def size(self) -> int:
-        """Bytes of memory, with about 500 for the value itself."""
+        """Memory in bytes, with about 500 for the object itself."""
         return 500 + sum(map(getsizeof, self.encoded))
 
     def before(self, elements: Sequence[Any], at: int = 0) -> Any:
-        """Return the whole list as JSON: the first `at` elements, this beginning, and the others."""
+        """Return the complete list as JSON: the first `at` elements, this prefix, then the other elements."""
         if not self.rows:
             return elements
         parts = (orjson.dumps(elements[:at])[1:-1], *self.encoded, orjson.dumps(elements[at:])[1:-1])
         return orjson.Fragment(b"[%b]" % b",".join(filter(None, parts)))
 
     def holds_for(self, rows: Transcript, made_for: tuple[object, ...]) -> bool:
-        """True when the rows begin with these, as they are to be shown, and no later row changes their messages."""
+        """True if `rows` begin with these rows in the same style, and later rows do not change their messages."""
         if self.made_for != made_for or len(rows) < self.rows:
             return False
         return self.ends == (rows[0], rows[self.rows - 1]) and _are_answers_within(rows[self.rows :])
 
 
 def _settled_rows(transcript: Transcript) -> int:
-    """Return the number of rows whose messages no later row can change; 0 where there are none.
+    """Return the number of rows at the beginning whose messages no later row can change.
 
-    They end with an answer, so the rows after them, which begin with a person's words, join none of their messages.
+    They end with an answer, and the next row is from a person, so later rows cannot join their messages.
     """
     turns = 0
     for index in range(len(transcript) - 1, 0, -1):
@@ -69,13 +69,13 @@ def _settled_rows(transcript: Transcript) -> int:
         is_asked = row.role is MessageRole.USER and row.origin is Origin.HUMAN
         if is_asked and before.role is MessageRole.ASSISTANT and not before.body.calls and is_shown(before):
             turns += 1
-            if turns == 3:  # as many as are marked for caching
+            if turns == 3:  # the last three messages carry cache breakpoints
                 return index if _are_answers_within(transcript[index:]) else 0
     return 0
 
 
 def _are_answers_within(rows: Transcript) -> bool:
-    """True when each tool's result answers a call of these rows: else it changes a message before them."""
+    """True if every tool result answers a call in these rows. Another result would change an earlier message."""
     asked: set[str | None] = set()
     for row in rows:
         if row.role is MessageRole.ASSISTANT:
@@ -89,7 +89,7 @@ NOTHING: Final = KeptPrompt()
 
 
 class KeptPromptCache:
-    """Beginnings of the prompts that one model has received."""
+    """Cached prefixes of the prompts sent to one model."""
 
     def __init__(self, *, min_rows: int = MIN_KEPT_ROWS, min_new: int = MIN_NEW_ROWS, max_bytes: int = 8_000_000):
         self._min_rows, self._min_new, self._max_bytes = min_rows, min_new, max_bytes
@@ -97,13 +97,13 @@ class KeptPromptCache:
         self._size = 0
 
     def beginning_of(self, request: ModelRequest, render: Render, *further: object) -> KeptPrompt:
-        """Return the beginning of a request that is kept from now on. `further`: values that `render` depends on."""
+        """Return the cached prefix of a request, extended if useful. `further`: other values that affect `render`."""
         rows, view = request.transcript, request.view
         if view is None or len(rows) < self._min_rows or request.style.image_urls or request.style.shape:
             return NOTHING
         made_for = (*view, request.style, *further)
         known = self._dropped(view[0])
-        if not known.rows and known.made_for == made_for:  # it was tried before, and more rows make it no better
+        if not known.rows and known.made_for == made_for:  # failed before, and more rows do not help
             self._keep(view[0], known)
             return NOTHING
         if not known.holds_for(rows, made_for):
@@ -132,7 +132,7 @@ class KeptPromptCache:
             self._dropped(next(iter(self._kept)))
 
     def _dropped(self, key: object) -> KeptPrompt:
-        """Forget a beginning, and return it."""
+        """Remove a prefix and return it."""
         if key not in self._kept:
             return NOTHING
         self._size -= self._kept[key].size

@@ -1,7 +1,7 @@
-"""Look-alikes: people's text in a form that no reader can take for a line or a tag of the gateway's own.
+"""Escaping of people's text, so that a model cannot mistake it for a line or a tag of the gateway.
 
-Characters are compared by their looks: invisible ones are skipped, brackets and digits are any that Unicode calls so,
-and a letter that is not Latin may stand for each that is.
+Characters are compared by their appearance. Invisible characters are skipped, all brackets and digits of Unicode count,
+and a non-Latin letter matches any Latin letter.
 """
 
 import re
@@ -14,50 +14,53 @@ from types import MappingProxyType
 _LONGEST = 22
 _BRACKET, _ANY_LETTER, _NO_LATIN = "[", "?", "!"
 _LINE = re.compile(r"[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]+")
-"""Line as a model may see it: any control character but a tab, and any separator, may end a line."""
+"""Line as a model may see it. Any control character except a tab, and any separator, may end a line."""
 _ANGLE = re.compile(r"<(?!/?(?:[a-ce-pr-z0-9]|d[a-np-z]|q[a-tv-z]))|[^\w\s\x00-\x7f]", re.IGNORECASE)
-"""Possible beginning of the end of a block; most tags are none, by their first letters."""
+"""Possible start of a closing tag. The first letters rule out most tags."""
 
 
 def escaped(text: str) -> str:
-    """Return the text with lines that cannot be taken for a stamp, a notice or a handoff."""
+    """Return the text with a backslash before every line that looks like a stamp, a notice or a handoff."""
     if text.isascii() and "[" not in text:
         return text
     return _LINE.sub(lambda line: "\\" * _begins_like_ours(text, *line.span()) + line[0], text)
 
 
 def enclosed(text: str) -> str:
-    """Return the text with nothing that can be taken for the end of a block around it."""
+    """Return the text with a backslash inserted into everything that looks like the closing tag of its block."""
     if text.isascii() and "<" not in text:
         return text
     return _ANGLE.sub(lambda found: found[0] + "\\" * _closes_block(text, found.start()), text)
 
 
 def attribute(value: str) -> str:
-    """Return the text as the value of a tag's attribute."""
+    """Return the text as a safe attribute value for a tag."""
     return one_line(value, {'"': "'", "<": "(", ">": ")"})[:128]
 
 
-@lru_cache(maxsize=1_024)  # of every row on every call
+@lru_cache(maxsize=1_024)  # used for every row on every call
 def shown_name(name: str) -> str:
-    """Return a person's name for a stamp: it can neither end its brackets nor start a line."""
+    """Return a person's name for a stamp. The name cannot close the brackets or start a new line."""
     return one_line(name, {"[": "(", "]": ")", "Ps": "(", "Pe": ")"})[:64] or "?"
 
 
 def one_line(text: str, signs: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the text on one line, with the signs of `signs` replaced, and without characters that reorder or hide."""
+    """Return the text on one line, without characters that hide or reorder text.
+
+    `signs` maps characters, or Unicode categories, to replacements.
+    """
     kept: list[str] = []
     for character in text:
         category = unicodedata.category(character)
         plain = " " if category == "Cc" else signs.get(unicodedata.normalize("NFKC", character), signs.get(category))
-        # Emoji and several scripts need the joiners.
+        # Keep the joiners: emoji and several scripts need them.
         if plain is not None or category != "Cf" or character in "\u200c\u200d":
             kept.append(character if plain is None else plain)
     return " ".join("".join(kept).split())
 
 
 def _begins_like_ours(text: str, start: int, end: int) -> bool:
-    """True if the line from `start` to `end` begins like a stamp, a notice or a handoff."""
+    """True if the line from `start` to `end` looks like a stamp, a notice or a handoff."""
     first = next((at for at in range(start, end) if not _is_unseen(text[at])), start)
     if _folded(text[first]) != _BRACKET:
         return False
@@ -70,7 +73,7 @@ def _begins_like_ours(text: str, start: int, end: int) -> bool:
 
 
 def _closes_block(text: str, start: int) -> bool:
-    """True if the text from `start` on passes for the end of a block around a person's words."""
+    """True if the text at `start` looks like the closing tag of a block around a person's words."""
     seen = _seen(text, start)
     if not (_is_named(next(seen, ""), "LESS-THAN", "ANGLE") and _is_named(next(seen, ""), "SOLIDUS", "SLASH")):
         return False
@@ -79,7 +82,7 @@ def _closes_block(text: str, start: int) -> bool:
 
 @lru_cache(maxsize=4_096)
 def _is_unseen(character: str) -> bool:
-    """True for white space, control and format characters, marks, and letters without a shape."""
+    """True for white space, control and format characters, combining marks, and blank letters."""
     return unicodedata.category(character)[0] in "ZCM" or _is_named(character, "FILLER", "BLANK")
 
 
@@ -89,7 +92,7 @@ def _seen(text: str, start: int) -> Iterator[str]:
 
 @lru_cache(maxsize=4_096)
 def _folded(character: str) -> str:
-    """Return the bracket, digit or letter that a character passes for; nothing for other signs."""
+    """Return the bracket, digit or letter that a character looks like; empty for other characters."""
     plain = unicodedata.normalize("NFKD", character)[:1].casefold()
     if plain.isascii():
         return "0" if plain.isdigit() else plain if plain.isalpha() or plain == _BRACKET else _BRACKET * (plain == "]")
@@ -103,7 +106,7 @@ def _folded(character: str) -> str:
 
 
 def _passes_for(seen: Iterable[str], words: Sequence[str]) -> bool:
-    """True if one of `words` can be read at the beginning of these folded characters."""
+    """True if these folded characters can be read as one of `words`, at their beginning."""
     label = [*islice(seen, _LONGEST)]
     return any(
         len(label) >= len(word)

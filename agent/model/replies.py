@@ -1,4 +1,4 @@
-"""Replies put together from a provider's events, within bounds, and with only text that can be stored and read."""
+"""Assembly of replies from a provider's events. Replies are bounded, and their text can always be stored."""
 
 import json
 import re
@@ -18,29 +18,29 @@ from hermes_state.text import ends_in_half, well_formed
 from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall
 
 MAX_CHARACTERS: Final = 800_000
-"""Longest reply with its calls: more than any model writes. A stream without an end stops here."""
+"""Longest reply including its calls. No model writes more, so this stops an endless stream."""
 MAX_CALLS: Final = 128
-"""Most tool calls in one reply."""
+"""Maximum number of tool calls in a reply."""
 MAX_ITEMS: Final = 5_000
-"""Most other parts of a reply."""
+"""Maximum number of other parts in a reply."""
 
 
 @dataclass(slots=True)
 class _PartialCall:
     index: int
-    """Index of the call in its reply; the server may state another."""
+    """Our index of the call in the reply. The server may state a different index."""
     id: str
     name: str = ""
-    arguments: StringIO = field(default_factory=StringIO)  # a list of single characters takes eighty times their size
+    arguments: StringIO = field(default_factory=StringIO)  # a list of single characters is eighty times as large
     length: int = 0
-    """Characters of the arguments."""
+    """Number of characters in the arguments."""
     last: str = ""
     """Last piece of the arguments."""
     looks: int = 0
-    """Times that the arguments were parsed to see if they are whole; each costs their length."""
+    """Number of attempts to parse the arguments. The cost of each attempt grows with their length."""
 
     def add(self, name: str, arguments: str) -> None:
-        """Add a piece. Its name may be the next part of the call's name, the whole so far, or the same again."""
+        """Add a piece. Its name may be a continuation, a longer version or a repetition of the call's name."""
         self.name = name if name.startswith(self.name) else self.name + name
         if not self._is_repeated(arguments):
             self.arguments.write(arguments)
@@ -48,8 +48,8 @@ class _PartialCall:
             self.last = arguments or self.last
 
     def is_followed(self, call_id: str, name: str, arguments: str) -> bool:
-        """True if a piece at the same index begins another call: some servers give all of them the same, or none."""
-        if not name:  # some give every piece another id
+        """True if a piece with the same index begins a new call. Some servers send the same index for all, or none."""
+        if not name:  # some servers send a new id with every piece
             return False
         if call_id and self.id and call_id != self.id:
             return name != self.name or not self.length or self._is_whole()
@@ -57,11 +57,11 @@ class _PartialCall:
         return (is_more or name != self.name) and self._is_whole()
 
     def _is_repeated(self, arguments: str) -> bool:
-        """True for arguments that have all come before: some servers end with the whole call."""
+        """True if the piece repeats all arguments: some servers send the complete call again at the end."""
         return 2 < len(arguments) == self.length and arguments == self.arguments.getvalue() and self._is_whole()
 
     def _is_whole(self) -> bool:
-        """True if the arguments can have no further piece."""
+        """True if the arguments are complete JSON."""
         if not self.last.rstrip().endswith("}") or self.looks >= 64:
             return False
         self.looks += 1
@@ -73,35 +73,35 @@ class _PartialCall:
 
 
 class ReplyBuilder(ABC):
-    """Unfinished reply; each protocol reads its own events in a subclass."""
+    """Builder for a reply. Each protocol has a subclass that reads its own events."""
 
     usage: CanonicalUsage | None = None
     cost: MicroUsd | None = None
     """Cost as reported by the provider."""
     is_stream = True
-    """The reply comes in pieces, which may break off."""
+    """True if the reply arrives in pieces and may therefore break off."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
-        """`on_text` receives the whole text so far, each time it has grown. `made_by`: see `Reasoning`."""
+        """`on_text` receives the complete text so far, each time it grows. `made_by`: see `Reasoning`."""
         self.request = request
         self._on_text = on_text
         self._made_by = made_by
         self._is_begun = False
         self._shown = ""
         self._clear = 0
-        """Characters of the shown text that are certainly no call."""
+        """Length of the text that certainly does not contain a call."""
         self._unshown = StringIO()
         self._unshown_length = 0
         self.length = 0
-        """Characters that have come, reasoning and calls included."""
+        """Number of characters received, including reasoning and calls."""
         self._tags = ThinkTagParser()
         self._calls: list[_PartialCall] = []
         self._calls_at: dict[Hashable, list[_PartialCall]] = {}
 
     def add(self, event: object) -> None:
-        """Add one event of a stream, or the whole reply of a server that does not stream.
+        """Add one event of a stream, or the complete reply of a server that does not stream.
 
-        Raises the kinds of `ModelError`: the provider's own error, and `ReplyMalformed` for an unknown shape.
+        Raises the kinds of `ModelError`: an error sent by the provider, or `ReplyMalformed` for an unknown shape.
         """
         self._is_begun = True
         try:
@@ -110,19 +110,19 @@ class ReplyBuilder(ABC):
             raise ReplyMalformed("an event of the provider's reply has an unknown shape") from error
 
     def broken_off(self, how: str) -> ReplyMalformed:
-        """Return the error for a reply without its end, or for none at all."""
+        """Return the error for a reply that ended too early or never began."""
         return (ReplyUnfinished if self.is_stream and self._is_begun else ReplyMalformed)(how)
 
     @abstractmethod
     def read_event(self, event: Any) -> None:
-        """Add one event, which is the provider's JSON."""
+        """Add one event, given as the provider's JSON."""
 
     @abstractmethod
     def finished(self) -> ModelReply:
-        """Return the whole reply. Raises `ReplyMalformed` if it broke off, `ContentRejected` if it was stopped."""
+        """Return the complete reply. Raises `ReplyMalformed` if it broke off, `ContentRejected` if it was filtered."""
 
     def add_text(self, text: object) -> None:
-        """Add a piece of the answer. Raises `TypeError` unless it is text, `ReplyMalformed` if it is too much."""
+        """Add a piece of the answer. Raises `TypeError` if this is not text, `ReplyMalformed` if it is too long."""
         self._add_shown(self._tags.feed(self.counted(text)))
 
     def _add_shown(self, added: str) -> None:
@@ -130,14 +130,14 @@ class ReplyBuilder(ABC):
             return
         self._unshown.write(added)
         self._unshown_length += len(added)
-        # Up to 65,536 characters every piece is shown at once. To copy a longer text each time would be quadratic.
+        # Up to 65,536 characters, show every piece at once. Copying a longer text for each piece would be quadratic.
         if self._unshown_length * 64 >= len(self._shown) - 65_536 and not ends_in_half(added):
             self._show()
 
     def add_call(self, index: Hashable, *, call_id: object = "", name: object = "", arguments: object = "") -> int:
-        """Add a piece of the call at `index`, unless it looks like the next call. Returns its own index in the reply.
+        """Add a piece of the call at `index`, or start a new call. Return our index of the call in the reply.
 
-        Raises as `add_text` does.
+        Raises the same errors as `add_text`.
         """
         if isinstance(arguments, Mapping):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -146,7 +146,7 @@ class ReplyBuilder(ABC):
         call = next((call for call in reversed(calls) if call_id and call.id == call_id), calls[-1] if calls else None)
         if call is None or call.is_followed(call_id, name, arguments):
             if len(self._calls) >= MAX_CALLS:
-                raise ReplyMalformed(f"a reply with more than {MAX_CALLS} tool calls")
+                raise ReplyMalformed(f"the reply has more than {MAX_CALLS} tool calls")
             self._add_shown(self._tags.restart())
             call = _PartialCall(len(self._calls), call_id)
             calls.append(call)
@@ -156,19 +156,19 @@ class ReplyBuilder(ABC):
         return call.index
 
     def counted(self, text: object) -> str:
-        """Return a piece of the reply, which counts for its length. Raises as `add_text` does."""
+        """Add a piece to the reply's length, and return the piece. Raises the same errors as `add_text`."""
         if not isinstance(text, str):
-            raise TypeError("text is expected here")
+            raise TypeError("expected text")
         self.length += len(text)
         if self.length > MAX_CHARACTERS:
-            raise ReplyMalformed(f"a reply with more than {MAX_CHARACTERS:,} characters")
+            raise ReplyMalformed(f"the reply has more than {MAX_CHARACTERS:,} characters")
         return text
 
     def built(self, *, is_cut_off: bool, reasoning: Callable[[str], Reasoning | None]) -> ModelReply:
-        """Return the reply, with its calls in the order in which they began. `is_cut_off`: the output limit ended it.
+        """Return the reply, with its calls in the order in which they began.
 
-        `reasoning` is called only if there are calls, with the text that the model wrote between tags. Raises
-        `ReplyMalformed` for a call without a name.
+        `is_cut_off`: the reply reached the output limit. `reasoning` is only called if there are calls, with the text
+        between think tags. Raises `ReplyMalformed` for a call without a name.
         """
         self._show()
         text, thought = self._tags.finish(self._shown)
@@ -182,7 +182,7 @@ class ReplyBuilder(ABC):
                     ToolCall(id=f"call_{at}", name=name, arguments=rest) for at, (name, rest) in left
                 )
                 if not calls:
-                    raise ReplyMalformed("a tool call was left in the text")
+                    raise ReplyMalformed("the text contains a tool call that cannot be used")
         if text != self._shown:
             self._shown = well_formed(text)
             self._on_text(self._shown)
@@ -210,7 +210,7 @@ class ReplyBuilder(ABC):
 
 
 def _is_said(source: str, request: ModelRequest) -> bool:
-    """True for the text of a call that the conversation holds already, perhaps as a quotation."""
+    """True if the conversation already contains the text of this call, for example as a quotation."""
     said = [request.system, *(row.text or "" for row in request.transcript)]
     said += [row.body.quote.text for row in request.transcript if row.body.quote is not None]
     said += [document.text for row in request.transcript for document in row.body.documents]
@@ -219,7 +219,7 @@ def _is_said(source: str, request: ModelRequest) -> bool:
 
 
 def padded_json(value: object) -> str:
-    """Return the JSON of a value that is kept, with ten blanks for each object and list, which take more memory.
+    """Return the JSON of a stored value, plus ten blanks per object and list to reflect their memory use.
 
     >>> len(padded_json({"a": []}))
     29
@@ -229,25 +229,25 @@ def padded_json(value: object) -> str:
 
 
 def serialized_reasoning(made_by: str, blocks: object) -> Reasoning:
-    """Return reasoning for the database. Raises `ReplyMalformed` for blocks that would fail every later call."""
+    """Return reasoning for the database. Raises `ReplyMalformed` for blocks that would make every later call fail."""
     try:
         text = well_formed(json.dumps(blocks, ensure_ascii=False, allow_nan=False))
-        orjson.dumps([[[[[[[[orjson.loads(text)]]]]]]]])  # no deeper does a request hold it
+        orjson.dumps([[[[[[[[orjson.loads(text)]]]]]]]])  # as deep as in a request
     except (ValueError, TypeError, RecursionError) as error:
-        raise ReplyMalformed("reasoning that cannot be sent back") from error
+        raise ReplyMalformed("the reply has reasoning that cannot be sent back") from error
     return Reasoning(made_by=made_by, blocks=text)
 
 
 def _whole_calls(partial: list[_PartialCall]) -> tuple[ToolCall, ...]:
-    """Return the calls with ids that differ: some servers send none, or the same for all."""
+    """Return the calls with unique ids. Some servers send no ids, or the same id for all calls."""
     calls: list[ToolCall] = []
     for index, call in enumerate(partial):
-        if not (name := well_formed(call.name.partition("<|")[0])):  # gpt-oss may leave markup at its end
-            raise ReplyMalformed("a tool call without a name")
+        if not (name := well_formed(call.name.partition("<|")[0])):  # gpt-oss may leave markup after the name
+            raise ReplyMalformed("the reply has a tool call without a name")
         call_id = well_formed(call.id) or f"call_{index}"
         while any(earlier.id == call_id for earlier in calls):
             call_id = f"{call_id}_{index}"
         arguments = well_formed(call.arguments.getvalue())
-        more = arguments.removeprefix("{}")  # some servers begin with empty ones
+        more = arguments.removeprefix("{}")  # some servers first send empty arguments
         calls.append(ToolCall(id=call_id, name=name, arguments=more if more.strip() else arguments))
     return tuple(calls)

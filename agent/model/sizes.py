@@ -1,7 +1,7 @@
-"""Sizes of models: window, longest prompt and answer, from the configuration, the provider or the catalog.
+"""Model sizes: context window, longest prompt and longest answer.
 
-For each figure the configuration wins, then the provider, then the catalog, then a figure that nearly every model has.
-The result always leaves room for a prompt.
+Each figure comes from the first of these sources that states it: the configuration, the provider, the catalog. The
+default suits nearly every model. The result always leaves room for a prompt.
 """
 
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ from hermes_state.values import EstimatedTokens, Tokens
 ASSUMED_CONTEXT: Final = 32_768
 """Context window of an unknown model, in tokens."""
 DEFAULT_OUTPUT: Final = 32_000
-"""Longest answer that is asked for unless configured, in tokens: providers count it against credit and rate limits."""
+"""Default output limit in tokens. A higher limit would count against credit and rate limits at some providers."""
 MIN_OUTPUT: Final = 1_024
-"""Shortest answer that is asked for where a prompt nearly fills its window by our estimate, in tokens."""
+"""Lowest output limit in tokens, for prompts that nearly fill the window by our estimate."""
 
 
 class SizeSource(StrEnum):
@@ -29,41 +29,41 @@ class SizeSource(StrEnum):
     """The provider."""
     CATALOGUE = "catalogue"
     ASSUMED = "assumed"
-    """No source: a default."""
+    """A default, because no source states the size."""
     LEARNED = "learned"
-    """The provider, when it refused a prompt."""
+    """A refusal in which the provider stated the size."""
     GUESSED = "guessed"
-    """The provider, when it refused a prompt without a size that would fit."""
+    """A refusal in which the provider stated no usable size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """A model's window before anything is learned from refusals, and the sources of the figures."""
+    """Size of a model and the source of each figure, without anything learned from refusals."""
 
     context_length: Tokens
     context_from: SizeSource
     max_input_tokens: Tokens | None
-    """Longest prompt, where the provider bounds it below the context."""
+    """Longest prompt, if the provider limits prompts to less than the context window."""
     max_output_tokens: Tokens | None
     """Longest answer, if a limit is known."""
     output_from: SizeSource
     reserved_output: Tokens
-    """Tokens of `context_length` that are kept for the answer."""
+    """Tokens of `context_length` that are reserved for the answer."""
 
     @property
     def usual_output(self) -> Tokens:
-        """Return the output limit of a call whose prompt leaves room for it."""
+        """Return the output limit for a call whose prompt leaves enough room."""
         if self.output_from is SizeSource.CONFIGURED:
             return self.reserved_output
         return Tokens(min(DEFAULT_OUTPUT, self.max_output_tokens or DEFAULT_OUTPUT))
 
     def reserved_in(self, window: Tokens) -> Tokens:
-        """Return the tokens kept for the answer in a smaller window: they shrink first, down to a quarter."""
+        """Return the reserve for the answer in a smaller window. The reserve shrinks first, down to a quarter."""
         lost = self.context_length - window
         return Tokens(min(self.reserved_output, max(window // 4, self.reserved_output - lost)))
 
     def output_beside(self, prompt: EstimatedTokens, window: Tokens) -> Tokens:
-        """Return the output limit of a call: the configured one, else the room that the prompt leaves."""
+        """Return the output limit of a call: the configured limit, else the room that the prompt leaves."""
         reserved = self.reserved_in(window)
         if self.output_from is SizeSource.CONFIGURED:
             return reserved
@@ -72,7 +72,7 @@ class ModelSize:
 
 
 def room_beside(prompt: EstimatedTokens, window: Tokens) -> int:
-    """Return the tokens that a prompt leaves of a window, if our estimate falls short by 5 % or 256 tokens."""
+    """Return the tokens that a prompt leaves free, with a margin of 5 % or 256 tokens for errors of the estimate."""
     return window - prompt - max(256, prompt * 5 // 100)
 
 
@@ -80,7 +80,7 @@ UNKNOWN_LIMITS: Final = ModelLimits()
 
 
 def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNOWN_LIMITS) -> ModelSize:
-    """Return the size of a model of this name. If both figures are configured, they hold unchanged.
+    """Return the size of the model with this name. If both figures are configured, they are used unchanged.
 
     >>> size = model_size("gpt-4o", ModelLimits(context_length=Tokens(100_000)))
     >>> size.context_length, size.context_from.value, size.max_output_tokens, size.output_from.value
@@ -97,15 +97,15 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
     stated, context_from = _first((size.context_length, source) for size, source in sources)
     output, output_from = _first((size.max_output_tokens, source) for size, source in sources)
     context = Tokens(ASSUMED_CONTEXT) if stated is None else stated
-    # No more is reserved for a model that writes longer answers: the reserve is lost to conversations.
+    # Do not reserve more for models with longer answers: conversations cannot use the reserve.
     reserved = Tokens(max(1, min(8_192, context // 4)))
     if output is not None and output_from is SizeSource.CONFIGURED:
-        if context_from is not SizeSource.CONFIGURED:  # half of it at most, and room for a prompt of 2,048 tokens
+        if context_from is not SizeSource.CONFIGURED:  # at most half, and leave 2,048 tokens for the prompt
             output = Tokens(min(output, max(1, context // 4, min(context // 2, context - 2_048))))
         reserved = output
     bound = known.max_input_tokens
     if bound is not None and not bound < context <= (known.context_length or 0):
-        bound = None  # it is none, or the window that is configured is not the one that the list knows
+        bound = None  # no real limit, or the window is not the one in the catalog
     return ModelSize(
         context_length=context,
         context_from=context_from,
@@ -117,7 +117,7 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
 
 
 def plausible(offered: ModelLimits) -> ModelLimits:
-    """Return the limits that a provider named, without impossible ones."""
+    """Return the limits stated by a provider, without implausible figures."""
     context, output = offered.context_length, offered.max_output_tokens
     return ModelLimits(
         context_length=context if context is not None and 2_048 <= context <= 20_000_000 else None,

@@ -1,7 +1,7 @@
-"""Tool calls that a model wrote into the text of its answer, and that its server left there.
+"""Tool calls that a model wrote into the text of its answer, and that its server did not extract.
 
-Each family of models has its own markup, but always the same parts: wrappers, and in them calls, each with a name and
-with arguments as JSON or as pairs. Code and sentences about markup are no calls.
+Every model family has its own markup, but the same parts: wrappers that contain calls, and calls with a name and
+arguments. The arguments are JSON or pairs. Code and sentences about markup do not count as calls.
 """
 
 import json
@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Any, Final, TypeAlias
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""JSON schemas of the tools that are offered, by name."""
+"""JSON schemas of the offered tools, by name."""
 MAX_MARKERS: Final = 200
-"""Most markers of a text that are examined: each costs the length of the text before it."""
+"""Maximum number of markers to examine. The cost of each grows with the length of the text before it."""
 
 _BAR: Final = r"[|\uff5c]"
 _PREFIX: Final = r"(?:\w{1,20}:|[a-z]{1,20}_|[|\uff5c\u2016 ]{1,4}DSML[|\uff5c\u2016 ]{1,4}(?:\w:)?)?"
@@ -44,12 +44,12 @@ _BEGIN: Final = re.compile(
     re.MULTILINE,
 )
 _BEGUN: Final = re.compile(
-    # Without groups: Python cannot restore them inside of possessive quantifiers.
+    # Without groups, because Python cannot restore groups inside possessive quantifiers.
     rf"(?:{re.sub('P<[a-z]+>', ':', _WRAPPER.pattern)}){{0,16}}+(?:[\[{{]|{_ELEMENT}|.{{0,40}}(?:{_HARMONY})"
     r"|[\w.:-]{1,99}\s*[\[({<]|(?:<\w+>\s*)+[^<>]*</|\w+\s*\nAction Input:|\Z)",
     re.MULTILINE,
 )
-"""Wrappers and the beginning of a call, complete or not; not those in a sentence."""
+"""Wrappers and the beginning of a call, complete or not, except inside a sentence."""
 _WORDS: Final = ("```tool_", "Action:\n```json", "to=functions.", "functools", "function_call:", "tool_call:")
 _PARTIAL: Final = re.compile(
     r"(?:<[^<>\n]{0,48}|\[[A-Za-z_ ]{0,16}|^```tool_\w{0,4}|"
@@ -59,7 +59,7 @@ _PARTIAL: Final = re.compile(
     + r")\Z",
     re.MULTILINE,
 )
-"""End of a text that may become a call."""
+"""End of a text that may grow into a call."""
 _HEAD: Final = re.compile(
     rf"{_ELEMENT}\s*[\"']?(?P<element>[\w.-]+)[\"']?\s*>?\s*|(?:<\|start\|>\w+)?(?:<\|channel\|>)?(?:\w+\s+)?"
     rf"(?:to=|call:|function<{_BAR}tool\u2581sep{_BAR}>|\[Calling tool:\s*)?(?:functions?[.:])?(?P<name>[\w.-]+)"
@@ -76,10 +76,10 @@ _decode: Final = json.JSONDecoder(strict=False).raw_decode
 
 
 def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> tuple[int, list[tuple[str, str]]] | None:
-    """Return the index at which calls begin in a text, with their names and arguments; None for a text without calls.
+    """Return the index at which calls begin in a text, and their names and arguments; None for a text without calls.
 
-    The list is empty if the calls do not end the text, are broken, or name other tools, or if `is_said` is True for the
-    text of one.
+    The list is empty if the calls cannot be used, because they are broken, name unknown tools, or are followed by more
+    text. It is also empty if `is_said` returns True for the text of a call.
     """
     passed = 0
     for begin in islice(_BEGIN.finditer(text), MAX_MARKERS):
@@ -105,7 +105,7 @@ def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> t
 
 
 def first_doubt(text: str, start: int) -> int:
-    """Return the index after `start` from which a growing text may be a call; else its length."""
+    """Return the index after `start` from which a growing text may be a call. If there is none, return its length."""
     for begin in islice(_BEGIN.finditer(text, start), MAX_MARKERS):
         if _BEGUN.match(text, begin.start()) is not None and not is_code(text[: begin.start()]):
             return begin.start()
@@ -114,7 +114,7 @@ def first_doubt(text: str, start: int) -> int:
 
 
 def is_code(before: str) -> bool:
-    """True if the text before a place opens code or a quotation and does not close it."""
+    """True if the text before a position opens a code block or a quotation without closing it."""
     fence, has_fences = "", "```" in before or "~~~" in before
     for line, rest in re.findall(r"\n {0,3}(`{3,}|~{3,})([^\n]*)", f"\n{before}") if has_fences else ():
         fence = line if not fence else "" if line.startswith(fence) and not rest.strip() else fence
@@ -123,7 +123,7 @@ def is_code(before: str) -> bool:
 
 
 def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str, str, str]], int, bool]:
-    """Return name, arguments and source of each call from there on, the index after them, and True if all is closed."""
+    """Return name, arguments and source of the calls at `position`, the index after them, and if all are closed."""
     calls: list[tuple[str, str, str]] = []
     depth = 0
     while position < len(text):
@@ -139,7 +139,7 @@ def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str,
             with suppress(ValueError, RecursionError):
                 value, end = _decode(text, end)
                 found = [(name, value)] if name else _of_json(value)
-                depth *= not isinstance(value, list)  # a list needs no further end
+                depth *= not isinstance(value, list)  # a list needs no closing wrapper
         elif name:
             arguments = {}
             properties = schemas.get(name, {}).get("properties", {})

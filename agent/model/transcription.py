@@ -1,4 +1,4 @@
-"""Speech to text, over the transcription endpoint of OpenAI and compatible servers."""
+"""Speech to text through the transcription endpoint of OpenAI and compatible servers."""
 
 import asyncio
 import importlib
@@ -18,9 +18,9 @@ from hermes_state.text import well_formed
 from hermes_state.values import CanonicalUsage, ModelCall
 
 PURPOSE: Final = "transcription"
-"""Purpose of such calls in the ledger."""
+"""Purpose of these calls in the ledger."""
 MAX_CHARACTERS: Final = 200_000
-"""Longest transcription: people say about 1,000 characters in a minute."""
+"""Maximum length of a transcription. People speak about 1,000 characters per minute."""
 
 
 class TranscriptionModel(HttpModel):
@@ -30,8 +30,8 @@ class TranscriptionModel(HttpModel):
         super().__init__(endpoint, "transcription", OPENAI_SDK, endpoint.base_url or BASE_URL)
 
     async def transcribe(self, recording: bytes, name: str) -> tuple[str, CanonicalUsage | None]:
-        """Return the words of a recording, and the reported usage. The end of `name` tells the format."""
-        await asyncio.to_thread(importlib.import_module, "openai.resources.audio.transcriptions")  # it takes 0.2 s
+        """Return the text of a recording and the reported usage. The extension of `name` states the audio format."""
+        await asyncio.to_thread(importlib.import_module, "openai.resources.audio.transcriptions")  # takes 0.2 s
         with self._translated():
             create = self._client.audio.transcriptions.with_streaming_response.create
             async with create(model=self.name, file=(name, recording), response_format="json") as opened:
@@ -41,17 +41,17 @@ class TranscriptionModel(HttpModel):
         if not isinstance(answer, Mapping) or not isinstance(text := answer.get("text"), str):
             raise ReplyMalformed("the provider's transcription has an unknown shape")
         if len(text) > MAX_CHARACTERS:
-            raise ReplyMalformed(f"a transcription with more than {MAX_CHARACTERS:,} characters")
+            raise ReplyMalformed(f"the transcription has more than {MAX_CHARACTERS:,} characters")
         return well_formed(text).strip(), normalize_usage(answer.get("usage"))
 
 
 class TranscriptionClient(BaseClient[TranscriptionModel]):
-    """Client of a model that transcribes."""
+    """Client for a transcription model."""
 
     async def transcribe(
         self, recording: bytes, name: str, *, payer: Payer, within: float | None = None
     ) -> tuple[str, ModelCall]:
-        """Return the words of a recording, perhaps none, and the call's row for the ledger.
+        """Return the text of a recording, which may be empty, and the row for the ledger.
 
         `within`: seconds for all attempts together. Raises the kinds of `ModelError`.
         """

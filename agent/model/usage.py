@@ -1,4 +1,4 @@
-"""Usage of model calls: providers' token counts in one form, and estimates for missing ones."""
+"""Usage of model calls: providers' token counts in one common form, and estimates where a count is missing."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,18 +19,17 @@ from agent.tokens import (
 from hermes_state.values import CanonicalUsage, Message, MicroUsd, micro_usd
 
 MAX_TOKENS = 100_000_000
-"""Most tokens of one call. A higher count would close a conversation for ever, or not fit into the database."""
+"""Highest plausible token count of one call. A higher count could block a conversation, or overflow the database."""
 UsageFormat: TypeAlias = Literal["chat_completions", "responses", "anthropic"]
-"""API that names the counts of a `usage`."""
+"""API that defines the field names of a `usage`."""
 
 
 def normalize_usage(usage: object, format: UsageFormat | None = None) -> CanonicalUsage | None:
-    """Return a provider's `usage`, a mapping or an SDK's object, as ours; None without a count of the prompt.
+    """Convert a provider's `usage`, a mapping or an SDK object. None if there is no count for the prompt.
 
-    `format` is recognised by the names of the counts if it is None. The totals of chat completions and responses
-    include the tokens read from and written to the cache, so both are taken out of `input`. Anthropic's totals do not,
-    and neither do those of proxies that only rename them. `reasoning` is a part of `output`. Texts, truth values and
-    negative numbers are ignored.
+    If `format` is None, the field names decide. The totals of chat completions and responses include tokens read from
+    and written to the cache, so both are subtracted from `input`. The totals of Anthropic, and of proxies that only
+    rename its fields, exclude them. `reasoning` is part of `output`. Texts, booleans and negative numbers are ignored.
 
     >>> normalize_usage(
     ...     {"prompt_tokens": 900, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 800}}
@@ -39,10 +38,10 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
     """
     if format is None:
         cached = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
-        if _field(usage, "prompt_tokens") is not None:  # first: some servers add the other APIs' names to these
+        if _field(usage, "prompt_tokens") is not None:  # check first: some servers add the fields of other APIs
             format = "chat_completions"
         elif any(_field(usage, name) is not None for name in cached):
-            format = "anthropic"  # without cache counts it says the same as the next
+            format = "anthropic"  # without cache counts, its fields equal those of responses
     if format == "chat_completions":
         return _openai_usage(usage, prompt="prompt_tokens", output="completion_tokens")
     if format != "anthropic":
@@ -62,11 +61,11 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
 
 
 _APART = ("cache_creation_input_tokens", "cache_write_input_tokens", "cache_read_input_tokens")
-"""Anthropic's names: proxies may use them for counts that come on top of the prompt count."""
+"""Field names of Anthropic. Proxies may use them for counts that are not included in the prompt count."""
 
 
 def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
-    """Return usage by a prompt count that includes the cached parts, which servers name in several places."""
+    """Convert a `usage` whose prompt count includes cached tokens. Servers report those in several fields."""
     total = _count(usage, prompt)
     if total is None or total > MAX_TOKENS:
         return None
@@ -79,7 +78,7 @@ def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage 
         )
     )
     done, cached = _bounded(usage, output), sum(_bounded(usage, name) for name in _APART)
-    # The prompt count leaves the cached parts out if they are more than it, or if the total says so.
+    # The prompt count excludes the cached tokens if they exceed it, or if the total shows it.
     if cached > total or (cached > 0 and _count(usage, "total_tokens") == total + done + cached):
         total = min(total + read + written, MAX_TOKENS)
     read = min(read, total)
@@ -94,15 +93,15 @@ def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage 
 
 
 def reported_cost(usage: object) -> MicroUsd | None:
-    """Return the cost of a call that a provider such as OpenRouter reports; None for 0, which means no known price."""
+    """Return the cost reported by a provider such as OpenRouter. None for 0, which means that the price is unknown."""
     cost = _amount(_field(usage, "cost"))
-    if _field(usage, "is_byok") is True:  # then `cost` is only the reseller's fee
+    if _field(usage, "is_byok") is True:  # with the user's own key, `cost` is only the reseller's fee
         cost += _amount(_field(_field(usage, "cost_details"), "upstream_inference_cost"))
     return micro_usd(cost) if cost else None
 
 
 def _amount(value: object) -> float:
-    # No call is believed to cost more, in US dollars.
+    # The highest plausible cost of a call is 10,000 US dollars.
     return float(value) if isinstance(value, int | float) and 0 < value <= 10_000 else 0.0
 
 
@@ -115,23 +114,23 @@ def _bounded(holder: object, name: str) -> int:
 
 
 def _count(holder: object, name: str) -> int | None:
-    """Return a count of tokens, which some servers send as a float."""
+    """Return a token count. Some servers send a float."""
     value = _field(holder, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value) if 0 <= value < math.inf else None  # what has 400 digits is no float
+    return int(value) if 0 <= value < math.inf else None  # `math.isfinite` would fail on an int of 400 digits
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a prompt or a part of it: unscaled tokens of text, and the number of images."""
+    """Size of a prompt or a part: estimated tokens of the text before scaling, and the number of images."""
 
     text: int
     images: int
 
     @property
     def tokens(self) -> int:
-        """Tokens of all, with 1,000 for an image: between the prices of small and large ones."""
+        """Total tokens, with 1,000 per image, a value between those of small and large images."""
         return self.text + self.images * 1_000
 
     def __add__(self, other: "Size") -> "Size":
@@ -142,19 +141,19 @@ class Size:
 
 
 def estimated_prompt_size(request: ModelRequest) -> Size:
-    """Return an estimate of the size of a whole prompt."""
+    """Return the estimated size of a complete prompt."""
     return Size(fixed_tokens(request), 0) + rows_size(request.transcript, request.style)
 
 
 def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> CanonicalUsage:
-    """Return an estimate of a call's usage, where the provider reported none."""
+    """Return the estimated usage of a call, for providers that report none."""
     prompt = estimated_prompt_size(request).tokens
     calls = sum(CALL_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in reply.calls)
     return CanonicalUsage(input=prompt, output=estimated_text_tokens(reply.text) + calls)
 
 
 def rows_size(rows: Iterable[Message], style: WireStyle, sizes: RowTokenCache = ROW_TOKENS) -> Size:
-    """Return the size of rows on the wire. It reads every row, so keep the result."""
+    """Return the size of rows in their wire form. Reads every row, so keep the result."""
     text_of, limit, is_shared = sizes.text_tokens, style.max_result_characters, style.is_shared
     text, images, maker = 0, 0, style.reasoning_of
     for row in rows:
@@ -170,6 +169,6 @@ def rows_size(rows: Iterable[Message], style: WireStyle, sizes: RowTokenCache = 
 
 
 def fixed_tokens(request: ModelRequest) -> int:
-    """Return the unscaled tokens of the system prompt and the tools' schemas."""
+    """Return the estimated tokens of the system prompt and the tool schemas, before scaling."""
     tools = (estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in request.tools)
     return cached_text_tokens(request.system) + sum(tools)

@@ -1,12 +1,13 @@
 """Wire form of a transcript: stored rows as the message list of the chat completions API.
 
-Every protocol starts from this form. The same rows give the same bytes on every call, so a provider's prompt cache
-holds. A new row changes nothing before it except the last message, which it may join. The list is always legal: a user
-speaks first, roles alternate, a call's results follow it in call order, a call that lost its result gets a stub, and a
-result that lost its call is dropped.
+Every protocol starts from this form. The same rows produce the same bytes on every call, which keeps the provider's
+prompt cache valid. A new row changes nothing before it, except that it may join the last message.
 
-A handoff is a message of its own where roles still alternate. It speaks as the user unless it stands between a user's
-message or a tool's result and the next words of people. After an answer, it begins the user message that follows.
+The list is always valid. The user speaks first and roles alternate. Results follow their calls in call order. A call
+without a result gets a stub, and a result without a call is dropped.
+
+A handoff between a user message or tool result and the next words of people becomes an assistant message. Anywhere
+else, the handoff is a user message, or begins the user message that follows.
 """
 
 import re
@@ -26,49 +27,49 @@ from agent.model.lookalikes import attribute, enclosed, escaped, one_line, shown
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript, TurnId, recall_id
 
-WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON: it leaves this module only to be serialised
-_Part: TypeAlias = dict[str, Any]  # one content part of such a message
+WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON, which is only serialised elsewhere
+_Part: TypeAlias = dict[str, Any]  # content part of a message
 
 NOTHING_RETURNED = "(the tool returned nothing)"
-"""Result without text: providers refuse an empty one."""
+"""Replacement for an empty tool result, which providers refuse."""
 LOST_RESULT = "[no result: nothing is recorded of how this call ended]"
 INTERRUPTED = "[this answer was interrupted here]"
 UNNAMED_TOOL = "unnamed"
 NOTICE = "[gateway notice]"
-"""Beginning of every line that the gateway itself writes for the model; a person's line cannot begin so."""
+"""Prefix of every line that the gateway itself writes for the model. People's lines cannot begin with it."""
 REASONING = "reasoning"
-"""Key of an answer's reasoning: the blocks that its protocol stored."""
-BEGINS_LATER = f"{NOTICE} What came before this is not in view."
-"""Message before an answer that nothing precedes: providers want a user to speak first."""
+"""Key of the reasoning of an answer, which holds the blocks stored by the protocol."""
+BEGINS_LATER = f"{NOTICE} Earlier messages are not shown."
+"""User message before an answer at the start of the list. Providers require the user to speak first."""
 
 
 STRICT = 1
-"""Shape: ids of nine letters and digits, text in every message, an answer between results and a person's message."""
+"""Shape with call ids of nine letters and digits, text in every message, and an answer after tool results."""
 TEXT = 2
-"""Shape: user and assistant alternate in text; the system prompt, calls and results are a part of it."""
-GO_ON = f"{NOTICE} Nobody has written since. Go on from here."
-"""User message after an answer that ends the list: not every server continues an answer."""
+"""Shape that consists only of alternating user and assistant texts, including system prompt, calls and results."""
+GO_ON = f"{NOTICE} There is no new message. Continue from here."
+"""User message after an answer at the end of the list. Not every server continues an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireStyle:
-    """Style of the wire form. It is constant for a session, or its bytes change."""
+    """Style of the wire form. Keep it constant for a session, because a change alters the bytes."""
 
     is_shared: bool = False
-    """True where more than one person writes: their rows carry their names."""
+    """True if several people write. Their rows then carry their names."""
     zone: tzinfo = UTC
     max_result_characters: int = 100_000
-    """Longest tool result. A longer one is cut here, with the call that reads on; the row stays whole."""
+    """Maximum length of a tool result. The rest is cut off, with a hint on how to continue. The row stays complete."""
     image_urls: Mapping[int, str] = field(default_factory=dict)
     """Data URLs by attachment id. Other images are only mentioned."""
     image_notes: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """Lines in place of images, by message id and attachment id."""
+    """Lines that replace images, by message id and attachment id."""
     shape: int = 0
-    """Form of the list that the server accepts: `STRICT`, `TEXT`, or 0 for the usual one."""
+    """Shape of the list that the server accepts: `STRICT`, `TEXT`, or 0 for the usual shape."""
     reasoning_of: str = ""
-    """Model whose reasoning is added to its calls, as in `Reasoning.made_by`; empty: none.
+    """Model whose reasoning is added to its calls, as in `Reasoning.made_by`. Empty: none.
 
-    The message has it under `REASONING`. A protocol that asks for it moves it to the place where its API wants it.
+    The message contains the reasoning under `REASONING`. The protocol then moves it to the right place for its API.
     """
 
 
@@ -77,7 +78,7 @@ def chat_messages(
 ) -> list[WireMessage]:
     """Return the `messages` of a chat completions request: the system prompt, then the rows.
 
-    `used_ids`: ids of calls before these rows; the ids of these rows are added.
+    `used_ids`: ids of calls before these rows. The function adds the ids of these rows.
 
     >>> chat_messages("You are Hermes.", (), WireStyle())
     [{'role': 'system', 'content': 'You are Hermes.'}]
@@ -88,7 +89,7 @@ def chat_messages(
 
 @dataclass(frozen=True, slots=True)
 class TracedMessages:
-    """Message list, and the rows of each message; none for the system prompt and for stubs."""
+    """Message list with the source rows of each message. The system prompt and stubs have no rows."""
 
     messages: list[WireMessage] = field(default_factory=list)
     sources: list[tuple[Message, ...]] = field(default_factory=list)
@@ -110,10 +111,10 @@ def traced_messages(
     handoff_stands_alone: bool = False,
     used_ids: set[str] | None = None,
 ) -> TracedMessages:
-    """Return `chat_messages` with the rows of each message.
+    """Return `chat_messages` with the source rows of each message.
 
-    `handoff_stands_alone`: it is always a user message of its own. Roles then no longer alternate, so such a list is
-    not for providers.
+    `handoff_stands_alone`: the handoff is always a separate user message. Roles may then not alternate, so do not send
+    the list to a provider.
     """
     traced = TracedMessages()
     if system:
@@ -142,7 +143,7 @@ def traced_messages(
 
 
 def is_shown(row: Message) -> bool:
-    """True for a row that makes a message or a part of one. Blank texts make none: providers refuse them."""
+    """True for a row that appears in the messages. Blank texts do not, because providers refuse them."""
     if row.role is MessageRole.ASSISTANT:
         return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
     return row.role is MessageRole.USER and (_is_personal(row) or _has_words(row))
@@ -158,10 +159,10 @@ def _people_follow(transcript: Transcript, index: int) -> bool:
 
 
 def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
-    """Return the row that answers each call, by the call's row and id.
+    """Return the result row of each call, by the call's row and id.
 
-    A result belongs to the nearest earlier row with a call of its id. Results that answer nothing, or answer a second
-    time, are left out, and so are results whose call is before a handoff.
+    A result belongs to the nearest earlier row with a call of its id. Results without a call, second results of a call,
+    and results whose call is before a handoff are left out.
     """
     open_calls: dict[str, int] = {}
     results: dict[tuple[int, str], Message] = {}
@@ -183,7 +184,7 @@ def _bounded(row: Message, limit: int) -> str:
     if len(text) <= limit:
         return text if text.strip() else NOTHING_RETURNED
     call = f'history_open(id="{recall_id(row.id)}", offset={limit})'
-    return f"{text[:limit]}\n{NOTICE} Cut here: the result has {len(text):,} characters. {call} reads on."
+    return f"{text[:limit]}\n{NOTICE} Cut here: the result has {len(text):,} characters. Continue with {call}."
 
 
 # --- the assistant's rows
@@ -196,7 +197,7 @@ def _add_assistant(
     used_ids: set[str],
     style: WireStyle,
 ) -> list[Message]:
-    """Add an answer and the results of its calls. Returns results whose images must follow as user content."""
+    """Add an answer and the results of its calls. Return results whose images must follow as user content."""
     if traced.last_role in (None, "system"):
         traced.add({"role": "user", "content": BEGINS_LATER})
     text = row.text or "" if _has_words(row) else ""
@@ -232,7 +233,7 @@ def _add_assistant(
 
 
 def _unique_id(call_id: str, row: Message, index: int, used: set[str]) -> str:
-    """Return the call's own id, or a new one where it is empty or in the list already."""
+    """Return the call's own id, or a new id if it is empty or already used."""
     wire_id = call_id
     while not wire_id or wire_id in used:
         wire_id = f"call_m{row.id}_{index}" if wire_id == call_id else f"{wire_id}_"
@@ -241,22 +242,22 @@ def _unique_id(call_id: str, row: Message, index: int, used: set[str]) -> str:
 
 
 def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
-    # Models invent names (`functions.look`). The call was answered with an error, but providers refuse the list.
+    # Models invent names such as `functions.look`. The call got an error result, but providers would refuse the name.
     name, arguments = re.sub(r"[^A-Za-z0-9_-]", "_", call.name[:64]) or UNNAMED_TOOL, call.arguments
     try:
         is_object = isinstance(orjson.loads(arguments), dict)
     except orjson.JSONDecodeError:
         is_object = False
-    if not is_object:  # no provider accepts it, so the model is shown it inside a legal object
+    if not is_object:  # no provider accepts this, so wrap the text in a valid object
         arguments = orjson.dumps({"not_a_json_object": arguments}).decode() if arguments.strip() else "{}"
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-# --- the rows of people and the handoff
+# --- people's rows and the handoff
 
 
 def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireStyle) -> None:
-    """Add one user message of adjacent rows. Pieces of one turn by one sender are stamped once."""
+    """Add one user message for adjacent rows. Rows of one turn by the same sender get only one stamp."""
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
         traced.add({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])}, rows[0])
         return
@@ -284,18 +285,18 @@ def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireStyl
 def _from_gateway(origin: Origin, text: str) -> str:
     if origin is Origin.SUMMARY:
         return framed(text)
-    # Titles, names and todos in it are words of people or of the model.
+    # Titles, names and to-dos in the text come from people or from the model.
     return f"{NOTICE} {escaped(text)}" if origin in (Origin.NOTICE, Origin.TODO) else escaped(text)
 
 
 def _is_personal(row: Message) -> bool:
-    """True for a row with a person's words, such as the notice of an edit: the gateway must not seem to say them."""
+    """True for a row with a person's words, including edit notices. The gateway must not appear as their author."""
     return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
 
 
 def _stamp(row: Message, style: WireStyle) -> str:
     stamp = f"[{_minute(row.created_at // 60_000, style.zone)}] "
-    if style.is_shared and row.sender_name is not None:  # a name can neither end its brackets nor start a line
+    if style.is_shared and row.sender_name is not None:
         stamp += f"[{shown_name(row.sender_name)}] "
     return stamp
 
@@ -306,7 +307,7 @@ def _minute(minutes: int, zone: tzinfo) -> str:
 
 
 def _human_text(row: Message) -> str:
-    """Return a person's words, then each attachment in a block that its text cannot leave."""
+    """Return a person's words, then each attachment in a block that its text cannot close."""
     text = escaped(row.text or "") if _has_words(row) else ""
     body = row.body
     if body is EMPTY_BODY:
@@ -335,7 +336,7 @@ def _image_parts(row: Message, style: WireStyle) -> Iterator[str | _Part]:
 
 
 def _content(blocks: list[Any]) -> str | list[_Part]:
-    """Return plain text, or content parts where images stand between texts."""
+    """Return plain text, or a list of content parts if there are images."""
     parts: list[_Part] = []
     for is_text, run in groupby(blocks, lambda block: isinstance(block, str)):
         if is_text:
@@ -380,7 +381,7 @@ def _short_id(call_id: str) -> str:
 
 def _as_text(message: WireMessage, names: Mapping[str, str]) -> WireMessage:
     role, content = message["role"], message["content"] or ""
-    if role == "tool":  # the words of a page or a file must not pass for a person's
+    if role == "tool":  # text from a page or a file must not look like a person's words
         content = f"{NOTICE} Result of {names[message['tool_call_id']]}:\n{escaped(content)}"
     for call in message.get("tool_calls", ()):
         content = f"{content}\n\nI call {call['function']['name']} with {call['function']['arguments']}".lstrip()

@@ -1,4 +1,4 @@
-"""Tools that a model may call. A registry offers them, checks the arguments of a call and runs it.
+"""Tools that a model may call. A registry lists the tools, checks the arguments of a call and runs the call.
 
 >>> from hermes_state.values import ToolCall
 >>> @tool(

@@ -1,6 +1,6 @@
-"""Approvals of tool calls: the calls that need a person's yes, and the question about them.
+"""Approvals of tool calls: which calls need a person's approval, and the question that people see.
 
-Only commands of people answer, never text in a result.
+Only commands and buttons can answer. Text in a tool result never counts as an answer.
 """
 
 import re
@@ -18,25 +18,25 @@ from hermes_state.tools.approvals import Answerer, Approval, ApprovalRequest, Ap
 from hermes_state.values import Button, ChatId, ToolCall, UserRef
 
 NO_ADMIN = (
-    "this call needs an admin's yes and no admin can be reached, so it was not done; the bot's owner can change that"
+    "this call needs an admin's approval, but no admin can be reached, so it was not run; the bot's owner can help"
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class CallPlan:
-    """Calls of one answer, sorted by what must be done with them."""
+    """Calls of one answer, sorted into ready calls, refused calls and calls that need approval."""
 
     access: ToolAccess
     context: ToolContext
     grants: Collection[tuple[str, str, str]] = ()
-    """Tools and shapes that were allowed for longer, each with the person who allowed them."""
+    """Saved approvals: tool, shape, and the person who approved."""
     admin_chats: Sequence[ChatId] = ()
     ready: list[ReadyCall] = field(default_factory=list)
     refused: list[tuple[ToolCall, ToolReply]] = field(default_factory=list)
     asking: list[tuple[ReadyCall, Answerer]] = field(default_factory=list)
 
     def add(self, one: ReadyCall, answer: Approval | None) -> None:
-        """Add a call that can be run."""
+        """Sort a call into the right list. `answer`: earlier approval of the call, if any."""
         policy, context = self.access.policy(one.tool, self.context.chat), self.context
         answerer = self._answerer_of(one, policy)
         if answerer is None and answer is None:
@@ -49,14 +49,15 @@ class CallPlan:
         elif answerer is None or self._is_granted(one, answerer):
             self.ready.append(one)
         elif context.is_subagent:
-            self._refuse(one, "this call needs a person's yes, and a sub-agent cannot ask: report what should be done")
+            reason = "this call needs a person's approval, and a sub-agent cannot ask: report what should be done"
+            self._refuse(one, reason)
         elif answerer is Answerer.ADMIN and not self.admin_chats and not self.access.is_admin(context.started_by):
             self._refuse(one, NO_ADMIN)
         else:
             self.asking.append((one, answerer))
 
     def _answerer_of(self, one: ReadyCall, policy: Policy) -> Answerer | None:
-        """Return the people who may say yes to a call; None if it needs no yes."""
+        """Return who may approve a call; None if the call needs no approval."""
         if policy is Policy.ASK_ADMIN and one.may_need_approval:
             return Answerer.ADMIN
         if has_parts(self.context.chat, self.context.chat_kind) and one.tool.instructs(one.arguments):
@@ -64,7 +65,7 @@ class CallPlan:
         return Answerer.STARTER if policy is not Policy.ALLOW and one.may_need_approval else None
 
     def _is_granted(self, one: ReadyCall, answerer: Answerer) -> bool:
-        """Return True for a call that was allowed for longer, by a person who may still allow it."""
+        """Return True if a saved approval covers the call, and the person who gave it may still approve such calls."""
         givers = [by for tool, shape, by in self.grants if one.shape and (tool, shape) == (one.tool.name, one.shape)]
         is_admins = answerer is Answerer.ADMIN and not any(self.access.is_admin(UserRef(by)) for by in givers)
         return bool(givers) and answerer is not Answerer.MODERATOR and not is_admins
@@ -72,11 +73,11 @@ class CallPlan:
     def _add_answered(self, one: ReadyCall, answer: Approval) -> None:
         if answer.state is ApprovalState.DENIED:
             said = f" and said: {answer.reason}" if answer.reason else ""
-            self._refuse(one, f"a person said no to this call{said}; do not try it again in other words")
+            self._refuse(one, f"a person denied this call{said}; do not try it again in another form")
         elif answer.state is ApprovalState.EXPIRED:
-            self._refuse(one, "nobody answered whether this may be done, so it was not done")
+            self._refuse(one, "no one approved this call, so it was not run")
         elif answer.answerer is Answerer.ADMIN and not self.access.is_admin(UserRef(answer.decided_by or "")):
-            self._refuse(one, NO_ADMIN)  # an admin no longer
+            self._refuse(one, NO_ADMIN)  # the person is no longer an admin
         else:
             self.ready.append(one)
 
@@ -85,9 +86,9 @@ class CallPlan:
 
 
 def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> ApprovalRequest:
-    """Return the question about a call: its exact effect, and how to answer.
+    """Return the approval question for a call: the exact effect, and how to answer.
 
-    `origin`: the person and chat of the call, for admins who are asked in their own chats.
+    `origin`: the person and chat of the call. Given if an admin is asked in another chat.
     """
     tool, shape = one.tool, "" if answerer is Answerer.MODERATOR else one.shape
     shown = tool.shown(one.arguments) if tool.shown is not None else json_block(one.arguments)
@@ -96,9 +97,14 @@ def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> Appr
     words = {"Yes, once": "", f"{place.capitalize()} conversation": " session", f"Always {here}": " always"}
 
     def footer(number: int) -> str:
-        calls = f"every later call of {inline(tool.name)} {tool.reach(shape)}, by everybody in {place} chat,"
-        longer = f" `session` after it allows {calls} until `/new`, `always` until `/tools forget`." if shape else ""
-        return f"{who}`/approve a{number}` says yes, `/deny a{number} <reason>` no.{longer}"
+        longer, reach = "", tool.reach(shape)
+        if shape:
+            longer = (
+                " To allow later calls as well, add `session` (until `/new`) or `always` (until `/tools forget`). This "
+                f"covers calls of {inline(tool.name)} by everyone in {place} chat {reach}"
+            )
+            longer += "" if reach.endswith("\n") else "."
+        return f"{who}Press a button, or send `/approve a{number}` or `/deny a{number} <reason>`.{longer}"
 
     def buttons(number: int) -> list[Button]:
         answers = [(label, f"/approve a{number}{word}") for label, word in words.items() if shape or not word]
@@ -118,22 +124,22 @@ def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> Appr
 _NOT_PLAIN = re.compile(
     "[^\x00-\x7f\u00ae-\u024f\u0400-\u0482\u048a-\u052f\u3041-\u3096\u30a1-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
 )
-"""Any character but ASCII and common letters, all of which are visible."""
+"""Any character except ASCII and common letters, which are always visible."""
 _SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F, 0x17B4, 0x17B5, 0x2800)))
 
-_WORD, _LATIN = re.compile(r"(?<!\\)\w+"), re.compile("[A-Za-z]")  # the first letter behind a backslash is an escape's
+_WORD, _LATIN = re.compile(r"(?<!\\)\w+"), re.compile("[A-Za-z]")  # a letter after a backslash belongs to an escape
 _LOOK_ALIKE = re.compile(
     "[\u0131\u0251\u0261\u0370-\u058f\u13a0-\u13ff\u2c80-\u2cff\ua4d0-\ua4ff\uff21-\uff5a\U0001d400-\U0001d7ff]"
 )
-"""Letters of scripts that have letters like Latin ones."""
+"""Letters of scripts with letters that look Latin."""
 _WHOLE_WORD = re.compile(r"(?<!\w)[асеорухѕіјԁһԛԝАВЕКМНОРСТУХЅІЈονΑΒΕΖΗΙΚΜΝΟΡΤΥΧ]+(?!\w)")  # noqa: RUF001 - that is the point
 """Words that consist only of letters which look Latin."""
 _GAP = re.compile(r"[^\S\n]{60,}|(?:[^\S\n]{0,59}\n){12,}")
-"""White space that moves the next words out of sight."""
+"""White space that pushes the following words out of sight."""
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Return a text as a code block that nothing in it can end, with the codes of its invisible characters."""
+    """Return a text as a code block that its content cannot close. Invisible characters are shown as codes."""
     text = _visible(text)
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -141,14 +147,14 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def inline(text: str) -> str:
-    """Return a whole name as code: in the line, or in a block if it is long or has backticks."""
+    """Return a complete name as inline code, or as a code block if the name is long or contains backticks."""
     shown = re.sub(r"^ | $", r"\\u0020", _visible(text)).replace("\n", r"\u000a")
     shown = _WHOLE_WORD.sub(_coded, shown) if _LATIN.search(shown) else shown
     return f"`{shown}`" if shown and "`" not in shown and len(shown) <= 200 else f"\n{fenced(shown)}\n"
 
 
 def _visible(text: str) -> str:
-    """Replace invisible characters by their codes, because people must see everything that they allow."""
+    """Replace invisible characters by their codes, because people must see everything that they approve."""
     text = _NOT_PLAIN.sub(_shown, printable(text))
     if not text.isascii():
         text = _WORD.sub(lambda word: _LOOK_ALIKE.sub(_coded, word[0]) if _LATIN.search(word[0]) else word[0], text)
@@ -163,9 +169,9 @@ def _coded(found: re.Match[str]) -> str:
 
 def _shown(found: re.Match[str]) -> str:
     character, before = found[0], found.string[max(0, found.start() - 1) : found.start()]
-    # Emoji, and scripts other than Latin, need these.
+    # Emoji and non-Latin scripts need these characters.
     joins = character in "\u200c\u200d\ufe0f" and not before.isascii() and unicodedata.category(before)[0] in "LMS"
-    # These categories format, or mean nothing.
+    # Format characters, separators, and characters without a meaning.
     is_hidden = unicodedata.category(character) in {"Cf", "Zl", "Zp", "Co", "Cn"} or character in _SELECTORS
     is_hidden = is_hidden or "FILLER" in unicodedata.name(character, "")
     return f"\\u{ord(character):04x}" if is_hidden and not joins else character

@@ -1,6 +1,6 @@
-"""Arguments of tools: a type declares them, gives their JSON schema and parses those of a call.
+"""Tool arguments: a type declares them, provides their JSON schema, and parses the arguments of a call.
 
-Plugins and MCP servers bring a JSON schema instead. Errors are sentences that let a model correct its call.
+Plugins and MCP servers provide a JSON schema instead. Error messages tell the model how to correct its call.
 """
 
 from collections.abc import Mapping
@@ -24,19 +24,19 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of declared arguments. `Meta` describes a field to models and bounds it."""
+    """Base class of declared arguments. `Meta` describes a field for models and limits its values."""
 
 
-def parsed(text: str, declared: type[Arguments] | Mapping[str, Any]) -> Any:  # what is declared, or a dict
-    """Return the arguments of a call, as a dict if a JSON schema declares them.
+def parsed(text: str, declared: type[Arguments] | Mapping[str, Any]) -> Any:  # the declared type, or a dict
+    """Return the arguments of a call as the declared type, or as a dict for a JSON schema.
 
-    Raises `ToolError` whose text tells the model what to change.
+    Raises `ToolError` with a text that tells the model how to correct the call.
     """
     arguments = checked_arguments(text, schema_of(declared))
     try:
         return msgspec.convert(arguments, declared) if isinstance(declared, type) else arguments
     except msgspec.ValidationError as error:
-        raise ToolError(f"the arguments do not fit: {error}") from error
+        raise ToolError(f"the arguments are invalid: {error}") from error
 
 
 def schema_of(declared: type[Arguments] | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -58,7 +58,7 @@ def _generated(declared: type[Arguments]) -> Mapping[str, Any]:
 
 
 def _flat(place: Mapping[str, Any], components: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a schema without references, titles, null and empty defaults: every request pays for them."""
+    """Return a schema without references, titles, null and empty defaults, because every request pays for its size."""
     flat = dict(place)
     if "anyOf" in flat:  # a type or null
         flat |= flat.pop("anyOf")[0]
@@ -75,9 +75,9 @@ def _flat(place: Mapping[str, Any], components: Mapping[str, Mapping[str, Any]])
 
 
 def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call as a dict that fits `schema`, with the defaults of those that are left out.
+    """Return the arguments of a call as a dict that matches `schema`, with defaults for missing arguments.
 
-    Checks the top level: nested values of plugins and servers are their own business. Raises `ToolError`.
+    Checks only the top level: plugins and servers check nested values themselves. Raises `ToolError`.
 
     >>> checked_arguments('{"id": "m12"}', {"properties": {"id": {"type": "string"}, "limit": {"default": 10}}})
     {'id': 'm12', 'limit': 10}
@@ -90,10 +90,10 @@ def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         raise ToolError("the arguments must be a JSON object")
     properties: Mapping[str, Mapping[str, Any]] = schema.get("properties", {})
     if missing := [key for key in schema.get("required", ()) if key not in arguments]:
-        raise ToolError(f"missing: {', '.join(missing)}")
+        raise ToolError(f"missing arguments: {', '.join(missing)}")
     unknown = [key for key in arguments if key not in properties]
     if unknown and schema.get("additionalProperties", True) is False:
-        raise ToolError(f"unknown: {', '.join(unknown)}; known are {', '.join(properties) or 'none'}")
+        raise ToolError(f"unknown arguments: {', '.join(unknown)}; known: {', '.join(properties) or 'none'}")
     for key, rule in properties.items():
         if key in arguments:
             _check(key, arguments[key], rule)
@@ -105,7 +105,7 @@ def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 def _check(key: str, value: object, rule: Mapping[str, Any]) -> None:
     wanted = rule.get("type") or []
     kinds = [wanted] if isinstance(wanted, str) else wanted
-    is_bool = isinstance(value, bool)  # a bool is an int to Python, not to JSON
+    is_bool = isinstance(value, bool)  # a bool is an int in Python, but not in JSON
     fits = (kind == "boolean" if is_bool else isinstance(value, _TYPES.get(kind, (object,))) for kind in kinds)
     if kinds and not any(fits):
         raise ToolError(f"{key} must be of type {' or '.join(kinds)}")

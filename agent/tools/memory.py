@@ -1,4 +1,4 @@
-"""Tools for what outlives a conversation: `memory` keeps notes, `skill` reads instructions."""
+"""Long-term memory tools: `memory` writes notes, `skill` reads instructions."""
 
 import asyncio
 from typing import Annotated, Final, Literal
@@ -26,12 +26,12 @@ class NoteChange(Arguments, frozen=True):
 
 
 def memory_tool(notes: MemoryDirectory) -> Tool:
-    """Return `memory`. It writes only for the chat that it runs in, and about a person only in that person's turns."""
+    """Return the tool `memory`. It writes only notes of its own chat, and notes about a person only in their turns."""
 
     @tool(
-        description="Keep a note for later conversations. `user`: who the person is and how they want things done; "
-        "`memory`: lasting facts about the work. Note preferences and corrections at once, in one sentence each; no "
-        "task progress, secrets or results of tools. Never promise to remember without this.",
+        description="Save a note for later conversations. `user`: who the person is and how they want things done; "
+        "`memory`: lasting facts about the work. Save preferences and corrections at once, one sentence each. No task "
+        "progress, secrets or tool results. Never promise to remember without this.",
         effect=ToolEffect.WRITES,
         needs_approval=False,
         instructs=lambda change: (change.action, change.target) != ("remove", "user"),
@@ -47,12 +47,12 @@ def memory_tool(notes: MemoryDirectory) -> Tool:
 
 
 def has_parts(chat: ChatKey, kind: ChatKind) -> bool:
-    """Return True for a chat in whose `USER.md` each person has a part."""
+    """True if `USER.md` of a chat has a separate part for each person."""
     return kind.is_shared and not chat.user_ref
 
 
 def change_notes(notes: MemoryDirectory, chat_id: ChatId, person: Person | None, change: NoteChange) -> str:
-    """Change the notes. `person`: the only one whose part of `USER.md` may be written; None: all of it.
+    """Change the notes. `person`: change only this person's part of `USER.md`; None: the whole file.
 
     Blocks its thread. Raises `ToolError`.
     """
@@ -71,28 +71,28 @@ def change_notes(notes: MemoryDirectory, chat_id: ChatId, person: Person | None,
 # ---- skills
 
 _MAX_FILES: Final = 50
-"""Most files of a skill that are listed."""
+"""Maximum number of files listed for a skill."""
 
 
 class _SkillFile(Arguments, frozen=True):
-    name: Annotated[str, Meta(description="The skill's name, as the system prompt lists it.")]
-    file: Annotated[str, Meta(description="A file of its folder.")] = SKILL_FILE
+    name: Annotated[str, Meta(description="Name from the system prompt.")]
+    file: Annotated[str, Meta(description="A file of the skill.")] = SKILL_FILE
     offset: Annotated[int, Meta(ge=0, description="Where to start.")] = 0
 
 
 def skill_tool(catalog: SkillCatalog) -> Tool:
-    """Return `skill`, which reads the skills of a catalog. It is offered while there are any."""
+    """Return the tool `skill`, which reads the skills of a catalog. It is only offered if there are skills."""
 
     @tool(
-        description="Read a skill: instructions for a kind of task, written by whoever runs this gateway. Read the one "
-        "that fits before you begin; then its further files, as far as it asks for them.",
+        description="Read a skill: instructions for a kind of task, written by the bot's owner. Read the matching "
+        "skill before you begin, then the files that it refers to.",
         effect=ToolEffect.READ_ONLY,
         why_unavailable=lambda: None if catalog.skills else f"there are no skills in {catalog.path.name}/",
         is_persisted=False,
     )
     async def skill(asked: _SkillFile, context: ToolContext) -> str:
         if asked.name not in catalog.skills:
-            raise ToolError(f"there is no such skill; there are: {', '.join(catalog.skills) or 'none'}")
+            raise ToolError(f"there is no such skill; available skills: {', '.join(catalog.skills) or 'none'}")
         return await asyncio.to_thread(_read_skill, catalog.skills[asked.name], asked, min(40_000, context.result_size))
 
     return skill
@@ -108,13 +108,13 @@ def _read_skill(skill: SkillInfo, asked: _SkillFile, room: int) -> str:
 
     try:
         path = (root / name).resolve()
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL in it, or links that go in a circle
-        raise ToolError(f"{name[:100]!r} names no file") from error
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL character, or a loop of links
+        raise ToolError(f"{name[:100]!r} is not a valid file name") from error
     text = read_text(path) if path.is_relative_to(root) else None
     if text is None:
-        raise ToolError(f"the skill has no file {name[:100]!r}; it has:\n{listed()}")
+        raise ToolError(f"the skill has no file {name[:100]!r}; its files are:\n{listed()}")
     part = text[asked.offset : end]
     if end < len(text):
-        part += f"\n[{counted(len(text) - end, 'character')} more: read on with offset {end}]"
+        part += f"\n[{counted(len(text) - end, 'character')} more: continue with offset {end}]"
     is_beginning = name == SKILL_FILE and not asked.offset
     return f"{part}\n\n[Files of this skill]\n{listed()}" if is_beginning else part

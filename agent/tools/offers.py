@@ -1,6 +1,7 @@
-"""Offers: the tools in the prompts of a session, and `more_tools`, which finds and runs all others.
+"""Offers: the tools in the prompts of a session, and `more_tools`, which finds and runs all other tools.
 
-A session's offer is stored, so that its prompts begin with the same bytes. Schemas take a tenth of the threshold.
+The offer of a session is stored, so that all its prompts begin with the same bytes. Tool schemas may take a tenth of
+the compression threshold.
 """
 
 from collections import OrderedDict
@@ -34,10 +35,10 @@ from hermes_state.values import (
 
 MORE_TOOLS = "more_tools"
 SCHEMA_PERCENT = 10
-"""Percent of the threshold, above its first 1,024 tokens, that the schemas of a turn take together."""
+"""Limit for all schemas of a turn, in percent of the threshold minus 1,024 tokens."""
 MAX_SCHEMA_TOKENS = 6_000
 MAX_NAMED = 40
-"""Names of tools in the description of `more_tools`."""
+"""Maximum number of tools named in the description of `more_tools`."""
 
 
 class Policy(StrEnum):
@@ -49,18 +50,18 @@ class Policy(StrEnum):
 
 class ToolAccess(Protocol):
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Return why a tool may not be used in a chat, or in a turn of this person; None if it may."""
+        """Return the reason why a tool must not be used in a chat or by a person; None if it may be used."""
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy: ...
 
     def is_admin(self, person: UserRef) -> bool: ...
 
     def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
-        """Return the direct chats in which admins can be asked."""
+        """Return the direct chats in which the bot can ask admins."""
 
 
 class OpenAccess:
-    """Rules that allow every tool, without questions."""
+    """Access rules that allow every tool without approval."""
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
         return None
@@ -77,13 +78,13 @@ class OpenAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyCall:
-    """A call that can be run, with its tool and parsed arguments."""
+    """Valid call, with its tool and parsed arguments."""
 
     call: ToolCall
-    """Call of the tool itself, even if the model called it through `more_tools`."""
+    """Call of the tool itself, even if the model used `more_tools`."""
     tool: Tool
     arguments: Any
-    """Arguments as the tool declares them; a dict for tools of plugins and servers."""
+    """Arguments in the type declared by the tool. A dict for tools of plugins and servers."""
 
     @property
     def may_need_approval(self) -> bool:
@@ -92,12 +93,12 @@ class ReadyCall:
 
     @property
     def shape(self) -> str:
-        """Kind of the call; empty if it is like no other."""
+        """Return the kind of the call, for saved approvals. Empty if each call needs its own approval."""
         return self.tool.shape(self.arguments)
 
 
 class OfferRegistry:
-    """Offers of tools by session, and the meaning of calls."""
+    """Tool offers by session. Also resolves calls to their tools."""
 
     def __init__(self, registry: ToolRegistry, store: Store, access: ToolAccess | None = None) -> None:
         self.registry = registry
@@ -117,9 +118,9 @@ class OfferRegistry:
         found = [self.registry.get(name) for name in names]
         tools = tuple(tool for tool in found if tool is not None)
         if MORE_TOOLS in names:
-            usable = self.usable(conversation.chat, conversation.chat_kind)  # a server may have connected meanwhile
+            usable = self.usable(conversation.chat, conversation.chat_kind)  # a server may have connected since
             tools = (*tools, more_tools(tool for tool in usable if tool.name not in names))
-        if not any(self.registry.is_awaited(name) for name in names):  # of a server that is not connected yet
+        if not any(self.registry.is_awaited(name) for name in names):  # its server is not connected yet
             self._kept[session_id] = tools
             if len(self._kept) > 4_096:
                 self._kept.popitem(last=False)
@@ -129,7 +130,7 @@ class OfferRegistry:
         return [tool for tool in self.registry.available() if self.access.refusal(tool, chat, kind, None) is None]
 
     def resolve(self, call: ToolCall, context: ToolContext) -> ReadyCall:
-        """Return the meaning of a call. Raises `ToolError` if it cannot be run."""
+        """Return the tool and parsed arguments of a call. Raises `ToolError` if the call cannot be run."""
         if call.name == MORE_TOOLS:
             given: _MoreTools = parsed(call.arguments, _MoreTools)
             if given.tool is None or given.arguments is None:
@@ -143,15 +144,15 @@ class OfferRegistry:
             if reason is not None:
                 raise ToolError(f"{tool.name} cannot be used here: {reason}")
         arguments = self.registry.check(call)
-        assert tool is not None, "the registry knows what it has checked"
+        assert tool is not None, "the registry has checked the name"
         tool.check(arguments, context)
         return ReadyCall(call=call, tool=tool, arguments=arguments)
 
 
 def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> tuple[Tool, ...]:
-    """Return the tools that fit, in their own order, with `more_tools` at the end if some do not fit.
+    """Return the tools that fit, in their given order, followed by `more_tools` if some do not fit.
 
-    Tools of plugins and servers are left out first, then the least used, the last of them first; essential ones never.
+    Essential tools always stay. Tools of plugins and servers are left out first, then the least used.
     """
     room = min(MAX_SCHEMA_TOKENS, max(0, threshold - 1_024) * SCHEMA_PERCENT // 100)
     sizes = {tool.name: schema_tokens(tool) for tool in tools}
@@ -177,7 +178,7 @@ class _MoreTools(Arguments, frozen=True):
 
 
 def more_tools(behind: Iterable[Tool]) -> Tool:
-    """Return the tool that finds and runs tools that are not in the prompt."""
+    """Return the tool that finds and runs the tools missing from the prompt."""
     tools = tuple(behind)
     names = ", ".join(tool.name for tool in tools[:MAX_NAMED])
 
@@ -205,5 +206,5 @@ def _listed(tools: Sequence[Tool], query: str) -> str:
     rated = [(sum(word in f"{tool.name} {tool.description}".lower() for word in words), tool) for tool in tools]
     found = [tool for hits, tool in sorted(rated, key=lambda pair: -pair[0]) if hits or not words]
     if not found:
-        return f"No tool matches {query!r}; there are: {', '.join(tool.name for tool in tools)}"
+        return f"No tool matches {query!r}; available tools: {', '.join(tool.name for tool in tools)}"
     return "\n".join(f"{tool.name}: {tool.description.partition('. ')[0][:200]}" for tool in found[:MAX_NAMED])

@@ -1,4 +1,4 @@
-"""Tools with which an agent organises its own work: `todo`, `delegate` and `context`."""
+"""Tools for organising the agent's own work: `todo`, `delegate` and `context`."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,29 +17,29 @@ from hermes_state.values import Clock, LineageId, Millis, ToolEffect
 
 MAX_ITEMS: Final = 50
 MAX_TEXT_CHARACTERS: Final = 300
-"""Longest item, in characters: a list is to be seen at a glance, and is shown again after every compression."""
+"""Maximum length of an item, in characters. The list must stay short, because every compression shows it again."""
 
 
 class _TodoItem(Arguments, frozen=True):
-    id: Annotated[int | None, Meta(description="The item's number, to change one.")] = None
+    id: Annotated[int | None, Meta(description="Number of an existing item.")] = None
     text: str | None = None
     state: TodoState | None = None
 
 
 class _TodoList(Arguments, frozen=True):
     items: Annotated[
-        tuple[_TodoItem, ...] | None, Meta(description="The whole list; with update: only what is new or changes.")
+        tuple[_TodoItem, ...] | None, Meta(description="The whole list; with update: only new and changed items.")
     ] = None
-    update: Annotated[bool, Meta(description="True leaves all other items as is.")] = False
+    update: Annotated[bool, Meta(description="True keeps all other items.")] = False
 
 
 def todo_tool(clock: Clock) -> Tool:
-    """Return `todo`, the agent's list of what is to be done in a conversation."""
+    """Return the tool `todo`, the agent's to-do list for a conversation."""
 
     @tool(
-        description="Your list of what is to be done in this conversation, for tasks of three steps or more: write it "
-        "before you begin, keep one item in_progress, and set an item to done as soon as it is. The list stays when "
-        "older messages leave your view. Without items: shows it.",
+        description="Your to-do list for this conversation, for tasks of three steps or more. Write it before you "
+        "begin, keep one item in_progress, and mark each item done as soon as it is. The list stays when older "
+        "messages leave your view. Without items: shows it.",
         effect=ToolEffect.WRITES,
         needs_approval=False,
     )
@@ -56,21 +56,21 @@ def todo_tool(clock: Clock) -> Tool:
 def _change(
     db: Connection, lineage_id: LineageId, *, changes: Sequence[_TodoItem], is_whole: bool, now: Millis
 ) -> list[TodoRow]:
-    """Store what a call asks for. Raises `ToolError`, and stores nothing, if it makes no list."""
+    """Store the changes of a call. Raises `ToolError`, and stores nothing, if the result is not a valid list."""
     known = {} if is_whole else {item.id: item for item in load_todos(db, lineage_id)}
     items = dict(known)
     for change in changes:
         number = max(items, default=0) + 1 if is_whole or change.id is None else change.id
         before = known.get(number)
         if before is None and not is_whole and change.id is not None:
-            raise ToolError(f"there is no item {number}; leave the id out for a new one. {shown(list(known.values()))}")
+            raise ToolError(f"there is no item {number}; omit the id to add an item. {shown(list(known.values()))}")
         text = " ".join((change.text or (before.text if before is not None else "")).split())
         if not 0 < len(text) <= MAX_TEXT_CHARACTERS:
             raise ToolError(f"item {number} needs a text of 1 to {MAX_TEXT_CHARACTERS} characters")
         state = change.state or (before.state if before is not None else TodoState.PENDING)
         items[number] = TodoRow(id=number, text=text, state=state)
     if len(items) > MAX_ITEMS:
-        raise ToolError(f"{len(items)} of {MAX_ITEMS} items: write the list anew without those that are done")
+        raise ToolError(f"{len(items)} items, but the limit is {MAX_ITEMS}: write a new list without finished items")
     return put_todos(db, lineage_id, list(items.values()), now, is_whole=is_whole)
 
 
@@ -88,25 +88,25 @@ DELEGATE: Final = "delegate"
 
 class _Task(Arguments, frozen=True):
     task: Annotated[str, Meta(min_length=1, description="What to do, and what to report.")]
-    context: Annotated[str, Meta(description="Facts, paths and words of this conversation it needs.")] = ""
+    context: Annotated[str, Meta(description="Facts, paths and quotes from this conversation it needs.")] = ""
     tools: Annotated[
-        tuple[str, ...] | None, Meta(description="Names of the only tools that it may use; left out: all it can have.")
+        tuple[str, ...] | None, Meta(description="Names of the tools that it may use; omitted: all available.")
     ] = None
 
 
 @tool(
     name=DELEGATE,
-    description="Hands a task on to a sub-agent, which works by itself with tools and without this conversation; its "
-    "report is the result. For work of many steps of which only the outcome counts, such as looking through many files "
-    "or pages. Several calls in one step work side by side. It asks nobody and does nothing that needs a yes.",
-    effect=ToolEffect.READ_ONLY,  # so that a restart runs the call again, which continues its sub-agent
-    timeout_seconds=86_400.0,  # it may wait for other sub-agents; other bounds end it far earlier
+    description="Delegate a task to a sub-agent, which works alone with tools and cannot see this conversation. Its "
+    "report is the result. For long work of which only the outcome matters, such as reading many files or pages. "
+    "Several calls in one step run in parallel. It cannot ask questions or do anything that needs approval.",
+    effect=ToolEffect.READ_ONLY,  # so that a restart repeats the call, which continues its sub-agent
+    timeout_seconds=86_400.0,  # includes waiting for other sub-agents; other limits end it much earlier
 )
 async def delegate_tool(arguments: _Task, context: ToolContext) -> str:
-    """Hand a task on to a sub-agent, whose calls follow the policy of the chat, and return its report."""
+    """Run a task in a sub-agent, whose calls follow the policy of the chat, and return its report."""
     if context.delegate is None or context.call is None:
-        raise ToolError("there are no sub-agents here")
-    known = f"\n\nWhat is known:\n{arguments.context}" if arguments.context else ""
+        raise ToolError("sub-agents are not available here")
+    known = f"\n\nContext:\n{arguments.context}" if arguments.context else ""
     return await context.delegate(context.call, f"{arguments.task}{known}", arguments.tools)
 
 
@@ -120,21 +120,21 @@ class _Window(Arguments, frozen=True):
 
 @tool(
     name="context",
-    description="How full your context window is. `compress` summarises what is above; `focus` is kept in detail.",
+    description="How full your context window is. `compress` summarises earlier messages, keeping details on `focus`.",
     effect=ToolEffect.READ_ONLY,
 )
 async def context_tool(arguments: _Window, context: ToolContext) -> str:
-    """Tell how full the agent's window is, or ask for a compression."""
+    """Return the fill level of the context window, or request a compression."""
     use = context.prompt
     if use is None:
-        raise ToolError("the prompt was not measured since the gateway restarted; ask again in the next step")
+        raise ToolError("the prompt has not been measured since the gateway restarted; try again in the next step")
     if arguments.action == "status":
         percent = use.tokens * 100 // use.context_length
         return (
-            f"Your prompt has about {use.tokens:,} of {use.context_length:,} tokens ({percent} %). From "
-            f"{use.threshold:,} on it is compressed by itself."
+            f"Your prompt has about {use.tokens:,} of {use.context_length:,} tokens ({percent} %). It is compressed "
+            f"automatically at {use.threshold:,}."
         )
     if use.held_back is not None:
-        raise ToolError(f"no compression now: {use.held_back}")
+        raise ToolError(f"no compression is possible now: {use.held_back}")
     use.compress(arguments.focus or None)
-    return "A compression was asked for. It is done before your next step, and skipped where it would free nothing."
+    return "A compression will run before your next step, unless it would free nothing."

@@ -1,4 +1,4 @@
-"""Tools that search and open earlier messages of one lineage, in the model's view or not."""
+"""Tools that search and open all messages of a lineage, including those outside the model's view."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -40,13 +40,13 @@ class _Search(Arguments, frozen=True):
 class _Open(Arguments, frozen=True):
     id: Annotated[str, Meta(description="Such as m123.")]
     offset: Annotated[int, Meta(ge=0)] = 0
-    # 5,000 tokens: enough for a long message in a few calls, too little to fill a window.
+    # About 5,000 tokens, so that a long message needs few calls, but does not fill a context window.
     limit: Annotated[int, Meta(ge=1, le=20_000, description="Characters.")] = 4_000
 
 
 @tool(
     name=HISTORY_SEARCH,
-    description="Search all of this conversation, also what is out of view: messages, documents, calls of tools. Gives "
+    description="Search this whole conversation, including parts out of view: messages, documents, tool calls. Returns "
     "ids for history_open.",
     effect=ToolEffect.READ_ONLY,
     is_persisted=False,
@@ -56,20 +56,20 @@ async def _search(asked: _Search, context: ToolContext) -> str:
     query, since = asked.query, None if asked.since is None else _millis(asked.since)
     try:
         place = SearchFilter(lineage_id=context.lineage_id, turn_id=context.turn_id, role=asked.role, since=since)
-        # A query can be made to be slow.
+        # Bounded, because a malicious query can be very slow.
         hits, words = await context.store.read_within(2.0, search_in_other_words, query, limit=20, **place)
     except StoreUnavailable as error:
-        raise ToolError("the search took too long or could not read; rarer words are found faster") from error
+        raise ToolError("the search failed or took too long; try less common words") from error
     made, note = await context.store.read(load_progress), ""
     if made is not None:
-        note = f" The search index is being made anew ({made} % done): older messages may be missing."
+        note = f" The search index is being rebuilt ({made} % done): older messages may be missing."
     if not hits:
         return f"Nothing in this conversation matches {query!r}.{note}"
     rows = "\n".join(
         f"{recall_id(hit.message_id)} {_when(hit.created_at)} {hit.role}: {' '.join(hit.snippet.split())}"
         for hit in hits
     )
-    partly = f"No message has all of these words; found were: {', '.join(words)}. " if words else ""
+    partly = f"No message has all of these words; these were found: {', '.join(words)}. " if words else ""
     return (
         f"{partly}{len(hits)} found, best first.{note} {_UNTRUSTED}\n<history>\n{enclosed('history', rows)}\n</history>"
     )
@@ -77,7 +77,7 @@ async def _search(asked: _Search, context: ToolContext) -> str:
 
 @tool(
     name=HISTORY_OPEN,
-    description="Read a stored message whole, in parts if it is long; its images are shown.",
+    description="Read a complete stored message with its images, in parts if it is long.",
     effect=ToolEffect.READ_ONLY,
     is_persisted=False,
     is_essential=True,
@@ -88,12 +88,12 @@ async def _open(asked: _Open, context: ToolContext) -> str | ToolReply:
     message_id = parse_recall_id(f"m{number}" if number.isdecimal() else number)
     row = await context.store.read(load_row, context.lineage_id, message_id) if message_id is not None else None
     if row is None:
-        raise ToolError(f"this conversation has no message {name!r}; {HISTORY_SEARCH} finds ids")
+        raise ToolError(f"this conversation has no message {name!r}; find ids with {HISTORY_SEARCH}")
     text = whole_text(row)
     if offset and offset >= len(text):
-        raise ToolError(f"{name} ends after {len(text):,} characters")
+        raise ToolError(f"{name} has only {len(text):,} characters")
     end = min(len(text), offset + min(limit, context.result_size))
-    more = f" {HISTORY_OPEN} with offset {end} reads on." if end < len(text) else ""
+    more = f" Continue with offset {end}." if end < len(text) else ""
     head = f"Characters {offset}-{end} of {len(text)} of {recall_id(row.id)}.{more} {_UNTRUSTED}"
     origin = f'role="{row.role}" time="{_when(row.created_at)}"'
     opened = f"{head}\n<history {origin}>\n{enclosed('history', text[offset:end])}\n</history>"
@@ -105,7 +105,7 @@ def recall_tools() -> tuple[Tool, Tool]:
 
 
 def load_row(db: Connection, lineage_id: LineageId, message_id: MessageId) -> Message | None:
-    """Return a row; None if there is none or it belongs to another conversation."""
+    """Return a row; None if it does not exist or belongs to another conversation."""
     try:
         row = load_message(db, message_id)
     except KeyError:
@@ -114,13 +114,13 @@ def load_row(db: Connection, lineage_id: LineageId, message_id: MessageId) -> Me
 
 
 def whole_text(row: Message) -> str:
-    """Return the whole content of a row, in the order in which the model was shown it."""
+    """Return the complete content of a row, in the order in which the model saw it."""
     pieces = [row.text] if row.text else []
     if row.body.quote is not None:
         pieces.append(f"(in reply to {row.body.quote.author}: {row.body.quote.text})")
     pieces += [f"(document {document.name})\n{document.text}" for document in row.body.documents]
     if row.body.images:
-        pieces.append(f"({counted(len(row.body.images), 'image')}, shown behind this result to models that see)")
+        pieces.append(f"({counted(len(row.body.images), 'image')}, shown after this result to models that can see)")
     pieces += [f"(called {call.name} with {call.arguments})" for call in row.body.calls]
     return "\n".join(pieces)
 

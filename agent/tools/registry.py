@@ -1,4 +1,4 @@
-"""Tools of an agent: their declaration, their registry, and the plugins that bring more."""
+"""Tools of an agent: declaration, registry, and loading of tools from plugins."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -35,15 +35,15 @@ DEFAULT_INPUT_WINDOW = Tokens(128_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptStatus:
-    """Size of the last prompt in tokens, and a way to have it compressed."""
+    """Size of the last prompt in tokens, and a function to request its compression."""
 
     tokens: int
     threshold: Tokens
     context_length: Tokens
     held_back: str | None
-    """Reason why no compression is possible now, if any."""
+    """Reason why compression is not possible now. None: it is possible."""
     compress: Callable[[str | None], None]
-    """Asks for a compression before the next model call, with a focus or None."""
+    """Requests a compression before the next model call, with a focus or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +60,19 @@ class ToolContext:
     is_scheduled: bool = False
     is_subagent: bool = False
     input_window: Tokens = DEFAULT_INPUT_WINDOW
-    """Longest prompt, in tokens, of the model that reads the result."""
+    """Longest prompt, in tokens, for the model that will read the result."""
     result_size: int = 100_000
-    """Longest result that this model is shown, in characters."""
+    """Longest result, in characters, that this model will see."""
     sees_images: bool = False
     prompt: PromptStatus | None = None
-    """None if no prompt of the turn was measured since a restart."""
+    """None if no prompt of the turn has been measured since a restart."""
     call: tuple[MessageId, str] | None = None
-    """Stored answer with the call, and the id of the call."""
+    """Id of the stored answer with the call, and id of the call."""
     delegate: "Callable[[tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]] | None" = None
-    """Lets a sub-agent do the task of a call, with only these tools if any are named. Returns its report or raises
-    `ToolError`. None in the turn of a sub-agent."""
+    """Runs the task of a call in a sub-agent, which may use only the named tools (None: all). Returns the report.
+
+    Raises `ToolError`. None in the turn of a sub-agent.
+    """
 
     @property
     def claim(self) -> TurnClaim:
@@ -78,7 +80,7 @@ class ToolContext:
 
     @classmethod
     def of(cls, turn: RunningTurn, store: Store, **more: Any) -> Self:
-        """Return the context of a turn's tools. `more` are fields."""
+        """Return the context for the tools of a turn. `more`: values of further fields."""
         return cls(
             chat_id=turn.chat_id,
             lineage_id=turn.lineage_id,
@@ -95,66 +97,68 @@ class ToolContext:
 
 
 ToolFunction: TypeAlias = Callable[[Any, ToolContext], Awaitable["str | ToolReply"]]
-"""Function of a tool: it receives parsed arguments and returns the result for the model, or raises `ToolError`."""
+"""Function behind a tool. Receives parsed arguments, and returns the result for the model or raises `ToolError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Tool that a model may call. `name` is at most 64 letters, digits, `_` and `-`."""
+    """Tool that a model may call. `name` has at most 64 characters: letters, digits, `_` and `-`."""
 
     name: str
     description: str
     parameters: type[Arguments] | Mapping[str, Any]
-    """Type of the arguments, or a JSON schema of type object, with which the tool's functions receive a dict."""
+    """Type of the arguments, or a JSON schema of type object. With a schema, the tool's functions receive a dict."""
     effect: ToolEffect
     run: ToolFunction
     why_unavailable: Callable[[], str | None] = lambda: None
-    """Returns why the tool cannot be used now, for people. It is offered only if that is None."""
+    """Returns the reason why the tool is unavailable now, for people. The tool is offered only if this is None."""
     timeout_seconds: float = 120.0
     max_result_characters: int = 1_000_000
-    """Longest result. More is cut, with a note. A good tool limits itself far below."""
+    """Maximum length of a result. The rest is cut, with a note. Good tools keep their results much shorter."""
     max_shown_characters: int | None = None
-    """Length from which only the beginning of a result is shown, if that is less than the budget."""
+    """Length above which the model sees only the beginning of a result. None: the budget alone decides."""
     is_persisted: bool = True
-    """A long result is stored, and its beginning shown. False for tools that read such results: they bound themselves
-    by `ToolContext.result_size`."""
+    """True: a long result is stored, and only its beginning shown.
+
+    False for tools that read stored results: they limit themselves to `ToolContext.result_size`.
+    """
     needs_approval: bool = True
-    """A call that writes or executes follows the approval policy. False for things of the chat, such as notes."""
+    """False if calls skip the approval policy, because they only change things of the chat, such as notes."""
     is_exempt: Callable[[Any], bool] = lambda arguments: False
-    """Returns True for a call that follows no policy, because it neither writes nor executes."""
+    """Returns True for a call that skips the approval policy because it neither writes nor executes."""
     check: Callable[[Any, ToolContext], None] = lambda arguments, context: None
-    """Checks a call before people are asked about it. Raises `ToolError` if it is impossible."""
+    """Checks a call before people are asked to approve it. Raises `ToolError` for an impossible call."""
     shape: Callable[[Any], str] = lambda arguments: "any"
-    """Returns the kind of a call. `session` and `always` allow all calls of the same shape."""
+    """Returns the kind of a call. Approvals for longer (`session`, `always`) cover all calls of the same shape."""
     reach: Callable[[str], str] = lambda shape: "with any arguments" if shape == "any" else f"of the kind `{shape}`"
-    """Returns words about the calls of a shape, which follow the tool's name."""
+    """Returns a description of the calls of a shape, to end a sentence. Ends with a line break after a code block."""
     instructs: Callable[[Any], bool] = lambda arguments: False
-    """Returns True for a call that changes the instructions of later turns. In a group a moderator must allow it."""
+    """Returns True for a call that changes the instructions of later turns. Groups need a moderator's approval."""
     is_remote: bool = False
-    """The tool runs on an MCP server and follows the policy for those."""
+    """True if the tool runs on an MCP server and follows the policy for MCP tools."""
     shown: Callable[[Any], str] | None = None
-    """Returns the exact effect of a call, as Markdown for people; None: its arguments are shown."""
+    """Returns the exact effect of a call, as Markdown for people. None: the arguments are shown."""
     is_essential: bool = False
-    """The tool is in every prompt, however small the window is."""
+    """True if the tool is in every prompt, even for small context windows."""
     source: str = ""
-    """Plugin or server that brought the tool; empty for the gateway's own."""
+    """Plugin or server that provides the tool. Empty for built-in tools."""
 
     @property
     def schema(self) -> ToolSchema:
         return ToolSchema(name=self.name, description=self.description, parameters=schema_of(self.parameters))
 
     async def reply(self, arguments: Any, context: ToolContext) -> "ToolReply":
-        """Run the tool with parsed arguments. Every error in it becomes a reply."""
+        """Run the tool with parsed arguments. Every error in the tool becomes a reply."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 output = await self.run(arguments, context)
         except ToolError as error:
             return failed(str(error))
         except TimeoutError:
-            return failed(f"no answer within {self.timeout_seconds:g} seconds; what it had begun may still take effect")
-        except Exception as error:  # the boundary of a tool call: the model is told, and the turn continues
+            return failed(f"no answer within {self.timeout_seconds:g} seconds; the call may still take effect")
+        except Exception as error:  # the boundary of a tool call: the model gets an error, and the turn continues
             log.exception("tool.crashed", tool=self.name)
-            return failed(f"the tool broke ({type(error).__name__})")
+            return failed(f"the tool crashed ({type(error).__name__})")
         reply = ToolReply(text=output) if isinstance(output, str) else output
         if len(reply.text) > (limit := self.max_result_characters):
             note = f"[cut here: the result had {len(reply.text):,} characters]"
@@ -172,17 +176,17 @@ class ToolReply:
 
 
 class ToolSource(Protocol):
-    """Tools that come and go while the agent runs."""
+    """Source of tools that appear and disappear while the agent runs."""
 
     @property
     def by_name(self) -> Mapping[str, Tool]: ...
 
     def why_missing(self, name: str) -> str | None:
-        """Return why a tool is missing now, if the source knows."""
+        """Return the reason why a tool is missing now, if the source knows."""
 
 
 class ToolRegistry:
-    """Tools of an agent by name: its own in the order of their addition, then those of a source."""
+    """Tools of an agent by name: added tools in the order of their addition, then the tools of a source."""
 
     def __init__(self, tools: Iterable[Tool] = (), source: ToolSource | None = None) -> None:
         self._tools: dict[str, Tool] = {}
@@ -192,7 +196,7 @@ class ToolRegistry:
 
     def add(self, tool: Tool) -> None:
         if tool.name in self._tools:
-            raise ValueError(f"two tools are named {tool.name}")
+            raise ValueError(f"two tools have the name {tool.name}")
         self._tools[tool.name] = tool
 
     def get(self, name: str) -> Tool | None:
@@ -204,29 +208,29 @@ class ToolRegistry:
         return {**self._tools, **{name: tool for name, tool in brought.items() if name not in self._tools}}
 
     def is_awaited(self, name: str) -> bool:
-        """Return True for an unknown tool that the source may bring later."""
+        """True for an unknown tool that the source may provide later."""
         return self._source is not None and self.get(name) is None and self._source.why_missing(name) is not None
 
     def available(self) -> tuple[Tool, ...]:
         return tuple(tool for tool in self.by_name.values() if tool.why_unavailable() is None)
 
     def check(self, call: ToolCall) -> Any:
-        """Return the parsed arguments of a call. Raises `ToolError` if it cannot be run.
+        """Return the parsed arguments of a call. Raises `ToolError` if the call cannot be run.
 
         >>> ToolRegistry().check(ToolCall(id="1", name="look", arguments="{}"))
         Traceback (most recent call last):
-        hermes_state.errors.ToolError: there is no tool named 'look'; there are: none
+        hermes_state.errors.ToolError: there is no tool named 'look'; available tools: none
         """
         tool = self.get(call.name)
         if tool is None or tool.why_unavailable() is not None:
             if self._source is not None and (reason := self._source.why_missing(call.name)) is not None:
                 raise ToolError(reason)
             names = ", ".join(tool.name for tool in self.available())
-            raise ToolError(f"there is no tool named {call.name[:64]!r}; there are: {names or 'none'}")
+            raise ToolError(f"there is no tool named {call.name[:64]!r}; available tools: {names or 'none'}")
         return parsed(call.arguments, tool.parameters)
 
     async def run(self, call: ToolCall, arguments: Any, context: ToolContext) -> ToolReply:
-        """Run a call with the arguments that `check` returned. Every error in the tool becomes a reply."""
+        """Run a call with the arguments returned by `check`. Every error in the tool becomes a reply."""
         return await self.by_name[call.name].reply(arguments, context)
 
 
@@ -238,9 +242,10 @@ def tool(
     name: str | None = None,
     **options: Any,
 ) -> Callable[[ToolFunction], Tool]:
-    """Decorate a function that is a tool, of the same name unless another is given. `options` are fields of `Tool`.
+    """Turn a function into a tool. The tool has the function's name unless `name` is given.
 
-    The type of its first argument declares the arguments, unless `parameters` gives their JSON schema.
+    The type of the first parameter declares the arguments, unless `parameters` contains a JSON schema. `options`: other
+    fields of `Tool`.
 
     >>> class Sum(Arguments, frozen=True):
     ...     numbers: list[int]
@@ -267,7 +272,7 @@ def failed(reason: str) -> ToolReply:
 
 
 def load_plugin_tools(taken: Iterable[str]) -> list[Tool]:
-    """Load the tools of installed packages. Broken ones, and names in `taken`, are left out with a warning."""
+    """Load the tools of installed packages. Skips broken plugins and names in `taken`, with a warning."""
     names, found = set(taken), list[Tool]()
     for point in sorted(entry_points(group="hermes_gateway.tools"), key=lambda point: point.name):
         source = point.dist.name if point.dist is not None else point.value
@@ -275,13 +280,13 @@ def load_plugin_tools(taken: Iterable[str]) -> list[Tool]:
             offered = point.load()
             tools = [offered] if isinstance(offered, Tool) else list(offered)
             if not all(isinstance(tool, Tool) for tool in tools):
-                raise TypeError(f"{point.value} is no tool: use the decorator of agent.tools")
-        except Exception as error:  # noqa: BLE001 - a plugin's code may raise anything, and the gateway starts without it
+                raise TypeError(f"{point.value} is not a tool: use the decorator `agent.tools.tool`")
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything; the gateway then starts without it
             log.warning("tools.plugin_failed", plugin=source, error=f"{type(error).__name__}: {error}")
             continue
         for tool in tools:
             if tool.name in names:
-                log.warning("tools.left_out", plugin=source, tool=tool.name, why="its name is taken")
+                log.warning("tools.skipped", plugin=source, tool=tool.name, why="another tool has this name")
                 continue
             names.add(tool.name)
             found.append(replace(tool, source=source))

@@ -125,7 +125,7 @@ class Parts:
     async def _end_revoked(self, has_access: Callable[[UserRef], bool]) -> None:
         """End the open questions and background commands of people without access."""
         self.approval_timer.wake()
-        await self.background.stop("access having been revoked", lambda it: not has_access(it.started_by))
+        await self.background.stop("access was revoked", lambda it: not has_access(it.started_by))
 
     def _make_tools(self, loaded: LoadedConfig) -> BuiltInTools:
         files, clock, live, deliver = self.files, self.clock, self.live, self.delivery.wake

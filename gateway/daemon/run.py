@@ -112,7 +112,7 @@ async def _serve_until_stopped(parts: Parts) -> None:
         await parts.signals.stopping.wait()
         notify(parts.environ, "STOPPING=1")
         await _drain(parts)
-    await parts.background.stop("the gateway's own end")
+    await parts.background.stop("the gateway is stopping")
     await parts.tools.servers.close()
     await parts.commands.close()
     for task in tasks:

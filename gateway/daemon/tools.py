@@ -59,7 +59,7 @@ class BuiltInTools:
             refusal = self.access.refusal(tools[TERMINAL], context.chat, context.chat_kind, context.started_by)
             return refusal is not None or not self.live.config.terminal.enabled
 
-        await self.background.stop("the terminal having been switched off", has_no_terminal)
+        await self.background.stop("the terminal was disabled", has_no_terminal)
         self.connect(group)
 
     def connect(self, group: asyncio.TaskGroup) -> None:

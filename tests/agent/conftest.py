@@ -1,4 +1,4 @@
-"""A real store, a fake model server in this process, and a chat that turns can be started in."""
+"""Fixtures: a real store, a fake model server in this process, and a chat for turns."""
 
 import itertools
 from collections.abc import AsyncIterator, Sequence
@@ -37,7 +37,7 @@ SENT_AT = Millis(1_767_225_600_000)  # 2026-01-01 00:00 UTC
 
 
 class FixedClock:
-    """Stands at `SENT_AT` and moves a second with every look."""
+    """Clock that starts at `SENT_AT` and advances one second per reading."""
 
     def __init__(self) -> None:
         self._looks = itertools.count(1)
@@ -47,7 +47,7 @@ class FixedClock:
 
 
 class Sink:
-    """Remembers every preview."""
+    """Sink that records every preview."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []
@@ -58,7 +58,7 @@ class Sink:
 
 @dataclass
 class Chat:
-    """One chat with its database."""
+    """Chat with its database."""
 
     store: Store
     key: ChatKey = field(default_factory=lambda: ChatKey(platform="telegram", account="telegram", chat_ref="42"))
@@ -110,7 +110,7 @@ class Chat:
         return stored
 
     async def start(self, *texts: str) -> RunningTurn:
-        """Start a turn of messages that arrive now."""
+        """Start a turn with messages that arrive now."""
         arrived = [(next(self._events), text) for text in texts]
         return await self.store.write(self._start, arrived, self.clock.now())
 
@@ -122,7 +122,7 @@ class Chat:
         await self.store.write(_finish, turn, answer, self.clock.now())
 
     async def talk(self, exchanges: Sequence[tuple[str, Answer]]) -> RunningTurn:
-        """Turns that end before now, all at once: what arrives in each, and its answer. Returns the last."""
+        """Store finished turns, each given as a message and its answer. Return the last turn."""
         timed = [(next(self._events), text, self.clock.now(), answer, self.clock.now()) for text, answer in exchanges]
         return await self.store.write(self._talk, timed)
 
@@ -133,14 +133,14 @@ class Chat:
         return turn
 
     async def said(self, turn: RunningTurn) -> Transcript:
-        """Every original row of the conversation."""
+        """Return all original rows of the conversation."""
         return await self.store.read(load_messages, turn.lineage_id, 1_000)
 
     async def view(self, turn: RunningTurn) -> Sequence[Message]:
         return (await self.store.read(load_view, turn.lineage_id)).transcript
 
     async def ledger(self) -> list[tuple[str, str]]:
-        """Purpose and outcome of every recorded model call."""
+        """Return purpose and outcome of every recorded model call."""
         query = "SELECT purpose, outcome FROM model_calls ORDER BY id"
         return await self.store.read(lambda db: db.execute(query).fetchall())
 
@@ -169,7 +169,7 @@ async def server() -> AsyncIterator[labkit.Server]:
 
 @pytest.fixture
 def llm(server: labkit.Server) -> fake_llm.LLM:
-    """The state of the fake model server."""
+    """State of the fake model server."""
     return server.app[fake_llm.LLM_KEY]
 
 
@@ -186,7 +186,7 @@ async def model(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
 
 @pytest.fixture
 def agent(chat: Chat, model: ChatCompletionsModel) -> SingleModelAgent:
-    """An agent on the fake model server with the recall tools."""
+    """Agent on the fake model server with the recall tools."""
     return SingleModelAgent(
         store=chat.store,
         client=client_of(model, chat.store, chat.clock),

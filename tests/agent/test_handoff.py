@@ -1,4 +1,4 @@
-"""The handoff's words, what is stored of it, and how those of other gateways are read."""
+"""The handoff: wording, stored form, and import from other gateways."""
 
 import re
 import time
@@ -30,7 +30,7 @@ def summary(text: str) -> Message:
     return row(MessageRole.USER, text, origin=Origin.SUMMARY, sender_ref=None, sender_name=None)
 
 
-def test_a_handoff_begins_and_ends_with_its_markers_and_says_that_it_is_no_order() -> None:
+def test_a_handoff_has_its_markers_and_says_that_it_is_history() -> None:
     seen = framed(RECORD.stored())
     assert seen.splitlines()[0] == SUMMARY_PREFIX
     assert seen.splitlines()[-1] == END_MARKER
@@ -45,7 +45,7 @@ def test_the_contract_has_no_clause_that_revives_old_tasks() -> None:
     assert "continue" not in contract
 
 
-def test_what_is_stored_has_no_contract_and_is_read_back_as_it_was() -> None:
+def test_the_stored_form_has_no_frame_and_is_restored() -> None:
     stored = RECORD.stored()
     assert SUMMARY_PREFIX not in stored
     assert END_MARKER not in stored
@@ -58,23 +58,23 @@ def test_a_framed_record_is_read_back_without_its_frame() -> None:
     assert parse_handoff(body) == RECORD
 
 
-def test_one_message_is_spoken_of_as_one() -> None:
+def test_a_single_message_uses_the_singular() -> None:
     assert "[Stands for 1 message, m3 to m3." in Handoff(text="x", messages=1, first_id=3, last_id=3).stored()
 
 
 @pytest.mark.parametrize("prefix", [SUMMARY_PREFIX, *OLDER_PREFIXES])
-def test_handoffs_of_other_gateways_are_known_by_their_first_words(prefix: str) -> None:
+def test_handoffs_of_other_gateways_are_recognised_by_their_beginning(prefix: str) -> None:
     assert unframed(f"\n{prefix} Goal: ship it.") == "Goal: ship it."
 
 
-def test_orders_that_another_gateway_put_before_the_first_heading_are_left_out() -> None:
+def test_instructions_of_another_gateway_before_the_first_heading_are_dropped() -> None:
     old = (
         f"{SUMMARY_PREFIX} Earlier turns were compacted. Resume exactly from the Active Task.\n\n## Goal\nShip it.\n# x"
     )
     assert unframed(old) == "## Goal\nShip it.\n# x"
 
 
-def test_what_a_person_wrote_behind_the_end_marker_of_an_imported_handoff_is_kept() -> None:
+def test_a_persons_words_after_an_imported_handoff_are_kept() -> None:
     joined = summary(f"{framed('Goal: ship it.')}\n\nAnd please add a test.")
     found = handoff_in(joined)
     assert found is not None
@@ -82,11 +82,11 @@ def test_what_a_person_wrote_behind_the_end_marker_of_an_imported_handoff_is_kep
 
 
 @pytest.mark.parametrize("text", ["", "Goal: ship it.", "I saw [CONTEXT SUMMARY]: in a log", "[CONTEXT]"])
-def test_other_texts_are_no_handoffs(text: str) -> None:
+def test_other_texts_are_not_handoffs(text: str) -> None:
     assert unframed(text) is None
 
 
-def test_an_imported_handoff_without_a_record_stands_for_nothing_known() -> None:
+def test_an_imported_handoff_without_a_record_has_unknown_sources() -> None:
     assert parse_handoff("Goal: ship it. ") == Handoff(text="Goal: ship it.", messages=0, first_id=0, last_id=0)
 
 
@@ -103,7 +103,7 @@ def test_an_imported_handoff_without_a_record_stands_for_nothing_known() -> None
         "[Stands for 9 messages, m1 to m9. Nothing",
     ],
 )
-def test_a_summary_cannot_end_its_frame_or_speak_as_the_gateway(marker: str) -> None:
+def test_a_summary_cannot_close_its_frame_or_imitate_the_gateway(marker: str) -> None:
     stored = Handoff(text=f"One.\n{marker}\nTwo.", messages=2, first_id=3, last_id=4).stored()
     assert marker not in stored
     read = parse_handoff(stored)
@@ -117,7 +117,7 @@ def test_defusing_leaves_other_brackets_alone() -> None:
 
 
 @pytest.mark.parametrize("text", ["\n" * 200_000, "[" * 200_000, "[" + " " * 200_000, "[Stands for 1" * 20_000])
-def test_reading_and_defusing_take_no_time_squared(text: str) -> None:
+def test_reading_and_defusing_take_linear_time(text: str) -> None:
     before = time.process_time()
     escape_markers(text)
     parse_handoff(text)
@@ -125,7 +125,7 @@ def test_reading_and_defusing_take_no_time_squared(text: str) -> None:
     assert time.process_time() - before < 1.0
 
 
-# ---- the view that a child starts with
+# ---- the view of a child session
 
 
 def test_a_child_has_head_handoff_what_stays_open_and_tail_in_that_order() -> None:
@@ -139,7 +139,7 @@ def test_a_child_has_head_handoff_what_stays_open_and_tail_in_that_order() -> No
     assert parse_handoff(made.text or "") == Handoff(text="text", messages=2, first_id=rows[2].id, last_id=rows[3].id)
 
 
-def test_a_handoff_takes_over_what_the_earlier_one_stood_for() -> None:
+def test_a_handoff_includes_the_sources_of_the_earlier_handoff() -> None:
     earlier = summary(Handoff(text="before", messages=40, first_id=2, last_id=60).stored())
     rows = (human("a"), answer("b"), earlier, human("c"), answer("d"), human("e"))
     cut = Cut(head_end=2, tail_start=5)
@@ -162,10 +162,10 @@ def test_several_imported_handoffs_become_one() -> None:
     assert [one.text for one in middle] == ["a", "b"]
 
 
-# ---- the calls that it names
+# ---- the calls named in the handoff
 
 
-async def test_the_calls_that_a_handoff_names_reach_what_it_stands_for(chat: Chat) -> None:
+async def test_the_calls_named_in_a_handoff_reach_its_messages(chat: Chat) -> None:
     turn = await told(chat, "The gate code is 4711.")
     said = (await chat.view(turn))[0]
     seen = framed(Handoff(text="x", messages=1, first_id=said.id, last_id=said.id).stored())

@@ -1,4 +1,4 @@
-"""The system prompt: the same bytes for a session, whatever the day."""
+"""The system prompt: constant bytes for a session, independent of the date."""
 
 import re
 
@@ -16,17 +16,17 @@ def prompt(kind: ChatKind = ChatKind.DIRECT, tools: tuple[str, ...] = TOOLS) -> 
 
 
 @pytest.mark.parametrize("kind", list(ChatKind))
-def test_every_kind_of_chat_has_one(kind: ChatKind) -> None:
+def test_every_kind_of_chat_has_a_system_prompt(kind: ChatKind) -> None:
     assert prompt(kind).startswith(DEFAULT_PERSONA)
     assert ("[Ann]" in prompt(kind)) is kind.is_shared
 
 
-def test_it_holds_no_clock() -> None:
+def test_the_system_prompt_contains_no_clock() -> None:
     without_example = prompt(ChatKind.GROUP).replace("[2026-03-31 14:05]", "")
     assert re.search(r"\b20\d\d\b", without_example) is None
 
 
-def test_tools_are_explained_only_where_there_are_any() -> None:
+def test_tools_are_explained_only_if_there_are_tools() -> None:
     assert "history_search" in prompt()
     assert "# Tools" not in prompt(tools=())
     assert "history_search" not in prompt(tools=("other",))

@@ -1,4 +1,4 @@
-"""Which tools a sub-agent has, and what it does about a database that is broken."""
+"""Tools of a sub-agent, and its behaviour with a broken database."""
 
 import asyncio
 from typing import Any, cast
@@ -32,7 +32,7 @@ CHAT = ChatKey(platform="telegram", account="telegram", chat_ref="42")
 
 
 class Rules(OpenAccess):
-    """One policy for every call, and a tool that is for admins."""
+    """Access rules with one policy for all calls, and one tool for admins."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -57,35 +57,35 @@ def refusal(tool: Tool, policy: Policy = Policy.ALLOW, person: UserRef = PERSON,
 
 
 @pytest.mark.parametrize("policy", Policy)
-def test_what_reads_is_there_and_what_writes_only_where_nobody_is_asked(policy: Policy) -> None:
+def test_a_subagent_writes_only_without_an_approval_policy(policy: Policy) -> None:
     assert refusal(made("look", ToolEffect.READ_ONLY), policy) is None
     expected = None if policy is Policy.ALLOW else NEEDS_A_YES
     for effect in (ToolEffect.WRITES, ToolEffect.EXECUTES):
         assert refusal(made("act", effect), policy) == expected
     access = SubagentAccess(access=Rules(policy), person=PERSON)
     wanted = Policy.ALLOW if policy is Policy.ALLOW else Policy.DENY
-    assert access.policy(ToolEffect.WRITES, CHAT) is wanted, "a question is never asked"
+    assert access.policy(ToolEffect.WRITES, CHAT) is wanted, "a sub-agent never asks for approval"
 
 
-def test_what_is_the_conversations_own_is_left_to_it() -> None:
+def test_tools_of_the_conversation_are_not_given_to_subagents() -> None:
     assert refusal(todo_tool(SystemClock())) == OF_THE_CONVERSATION
     assert refusal(delegate_tool) == OF_THE_CONVERSATION
     assert refusal(made("schedule", ToolEffect.WRITES)) == OF_THE_CONVERSATION
 
 
-def test_of_named_tools_only_those_are_given_and_what_finds_the_past_stays() -> None:
+def test_a_subagent_gets_the_named_tools_and_the_recall_tools() -> None:
     names = frozenset({"look"})
     assert refusal(made("look", ToolEffect.READ_ONLY), names=names) is None
     assert refusal(made("other", ToolEffect.READ_ONLY), names=names) == NOT_GIVEN
     assert [refusal(tool, names=names) for tool in recall_tools()] == [None, None]
 
 
-def test_a_tool_for_admins_is_theirs_alone_also_here() -> None:
+def test_admin_tools_stay_restricted_in_subagents() -> None:
     tool = made("secret", ToolEffect.READ_ONLY)
     assert (refusal(tool), refusal(tool, person=ADMIN)) == ("for admins", None)
 
 
-async def test_a_broken_database_is_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_database_fails_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*args: object) -> None:
         raise StoreBroken("database disk image is malformed")
 

@@ -25,7 +25,7 @@ LIMIT = 1_000
 
 
 def size(row: Message, sizes: RowTokenCache | None = None, *, seen_images: Collection[int] = (), **changes: Any) -> int:
-    """Tokens of a row, at 800 for an image; `changes`: those of the wire's settings."""
+    """Return the tokens of a row, with 800 per image. `changes`: fields of the wire style."""
     style = WireStyle(max_result_characters=LIMIT, image_urls=dict.fromkeys(seen_images, ""))
     found = rows_size((row,), replace(style, **changes), RowTokenCache() if sizes is None else sizes)
     return found.text + 800 * found.images
@@ -36,7 +36,7 @@ def size(row: Message, sizes: RowTokenCache | None = None, *, seen_images: Colle
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
-    [  # counted with the o200k vocabulary
+    [  # token counts of the o200k vocabulary
         ("The backup ran at night, and nobody noticed that the disk was nearly full until Monday morning.", 19),
         ("def load(path: Path) -> dict[str, int]:\n    return json.loads(path.read_text())\n", 20),
         ('{"id": 48213, "name": "invoice", "paid": false, "total": 129.50}', 24),
@@ -47,31 +47,31 @@ def size(row: Message, sizes: RowTokenCache | None = None, *, seen_images: Colle
     ],
     ids=["English", "Python", "JSON", "Chinese", "Japanese", "Russian", "hex"],
 )
-def test_a_text_is_measured_within_a_third_of_what_a_tokenizer_counts(text: str, tokens: int) -> None:
+def test_estimates_are_within_a_third_of_a_tokenizer(text: str, tokens: int) -> None:
     assert estimated_text_tokens(text) == pytest.approx(tokens, rel=0.34)
 
 
-def test_nothing_takes_nothing() -> None:
+def test_an_empty_text_has_no_tokens() -> None:
     assert estimated_text_tokens("") == 0
 
 
 @given(st.text(max_size=2_000))
-def test_every_text_takes_something_and_never_more_than_two_tokens_a_byte(text: str) -> None:
+def test_a_text_has_at_least_one_and_at_most_two_tokens_per_byte(text: str) -> None:
     size = len(text.encode("utf-8", "surrogatepass"))
     assert size / 20 <= estimated_text_tokens(text) <= 2 * size + 2
 
 
 @given(st.text(max_size=500), st.text(max_size=500))
-def test_two_texts_together_take_about_what_each_takes(first: str, second: str) -> None:
+def test_estimates_are_roughly_additive(first: str, second: str) -> None:
     apart = estimated_text_tokens(first) + estimated_text_tokens(second)
     assert abs(estimated_text_tokens(first + second) - apart) <= 8
 
 
-def test_half_a_surrogate_pair_is_measured_too() -> None:
+def test_a_lone_surrogate_is_measured() -> None:
     assert estimated_text_tokens("\ud83d") > 0
 
 
-def test_a_long_run_of_digits_is_no_single_word() -> None:
+def test_a_long_run_of_digits_has_many_tokens() -> None:
     assert estimated_text_tokens("7" * 3_000) > 700
 
 
@@ -98,11 +98,11 @@ def test_a_row_without_text_has_its_frame_and_its_calls() -> None:
     assert size(answer(None, body=calls)) > MESSAGE_TOKENS + 10
 
 
-def test_what_a_person_wrote_is_stamped() -> None:
+def test_stamps_of_people_count() -> None:
     assert size(human("yes")) - size(answer("yes")) == 12
 
 
-def test_names_count_where_several_people_write() -> None:
+def test_names_count_in_shared_chats() -> None:
     row = human("yes", sender_name="Anastasia Konstantinopolskaya")
     sizes = RowTokenCache()
     alone = size(row, sizes)
@@ -110,7 +110,7 @@ def test_names_count_where_several_people_write() -> None:
     assert size(row, sizes) == alone
 
 
-def test_a_long_result_counts_up_to_where_it_is_cut() -> None:
+def test_a_long_result_counts_up_to_its_cut() -> None:
     row = result("1", "word " * 1_000)
     sizes = RowTokenCache()
     cut, whole = size(row, sizes), size(row, sizes, max_result_characters=10_000)
@@ -118,7 +118,7 @@ def test_a_long_result_counts_up_to_where_it_is_cut() -> None:
     assert size(row, sizes) == cut
 
 
-def test_an_image_costs_its_price_where_it_is_seen_and_a_line_where_it_is_not() -> None:
+def test_an_image_counts_as_tokens_or_as_a_note() -> None:
     images = tuple(Image(attachment_id=number, mime="image/png", path="x") for number in (1, 2))
     bare, row = human("look"), human("look", body=MessageBody(images=images))
     assert size(row, seen_images={1}) == size(bare) + 800 + BLOCK_TOKENS
@@ -131,7 +131,7 @@ def test_a_row_is_measured_once() -> None:
     assert len(sizes) == 1
 
 
-def test_a_shortened_row_with_the_same_id_is_measured_anew() -> None:
+def test_a_shortened_row_with_the_same_id_is_measured_again() -> None:
     sizes = RowTokenCache()
     long = result("1", "word " * 100)
     short = result("1", "[stub]")
@@ -141,7 +141,7 @@ def test_a_shortened_row_with_the_same_id_is_measured_anew() -> None:
 
 
 @given(st.lists(st.integers(0, 200), max_size=300))
-def test_however_many_rows_are_measured_only_so_many_are_remembered(picks: list[int]) -> None:
+def test_the_cache_of_row_sizes_is_bounded(picks: list[int]) -> None:
     rows = [human(f"row {number} " * (number % 7 + 1)) for number in range(201)]
     sizes = RowTokenCache(kept=16)
     for pick in picks:
@@ -165,7 +165,7 @@ def test_the_words_around_a_handoff_count() -> None:
     assert abs(size(row) - estimated_text_tokens(framed(stored))) <= 10
 
 
-def test_reasoning_counts_only_where_it_goes_along() -> None:
+def test_reasoning_counts_only_if_it_is_sent() -> None:
     plain = answer(None, "a")
     blocks = f'[{{"encrypted_content": "{"gAAAAB" * 600}"}}]'
     thought = Reasoning(made_by="responses:m", blocks=blocks)
@@ -174,7 +174,7 @@ def test_reasoning_counts_only_where_it_goes_along() -> None:
     assert size(thoughtful, reasoning_of="responses:m") - size(plain) == len(blocks) // 4
 
 
-def test_reasoning_in_a_language_without_spaces_counts_as_its_text_does() -> None:
+def test_reasoning_without_spaces_counts_like_text() -> None:
     thought = Reasoning(made_by="chat_completions:m", blocks='[{"reasoning_content": "' + "数据库的备份" * 100 + '"}]')
     body = msgspec.structs.replace(answer(None, "a").body, reasoning=thought)
     row = answer(None, body=body)

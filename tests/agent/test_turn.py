@@ -1,4 +1,4 @@
-"""A turn from its rows to its answer: real store, real SDK, a fake model server."""
+"""Complete turns, with a real store, the real SDK and a fake model server."""
 
 import asyncio
 from collections.abc import Callable
@@ -35,7 +35,7 @@ ANY_OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "requi
 
 
 class Workshop:
-    """Tools that count how often they ran, and a way to make an agent that has them."""
+    """Tools that count their runs, and a factory for an agent with these tools."""
 
     def __init__(self, chat: Chat, model: ChatCompletionsModel) -> None:
         self.chat, self.model = chat, model
@@ -78,7 +78,7 @@ def tool_texts(rows: Any) -> list[str | None]:
     return [row.text for row in rows if row.role is MessageRole.TOOL]
 
 
-async def test_a_message_is_answered_and_the_answer_is_left_to_the_caller(chat: Chat, agent: SingleModelAgent) -> None:
+async def test_a_turn_returns_its_answer_to_the_caller(chat: Chat, agent: SingleModelAgent) -> None:
     turn, sink = await chat.start("hello"), Sink()
     answer = await agent.run(turn, sink)
     assert answer.text == "echo: [2026-01-01 00:00] hello"
@@ -105,7 +105,7 @@ async def test_the_system_prompt_is_made_once_and_leads_every_request(
     assert stored == one[0]["content"]
 
 
-async def test_a_prompt_that_hygiene_has_measured_is_not_put_together_again(
+async def test_a_prompt_measured_by_hygiene_is_not_rebuilt(
     chat: Chat, model: ChatCompletionsModel, llm: LLM, tmp_path: Path
 ) -> None:
     looks: list[str] = []
@@ -139,7 +139,7 @@ async def test_tools_run_and_their_results_are_rows(chat: Chat, shop: Workshop) 
     assert set((await chat.store.read(load_tool_runs, said[1].id)).values()) == {ToolRunState.DONE}
 
 
-async def test_the_calls_of_one_answer_run_side_by_side(chat: Chat, shop: Workshop) -> None:
+async def test_the_calls_of_an_answer_run_in_parallel(chat: Chat, shop: Workshop) -> None:
     both = asyncio.Barrier(2)
 
     async def meet(arguments: dict[str, Any], context: ToolContext) -> str:
@@ -152,7 +152,7 @@ async def test_the_calls_of_one_answer_run_side_by_side(chat: Chat, shop: Worksh
     assert (await shop.agent(tool).run(turn, Sink())).text == "tool said: met | met"
 
 
-async def test_that_a_tool_begins_is_committed_before_it_begins(chat: Chat, shop: Workshop) -> None:
+async def test_the_start_of_a_tool_is_committed_before_it_runs(chat: Chat, shop: Workshop) -> None:
     seen: list[Any] = []
 
     async def peek(arguments: dict[str, Any], context: ToolContext) -> str:
@@ -189,15 +189,15 @@ def _bad(name: str, run: Any, **more: Any) -> Tool:
         ("nosuch {}", "there is no tool named 'nosuch'"),
         ("read {broken", "the arguments are not JSON"),
         ("read [1]", "the arguments must be a JSON object"),
-        ("read {}", "missing: n"),
+        ("read {}", "missing arguments: n"),
         ('read {"n": "two"}', "n must be of type integer"),
-        ("crash {}", "the tool broke (RuntimeError)"),
+        ("crash {}", "the tool crashed (RuntimeError)"),
         ("refuse {}", "the disk is full"),
         ("stall {}", "no answer within 0.05 seconds"),
         ("gone {}", "there is no tool named 'gone'"),
     ],
 )
-async def test_what_goes_wrong_with_a_tool_is_told_to_the_model_and_the_turn_goes_on(
+async def test_tool_errors_are_results_for_the_model(
     chat: Chat, shop: Workshop, llm: LLM, call: str, told: str
 ) -> None:
     extra = (
@@ -233,7 +233,7 @@ async def test_a_steer_joins_before_the_next_model_call(chat: Chat, shop: Worksh
     ]  # fmt: skip
 
 
-async def test_text_beside_calls_is_shown_and_stored_but_is_no_answer(chat: Chat, shop: Workshop, llm: LLM) -> None:
+async def test_text_with_calls_is_shown_and_stored_but_is_not_the_answer(chat: Chat, shop: Workshop, llm: LLM) -> None:
     call = {"name": "read", "arguments": {"n": 1}}
     llm.scripts.append({"times": 1, "last_role": "user", "reply": {"text": "Let me look.", "tool_calls": [call]}})
     turn, sink = await chat.start("go"), Sink()
@@ -243,7 +243,7 @@ async def test_text_beside_calls_is_shown_and_stored_but_is_no_answer(chat: Chat
     assert (await chat.said(turn))[1].text == "Let me look."
 
 
-async def test_an_answer_that_reached_the_output_limit_is_kept_and_says_so(
+async def test_an_answer_cut_by_the_output_limit_is_kept_and_marked(
     chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
     llm.scripts.append({"times": 1, "reply": {"text": "half an ans", "finish": "length"}})
@@ -251,7 +251,7 @@ async def test_an_answer_that_reached_the_output_limit_is_kept_and_says_so(
     assert answer.text == f"half an ans\n\n{CUT_OFF}"
 
 
-async def test_a_turn_that_goes_in_circles_has_to_answer(chat: Chat, shop: Workshop, llm: LLM) -> None:
+async def test_a_turn_that_repeats_calls_must_answer(chat: Chat, shop: Workshop, llm: LLM) -> None:
     llm.scripts.append({"times": 2, "reply": {"tool_calls": [{"name": "read", "arguments": {"n": 1}}]}})
     answer = await shop.agent(options=settings(max_tool_rounds=2)).run(await chat.start("go"), Sink())
     assert answer.text == f"tool said: done 1\n\n{ROUNDS_USED_UP.format(2)}"
@@ -268,7 +268,7 @@ async def test_a_turn_that_never_stops_calling_tools_fails(chat: Chat, shop: Wor
     assert await chat.ledger() == [("turn", "ok"), ("turn", "ok"), ("turn", "malformed")]
 
 
-# ---- room
+# ---- room in the window
 
 
 async def test_a_prompt_that_does_not_fit_is_never_sent(chat: Chat, shop: Workshop, llm: LLM) -> None:
@@ -282,9 +282,7 @@ async def test_a_prompt_that_does_not_fit_is_never_sent(chat: Chat, shop: Worksh
     assert len(await chat.said(turn)) == 1
 
 
-async def test_room_is_judged_by_what_the_provider_counted_and_what_came_since(
-    chat: Chat, shop: Workshop, llm: LLM
-) -> None:
+async def test_room_depends_on_the_reported_size_and_the_rows_since(chat: Chat, shop: Workshop, llm: LLM) -> None:
     llm.scripts.append({"times": 1, "reply": {"text": "ok", "usage": {"prompt_tokens": 7_000}}})
     whole = ContextSettings(enabled=False)
     window = {"context_length": Tokens(10_200), "max_output_tokens": Tokens(1_000)}
@@ -297,7 +295,7 @@ async def test_room_is_judged_by_what_the_provider_counted_and_what_came_since(
     assert 9_700 < (raised.value.prompt_tokens or 0) < 10_700
 
 
-async def test_three_huge_messages_are_compressed_although_they_are_few(chat: Chat, shop: Workshop, llm: LLM) -> None:
+async def test_a_few_huge_messages_are_compressed(chat: Chat, shop: Workshop, llm: LLM) -> None:
     agent = shop.agent(options=settings(context_length=Tokens(10_200), max_output_tokens=Tokens(1_000)))
     first = await chat.start("word " * 6_000)
     await chat.finish(first, await agent.run(first, Sink()))
@@ -320,7 +318,7 @@ async def test_a_long_result_is_stored_whole_and_shown_in_part(chat: Chat, shop:
     assert "history_open" in shown
 
 
-# ---- going on after a crash
+# ---- resuming after a crash
 
 CALLS = (
     ToolCall(id="c1", name="read", arguments='{"n": 1}'),
@@ -331,7 +329,7 @@ RECORD = ModelCall(purpose="turn", route="r", model="m", outcome="ok", usage=Non
 
 
 async def _asked(chat: Chat, *calls: ToolCall) -> tuple[RunningTurn, Message]:
-    """A turn in which the model has asked for `calls`, or else for `CALLS`."""
+    """Store a turn in which the model has made `calls`, by default `CALLS`."""
     turn = await chat.start("go")
     step = ModelAnswer(text="", calls=calls or CALLS, call=RECORD, reported_prompt_tokens=None)
     return turn, await chat.store.write(journal.append_calls, turn, step, chat.clock.now())
@@ -346,19 +344,19 @@ async def _end(chat: Chat, turn: RunningTurn, message: Message, call: ToolCall) 
     await chat.store.write(journal.finish_tool, turn, result, chat.clock.now())
 
 
-async def test_a_call_that_never_began_is_run(chat: Chat, shop: Workshop) -> None:
+async def test_a_call_without_a_start_row_is_run(chat: Chat, shop: Workshop) -> None:
     turn, _ = await _asked(chat)
     answer = await shop.agent().run(turn, Sink())
     assert sorted(shop.ran) == [("read", 1), ("write", 2)]
     assert "there is no tool named 'gone'" in answer.text
 
 
-async def test_a_call_that_began_without_an_end_is_not_run_again(chat: Chat, shop: Workshop) -> None:
+async def test_a_call_with_a_start_row_is_not_repeated(chat: Chat, shop: Workshop) -> None:
     execute = ToolCall(id="c4", name="execute", arguments='{"n": 4}')
     turn, message = await _asked(chat, *CALLS, execute)
     await _begin(chat, turn, message, *CALLS, execute)
     await shop.agent(shop.tool("execute", ToolEffect.EXECUTES)).run(turn, Sink())
-    assert shop.ran == [("read", 1)]  # reading again harms nobody
+    assert shop.ran == [("read", 1)]  # a read-only call may be repeated
     said = {row.tool_call_id: row.text for row in await chat.said(turn) if row.role is MessageRole.TOOL}
     assert said == {"c1": "done 1", "c2": OUTCOME_UNKNOWN, "c3": OUTCOME_UNKNOWN, "c4": OUTCOME_UNKNOWN}
     unknown = ToolRunState.UNKNOWN
@@ -366,7 +364,7 @@ async def test_a_call_that_began_without_an_end_is_not_run_again(chat: Chat, sho
     assert runs == {"c1": ToolRunState.DONE, "c2": unknown, "c3": unknown, "c4": unknown}
 
 
-async def test_results_that_are_there_stay_and_only_the_rest_is_run(chat: Chat, shop: Workshop) -> None:
+async def test_only_calls_without_results_are_run(chat: Chat, shop: Workshop) -> None:
     turn, message = await _asked(chat)
     await _begin(chat, turn, message, CALLS[1])
     await _end(chat, turn, message, CALLS[1])
@@ -376,9 +374,7 @@ async def test_results_that_are_there_stay_and_only_the_rest_is_run(chat: Chat, 
     assert said["c2"] == "before"
 
 
-async def test_a_turn_cut_off_after_its_last_result_lets_steers_join_and_asks_the_model(
-    chat: Chat, shop: Workshop, llm: LLM
-) -> None:
+async def test_a_turn_resumed_after_its_last_result_accepts_steers(chat: Chat, shop: Workshop, llm: LLM) -> None:
     turn, message = await _asked(chat)
     for call in CALLS:
         await _end(chat, turn, message, call)
@@ -390,12 +386,10 @@ async def test_a_turn_cut_off_after_its_last_result_lets_steers_join_and_asks_th
 
 
 @pytest.mark.parametrize("place", range(1, 40))
-async def test_cancelled_at_any_step_a_turn_goes_on_and_writes_nothing_twice(
-    chat: Chat, shop: Workshop, place: int
-) -> None:
+async def test_a_turn_cancelled_at_any_step_resumes_without_duplicates(chat: Chat, shop: Workshop, place: int) -> None:
     turn = await chat.start('[[tool:write {"n": 1}]] [[tool:read {"n": 2}]]')
     running = asyncio.create_task(shop.agent().run(turn, Sink()))
-    for _ in range(place * 3):  # a step of the event loop is where a cancellation can arrive
+    for _ in range(place * 3):  # a cancellation can arrive at every step of the event loop
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait([running])
@@ -408,7 +402,7 @@ async def test_cancelled_at_any_step_a_turn_goes_on_and_writes_nothing_twice(
     assert len(said) == 4
 
 
-async def test_a_turn_that_was_stopped_meanwhile_ends_without_an_answer(chat: Chat, shop: Workshop) -> None:
+async def test_a_stopped_turn_ends_without_an_answer(chat: Chat, shop: Workshop) -> None:
     turn = await chat.start('[[tool:read {"n": 1}]]')
     shop.gate.clear()
     running = asyncio.create_task(shop.agent().run(turn, Sink()))
@@ -419,7 +413,7 @@ async def test_a_turn_that_was_stopped_meanwhile_ends_without_an_answer(chat: Ch
         await running
 
 
-async def test_a_reply_that_comes_to_a_turn_that_was_stopped_was_paid_for(chat: Chat, shop: Workshop, llm: LLM) -> None:
+async def test_a_reply_for_a_stopped_turn_is_recorded(chat: Chat, shop: Workshop, llm: LLM) -> None:
     llm.add_scripts([{"match": "go", "pause_after": 1, "tool_calls": [{"name": "read", "arguments": '{"n": 1}'}]}])
     turn = await chat.start("go")
     running = asyncio.create_task(shop.agent().run(turn, Sink()))
@@ -433,9 +427,7 @@ async def test_a_reply_that_comes_to_a_turn_that_was_stopped_was_paid_for(chat: 
     assert await chat.ledger() == [("turn", "ok")]
 
 
-async def test_an_answer_that_is_cut_off_while_its_count_is_noted_was_paid_for(
-    chat: Chat, shop: Workshop, llm: LLM
-) -> None:
+async def test_an_answer_cancelled_while_it_is_recorded_is_in_the_ledger(chat: Chat, shop: Workshop, llm: LLM) -> None:
     llm.add_scripts([{"match": "go", "pause_after": 1, "text": "an answer"}])
     turn = await chat.start("go")
     running = asyncio.create_task(shop.agent().run(turn, Sink()))
@@ -444,7 +436,7 @@ async def test_an_answer_that_is_cut_off_while_its_count_is_noted_was_paid_for(
     async with one_batch(chat.store):
         llm.resumed.set()
         await llm.requests.query({"wait": 20}, lambda row: row["outcome"] != "open")
-        await asyncio.sleep(0.2)  # it is read long before, and its end waits for the writer
+        await asyncio.sleep(0.2)  # the reply has been read, and now waits for the writer
         running.cancel()
         await asyncio.sleep(0.01)
     await asyncio.wait([running])
@@ -452,9 +444,7 @@ async def test_an_answer_that_is_cut_off_while_its_count_is_noted_was_paid_for(
     assert await chat.ledger() == [("turn", "ok")]
 
 
-async def test_a_store_that_cannot_write_ends_the_turn_with_its_own_error(
-    chat: Chat, shop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_error_ends_the_turn(chat: Chat, shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = await chat.start('[[tool:read {"n": 1}]]')
     write = chat.store.write
 

@@ -1,4 +1,4 @@
-"""A cached view is always what the rows say."""
+"""A cached view always equals the view loaded from the rows."""
 
 import random
 
@@ -25,9 +25,7 @@ async def say(store: Store, session: Session, text: str) -> None:
     await store.write(append, session.id, row, START)
 
 
-async def test_it_equals_the_rows_through_appends_edits_and_other_conversations(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_cache_equals_the_rows_after_any_change(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "MIN_CACHED_ROWS", 3)
     monkeypatch.setattr(views, "MAX_CACHED_BYTES", 4_000)
     chance = random.Random(7)
@@ -42,9 +40,7 @@ async def test_it_equals_the_rows_through_appends_edits_and_other_conversations(
         assert await cache.load(session.lineage_id) == await store.read(load_view, session.lineage_id)
 
 
-async def test_a_compressed_conversation_takes_the_room_of_what_is_left(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_compressed_conversation_uses_less_of_the_cache(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "MIN_CACHED_ROWS", 1)
     monkeypatch.setattr(views, "MAX_CACHED_BYTES", 10_000)
     cache = ViewCache(store)
@@ -60,21 +56,21 @@ async def test_a_compressed_conversation_takes_the_room_of_what_is_left(
     first = (await cache.load(session.lineage_id)).transcript[0]
     await say(store, (await store.read(load_tip, session.lineage_id)), "x" * 5_000)
     assert (await cache.load(session.lineage_id)).transcript[0] is first
-    assert (await cache.load(session.lineage_id)).transcript[0] is first, "there is room for it"
+    assert (await cache.load(session.lineage_id)).transcript[0] is first, "it fits into the cache"
 
 
-async def test_what_rested_is_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unused_views_are_evicted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "MIN_CACHED_ROWS", 1)
     cache = ViewCache(store)
     session = await conversation(store)
     await say(store, session, "hello")
     first = (await cache.load(session.lineage_id)).transcript[0]
-    assert (await cache.load(session.lineage_id)).transcript[0] is first, "kept while in use"
+    assert (await cache.load(session.lineage_id)).transcript[0] is first, "not evicted while in use"
     monkeypatch.setattr(views, "MAX_IDLE_SECONDS", -1.0)
     assert (await cache.load(session.lineage_id)).transcript[0] is not first
 
 
-async def test_a_text_counts_with_the_bytes_it_takes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_text_counts_by_its_size_in_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "MIN_CACHED_ROWS", 1)
     monkeypatch.setattr(views, "MAX_CACHED_BYTES", 3_000)
     cache = ViewCache(store)

@@ -108,7 +108,7 @@ async def test_an_admin_says_no_by_button(world: World) -> None:
     await shown(world, ADMIN, "May I use")
     await press(world, ADMIN, "No")
     await shown(world, ADMIN, f"Denied by .* {TIME}")
-    assert await world.replies(1, match="a person said no")
+    assert await world.replies(1, match="a person denied")
     assert notebook(world) == []
 
 
@@ -167,7 +167,7 @@ async def test_power_that_was_taken_back_says_yes_to_nothing(world: World) -> No
     await world.gateway.start()
     await press(world, ADMIN, "Yes, once")
     assert await world.replies(1, match="Nothing waits|Only an admin", chat_id=ADMIN)
-    assert await world.replies(1, match="nobody answered"), "the admin of now has no chat to be asked in"
+    assert await world.replies(1, match="no one approved this call"), "the admin of now has no chat to be asked in"
     assert world.query("SELECT state FROM approvals") == [("expired",)]
     assert notebook(world) == []
 
@@ -197,7 +197,7 @@ async def test_a_question_that_no_admin_can_answer_any_more_is_refused_at_once(w
         await world.tg.post("update", reach("kicked", ADMIN))
     elif way == "revoked":
         assert (await world.command_line("pair", "revoke", "telegram:1"))[0] == 0
-    assert await world.replies(1, match="nobody answered")
+    assert await world.replies(1, match="no one approved this call")
     await shown(world, 42, f"Refused, because no admin can be reached any more, {TIME}")
     assert notebook(world) == []
 
@@ -279,7 +279,7 @@ async def test_a_question_that_nobody_answers_says_that_it_has_expired(world: Wo
         [closed] = await shown(world, chat_id, f"Expired without an answer {TIME}")
         assert int(re.search(r"at (\d\d):", closed["text"])[1]) in (hour, (hour + 23) % 24)
         assert buttons_of(closed) == []
-    assert await world.replies(1, match="nobody answered")
+    assert await world.replies(1, match="no one approved this call")
 
 
 async def test_a_question_longer_than_a_message_is_shown_whole_and_its_last_part_says_what_became_of_it(
@@ -288,10 +288,10 @@ async def test_a_question_longer_than_a_message_is_shown_whole_and_its_last_part
     await start(world, ADMIN)
     line = " ".join(f"word{number}" for number in range(1_500))
     await ask(world, line=line)
-    await shown(world, ADMIN, "/approve a1 says yes")
+    await shown(world, ADMIN, "Press a button, or send /approve a1")
     parts = await shown(world, ADMIN, "word|May I use|/approve")
     assert "word1499" in parts[-2]["text"]
-    assert parts[-1]["text"].startswith("/approve a1 says yes")
+    assert parts[-1]["text"].startswith("Press a button, or send /approve a1")
     assert all(f"word{number} " in f"{' '.join(part['text'] for part in parts)} " for number in range(1_499))
     assert [buttons_of(part) != [] for part in parts] == [False] * (len(parts) - 1) + [True]
     await press(world, ADMIN, "Yes, once")
@@ -303,7 +303,7 @@ async def test_a_question_longer_than_a_message_is_shown_whole_and_its_last_part
 async def test_a_question_with_more_parts_than_are_sent_carries_all_of_it_in_a_file(world: World) -> None:
     await start(world, ADMIN)
     await ask(world, line=" ".join(f"word{number}" for number in range(12_000)))
-    await shown(world, ADMIN, "/approve a1 says yes")
+    await shown(world, ADMIN, "Press a button, or send /approve a1")
     [sent] = await world.tg.get("sent", method="sendDocument", chat_id=ADMIN, wait=15, count=1)
     assert "The rest is in this file, which has all of the reply" in json.dumps(sent)
     await press(world, ADMIN, "No")
@@ -495,7 +495,7 @@ async def test_programs_and_tools_of_servers_need_an_admin_by_default(
             assert not list(world.home.glob("workspaces/*/note"))
             assert "book Anna 3" not in events(world)
             if platform == "web":
-                await chat.ask("/deny", "a person said no")
+                await chat.ask("/deny", "a person denied")
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -555,8 +555,8 @@ async def test_the_web_chat_is_the_owners_direct_chat(tmp_path: Path, protocol: 
             await page.write("hello")
             await page.until_answered(1)
             await ask(world, line=" ".join(f"word{number}" for number in range(700)))
-            await page.until("May I use write_down? For Ann")
-            await page.until("/approve a1 says yes")
+            await page.until("May I use write_down? It is for Ann")
+            await page.until("Press a button, or send /approve a1")
             shown_here = await page.html()
             assert 'value="/approve a1"' in shown_here
             assert [number for number in range(700) if f"word{number}" not in shown_here] == []

@@ -71,7 +71,7 @@ async def test_a_no_is_told_to_the_agent_with_its_reason(world: World) -> None:
     assert await world.replies(1, match="we have enough of it")
     assert notebook(world) == []
     last = prompt_of((await world.asked(2))[1])[-1]
-    assert "a person said no" in last.text
+    assert "a person denied" in last.text
 
 
 async def test_a_question_survives_a_kill_and_its_call_is_run_once(world: World) -> None:

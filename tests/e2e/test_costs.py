@@ -96,8 +96,8 @@ async def test_a_burst_of_fifty_turns_exceeds_a_cap_by_no_more_than_the_calls_in
     assert refused == [(len(people) - len(costs),)]
     assert len(await world.asked(0, wait=0)) == len(costs) < len(people)
     said = " ".join([text for person in people for text in await world.visible(person)])
-    assert said.count("What may be spent in a day is used up ($") == len(people) - len(costs)
-    assert "opens again tomorrow" in said
+    assert said.count("The daily spending cap has been reached ($") == len(people) - len(costs)
+    assert "try again tomorrow" in said
 
 
 async def test_a_conversation_at_its_cap_goes_on_after_new(world: World) -> None:
@@ -105,7 +105,7 @@ async def test_a_conversation_at_its_cap_goes_on_after_new(world: World) -> None
     await world.converse("one", "two", "/usage", "/new", "three")
     one, two, usage, _, three = await world.visible()
     assert "one" in one
-    assert "/new starts another one" in two
+    assert "Send /new to start another one" in two
     assert "used up, costs.conversation_cap" in usage
     assert "three" in three
 
@@ -113,7 +113,7 @@ async def test_a_conversation_at_its_cap_goes_on_after_new(world: World) -> None
 async def test_a_chat_at_its_cap_leaves_the_others_alone(world: World) -> None:
     await world.gateway.start(HERMES_COSTS__PRICES=PRICES, HERMES_COSTS__CHAT_DAILY_CAP="0.002")
     await world.converse("one", "/new", "two")
-    assert "this chat may spend in a day is used up" in (await world.visible())[-1]
+    assert "The daily spending cap of this chat has been reached" in (await world.visible())[-1]
     await world.say("other", chat_id=43)
     assert "echo" in (await world.replies(1, chat_id=43))[0]
 
@@ -143,7 +143,7 @@ async def test_a_summary_that_a_cap_forbids_leaves_the_conversation_as_it_is(wor
     world.gateway.signal(signal.SIGHUP)
     await world.gateway.wait_for_log("config.reloaded", since=seen)
     await world.say("/compress here 1")
-    told = (await world.replies(1, match="is used up"))[0]
+    told = (await world.replies(1, match="has been reached"))[0]
     assert "Nothing was" in told or "not compressed" in told.lower(), told
     assert len(await world.asked(0, wait=0)) == asked
     assert world.query("SELECT count(*) FROM sessions") == [(1,)]
@@ -170,11 +170,11 @@ async def test_a_recording_counts_and_is_capped_like_everything_else(world: Worl
         HERMES_COSTS__CHAT_DAILY_CAP="1",
     )
     await world.say("", **voice, file_text="OggS SAYS:remind me of the heron")
-    assert await world.replies(1, match="What this chat may spend in a day is used up")
+    assert await world.replies(1, match="The daily spending cap of this chat has been reached")
     rows = world.query("SELECT purpose, cost_microusd, chat_id IS NOT NULL FROM model_calls")
     assert rows == [("transcription", 1_000_000, 1)]
     await world.say("", **voice, file_text="OggS SAYS:and of the crow")
-    assert await world.replies(2, match="is used up")
+    assert await world.replies(2, match="has been reached")
     assert len(world.query("SELECT 1 FROM model_calls")) == 1
 
 

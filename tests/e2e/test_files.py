@@ -96,7 +96,7 @@ async def test_a_picture_of_the_workspace_is_shown_to_a_model_that_sees(world: W
     seen = [request for request in await world.asked(5) if scaled in str(request["body"])]
     assert len(seen) == 2, "with its result, and in the turn after a restart"
     await world.say('look [[tool:read_file {"path": "broken.png"}]]')
-    assert await world.replies(1, match="broken or of a kind that is not read")
+    assert await world.replies(1, match="is broken or has an unsupported format")
     assert [one for one in await world.violations() if one["severity"] != "warn"] == []
 
 
@@ -134,7 +134,7 @@ async def test_a_model_without_images_is_told_of_a_picture(world: World) -> None
     await world.replies(1)
     (workspace(world) / "dot.png").write_bytes(PIXEL)
     await world.say('look [[tool:read_file {"path": "dot.png"}]]')
-    assert await world.replies(1, match="is a picture, and the model of this conversation sees none")
+    assert await world.replies(1, match="is a picture, which the model of this chat cannot see")
     assert world.query("SELECT count(*) FROM attachments") == [(0,)]
 
 
@@ -163,10 +163,10 @@ async def test_what_cannot_be_sent_is_told_to_the_model(world: World) -> None:
         file.truncate(51_000_000)
     (workspace(world) / "empty").touch()
     for path, told in {
-        "large.bin": "larger than the 50,000,000 bytes that this chat takes",
+        "large.bin": "larger than 50,000,000 bytes, the limit of this chat",
         "empty": "is empty",
-        "../state.db": "has “..”",
-        "gone.txt": "there is no “gone.txt”",
+        "../state.db": "contains “..”",
+        "gone.txt": "“gone.txt” does not exist",
     }.items():
         await world.say(f'[[tool:send_file {{"path": "{path}"}}]]')
         assert await world.replies(1, match=told), path

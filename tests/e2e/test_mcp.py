@@ -168,7 +168,7 @@ async def test_an_answer_of_100_mb_takes_no_memory(world: World) -> None:
     await call(world, "harbour__look", {"boat": "Eva"}, word="look")
     assert world.gateway.process is not None
     before = most_memory(world.gateway.process.pid, is_reset=True)
-    assert "larger than a message may be" in await call(world, "harbour__flood", {"megabytes": 100})
+    assert "larger than the limit for a message" in await call(world, "harbour__flood", {"megabytes": 100})
     assert most_memory(world.gateway.process.pid) - before < 64 * 1024
     assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"}, word="more")
 
@@ -242,7 +242,7 @@ async def test_lists_and_tools_that_are_wrong_cost_nothing_else_of_the_server(
         listed = await chat.ask("/mcp", "odd")
     assert "connected since" in listed
     assert "resources/list failed: Method not found" in listed
-    assert "prompts/list failed: the answer of the server does not follow the protocol" in listed
+    assert "prompts/list failed: the server's answer does not follow the protocol" in listed
     assert "odd__sail" in listed
 
 
@@ -262,7 +262,7 @@ async def test_a_server_that_cannot_start_holds_nothing_up(world: World) -> None
     await world.gateway.wait_for_log("mcp.server_failed")
     await world.say("/mcp", chat_id=1)
     [listed] = await world.replies(1, chat_id=1, match="ghost")
-    assert "there is no program no-such-program" in listed
+    assert "the program no-such-program is not on the PATH" in listed
     assert "next try in" in listed
     assert "not connected" in await call(world, "ghost__look", {})
     code, found = await world.command_line("doctor")
@@ -315,7 +315,9 @@ async def test_a_server_over_http_is_called_and_found_again_after_a_restart(worl
         assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"})
         assert world.gateway.process is not None
         before = most_memory(world.gateway.process.pid, is_reset=True)
-        assert "larger than a message may be" in await call(world, "harbour__flood", {"megabytes": 100}, word="much")
+        assert "larger than the limit for a message" in await call(
+            world, "harbour__flood", {"megabytes": 100}, word="much"
+        )
         assert most_memory(world.gateway.process.pid) - before < 64 * 1024
         process.kill()
         await process.wait()

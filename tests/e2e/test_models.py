@@ -51,7 +51,7 @@ async def test_a_provider_that_is_down_is_stood_in_for_and_told_once(world: Worl
         await world.say("one")
         [first] = await world.replies(1)
         assert re.match(r"echo: \S+ \S+ one", first)
-        assert "lab-64k answers for now: lab-128k is not open to our key" in first
+        assert "lab-64k answers for now: lab-128k rejects our API key" in first
         await world.say("two")
         [_, second] = await world.replies(2)
         assert re.fullmatch(r"echo: \S+ \S+ two", second)

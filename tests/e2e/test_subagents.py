@@ -170,7 +170,7 @@ async def test_a_subagent_stops_at_the_cap_of_its_conversation(world: World) -> 
     await hand_on(world, "count barrels")
     await world.script(match="count barrels", tool_calls=[REGISTER], times=-1)
     await world.say("hand it on")
-    assert await world.replies(1, match="/new starts another one")
+    assert await world.replies(1, match="Send /new to start another one")
     [(error,)] = world.query("SELECT error FROM turns WHERE parent_turn_id IS NOT NULL")
     assert "the spending cap is reached" in error
 

@@ -114,7 +114,7 @@ async def test_a_reload_that_takes_the_terminal_away_ends_background_commands(wo
     world.gateway.signal(signal.SIGHUP)
     assert await all_gone("sleep\x00286")
     [notice] = await world.replies(1, match="Background command")
-    assert "stopped, for the terminal having been switched off" in notice
+    assert "stopped: the terminal was disabled" in notice
 
 
 async def test_a_reload_leaves_commands_of_chats_that_keep_the_terminal(world: World) -> None:
@@ -142,7 +142,7 @@ async def test_a_stopped_gateway_ends_background_commands_and_says_so_later(worl
     assert await all_gone("sleep\x00287")
     await world.gateway.start()
     [notice] = await world.replies(1, match="Background command")
-    assert "stopped, for the gateway's own end" in notice
+    assert "stopped: the gateway is stopping" in notice
 
 
 async def test_a_command_is_shown_and_run_only_after_a_yes_and_polling_needs_none(world: World) -> None:
@@ -196,7 +196,7 @@ async def test_revoking_access_ends_background_commands_and_open_questions(world
         await world.say("/pair revoke telegram:42", chat_id=1)
     assert await all_gone("sleep\x00284")
     [notice, *_] = await world.replies(1, match="Background command")  # the answer that follows may quote it
-    assert "stopped, for access having been revoked" in notice
+    assert "stopped: access was revoked" in notice
     async with asyncio.timeout(15):
         while world.query("SELECT count(*) FROM approvals WHERE state = 'expired'") != [(1,)]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)  # a database of another process has no event to wait for
@@ -226,7 +226,7 @@ async def test_revoking_access_ends_what_was_started_on_discord(discord_world: W
     config.write_text("terminal: {enabled: true}")
     world.gateway.signal(signal.SIGHUP)
     assert await all_gone("sleep\x00282")
-    assert await sent(world, 1, match="access having been revoked")
+    assert await sent(world, 1, match="access was revoked")
     async with asyncio.timeout(15):
         while world.query("SELECT count(*) FROM approvals WHERE state = 'expired'") != [(1,)]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)  # a database of another process has no event to wait for
@@ -240,4 +240,4 @@ async def test_a_command_that_hides_its_memory_is_ended(tmp_path: Path, protocol
     async with chat_on(platform, tmp_path, protocol) as chat:
         await chat.start(**ON, HERMES_TERMINAL__MEMORY_MB="128")
         await chat.world.script(match="use it up", last_role="user", tool_calls=call, times=1)
-        await chat.ask("use it up", "stopped, for having used more than 128 MB of memory")
+        await chat.ask("use it up", "stopped: it used more than 128 MB of memory")

@@ -1,7 +1,7 @@
-"""Error answers of providers in one form, and the features in them, which `features.toml` lists.
+"""Normalised form of providers' error answers, and detection of the features listed in `features.toml`.
 
-The words of an answer may stand in `error`, in FastAPI's `detail`, in lists, in strings that are JSON again, and in
-fields of a proxy.
+An answer can have its text in `error`, in FastAPI's `detail`, in lists, in nested JSON strings, or in fields of a
+proxy.
 """
 
 import json
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 MAX_CHARACTERS: Final = 4_000
-"""Most characters of one answer that are judged; the reason stands at the beginning."""
+"""Maximum number of characters that are examined. Answers state the reason at the beginning."""
 MAX_WAIT_SECONDS: Final = 31 * 86_400.0
-"""Longest pause that is believed, in seconds: quotas are counted by the month at most."""
+"""Longest plausible pause, in seconds: no quota period is longer than a month."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +26,21 @@ class ErrorAnswer:
     """Error answer of a provider."""
 
     status: int
-    """HTTP status; after a 200 the status in the error, else 0."""
+    """HTTP status. For an error after a 200: the status named in the error, else 0."""
     headers: Mapping[str, str]
     text: str
-    """All words and names of the error: one line in lower case, without quotes, underscores in names and thousands
-    separators. Empty for a proxy's page, which may say anything."""
+    """All texts and names of the error as one lower-case line.
+
+    Quotes, underscores in names and thousands separators are removed. Empty for the HTML page of a proxy.
+    """
     stated: frozenset[int]
     """Statuses in the answer."""
     counts: Mapping[str, int]
-    """Numbers by the name of their field."""
+    """Numbers by field name."""
     fields: tuple[str, ...]
-    """Paths of the request's fields that the error names, in lower case."""
+    """Paths of the request fields that the error names, in lower case."""
     name: str
-    """First name as written; empty where it may be a sentence or a key."""
+    """First name of the error, as written. Empty if none is safe to show: it could be a sentence or a key."""
 
     @property
     def title(self) -> str:
@@ -46,7 +48,7 @@ class ErrorAnswer:
 
     @property
     def retry_after(self) -> float | None:
-        """Return the seconds for which the provider asks not to be called again, by the headers or in words."""
+        """Return the pause that the provider requests, in seconds, from the headers or the text."""
         seconds = retry_after_seconds(self.headers)
         if seconds is not None or "retry-after" in self.headers:
             return seconds
@@ -54,7 +56,7 @@ class ErrorAnswer:
             parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?) ?(ms|mil|[smhd])", found[1])
             unit_seconds = {"ms": 0.001, "mil": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
             seconds = sum(float(number) * unit_seconds[unit] for number, unit in parts)
-            if self.headers and seconds < 5.0:  # our own pauses are as long
+            if self.headers and seconds < 5.0:  # our own pauses are long enough
                 return None
         else:
             keys = ("retry after", "retry after seconds", "resets in seconds")
@@ -69,22 +71,22 @@ class ErrorAnswer:
         return self.found(feature) is not None
 
     def number(self, feature: str) -> int | None:
-        """Return the number that a feature's pattern remembers."""
+        """Return the number captured by a feature's pattern."""
         found = self.found(feature)
         return None if found is None else next((int(group) for group in found.groups() if group), None)
 
     def numbers(self, feature: str) -> list[int]:
-        """Return all numbers of a feature that has one pattern."""
+        """Return all numbers matched by a feature with a single pattern."""
         return [int(number) for number in load_features()[feature][0].findall(self.text)]
 
     def count(self, name: str) -> int | None:
-        """Return the number of tokens in a field, if it can be one."""
+        """Return the value of a field if it is a plausible number of tokens."""
         value = self.counts.get(name, 0)
         return value if 0 < value < 1_000_000_000 else None
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds in an answer's headers; None where they name neither a number nor a date."""
+    """Return the requested pause from the headers; None if they contain neither a number nor a date."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit
@@ -92,7 +94,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
             continue
         if 0 <= seconds <= MAX_WAIT_SECONDS:
             return seconds
-    try:  # against the answer's own date, because clocks differ
+    try:  # relative to the answer's own date, because clocks differ
         named, sent = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
         seconds = (named - sent).total_seconds()
     except (KeyError, ValueError, TypeError, OverflowError):
@@ -102,7 +104,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
 @cache
 def load_features() -> Mapping[str, tuple[re.Pattern[str], ...]]:
-    """Return the patterns of each feature, as the head of the file describes them."""
+    """Return the compiled patterns of each feature. The comment at the top of the file explains the syntax."""
     stored = tomllib.loads(Path(__file__).with_name("features.toml").read_text(encoding="utf-8"))
     parts = {name: _joined(lines) for name, lines in stored.pop("parts").items()}
 
@@ -110,7 +112,7 @@ def load_features() -> Mapping[str, tuple[re.Pattern[str], ...]]:
         written = _joined(lines).replace("<n>", r"(\d{1,9})(?![\d.]{0,9}\d)")
         for name, part in parts.items():
             written = written.replace(f"<{name}>", part)
-        return re.compile(written, re.ASCII)  # else a word would not end before Chinese
+        return re.compile(written, re.ASCII)  # else `\b` would not match between Latin and Chinese
 
     listed = {name: [found] if isinstance(found, str) else found for name, found in stored.items()}
     return {name: tuple(map(pattern, found)) for name, found in listed.items()}
@@ -120,11 +122,11 @@ def _joined(lines: str) -> str:
     return lines.strip("\n").replace("\n ", "").replace("\n", "|")
 
 
-# ---- one form for all answers
+# ---- normalisation
 
 
 def error_answer(status: int, headers: Mapping[str, str], body: object) -> ErrorAnswer:
-    """Return the answer with this status, 0 after a 200; `body` is its JSON, decoded or not, or a text."""
+    """Return the normalised answer. `status` is 0 after a 200; `body` is decoded JSON, JSON text, or other text."""
     walk = _AnswerReader()
     if not (isinstance(body, str) and body.lstrip().startswith("<")):
         walk.take("message", body)
@@ -135,7 +137,7 @@ def error_answer(status: int, headers: Mapping[str, str], body: object) -> Error
     return ErrorAnswer(
         status=status if status >= 400 else next(iter(walk.statuses), 0),
         headers=headers,
-        # Without separators of thousands; the comma of a range stays.
+        # Remove thousands separators, but keep the comma of a range.
         text=re.sub(
             r"(\[\s*\d+\s*,\s*\d+\s*\])|(?<=\d)[,_\u202f\u00a0](?=\d{3}(?!\d))", lambda match: match[1] or "", said
         ),
@@ -148,7 +150,7 @@ def error_answer(status: int, headers: Mapping[str, str], body: object) -> Error
 
 @dataclass(slots=True)
 class _AnswerReader:
-    """Collects the parts of an answer from its fields, however deep."""
+    """Collects the parts of an answer from its fields at any depth."""
 
     texts: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -159,7 +161,7 @@ class _AnswerReader:
 
     def take(self, key: str, value: object, depth: int = 0) -> None:
         self.parts += 1
-        if key == "flagged_input":  # OpenRouter's moderation says so by nothing else
+        if key == "flagged_input":  # the only sign of OpenRouter's moderation
             self.names.append("flagged")
         if depth > 10 or self.parts > 200 or key in _QUOTING:
             return
@@ -185,11 +187,11 @@ class _AnswerReader:
         begin = re.search(r"[{\[]\s{0,40}[\"{\[]", text)
         if begin is not None and (parsed := _parsed(text[begin.start() :])) is not None:
             self.take(key, parsed, depth + 1)
-            text = text[: begin.start()]  # words of a proxy before the error that it passes on
+            text = text[: begin.start()]  # the proxy's own words before the error that it forwards
         if key in _NAMING and text.isdecimal():
             if len(text) == 3 and 400 <= int(text) < 600:
                 self.statuses.append(int(text))
-            self.names.append(f"#{text}")  # else it would be taken for a number of tokens
+            self.names.append(f"#{text}")  # the sign keeps it from being read as a token count
         elif (key in _NAMING and " " not in text.strip()) or ("_" in text and _NAME.fullmatch(text)):
             self.names.insert(0 if key == "code" else len(self.names), text.strip()[:MAX_CHARACTERS])
         elif key in _NAMING or any(part in key for part in _SAYING):
@@ -199,7 +201,7 @@ class _AnswerReader:
 
 
 def _parsed(text: str) -> object:
-    """Return the JSON at the beginning of a text; None where there is none, or a very long one."""
+    """Return the JSON value at the beginning of a text; None if there is none, or a very long one."""
     end = max(text.rfind("}"), text.rfind("]"))
     if 0 < end < 100_000:
         with suppress(ValueError, RecursionError):
@@ -211,15 +213,15 @@ def _parsed(text: str) -> object:
 _QUOTING: Final = frozenset(
     {"input", "flagged_input", "failed_generation", "headers", "user_id", "request_id", "id", "provider_name", "url"}
 )
-"""Fields that quote the request or name something; they hold no words of the error."""
+"""Fields that quote the request or identify something. They contain no text about the error."""
 _NAMING: Final = frozenset(
     {
         *("code", "type", "status", "statuscode", "status_code", "http_code", "error_code", "errorcode", "error_type"),
         *("__type", "reason", "kind", "cause", "quotaid", "param"),
     }
 )
-"""Fields by which errors call themselves."""
+"""Fields that contain the name of the error."""
 _SAYING: Final = ("message", "msg", "detail", "error", "description", "title", "raw", "body", "text", "reason", "hint")
-"""Parts of the names of fields that hold words."""
+"""Parts of the names of fields that contain text."""
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
-"""Form of a provider's names. Other text may be a sentence, or a key."""
+"""Pattern of an error name. Any other text could be a sentence or a key."""

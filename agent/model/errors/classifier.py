@@ -1,8 +1,8 @@
-"""Classifier of providers' error answers: finds the kind of `ModelError` for each.
+"""Classifier of providers' error answers: finds the right kind of `ModelError` for each.
 
-Providers hardly agree on more than the status. So an answer is brought into one form first, and then judged by its
-features: names, words that stand together, and numbers next to them. A list of sentences would miss new wordings. No
-text of a provider goes into our errors: it may quote a key or the prompt.
+Providers agree on little more than the status. So an answer is first normalised, and then classified by its features:
+names, words in combination, and numbers next to them. A list of known sentences would miss new wordings. Our errors
+never contain a provider's text, because it may quote a key or the prompt.
 """
 
 import re
@@ -16,17 +16,17 @@ from hermes_state import errors
 from hermes_state.errors import ImageFault, ModelError
 
 MIN_OUTPUT_ROOM: Final = 256
-"""Smallest room for an answer, in tokens: a prompt that leaves less is too long."""
+"""Smallest room for an answer, in tokens. A prompt that leaves less counts as too long."""
 _REQUEST_FAULTS: Final = frozenset({400, 422})
-"""Statuses that blame the request, for any reason, also for its length."""
+"""Statuses that blame the request for any reason, including its length."""
 
 
 def status_error(
     status: int, headers: Mapping[str, str], body: object, request: ModelRequest | None = None
 ) -> ModelError:
-    """Return the kind of error for an HTTP error answer; `body` is its JSON, decoded or not, or a text.
+    """Return the error for an HTTP error answer. `body` is decoded JSON, JSON text, or other text.
 
-    `request`: the refused request; it tells the meaning of the numbers.
+    `request`: the refused request, which helps to interpret the numbers in the answer.
 
     >>> status_error(429, {"retry-after": "20"}, {"code": "rate_limit_exceeded"}).retry_after
     20.0
@@ -46,19 +46,19 @@ def status_error(
 
 
 def stream_error(body: object, request: ModelRequest | None = None) -> ModelError:
-    """Return the kind of an error that arrives after a 200: inside an event stream, or in place of the reply."""
+    """Return the `ModelError` for an error that arrives after a 200, in an event stream or instead of a reply."""
     return status_error(0, {}, body, request)
 
 
 def error_in(event: object) -> object:
-    """Return the error in an event or a reply; None where there is none."""
+    """Return the error object in an event or a reply; None if there is none."""
     if not isinstance(event, Mapping):
         return None
     base = event.get("base_resp")  # MiniMax
     if event.get("error") or (isinstance(base, Mapping) and base.get("status_code")):
         return event
     if not any(isinstance(event.get(key), str | list) for key in ("message", "msg", "detail", "error_msg")):
-        return None  # nearly always
+        return None  # the most common case
     is_reply = any(event.get(key) is not None for key in ("choices", "output", "content", "usage"))
     return None if is_reply else event
 
@@ -90,7 +90,7 @@ def _names_messages(answer: ErrorAnswer) -> bool:
 
 
 def _blames_request(answer: ErrorAnswer) -> bool:
-    """True where the request is called invalid, with any status: it would be refused again."""
+    """True if the answer calls the request invalid, with any status. The same request would be refused again."""
     if answer.status in _REQUEST_FAULTS:
         return True
     is_open = answer.status == 0 or answer.status >= 500
@@ -98,7 +98,7 @@ def _blames_request(answer: ErrorAnswer) -> bool:
 
 
 def _image(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | None:
-    """Return the error for an image. A request with one that is only called too large is so because of it."""
+    """Return the error for a refused image. If a request with images is only "too large", the images are blamed."""
     what = answer.title
     if request is not None and estimated_prompt_size(request).images:
         if answer.says("no_parts"):
@@ -126,7 +126,7 @@ def _image(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | No
 
 
 def _most_bytes(answer: ErrorAnswer) -> int | None:
-    """Return the most bytes of an image: the exact number where one is named, else the rounded one."""
+    """Return the size limit for an image in bytes: the exact number if stated, else the rounded number."""
     exact, rounded = answer.number("exact_bytes"), answer.found("round_bytes")
     if exact is not None and answer.says("sent_bytes"):
         return exact * 3 // 4
@@ -136,13 +136,13 @@ def _most_bytes(answer: ErrorAnswer) -> int | None:
 
 
 def _of_account(answer: ErrorAnswer) -> ModelError | None:
-    """Return the error for an allowance, credit or plan that the account lacks."""
+    """Return the error for an account without enough allowance or credit, or with the wrong plan."""
     what, status, wait = answer.title, answer.status, answer.retry_after
     if (afforded := answer.number("afforded")) is not None:
-        is_worth_it = afforded >= 1_024  # tokens of the shortest answer that is worth its call
+        is_worth_it = afforded >= 1_024  # tokens; shorter answers are not worth a call
         return errors.OutputCapExceeded(what, cap=afforded) if is_worth_it else errors.QuotaExceeded(what)
     found = answer.found("above_allowance")
-    if found is not None and int(found[1]) < int(found[2]):  # this request alone is too much: refused for ever
+    if found is not None and int(found[1]) < int(found[2]):  # this request can never succeed
         return errors.ContextOverflow(what, window=int(found[1]), is_of_account=True)
     if answer.says("long_context"):
         return errors.ContextOverflow(what)
@@ -162,7 +162,7 @@ def _of_account(answer: ErrorAnswer) -> ModelError | None:
 
 
 def _not_offered(answer: ErrorAnswer) -> ModelError | None:
-    """Return the error for a model that is missing, or closed to the key."""
+    """Return the error for a model that does not exist, or that the key may not use."""
     is_closed = answer.says("no_access")
     if answer.says("no_model") and not (is_closed and answer.status in (401, 403)):
         return errors.ModelNotFound(answer.title)
@@ -170,16 +170,16 @@ def _not_offered(answer: ErrorAnswer) -> ModelError | None:
 
 
 def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | None:
-    """Return the error for a prompt, or an output, that is too large for the model."""
+    """Return the error for a prompt or an output limit that is too large for the model."""
     what = answer.title
     window = answer.count("n ctx") or answer.number("window")
     prompt = answer.count("n prompt tokens") or answer.number("prompt")
     is_prompt = answer.says("overflow") and not answer.says("other_length")
     is_both, is_vain = answer.says("both"), answer.says("negative_output")
     if not (is_both or is_vain or (is_prompt and window and prompt)):
-        above = answer.number("first_above_cap") or answer.count("lt")  # the first number that is not allowed
+        above = answer.number("first_above_cap") or answer.count("lt")  # the lowest forbidden limit
         cap = answer.number("cap") if above is None else above - 1
-        bounds = map(answer.count, ("le", "limit value", "maximum", "limit", "max"))  # names that validators use
+        bounds = map(answer.count, ("le", "limit value", "maximum", "limit", "max"))  # field names of validators
         cap = cap or next(filter(None, bounds), None)
         asked = request.max_output_tokens if request is not None else None
         is_above = cap is not None and asked is not None and cap < asked in answer.numbers("token_number")
@@ -188,7 +188,7 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
             return errors.OutputCapExceeded(what, cap=cap, is_of_model=True)
     if not (is_prompt or is_both or is_vain or answer.status == 413 or _names_prompt(answer, request)):
         return None
-    if answer.status == 402:  # it is the credit that does not last for the prompt
+    if answer.status == 402:  # the credit does not cover the prompt
         return errors.ContextOverflow(what, prompt_tokens=prompt, window=window, is_of_account=True)
     if prompt is not None:
         prompt += answer.number("prompt_tools") or 0
@@ -202,8 +202,8 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
 def _overflow(
     answer: ErrorAnswer, request: ModelRequest | None, prompt: int | None, window: int | None, *, is_both: bool
 ) -> ModelError:
-    """Return the error for a prompt of so many tokens, unless the window leaves room. `is_both`: output is counted."""
-    # Where only the sum is stated, or the prompt was counted no further than it fits, our estimate must do.
+    """Return `ContextOverflow`, or `OutputCapExceeded` if the prompt leaves room. `is_both`: sizes include output."""
+    # If only the sum is stated, or counting stopped at the limit, use our own estimate.
     is_counted = prompt is not None and not answer.says("partly_counted")
     taken = prompt
     if not is_counted and (is_both or prompt is not None):
@@ -211,7 +211,7 @@ def _overflow(
     if answer.says("claimed"):
         window = None if window and prompt and prompt <= window else window
     elif window is not None and taken is not None:
-        # Some providers say "about", and count the answer's frame later; an estimate is further off.
+        # Subtract a margin: some providers round, or count a few more tokens later. An estimate needs a larger margin.
         room = window - taken - (16 + taken // (100 if is_counted else 20))
         if room >= MIN_OUTPUT_ROOM:
             return errors.OutputCapExceeded(answer.title, cap=room)
@@ -226,7 +226,7 @@ def _overflow(
 
 
 def _names_prompt(answer: ErrorAnswer, request: ModelRequest | None) -> bool:
-    """True where a refusal mentions length, and a number near the prompt's estimated size."""
+    """True if a refusal mentions length and a number close to the prompt's estimated size."""
     if answer.says("characters") and _names_messages(answer) and not answer.says("other_length"):
         return True
     if request is None or not (_blames_request(answer) and answer.says("length")) or answer.says("other_length"):

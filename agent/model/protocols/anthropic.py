@@ -1,7 +1,7 @@
-"""Anthropic's messages protocol. Its SDK is an extra: import this module only where the protocol is configured.
+"""Anthropic's Messages protocol. The SDK is an extra, so import this module only if the protocol is configured.
 
-Request bodies are made of the neutral list of `wire` by pure functions: the same rows give the same bytes. All results
-of one answer stand at the beginning of one user message, and people's next words follow them there.
+Pure functions convert the neutral list of `wire` into request bodies: the same rows always produce the same bytes. One
+user message holds all tool results of an answer, followed by the user's next words.
 """
 
 import json
@@ -50,12 +50,12 @@ class AnthropicModel(HttpChatModel):
     """Model at `POST /v1/messages`. Close it when done."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        # The SDK's paths begin with the version; people who are used to other SDKs have it in the address.
+        # The SDK's paths begin with the version. Users of other SDKs often include it in the address.
         base_url = re.sub(r"/v1/?$", "", endpoint.base_url or "https://api.anthropic.com")
         headers: dict[str, Any] = dict(endpoint.extra_headers)
         for name in headers:
             if name.lower() == "authorization" and not headers[name]:
-                headers[name] = anthropic.omit  # the SDK refuses to send an empty one
+                headers[name] = anthropic.omit  # the SDK refuses to send an empty header
         endpoint = replace(endpoint, extra_headers=headers)
         super().__init__(endpoint, "anthropic", ANTHROPIC_SDK, base_url, "/v1/messages")
         self._default_max_tokens = endpoint.default_max_tokens
@@ -80,21 +80,21 @@ class AnthropicModel(HttpChatModel):
     def _begun(
         self, request: ModelRequest, form: CallForm, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
-        effort = self._efforts(request, form.wanted[0])[form.index]  # its budget follows the output limit
+        effort = self._efforts(request, form.wanted[0])[form.index]  # the thinking budget depends on the output limit
         body = {"model": self.name, "max_tokens": self._max_tokens(request), "stream": self._streams}
         body |= marked_parts(request, self._kept, self._cache_ttl if request.cache_key else None)
         whole = with_fields(body, sampling_fields(form.sampling, effort), effort, self._endpoint.extra_body)
         return orjson.dumps(whole), AnthropicReplyBuilder(on_text, self._made_by, request)
 
     def _put_otherwise(self, error: ModelError, request: ModelRequest, form: CallForm) -> tuple[ModelRequest, CallForm]:
-        """Drop the earlier reasoning, or lower the output limit if the request itself sets none."""
+        """Drop earlier reasoning, lower the output limit, or drop a refused setting."""
         if re.search(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", refusal_text(error), re.IGNORECASE):
             if request.style.reasoning_of:
                 return replace(request, style=replace(request.style, reasoning_of="")), form
-            if form.wanted[0] is not None:  # no effort where the calls in the request have no reasoning
+            if form.wanted[0] is not None:  # thinking is refused if earlier calls have no reasoning
                 return request, replace(form, wanted=(None, form.wanted[1]), efforts=({},), index=0)
         if isinstance(error, OutputCapExceeded) and error.cap and error.cap < self._max_tokens(request):
-            # Perhaps twice: to the model's own limit, then to the room that the prompt leaves of its window.
+            # May happen twice: first for the model's own limit, then for the room that the prompt leaves.
             return replace(request, output_cap=error.cap), form
         return request, form.after(error) or form
 
@@ -103,14 +103,14 @@ def marked_parts(request: ModelRequest, kept: KeptPromptCache, cache_ttl: CacheT
     """Return the `body_parts` of a request, marked for caching unless `cache_ttl` is None."""
 
     def render(rows: Transcript, call_ids: set[str]) -> list[dict[str, Any]] | None:
-        # Reasoning depends on all that came before it, and an id that must be changed may meet another one.
+        # Reasoning depends on everything before it, and a changed id may collide with another id.
         messages = chat_messages("", rows, request.style, call_ids)
         ids = (call["id"] for message in messages for call in message.get("tool_calls", ()))
         if any(REASONING in message for message in messages) or any(map(_ILLEGAL_IN_ID.search, ids)):
             return None
         return _messages(messages, blake2b())
 
-    # Without tools the calls of all messages tell which tools there are.
+    # Without tools, `body_parts` needs the calls of all messages to know the tools.
     start = kept.beginning_of(request, render) if request.tools else NOTHING
     if start.rows and render(request.transcript[start.rows :], set(start.call_ids)) is None:
         start = NOTHING
@@ -122,7 +122,7 @@ def marked_parts(request: ModelRequest, kept: KeptPromptCache, cache_ttl: CacheT
 
 
 def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any]:
-    """Return the parts of a body with breakpoints in system prompt and messages; the given ones stay as they are."""
+    """Return a copy of the body parts with cache breakpoints in the system prompt and the messages."""
     system = [{"role": "system", "content": parts["system"]}] if "system" in parts else []
     marked = apply_anthropic_cache_control([*system, *parts["messages"]], ttl, native=True)
     changed = {"messages": marked[len(system) :]}
@@ -136,14 +136,14 @@ _ILLEGAL_IN_ID: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[str, Any]:
-    """Return `system`, `tools`, `tool_choice` and `messages` of a request body, without empty ones."""
+    """Return `system`, `tools`, `tool_choice` and `messages` of a request body, without empty parts."""
     tools: list[dict[str, Any]] = [
         {"name": tool.name, "description": tool.description, "input_schema": tool.parameters} for tool in request.tools
     ]
     may_call = request.may_call_tools
     called = (call["function"]["name"] for message in messages for call in message.get("tool_calls", ()))
     if not tools and (names := dict.fromkeys(called)):
-        # The request must name the tools of the calls in the list.
+        # The API wants a definition for every tool that is called in the messages.
         tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
         may_call = False
     parts: dict[str, Any] = {}
@@ -161,10 +161,10 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
 
 
 def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, Any], made_by: str) -> Reasoning:
-    """Return reasoning to store with its calls, with a fingerprint of the request that has these `body_parts`.
+    """Return the reasoning to store with its calls, with a fingerprint of the request's `body_parts`.
 
-    Newer models accept it only after the very prompt that it was written for. It is left out once that prompt has been
-    compressed, edited or pruned.
+    Newer models accept reasoning only after the exact prompt for which they wrote it. Once that prompt has been
+    compressed, edited or pruned, the reasoning is left out.
     """
     digest = _prompt_digest(parts)
     for message in parts["messages"]:
@@ -174,7 +174,7 @@ def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, An
 
 
 def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
-    """Return a digest of system prompt and tools, which is to be updated with the messages."""
+    """Return a digest of system prompt and tools. The caller adds the messages."""
     return blake2b(orjson.dumps([parts.get("system"), parts.get("tools")]), digest_size=12)
 
 
@@ -182,9 +182,9 @@ def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
 
 
 def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) -> list[dict[str, Any]]:
-    """Return the fields of a request that ask for an effort in one way or another, the best first, none last.
+    """Return alternative request fields for an effort: the best first, no field last.
 
-    Thinking is paid and counted as output, so a budget must stay below the output limit.
+    Thinking counts as output, so a thinking budget must be smaller than the output limit.
     """
     if effort is None:
         return [{}]
@@ -193,16 +193,19 @@ def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) ->
     words = ["low"] if effort == "minimal" else [effort, "high"] if effort in ("xhigh", "max") else [effort]
     adaptive = [{"thinking": {"type": "adaptive"}, "output_config": {"effort": word}} for word in words]
     percent = {"minimal": 10, "low": 20, "medium": 50, "high": 80}.get(effort, 90)
-    budget = max(1_024, max_tokens * percent // 100)  # the API accepts no less
-    budget = min(budget, max_tokens - 512)  # the rest is for the answer
+    budget = max(1_024, max_tokens * percent // 100)  # the API's minimum
+    budget = min(budget, max_tokens - 512)  # leave room for the answer
     manual = {"thinking": {"type": "enabled", "budget_tokens": budget}} if budget >= 1_024 else {}
-    # These decide by themselves how long to think; newer models accept nothing else.
+    # These models decide themselves how long to think. Newer models accept no other mode.
     is_adaptive = re.search(r"claude-(?:(?:opus|sonnet|haiku)-(?:4[-.][6-9]\b|[5-9])|fable|mythos)", model)
     return [*adaptive, manual, {}] if is_adaptive else [manual, *adaptive, {}]
 
 
 def sampling_fields(sampling: Mapping[str, float], effort: Mapping[str, Any]) -> dict[str, float]:
-    """Return temperature, else `top_p`: newer models take one of them, and next to none while they think."""
+    """Return the temperature, or else `top_p`.
+
+    Newer models accept only one of the two. While thinking they accept no temperature, and `top_p` only from 0.95.
+    """
     thinks = effort.get("thinking", {}).get("type") in ("adaptive", "enabled")
     if "temperature" in sampling:
         return {} if thinks else {"temperature": min(sampling["temperature"], 1.0)}
@@ -213,13 +216,13 @@ def sampling_fields(sampling: Mapping[str, float], effort: Mapping[str, Any]) ->
 
 
 def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str, Any]]:
-    """Return messages whose roles alternate, the user's first."""
+    """Return messages with alternating roles, starting with the user."""
     ids = _legal_ids(messages)
     remembers = any(REASONING in message for message in messages)
     sent: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "assistant":
-            if remembers and sent:  # whole now: what a user message still gets comes before the next answer
+            if remembers and sent:  # the user message before this answer is complete now
                 digest.update(orjson.dumps(sent[-1]))
             stored = message.get(REASONING)
             blocks: list[_Block] = []
@@ -230,7 +233,7 @@ def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str
                     "type": "tool_use",
                     "id": ids[call["id"]],
                     "name": call["function"]["name"],
-                    # Not parsed: written again it could change, and with it the prompt's bytes.
+                    # Not parsed, because serialising again could change the prompt's bytes.
                     "input": orjson.Fragment(call["function"]["arguments"]),
                 }
                 for call in message.get("tool_calls", ())
@@ -264,7 +267,7 @@ def _image(url: str) -> _Block:
 
 
 def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
-    """Return an id that this API accepts for each call; ids of other providers may hold other characters."""
+    """Return a legal id for each call id. Ids from other providers may contain characters that this API refuses."""
     originals: dict[str, str] = {}
     for call_id in (call["id"] for message in messages for call in message.get("tool_calls", ())):
         legal = _ILLEGAL_IN_ID.sub("_", call_id)
@@ -274,7 +277,7 @@ def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
 
 
 class AnthropicReplyBuilder(ReplyBuilder):
-    """Reply made of the events of a stream, or of a whole message."""
+    """Builder for a reply from the events of a stream, or from one complete message."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)
@@ -283,16 +286,16 @@ class AnthropicReplyBuilder(ReplyBuilder):
         self._has_content = False
         self._usage: dict[str, float] = {}
         self._thoughts: dict[int, tuple[str, dict[str, StringIO]]] = {}
-        """Type and texts of each block of reasoning."""
+        """Type and texts of each reasoning block."""
         self._inputs: dict[int, str] = {}
-        """Arguments of calls that have not come in pieces (yet)."""
+        """Initial arguments of calls that have not been streamed in pieces so far."""
         self._is_interleaved = False
 
     def read_event(self, event: Any) -> None:
         if event.get("type") in (None, "error") and (error := error_in(event)) is not None:
             raise stream_error(error, self.request)
         match event["type"]:
-            case "message":  # it did not come as a stream
+            case "message":  # the server did not stream
                 for index, block in enumerate(event["content"]):
                     self._begin(index, block)
                 self._end(event["stop_reason"])
@@ -370,10 +373,9 @@ class AnthropicReplyBuilder(ReplyBuilder):
         return self.built(is_cut_off=is_cut_off, reasoning=lambda _thought: self._stored_reasoning())
 
     def _stored_reasoning(self) -> Reasoning | None:
-        """Return the reasoning that can go back in front of the calls.
+        """Return the reasoning that can be sent back before the calls.
 
-        None if it came between text and calls, where it would have to stand again, or if it is not signed or would
-        come back changed.
+        None if the reasoning is interleaved with text or calls, is unsigned, or would change when stored.
         """
         thoughts = [self._thoughts[index] for index in sorted(self._thoughts)]
         blocks = [{"type": kind} | {key: text.getvalue() for key, text in texts.items()} for kind, texts in thoughts]

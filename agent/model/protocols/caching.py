@@ -1,7 +1,7 @@
-"""Prompt caching of Claude models: breakpoints, up to which a provider keeps a prompt for the next call.
+"""Prompt caching for Claude models. Breakpoints tell the provider how far to cache a prompt.
 
-Anthropic allows four. One is after the system prompt, which covers the tools before it. Three are after the newest
-messages, so that each call finds the prompt of the one before it. Other providers need no breakpoints.
+Anthropic allows four breakpoints. The first follows the system prompt, and covers the tools as well. The other three
+follow the newest messages, so that each call reuses the prompt of the call before. Other providers need no breakpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ _Message: TypeAlias = Mapping[str, Any]  # the provider's JSON
 def apply_anthropic_cache_control(
     messages: Sequence[_Message], ttl: CacheTtl = "5m", native: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the list with breakpoints after its system prompt, and after the newest other messages.
+    """Return a copy of the list with breakpoints after the system prompt and after the newest other messages.
 
-    The given list does not change. A text becomes one part with the mark; in a list of parts the last one gets it.
+    A text is converted into one part with the breakpoint. In a list of parts, the last part gets the breakpoint.
 
-    `native`: for Anthropic's own API, where results and messages without content carry the mark themselves. Other APIs
-    pass on marks of content parts only, and join adjacent results, of which the last counts.
+    `native`: for Anthropic's own API, where tool results and messages without content carry the breakpoint themselves.
+    Other APIs only forward breakpoints in content parts. They join adjacent results and use the last breakpoint.
     """
     marked = [dict(message) for message in messages]
     has_system = bool(marked) and marked[0].get("role") == "system"
@@ -43,12 +43,12 @@ def apply_anthropic_cache_control(
 
 
 def _ends_message(pair: Sequence[_Message]) -> bool:
-    """True if the first of two messages has content that is not joined to the second."""
+    """True if the first message has content that other APIs do not join to the second message."""
     return bool(pair[0].get("content")) and [message.get("role") for message in pair] != ["tool", "tool"]
 
 
 def marks_prompts(model_name: str, route: str) -> bool:
-    """True for Claude models, by name, at a `ChatModel.route` that understands the marks."""
+    """True for Claude models (by name) at a `ChatModel.route` that supports breakpoints."""
     protocol, _, host = route.lower().partition(":")
     is_openrouter = protocol == "chat_completions" and f".{host}".endswith(".openrouter.ai")
     return "claude" in model_name.lower() and (is_openrouter or protocol == "anthropic")

@@ -1,8 +1,8 @@
-"""The chat completions protocol: OpenAI and everything compatible with it.
+"""The chat completions protocol of OpenAI and compatible servers.
 
-The API has no place for reasoning, so servers have their own: `reasoning_details` (OpenRouter), `reasoning_content`
-(DeepSeek, and many local servers) or `reasoning`. It is collected while it arrives, and sent back with its calls; a
-stored block holds the fields of one message.
+The API has no field for reasoning, so servers add their own: `reasoning_details` (OpenRouter), `reasoning_content`
+(DeepSeek and many local servers) or `reasoning`. We collect the reasoning and send it back with its calls. A stored
+block contains the fields of one message.
 """
 
 import re
@@ -63,7 +63,10 @@ def encoded_request(
     cache_ttl: CacheTtl | None = None,
     kept: KeptPromptCache | None = None,
 ) -> bytes:
-    """Return the body of the HTTP request, without `faults`, with further `fields`. `cache_ttl`: None marks nothing."""
+    """Return the body of the HTTP request, adapted to `faults`, with additional `fields`.
+
+    `cache_ttl`: None adds no cache breakpoints.
+    """
     reasoning_of = made_by("chat_completions", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     style = replace(request.style, reasoning_of=reasoning_of)
 
@@ -88,24 +91,24 @@ def encoded_request(
         }
         for tool in request.tools
     ]
-    # OpenAI's newer models know only the longer name of the output limit, most other servers only the older one.
+    # OpenAI's newer models accept only the longer name of the output limit, most other servers only the shorter name.
     limit_key = "max_completion_tokens" if RequestFault.LIMIT_NAME in faults else "max_tokens"
     add_options(body, request, limit_key=limit_key, tools=tools)
     return orjson.dumps(with_fields(body, fields))
 
 
 class ChatReplyBuilder(ReplyBuilder):
-    """Reply made of the chunks of a stream, or of a whole completion."""
+    """Builder for a reply from the chunks of a stream, or from one complete response."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)
         self._texts: dict[str, StringIO] = {}
         self._details: list[dict[str, Any]] = []
         self._further: list[StringIO] = []
-        """Further pieces of the text of each detail."""
+        """Later text pieces of each reasoning detail."""
         self._thinking = StringIO()
         self._extras: dict[str, dict[str, Any]] = {}
-        """Fields that go back with a call, by the call's index."""
+        """Fields to send back with a call, by the call's index."""
         self._finish: str | None = None
 
     def read_event(self, event: Any) -> None:
@@ -114,7 +117,7 @@ class ChatReplyBuilder(ReplyBuilder):
         choice: Mapping[str, Any] = (event.get("choices") or ({},))[0]
         if error := choice.get("error"):
             raise stream_error(error, self.request)
-        # Groq and Moonshot have their own places for usage.
+        # Groq and Moonshot report usage in other fields.
         if usage := event.get("usage") or choice.get("usage") or (event.get("x_groq") or {}).get("usage"):
             self.usage = normalize_usage(usage, "chat_completions")
             self.cost = reported_cost(usage)
@@ -129,25 +132,25 @@ class ChatReplyBuilder(ReplyBuilder):
         self._finish = choice.get("finish_reason") or self._finish
 
     def _add_content(self, content: Any) -> None:
-        """Add text, or content parts, some of which are reasoning."""
+        """Add text or content parts. Some parts are reasoning."""
         for part in content if isinstance(content, list) else [content] if content else ():
             match part:
-                case {"type": "thinking"}:  # of Mistral's API, whose text may consist of parts again
+                case {"type": "thinking"}:  # Mistral's API; the text may consist of parts again
                     texts = part.get("thinking") or ()
                     for text in [texts] if isinstance(texts, str) else texts:
                         self._thinking.write(self.counted(text if isinstance(text, str) else text.get("text") or ""))
                 case {"type": "text" | "output_text", "text": text} | {"type": "refusal", "refusal": text} | str(text):
                     self.add_text(text)
                 case {"type": str(kind)} if kind != "text":
-                    pass  # an image, a reference
+                    pass  # an image or a reference
                 case _:
-                    raise TypeError("text is expected here")
+                    raise TypeError("expected text")
 
     def _add_call_piece(self, piece: Mapping[str, Any], number: int, *, is_piece: bool) -> None:
-        """Add a piece of a call, or the whole call with this number."""
+        """Add a piece of a call, or a complete call. `number`: position in the list."""
         index = piece.get("index") if is_piece else number
         if index is not None and not isinstance(index, int):
-            raise TypeError("a call's index is a number")
+            raise TypeError("the index of a call must be a number")
         function: Mapping[str, Any] = piece.get("function") or {}
         name, arguments = function.get("name") or "", function.get("arguments") or ""
         place = self.add_call(index, call_id=piece.get("id") or "", name=name, arguments=arguments)
@@ -156,28 +159,28 @@ class ChatReplyBuilder(ReplyBuilder):
             self._extras.setdefault(str(place), {}).update(extras)
 
     def add_reasoning(self, message: Mapping[str, Any], *, is_piece: bool) -> None:
-        """Add the reasoning of a message, or of a piece of one."""
+        """Add the reasoning of a message or of a streamed piece."""
         for key in _TEXTS:
             if text := message.get(key):
                 self._texts.setdefault(key, StringIO()).write(self.counted(text))
         for detail in message.get(_DETAILS) or ():
             if not (is_piece and self._continued(detail)):
                 if len(self._details) >= MAX_ITEMS:
-                    raise ReplyMalformed(f"a reply with more than {MAX_ITEMS} thoughts")
+                    raise ReplyMalformed(f"the reply has more than {MAX_ITEMS} reasoning blocks")
                 self.counted(padded_json(detail))
                 self._details.append(dict(detail))
                 self._further.append(StringIO())
 
     def _continued(self, piece: Mapping[str, Any]) -> bool:
-        """True if the piece was joined to the one before it: a signature is valid for the whole text only."""
+        """Join a piece to the previous detail if possible. A signature is only valid for the complete text."""
         before = self._details[-1] if self._details else {}
         field = _IN_PIECES.get(str(piece.get("type")))
         if field is None or any(before.get(key) != piece.get(key) for key in ("type", "index")):
             return False
         if not isinstance(before.get(field) or "", str):
-            raise TypeError("text is expected here")
+            raise TypeError("expected text")
         self._further[-1].write(self.counted(piece.get(field) or ""))
-        # Fields that every piece repeats are not counted again: they are most of a stream of single words.
+        # Do not count repeated fields again: they are most of a stream of single words.
         changed = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
         if changed:
             self.counted(padded_json(changed))
@@ -188,15 +191,15 @@ class ChatReplyBuilder(ReplyBuilder):
         if self._finish is None:
             raise self.broken_off("the reply ended without a finish reason")
         if self._finish == "content_filter":
-            raise ContentRejected("the provider stopped its reply")
+            raise ContentRejected("the provider's filter stopped the reply")
         if self._finish == "error":
-            raise ModelUnavailable("the provider broke its reply off")
+            raise ModelUnavailable("the provider aborted the reply")
         return self.built(is_cut_off=self._finish == "length", reasoning=self.stored_reasoning)
 
     def stored_reasoning(self, thought: str) -> Reasoning | None:
-        """Return the reasoning to store. Details include everything that the text next to them says.
+        """Return the reasoning to store. If there are details, they already include the reasoning text.
 
-        `thought`: text that the model wrote between tags, for servers that separate nothing.
+        `thought`: text between think tags, for servers that do not separate the reasoning.
         """
         texts = {key: text.getvalue() for key, text in self._texts.items()} or ({_CONTENT: thought} if thought else {})
         blocks: list[dict[str, Any]] = [{key: text} for key, text in texts.items()][:1]
@@ -213,13 +216,13 @@ _DETAILS: Final = "reasoning_details"
 _CONTENT: Final = "reasoning_content"
 _TEXTS: Final = (_CONTENT, "reasoning")
 _THINKING: Final = "thinking"
-"""Name of a block whose parts stand in a message's content before its text."""
+"""Key of a stored block whose parts precede the text in a message's content."""
 _EXTRAS: Final = "tool_calls"
-"""Name of a block with the fields that go back with a call, by the call's index."""
+"""Key of a stored block with the fields to send back with each call, by the call's index."""
 _CALL_EXTRAS: Final = ("extra_content", "provider_specific_fields")
-"""Fields of a call that Google's API and its proxies want back."""
+"""Fields of a call that Google's API and its proxies expect back."""
 _IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""Field that continues in later pieces of a stream, by the type of the detail."""
+"""Field that is streamed in pieces, by the type of the detail."""
 
 
 def _joined(detail: Mapping[str, Any], further: StringIO) -> Mapping[str, Any]:
@@ -230,10 +233,10 @@ def _joined(detail: Mapping[str, Any], further: StringIO) -> Mapping[str, Any]:
 
 
 def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) -> None:
-    """Give each message of the list its reasoning in the server's own form.
+    """Add the stored reasoning to each message, in the form of its server.
 
-    DeepSeek insists on reasoning for every answer, also of other models. Google insists on a signature of the first
-    call of each answer. `faults` tells if the server at hand does.
+    DeepSeek requires reasoning for every answer, including those of other models. Google requires a signature for the
+    first call of each answer. `faults` says which of these rules the current server has.
     """
     for message in messages:
         calls, is_answer = message.get("tool_calls", ()), message["role"] == "assistant"
@@ -248,8 +251,8 @@ def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) 
                 message |= fields
         has_reasoning = any(key in message for key in (_DETAILS, *_TEXTS))
         if RequestFault.MISSING_REASONING in faults and is_answer and not has_reasoning:
-            message[_CONTENT] = " "  # an empty one counts as missing, too
+            message[_CONTENT] = " "  # empty text counts as missing
         is_signed = any(key in call for call in calls for key in _CALL_EXTRAS)
         if RequestFault.MISSING_SIGNATURE in faults and calls and not is_signed:
-            # Google's own value for a call that another model made.
+            # Google's official placeholder for calls of other models.
             calls[0]["extra_content"] = {"google": {"thought_signature": "skip_thought_signature_validator"}}

@@ -1,7 +1,7 @@
-"""Limits of models as servers of OpenAI's kind state them.
+"""Model limits as stated by OpenAI-compatible servers.
 
-OpenAI itself states none. Most others add fields of their own, to the description of one model or to the list of all.
-Local servers are asked in their own way, because they may hold less of a model than it was trained for.
+OpenAI itself states none. Most other servers add their own fields to the description of a model or to the model list.
+Local servers have their own endpoints, because they may load a model with a smaller window than it was trained for.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -19,15 +19,15 @@ _OUTPUT_NAMES: Final = ("max_completion_tokens", "max_output_tokens", "max_outpu
 
 
 async def fetch_model_limits(get: Callable[[str], Awaitable[object]], model: str, base_url: str) -> ModelLimits | None:
-    """Return the limits that a server states for its model; None where it may know more after a call.
+    """Return the limits that a server states for a model; None if it may know more after a call.
 
-    `get` fetches JSON from a whole address. Raises the kinds of `ModelError` for which another path would fare alike.
+    `get` fetches JSON from an absolute URL. Raises only kinds of `ModelError` that would recur on other paths.
     """
     base_url, path = base_url.rstrip("/"), quote(model, safe="/:@")
     host = urlsplit(base_url).hostname or ""
     if host == "api.openai.com":
         return ModelLimits()
-    # OpenRouter has another path for the one model: its list has more than a megabyte.
+    # OpenRouter has a different path for a single model. Its list is larger than a megabyte.
     model_path = f"/{'model' if host.endswith('openrouter.ai') else 'models'}/{path}"
     row: Mapping[str, Any] = {}
     for asked in (model_path, "/models"):
@@ -35,20 +35,20 @@ async def fetch_model_limits(get: Callable[[str], Awaitable[object]], model: str
             row = _row_of(await get(base_url + asked), model) or row
         except ModelError as error:
             if remedy_for(error).trouble is None or isinstance(error, ModelNotFound | ReplyMalformed):
-                continue  # not every server knows every path
+                continue  # not every server has every path
             raise
         if (stated := limits_in(row)).context_length is not None:
             return stated
     root = base_url.removesuffix("/v1")
     match row.get("owned_by"):
-        case "llamacpp":  # older ones list only the window that the model was trained for
+        case "llamacpp":  # older versions list only the window that the model was trained for
             settings = _field(await get(f"{root}/props?model={quote(model, safe='')}"), "default_generation_settings")
             sizes = (*_sizes_in(settings, "n_ctx"), *_sizes_in(row.get("meta"), "n_ctx_train"), None)
             return replace(limits_in(row), context_length=sizes[0])
         case "organization_owner":  # LM Studio
             held = next(_sizes_in(await get(f"{root}/api/v0/models/{path}"), "loaded_context_length"), None)
             return None if held is None else ModelLimits(context_length=held)
-        case "library":  # Ollama tells the windows of loaded models only, and cuts longer prompts without a word
+        case "library":  # Ollama states the window of loaded models only, and silently cuts longer prompts
             for loaded in _as_list(_field(await get(f"{root}/api/ps"), "models")):
                 if _field(loaded, "name") in (model, f"{model}:latest"):
                     return ModelLimits(context_length=next(_sizes_in(loaded, "context_length"), None))
@@ -57,7 +57,7 @@ async def fetch_model_limits(get: Callable[[str], Awaitable[object]], model: str
 
 
 def _row_of(answer: object, model: str) -> Mapping[str, Any] | None:
-    """Return the one model in an answer: the answer itself, the object that it wraps, or the row of a list."""
+    """Return the description of a model from a response: the whole object, its `data`, or one row of a list."""
     if isinstance(answer, Mapping):
         if answer.get("data") is None:
             return answer if "error" not in answer else None
@@ -69,8 +69,8 @@ def _row_of(answer: object, model: str) -> Mapping[str, Any] | None:
 
 
 def limits_in(row: Mapping[str, Any]) -> ModelLimits:
-    """Return the sizes in a description, by the names that providers give them; of several contexts the smallest."""
-    top = row.get("top_provider")  # OpenRouter's: where a request most likely goes
+    """Return the sizes in a description, under any known field name. If several are stated, the smallest counts."""
+    top = row.get("top_provider")  # OpenRouter: the most likely destination of a request
     own_server = _sizes_in(row.get("meta"), "n_ctx")
     contexts = [*_sizes_in(row, *_CONTEXT_NAMES), *_sizes_in(top, *_CONTEXT_NAMES), *own_server]
     outputs = [*_sizes_in(row, *_OUTPUT_NAMES), *_sizes_in(top, *_OUTPUT_NAMES)]
@@ -79,7 +79,7 @@ def limits_in(row: Mapping[str, Any]) -> ModelLimits:
 
 def _sizes_in(holder: object, *names: str) -> Iterator[Tokens]:
     values = (_field(holder, name) for name in names)
-    return (Tokens(value) for value in values if type(value) is int and value > 0)  # a truth value is an int, too
+    return (Tokens(value) for value in values if type(value) is int and value > 0)  # excludes booleans
 
 
 def _field(holder: object, name: str) -> object:

@@ -1,7 +1,7 @@
-"""Offline model: built in, needs no key and no network, does not think, and says so.
+"""Built-in offline model. It needs no key and no network, does not think, and says so.
 
-It lets a newcomer see a whole turn with streaming and tools before the first setting. The same rows always give the
-same answer.
+It shows a newcomer a complete turn with streaming and tools before anything is configured. The same rows always produce
+the same answer.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from agent.model.usage import estimated_reply_usage
 from hermes_state.values import MessageRole, Origin, ToolCall, Transcript
 
 MODEL_SETUP_HINT = (
-    "set `OPENAI_API_KEY`, or in `config.yaml` `model.api_key` or, for another provider or a server of your own, "
-    "`model.base_url` (`model.name` chooses the model), and start again"
+    "set `OPENAI_API_KEY` or, in `config.yaml`, `model.api_key`; for other providers set `model.base_url` and "
+    "`model.name`. Then restart the gateway"
 )
-"""End of a sentence about answers of the built-in model."""
+"""How to connect a real model, without the full stop, to end a sentence about the built-in model."""
 
 SELF_DESCRIPTION = (
-    "I am the offline model that comes with hermes-gateway: I repeat and look things up, but I do not think. "
-    f"For real answers, {MODEL_SETUP_HINT}."
+    "I am the offline model that comes with hermes-gateway. I can repeat your words and look things up, but I do not "
+    f"think. For real answers, {MODEL_SETUP_HINT}."
 )
 
 
 class OfflineModel:
-    """Built-in model. `pause_seconds` lie between two pieces, so that people see an answer grow."""
+    """Built-in model. Waits `pause_seconds` between two pieces of text, so that people see the answer grow."""
 
     route = "offline"
     name = "offline"
@@ -38,11 +38,11 @@ class OfflineModel:
         self._pause_seconds = pause_seconds
 
     async def fetch_limits(self) -> ModelLimits:
-        """Return no limits: the configuration's hold."""
+        """Return no limits, so that the configured limits apply."""
         return ModelLimits()
 
     async def close(self) -> None:
-        """Do nothing: there are no connections."""
+        """Do nothing, because there are no connections."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         calls = _calls(request) if request.may_call_tools else ()
@@ -55,11 +55,11 @@ class OfflineModel:
             on_text(text)
         finish = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
         reply = ModelReply(text=text, calls=calls, finish=finish, usage=None)
-        return replace(reply, usage=estimated_reply_usage(request, reply))  # the estimate is the definition here
+        return replace(reply, usage=estimated_reply_usage(request, reply))  # the offline model has no other count
 
 
 def _calls(request: ModelRequest) -> tuple[ToolCall, ...]:
-    """Return the calls that the newest message asks for, unless they were just answered."""
+    """Return the tool calls that the newest message asks for, unless their results are already there."""
     rows = request.transcript
     if not rows or rows[-1].role is not MessageRole.USER:
         return ()
@@ -80,17 +80,17 @@ def _calls(request: ModelRequest) -> tuple[ToolCall, ...]:
 def _answer(request: ModelRequest) -> str:
     rows = request.transcript
     results = [*takewhile(lambda row: row.role is MessageRole.TOOL, reversed(rows))][::-1]
-    if results:  # as Markdown quotations, which no line of a result can end
+    if results:  # every line is quoted, so that no line can end the Markdown quotation
         quoted = ("\n".join(f"> {line}" for line in _shortened(row.text or "").splitlines()) for row in results)
         said = zip(results, quoted, strict=True)
         answer = "\n\n".join(f"`{row.tool_name}` returned:\n\n{quotation}" for row, quotation in said)
     else:
         answer = f"You wrote: {_shortened(_newest_words(rows)) or 'nothing that I can read'}"
-    return f"{answer}\n\n{SELF_DESCRIPTION}\n\nTry “search for” and a word that was used here, or “open m1”."
+    return f"{answer}\n\n{SELF_DESCRIPTION}\n\nTry “search for” and a word from this chat, or “open m1”."
 
 
 def _newest_words(rows: Transcript) -> str:
-    """Return the text that people wrote since the last answer."""
+    """Return the text that people have written since the last answer."""
     newest = takewhile(lambda row: row.role is not MessageRole.ASSISTANT, reversed(rows))
     return "\n".join([row.text for row in newest if row.origin is Origin.HUMAN and row.text][::-1])
 

@@ -1,9 +1,10 @@
-"""Calls through the OpenAI SDK: the common part of its two protocols.
+"""Shared part of the two OpenAI protocols: calls through the OpenAI SDK.
 
-A server that refuses a request may accept another form of it, so a model remembers the faults that its server found.
+A server that refuses a request may accept a different form. A model therefore remembers the faults that its server
+reported.
 
-This is the only module that imports private modules of `openai`. The public `import openai` loads the types of all
-requests, which takes 11 MB and 0.2 to 0.4 s at every start. Typed resources load theirs when they are first used.
+Only this module imports private modules of `openai`. The public `import openai` loads the types of all requests, which
+takes 11 MB and 0.2 to 0.4 s at every start. Typed resources load their types at the first use.
 """
 
 import re
@@ -33,24 +34,24 @@ OPENAI_SDK: Final = Sdk(
 )
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
-"""Address where none is given; the SDK would look for one in the environment."""
+"""Default address. Without an address, the SDK would read the environment."""
 
 
 class RequestFault(StrEnum):
-    """Part of a request that a server refused, where another form may do."""
+    """Reason why a server refused a request that it may accept in a different form."""
 
     LIMIT_NAME = "limit_name"
-    """The output limit has another name there."""
+    """The server uses another name for the output limit."""
     STREAM_OPTIONS = "stream_options"
-    """A stream cannot be asked to end with its usage: it does so anyway, or never."""
+    """The server does not know the option that asks for usage at the end of a stream."""
     ENCRYPTED_REASONING = "encrypted_reasoning"
-    """The model has no reasoning that could be sent along."""
+    """The model has no reasoning that could be included."""
     MISSING_REASONING = "missing_reasoning"
-    """Every answer needs its reasoning, if only a blank one."""
+    """Every answer needs its reasoning, even if only a blank."""
     MISSING_SIGNATURE = "missing_signature"
-    """Every call needs a signature, also one that another model made."""
+    """Every call needs a signature, even a call of another model."""
     REPLAYED_REASONING = "replayed_reasoning"
-    """The server does not accept its own reasoning, which may have been made for another account."""
+    """The server does not accept its own earlier reasoning, perhaps because it was written for another account."""
 
 
 class OpenAIModel(HttpChatModel, ABC):
@@ -75,7 +76,7 @@ class OpenAIModel(HttpChatModel, ABC):
         return request, other or form
 
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> list[dict[str, Any]]:
-        known = {  # not every model knows these words: the best comes first
+        known = {  # not every model knows these words; the best match comes first
             "off": ("none", "minimal", "low"),
             "minimal": ("minimal", "low"),
             "xhigh": ("xhigh", "high"),
@@ -83,22 +84,22 @@ class OpenAIModel(HttpChatModel, ABC):
         }
         words = known.get(effort, (effort,)) if effort is not None else ()
         forms = [*map(self._effort_fields, words), {}]
-        # Some models call tools only where they are told not to think.
+        # Some models only accept tools without thinking.
         return [*forms, self._effort_fields("none")] if request.tools else forms
 
     @abstractmethod
     def _effort_fields(self, word: str) -> dict[str, Any]:
-        """Fields of a request's body that ask for an effort."""
+        """Return the fields of a request body that ask for an effort."""
 
     @abstractmethod
     def _encoded(self, request: ModelRequest, faults: Collection[str], fields: Mapping[str, Any]) -> bytes:
-        """Return the body of the HTTP request, without these faults, with further fields."""
+        """Return the body of the HTTP request, adapted to these faults, with additional fields."""
 
 
 def add_options(
     body: dict[str, Any], request: ModelRequest, *, limit_key: str, tools: Sequence[Mapping[str, object]]
 ) -> None:
-    """Add the fields that both protocols name alike: output limit, tools in the API's form, and cache key."""
+    """Add the options that both protocols share: output limit, tools in the API's form, and cache key."""
     if request.max_output_tokens is not None:
         body[limit_key] = request.max_output_tokens
     if tools:
@@ -106,7 +107,7 @@ def add_options(
         if not request.may_call_tools:
             body["tool_choice"] = "none"
     if request.cache_key:
-        body["prompt_cache_key"] = request.cache_key[:64]  # OpenAI refuses longer ones
+        body["prompt_cache_key"] = request.cache_key[:64]  # OpenAI refuses longer keys
 
 
 _FAULTS: Final = {
@@ -120,11 +121,11 @@ _FAULTS: Final = {
     RequestFault.REPLAYED_REASONING: r"\Ainvalid_encrypted_content "
     r"|\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)",
 }
-"""Patterns of a refusal's line of code and parameter, and of its text: some servers pass on OpenAI's words alone."""
+"""Patterns for a refusal's code and parameter (first line) and its text. Some servers forward only OpenAI's text."""
 
 
 def fault_of(error: ModelError) -> RequestFault | None:
-    """Return the part of the request that the provider refused, if another form may help."""
+    """Return the fault behind a refusal, if another form of the request may help."""
     cause, text = error.__cause__, refusal_text(error)
     if not text or not isinstance(cause, APIStatusError):
         return None

@@ -1,6 +1,6 @@
-"""OpenAI's Responses protocol. The provider stores nothing: every call sends the whole conversation.
+"""OpenAI's Responses protocol. Every call sends the whole conversation, so the provider stores nothing.
 
-A request is instructions, then items: a call, its result, and the reasoning before them are items of their own.
+A request consists of instructions and items. A call, its result, and the reasoning before them are separate items.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ def encoded_request(
     streams: bool = True,
     kept: KeptPromptCache | None = None,
 ) -> bytes:
-    """Return the body of the HTTP request, without `faults`, with further `fields`."""
+    """Return the body of the HTTP request, adapted to `faults`, with additional `fields`."""
     reasoning_of = made_by("responses", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     style = replace(request.style, reasoning_of=reasoning_of)
 
@@ -64,7 +64,7 @@ def encoded_request(
             "name": tool.name,
             "description": tool.description,
             "parameters": tool.parameters,
-            "strict": False,  # the default is True, which accepts only some schemas
+            "strict": False,  # the default, True, accepts only some schemas
         }
         for tool in request.tools
     ]
@@ -72,15 +72,15 @@ def encoded_request(
     return orjson.dumps(with_fields(body, fields))
 
 
-Item: TypeAlias = dict[str, Any]  # the API's JSON: it is only serialised
+Item: TypeAlias = dict[str, Any]  # the API's JSON
 ReasoningItem: TypeAlias = tuple[int, Item]
-"""Reasoning item after the number of outputs (text, calls) that stood before it in its answer."""
+"""Number of outputs (text, calls) before a reasoning item in its answer, and the item."""
 MAX_CALL_ID_CHARACTERS: Final = 64
-"""Longest call id that the API accepts. Other providers make longer ones, and a conversation may change providers."""
+"""Longest call id that the API accepts. Ids from other providers in the same conversation may be longer."""
 
 
 def items_of(messages: Sequence[WireMessage]) -> list[Item]:
-    """Return the items of all messages but the system prompt."""
+    """Return the items of all messages except the system prompt."""
     items: list[Item] = []
     for message in messages:
         match message["role"]:
@@ -103,7 +103,7 @@ def items_of(messages: Sequence[WireMessage]) -> list[Item]:
 
 
 def _answer_items(message: WireMessage) -> list[Item]:
-    """Return an answer's text and calls, each after its reasoning."""
+    """Return the text and calls of an answer, each after its reasoning."""
     outputs: list[Item] = []
     if message["content"]:
         outputs.append({"type": "message", "role": "assistant", "content": message["content"]})
@@ -113,7 +113,7 @@ def _answer_items(message: WireMessage) -> list[Item]:
         outputs.append(called)
     last = len(outputs) - 1
     for index, item in reversed(message.get(REASONING, ())):
-        outputs.insert(min(index, last), item)  # one at the end would be refused
+        outputs.insert(min(index, last), item)  # the API refuses reasoning at the end
     return outputs
 
 
@@ -124,14 +124,14 @@ def _call_id(call_id: str) -> str:
 
 
 class ResponsesReplyBuilder(ReplyBuilder):
-    """Reply made of the events of a stream, or of a whole response, which has no type."""
+    """Builder for a reply from the events of a stream, or from one complete response, which has no type."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)
         self._streamed: list[object] = []
-        """Indexes of messages whose text came in pieces."""
+        """Indexes of messages whose text was streamed in pieces."""
         self._done: set[object] = set()
-        """Indexes of items that are whole."""
+        """Indexes of complete items."""
         self._outputs = 0
         self._reasoning: list[ReasoningItem] = []
         self._is_cut_off: bool | None = None
@@ -141,7 +141,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
             case "response.output_text.delta" | "response.refusal.delta":
                 self._add_message_text(event.get("output_index"), event["delta"])
             case _ if kind.endswith(".delta"):
-                self.counted(event["delta"])  # calls and reasoning come again with the whole item
+                self.counted(event["delta"])  # the complete item repeats calls and reasoning
             case "response.output_item.done":
                 self._add_item(event.get("output_index", len(self._done)), event["item"])
             case "response.completed" | "response.incomplete" | "response.failed":
@@ -153,9 +153,9 @@ class ResponsesReplyBuilder(ReplyBuilder):
 
     def _check(self, index: object) -> None:
         if index is not None and not isinstance(index, int):
-            raise TypeError("an item's index is a number")
+            raise TypeError("the index of an item must be a number")
         if max(len(self._done), len(self._streamed)) > MAX_ITEMS:
-            raise ReplyMalformed(f"a reply with more than {MAX_ITEMS} items")
+            raise ReplyMalformed(f"the reply has more than {MAX_ITEMS} items")
 
     def _add_message_text(self, index: object, text: object) -> None:
         self._check(index)
@@ -195,7 +195,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
             self._add_item(index, item)
         reason = (response.get("incomplete_details") or {}).get("reason")
         if status == "incomplete" and reason == "content_filter":
-            raise ContentRejected("the provider stopped its reply")
+            raise ContentRejected("the provider's filter stopped the reply")
         if status == "completed" or (status == "incomplete" and reason == "max_output_tokens"):
             self._is_cut_off = status == "incomplete"
 
@@ -209,15 +209,15 @@ class ResponsesReplyBuilder(ReplyBuilder):
 
 
 def replayed_item(item: Mapping[str, Any]) -> Item | None:
-    """Return the fields of a reasoning item that are sent back; None for an empty one, which no provider stores."""
+    """Return the fields of a reasoning item to send back; None for an empty item, which the provider did not store."""
     if not item.get("encrypted_content") and not item.get("content"):
         return None
     fields = ("type", "id", "summary", "content", "encrypted_content")
     sent_back = {key: item[key] for key in fields if item.get(key) is not None}
-    return sent_back | {"summary": sent_back.get("summary") or []}  # required, also when it is empty
+    return sent_back | {"summary": sent_back.get("summary") or []}  # required even if empty
 
 
 def stored_reasoning(items: Sequence[ReasoningItem], outputs: int, made_by: str) -> Reasoning | None:
-    """Return the reasoning items of an answer with so many outputs, to store with its calls."""
+    """Return the reasoning to store with the calls. `outputs`: number of outputs in the answer."""
     useful = [item for item in items if item[0] < outputs]
     return serialized_reasoning(made_by, useful) if useful else None

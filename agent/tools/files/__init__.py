@@ -1,1 +1,1 @@
-"""Files of a chat: its workspace, and the tools that read, write, search and send what lies in it."""
+"""Files of a chat: the workspace, and the tools that read, write, search and send its files."""

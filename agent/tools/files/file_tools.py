@@ -1,4 +1,4 @@
-"""Tools that read, write, edit and list the files of a chat's workspace. `read_file` reads stored messages, too."""
+"""Tools that read, write, edit and list the files of a chat's workspace. `read_file` also reads stored messages."""
 
 import asyncio
 import codecs
@@ -31,7 +31,7 @@ from hermes_state.values import Clock, Image, Message, ToolEffect, parse_recall_
 T = TypeVar("T")
 
 _LINE_CHARACTERS = 2_000
-"""Longest line that is shown whole among others; `column` reads on in it."""
+"""Maximum number of characters to show of a line. The argument `column` shows the rest."""
 _PIECE = 65_536
 _MAX_LISTED = 500
 _PLAIN_QUOTES = {
@@ -41,14 +41,14 @@ _PLAIN_QUOTES = {
 }
 
 ANY_FILE = "any file in this chat's workspace"
-"""Shape of calls that change files: what is allowed for longer is allowed for all of them."""
+"""Shape of calls that change files. A saved approval therefore covers all files."""
 WorkspacePath: TypeAlias = Annotated[str, Meta(description="Path in the workspace, such as notes/plan.md.")]
 
 
 class _Read(Arguments, frozen=True):
     path: Annotated[str, Meta(description="Path in the workspace, or an id such as m123.")]
     offset: Annotated[int, Meta(ge=1, description="First line.")] = 1
-    limit: Annotated[int, Meta(ge=1, le=5_000, description="Most lines.")] = 500
+    limit: Annotated[int, Meta(ge=1, le=5_000, description="Maximum lines.")] = 500
     column: Annotated[int, Meta(ge=1, description="Character of the first line to start at, for very long lines.")] = 1
 
 
@@ -59,19 +59,18 @@ class _Write(Arguments, frozen=True):
 
 class _Edit(Arguments, frozen=True):
     path: WorkspacePath
-    old: Annotated[str, Meta(description="Text as it is in the file, without line numbers.")]
+    old: Annotated[str, Meta(description="Exact text in the file, without line numbers.")]
     new: str
     all: Annotated[bool, Meta(description="Replace every occurrence.")] = False
 
 
 class _List(Arguments, frozen=True):
-    path: Annotated[str, Meta(description="Folder; empty: the whole workspace.")] = ""
+    path: Annotated[str, Meta(description="Folder; empty: whole workspace.")] = ""
     depth: Annotated[int, Meta(ge=1, le=10)] = 3
 
 
 def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) -> tuple[Tool, ...]:
-    """Return `read_file`, `write_file`, `edit_file` and `list_files`. `images` reads pictures."""
-
+    """Return `read_file`, `write_file`, `edit_file` and `list_files`. Without `images`, pictures cannot be read."""
     changes: dict[str, Any] = {
         "effect": ToolEffect.WRITES,
         "check": lambda asked, context: parse_path(asked.path),
@@ -81,7 +80,7 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
     }
 
     @tool(
-        description="Read a text or picture of the workspace, or a stored result by its id, with line numbers.",
+        description="Read a text file or picture in the workspace, or a stored result by id, with line numbers.",
         effect=ToolEffect.READ_ONLY,
         is_persisted=False,
     )
@@ -98,22 +97,22 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
         return await asyncio.to_thread(_read, workspace, parts, asked, room)
 
     @tool(
-        description="Write a whole text file in the workspace; folders are made, what was there is replaced.",
-        shown=lambda asked: f"{_shown_path(asked)} with\n{fenced(asked.content)}",
+        description="Write a text file in the workspace. Creates folders and replaces an existing file.",
+        shown=lambda asked: f"{_shown_path(asked)}, with this content:\n{fenced(asked.content)}",
         **changes,
     )
     async def write_file(asked: _Write, context: ToolContext) -> str:
         parts, data = parse_path(asked.path), asked.content.encode()
         is_new = await _changed(workspaces.of(context.chat_id), lambda workspace: workspace.write(parts, data))
-        state = "a new file" if is_new else "it replaced what was there"
+        state = "a new file" if is_new else "the old content was replaced"
         return f"Wrote {len(data):,} bytes to {shown('/'.join(parts))}: {state}."
 
     def shown_edit(asked: _Edit) -> str:
-        where = "each" if asked.all else "one"
-        return f"{_shown_path(asked)}, {where}\n{fenced(asked.old)}\nbecomes\n{fenced(asked.new)}"
+        where = "every occurrence" if asked.all else "the only occurrence"
+        return f"{_shown_path(asked)}, {where} of\n{fenced(asked.old)}\nis replaced by\n{fenced(asked.new)}"
 
     @tool(
-        description="Replace an exact text in a file of the workspace; it must occur once, unless all is set.",
+        description="Replace an exact text in a workspace file. The text must occur once unless all is set.",
         shown=shown_edit,
         **changes,
     )
@@ -121,7 +120,7 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
         parts = parse_path(asked.path)
         return await _changed(workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, asked))
 
-    @tool(description="List files and folders of the workspace with their sizes.", effect=ToolEffect.READ_ONLY)
+    @tool(description="List files and folders in the workspace with their sizes.", effect=ToolEffect.READ_ONLY)
     async def list_files(asked: _List, context: ToolContext) -> str:
         return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parse_path(asked.path), asked.depth)
 
@@ -133,19 +132,19 @@ def _shown_path(asked: _Write | _Edit) -> str:
 
 
 async def stored_row(path: str, context: ToolContext) -> Message | None:
-    """Return the row of a recall id; None if `path` is no id. Raises `ToolError` for an unknown id."""
+    """Return the row with a recall id; None if `path` is not an id. Raises `ToolError` for an unknown id."""
     message_id = parse_recall_id(path)
     if message_id is None:
         return None
     row = await context.store.read(load_row, context.lineage_id, message_id)
     if row is None:
-        raise ToolError(f"this conversation has nothing stored as {shown(path)}; ./{path.strip()} would name a file")
+        raise ToolError(f"this conversation has no stored message {shown(path)}; for a file, write ./{path.strip()}")
     return row
 
 
 async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle], T]) -> T:
     def run() -> T:
-        with workspace.lock:  # calls of one round run side by side
+        with workspace.lock:  # the calls of a round run in parallel
             return change(workspace)
 
     return await asyncio.to_thread(run)
@@ -155,7 +154,7 @@ async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle
 
 
 def encoding_of(data: bytes) -> str | None:
-    """Return the encoding of a text, by its beginning; None if it is no text."""
+    """Return the encoding of a text, detected from its beginning; None if the data is not text."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in data:
@@ -174,17 +173,17 @@ def _read(workspace: WorkspaceHandle, parts: PathParts, asked: _Read, room: int)
         file.seek(0)
         encoding = encoding_of(file.read(_PIECE))
         if encoding is None:
-            raise ToolError(f"{shown(path)} is no text: it has {size:,} bytes of something else")
+            raise ToolError(f"{shown(path)} is not a text file: it has {size:,} bytes of binary data")
         if size > most:
-            raise ToolError(f"{shown(path)} has {size:,} bytes, more than the {most:,} that are read; search_files can")
+            raise ToolError(f"{shown(path)} has {size:,} bytes, above the limit of {most:,}; use search_files instead")
         file.seek(0)
         stream = io.TextIOWrapper(file, "utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
-        note = " It is not UTF-8, and was read as Windows-1252." if encoding == "cp1252" else ""
+        note = " The file is not UTF-8 and was read as Windows-1252." if encoding == "cp1252" else ""
         return _excerpt(stream, path, asked, room=room, note=note)
 
 
 def _excerpt(stream: TextIO, name: str, asked: _Read, *, room: int, note: str = "") -> str:
-    """Return numbered lines of a text, as many as fit into `room` characters, and how to read on."""
+    """Return numbered lines of a text, as many as fit into `room` characters, and how to continue."""
     rows, offset, column = list[str](), asked.offset, asked.column
     total, is_full, more = 0, False, ""
     for total, (line, length) in enumerate(_lines(stream, column - 1 + room), start=1):
@@ -199,21 +198,19 @@ def _excerpt(stream: TextIO, name: str, asked: _Read, *, room: int, note: str = 
         rows.append(f"{total}\t{text}")
         room -= len(rows[-1]) + 1
         if (end := start + len(text)) < length:
-            rows.append(
-                f"[line {total} has {length:,} characters; read_file with offset {total} and column {end + 1} reads on]"
-            )
+            rows.append(f"[line {total} has {length:,} characters; continue with offset {total} and column {end + 1}]")
         is_full = len(rows) >= asked.limit or room <= 0
     if not rows and offset > max(total, 1):
-        raise ToolError(f"{shown(name)} ends after {counted(total, 'line')}")
+        raise ToolError(f"{shown(name)} has only {counted(total, 'line')}")
     last = offset - 1 + sum(row[0] != "[" for row in rows)
     if last < total:
-        more = f" read_file with offset {last + 1} reads on."
+        more = f" Continue with offset {last + 1}."
     head = f"Lines {offset}-{last} of {total} of {shown(name)}." if rows else f"{shown(name)} is empty."
     return "\n".join([f"{head}{more}{note}", *rows])
 
 
 def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
-    """Yield the first `keep` characters of each line, without its end, and its length."""
+    """Yield the first `keep` characters of each line, without the line end, and the length of the line."""
     while piece := stream.readline(_PIECE):
         kept, length = piece[:keep], len(piece)
         while not piece.endswith("\n") and (piece := stream.readline(_PIECE)):
@@ -227,57 +224,58 @@ def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
 
 
 def _edit(workspace: WorkspaceHandle, parts: PathParts, asked: _Edit) -> str:
-    data = workspace.read(parts, 5_000_000)  # each step over a whole text holds up every chat
+    data = workspace.read(parts, 5_000_000)  # every step over a complete text delays all chats
     path, old, new = shown("/".join(parts)), asked.old, asked.new
     encoding = encoding_of(data)
     if encoding is None:
-        raise ToolError(f"{path} is no text")
+        raise ToolError(f"{path} is not a text file")
     try:
         text = data.decode(encoding)
         if "\r\n" in text and "\r" not in old:
             old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
         changed = _replaced(text, old, new, path, is_all=asked.all).encode(encoding)
     except UnicodeError as error:
-        raise ToolError(f"{path} is not UTF-8, and the change does not fit its encoding") from error
+        raise ToolError(f"{path} is not UTF-8, and its encoding cannot represent the change") from error
     workspace.write(parts, changed)
     count = text.count(old) if asked.all else 1
     first = text.count("\n", 0, text.index(old)) + 1
     return (
-        f"Replaced {counted(count, 'occurrence')} in {path}, from line {first} on; it has {len(changed):,} bytes now."
+        f"Replaced {counted(count, 'occurrence')} in {path}, starting at line {first}. "
+        f"The file now has {len(changed):,} bytes."
     )
 
 
 def _replaced(text: str, old: str, new: str, path: str, *, is_all: bool) -> str:
     if not old:
-        raise ToolError("old is empty: name the text to replace, or write the file anew with write_file")
+        raise ToolError("old is empty: give the text to replace, or rewrite the file with write_file")
     if old == new:
         raise ToolError("old and new are the same: nothing would change")
     count = text.count(old)
     if not count:
-        raise ToolError(f"{path} does not have this text. {_nearest(text, old)}")
+        raise ToolError(f"{path} does not contain this text. {_nearest(text, old)}")
     if count > 1 and not is_all:
         starts = itertools.accumulate(map(len, text.split(old)[:10]), lambda at, more: at + len(old) + more)
         lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in itertools.islice(starts, min(count, 10)))
         raise ToolError(
-            f"{path} has this text {count} times, at lines {lines}: give more of the text around the one that is "
-            "meant, or set all"
+            f"{path} contains this text {count} times, at lines {lines}: include more of the surrounding text, or set "
+            "all"
         )
     return text.replace(old, new)
 
 
 def _nearest(text: str, old: str) -> str:
-    """Return the part of a text that is most like `old`, which it does not contain."""
-    lines = text.splitlines()[:5_000]  # comparing takes time
+    """Return the part of a text that is most similar to `old`, which the text does not contain."""
+    lines = text.splitlines()[:5_000]  # comparing is slow
     wanted = [_folded(line) for line in old.strip("\r\n").splitlines()] or [""]
     folded = [_folded(line) for line in lines]
     size = len(wanted)
     at = next((index for index in range(len(folded)) if folded[index : index + size] == wanted), None)
-    told = "These lines differ from it only in spaces, quotation marks or line ends:"
+    told = "These lines differ only in spaces, quotation marks or line ends:"
     if at is None:
-        first, told = max(wanted, key=len), "What comes closest:"
+        first, told = max(wanted, key=len), "The most similar lines:"
         alike = difflib.get_close_matches(first, folded, n=1, cutoff=0.6) if first else []
         if not alike:
-            return "Nothing in it is alike; read_file shows what it has."
+            return "No line is similar. Use read_file to see the file."
         at = max(0, folded.index(alike[0]) - wanted.index(first))
     near = enumerate(lines[at : at + min(size, 20)], start=at + 1)
     return "\n".join([told, *(f"{number}\t{line[:200]!r}" for number, line in near)])
@@ -295,14 +293,12 @@ def _list(workspace: WorkspaceHandle, parts: PathParts, depth: int) -> str:
     rows = []
     for entry in found[:_MAX_LISTED]:
         path = "/".join(shown(part)[1:-1] for part in entry.parts)
-        size = (
-            "/" if entry.is_folder else f" {entry.size:,}" if entry.is_file else " (a link or a special file: closed)"
-        )
+        size = "/" if entry.is_folder else f" {entry.size:,}" if entry.is_file else " (link or special file: no access)"
         rows.append(path + size)
     if not rows:
         return f"{shown('/'.join(parts)) if parts else 'The workspace'} is empty."
-    more = f", the first {_MAX_LISTED}: a path or a lower depth shows less" if len(found) > _MAX_LISTED else ""
-    return "\n".join([f"Files with their bytes, and folders{more}:", *rows])
+    more = f" (first {_MAX_LISTED}; narrow the list with path or depth)" if len(found) > _MAX_LISTED else ""
+    return "\n".join([f"Files with sizes in bytes, and folders{more}:", *rows])
 
 
 # ---- pictures
@@ -312,21 +308,24 @@ _PICTURE = re.compile(
     rb"....ftypavi[fs]",
     re.DOTALL,
 )
-"""First bytes of the formats that the worker reads: PNG, JPEG, GIF, WebP, BMP, TIFF, ICO, JPEG 2000 and AVIF."""
+"""First bytes of the supported formats: PNG, JPEG, GIF, WebP, BMP, TIFF, ICO, JPEG 2000 and AVIF."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageReader:
-    """Shows pictures of workspaces to models that see, kept and scaled like pictures that people send."""
+    """Shows pictures from workspaces to models that accept images. Stores and scales them like people's pictures."""
 
     files: AttachmentFolder
     max_bytes: int
-    """Largest picture that is read."""
+    """Size limit of a picture."""
     scaler: ImageScaler
     clock: Clock
 
     async def read(self, workspace: WorkspaceHandle, parts: PathParts, context: ToolContext) -> str | ToolReply | None:
-        """Return a picture, or a sentence for a model that sees none; None if it is no picture. Raises `ToolError`."""
+        """Return a picture, or a note for a model without image input; None if the file is not a picture.
+
+        Raises `ToolError`.
+        """
 
         def is_picture() -> bool:
             with workspace.open_file(parts) as file:
@@ -336,16 +335,16 @@ class ImageReader:
             return None
         name = shown("/".join(parts))
         if not context.sees_images:
-            return f"{name} is a picture, and the model of this conversation sees none; send_file gives it to people."
+            return f"{name} is a picture, which the model of this chat cannot see. send_file sends it to people."
         file, copy = await self._scaled(workspace, parts, name)
         await self.scaler.keep(file.path, ImageLimits(), copy)
         kept = replace(file, size_bytes=file.size_bytes + len(copy))
         attachment_id = await context.store.write(attachments.insert, context.chat_id, kept, self.clock.now())
         image = Image(attachment_id=attachment_id, mime=mime_of(copy), path=file.path)
-        return ToolReply(text=f"{name} is a picture; it is shown behind this result.", images=(image,))
+        return ToolReply(text=f"{name} is a picture; it is shown after this result.", images=(image,))
 
     async def _scaled(self, workspace: WorkspaceHandle, parts: PathParts, name: str) -> tuple[StoredFile, bytes]:
-        """Keep a picture as it is now. Return its file, and the scaled copy that models are shown."""
+        """Store the current version of a picture. Return its file, and the scaled copy for models."""
         mime = mimetypes.guess_type(parts[-1])[0]
         data = await asyncio.to_thread(workspace.read, parts, self.max_bytes)
         try:
@@ -355,11 +354,11 @@ class ImageReader:
                 copy = await self.scaler.scaled(fetched, ImageLimits())
                 return await asyncio.to_thread(self.files.keep, fetched, parts[-1], mime), copy
             finally:
-                with suppress(OSError):  # it was moved, or is removed as a leftover
+                with suppress(OSError):  # a leftover is removed later
                     fetched.unlink(missing_ok=True)
         except OversizedImageError as error:
-            raise ToolError(f"{name} has more pixels than can be looked at; a smaller copy can") from error
+            raise ToolError(f"{name} has too many pixels to be shown; make a smaller copy") from error
         except UnreadableImageError as error:
-            raise ToolError(f"{name} begins like a picture, but is broken or of a kind that is not read") from error
+            raise ToolError(f"{name} looks like a picture, but is broken or has an unsupported format") from error
         except OSError as error:
-            raise ToolError(f"{name} cannot be looked at now: {error.strerror or error}") from error
+            raise ToolError(f"{name} cannot be shown now: {error.strerror or error}") from error

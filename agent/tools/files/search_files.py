@@ -1,6 +1,7 @@
 """Tool `search_files`: searches the files of a workspace, or one stored result, for a regular expression.
 
-A process (ripgrep, else Python) gets open files, so no path is looked up twice and an endless search is killed in time.
+The search runs in a process (ripgrep, else Python), which is killed if it takes too long. The process receives open
+files, so no path is looked up twice.
 """
 
 import asyncio
@@ -28,15 +29,15 @@ from hermes_state.text import counted
 from hermes_state.values import ToolEffect
 
 _SEARCH_SECONDS = 15.0
-"""Longest search, in seconds; what was found by then is told."""
+"""Time limit of a search, in seconds. Matches found until then are returned."""
 _MAX_FOUND = 100
 _FOUND_IN_FILE = 20
 _LINE_CHARACTERS = 300
 _OUTPUT_BYTES = 1 << 20
 _BOUNDS = '{ ulimit -c 0; ulimit -v 524288; echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"'
-"""Bounds of a process, set before it begins. One that cannot be set here is lower already.
+"""Shell command that limits a process before it starts. A limit that cannot be set is already lower.
 
-Its memory, 512 MB, holds a line without an end whole, and the attempts of some expressions.
+512 MB of memory are enough for a very long line, and for the backtracking of some expressions.
 """
 
 _WORKER = f"""
@@ -68,9 +69,9 @@ class _SearchState:
     rows: list[str] = field(default_factory=list)
     files: int = 0
     left_out: list[str] = field(default_factory=list)
-    """Files whose search takes too much memory."""
+    """Files that need too much memory to search."""
     is_cut: bool = False
-    """True if time or room ended first."""
+    """True if the search reached a limit before the end."""
 
 
 class _Search(Arguments, frozen=True):
@@ -82,11 +83,11 @@ class _Search(Arguments, frozen=True):
 
 
 def search_tool(workspaces: WorkspaceStore) -> Tool:
-    turns = FairSlots(2)  # a dozen searches at once must not use up the handles of the process
+    turns = FairSlots(2)  # so that parallel searches do not use up the file handles of the gateway
 
     @tool(
-        description="Search the text files of the workspace, or a stored result by its id, for a regular expression, "
-        "line by line.",
+        description="Search the text files in the workspace, or a stored result by id, line by line for a regular "
+        "expression.",
         effect=ToolEffect.READ_ONLY,
         is_persisted=False,
     )
@@ -120,7 +121,7 @@ async def _found(asked: _Search, context: ToolContext, workspace: WorkspaceHandl
 def _command(asked: _Search) -> list[str]:
     pattern = asked.pattern
     if not pattern or "\n" in pattern or "\0" in pattern:
-        raise ToolError("the pattern must have something to look for, in one line")
+        raise ToolError("the pattern must be a single line that is not empty")
     if (program := shutil.which("rg")) is None:
         text = re.escape(pattern) if asked.literal else pattern
         return [sys.executable, "-I", "-S", "-c", _WORKER, "i" if asked.ignore_case else "-", text]
@@ -136,7 +137,10 @@ def _command(asked: _Search) -> list[str]:
 
 
 def _files(workspace: WorkspaceHandle, parts: PathParts, glob: str) -> Iterator[PathParts]:
-    """Yield the paths of files to search, `.git` only if `parts` names it. Raises `ToolError` for a missing path."""
+    """Yield the paths of the files to search. Skips `.git` unless `parts` names it.
+
+    Raises `ToolError` for a missing path.
+    """
     with suppress(ToolError):
         with workspace.open_file(parts):
             pass
@@ -150,10 +154,10 @@ def _files(workspace: WorkspaceHandle, parts: PathParts, glob: str) -> Iterator[
 
 
 def _open(workspace: WorkspaceHandle, files: Iterable[PathParts], held: ExitStack) -> dict[int, str]:
-    """Open the next 100 text files. Return their names by handle."""
+    """Open the next 100 text files, and return their names by file descriptor."""
     batch: dict[int, str] = {}
     for parts in itertools.islice(files, 100):
-        with suppress(ToolError):  # it is gone, or was swapped
+        with suppress(ToolError):  # removed or replaced in the meantime
             file = held.enter_context(workspace.open_file(parts))
             if encoding_of(file.peek(1)[:1024]) is not None:
                 batch[file.fileno()] = "/".join(parts)
@@ -161,7 +165,7 @@ def _open(workspace: WorkspaceHandle, files: Iterable[PathParts], held: ExitStac
 
 
 async def _search(command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState) -> None:
-    """Search files with one process. If it runs out of memory, search each half of them with its own."""
+    """Search files with one process. If the process runs out of memory, search each half of the files separately."""
     output = await _output(command, batch, deadline, state)
     if output is None and len(batch) == 1:
         state.left_out += batch.values()
@@ -179,7 +183,10 @@ async def _search(command: Sequence[str], batch: dict[int, str], deadline: float
 
 
 async def _output(command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState) -> bytes | None:
-    """Return the output of the process; None if it ran out of memory. Raises `ToolError` for a broken expression."""
+    """Return the output of a search process; None if it ran out of memory.
+
+    Raises `ToolError` for an invalid expression.
+    """
     process = await asyncio.create_subprocess_exec(
         "/bin/sh",
         "-c",
@@ -209,12 +216,12 @@ async def _output(command: Sequence[str], batch: dict[int, str], deadline: float
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
-            await process.communicate()  # reads the rest, too: a full pipe would hold up its end
+            await process.communicate()  # reads the rest, because a full pipe would delay the end of the process
     if code < 0:
         return None
     if problem and not (output or state.rows):
         reason = problem.decode(errors="replace").strip()
-        raise ToolError(f"the pattern cannot be searched for: {reason}\nFor plain text, set literal.")
+        raise ToolError(f"the pattern is invalid: {reason}\nTo search for plain text, set literal.")
     return output
 
 
@@ -225,10 +232,10 @@ def _told(state: _SearchState, room: int) -> str:
         if room < 0:
             break
         rows.append(row)
-    cut = " The search ended early: a narrower path, glob or pattern finds the rest." if state.is_cut else ""
+    cut = " The search ended early; use a narrower path, glob or pattern." if state.is_cut else ""
     if len(rows) < len(state.rows):
-        cut = f" Shown are {len(rows)}; a narrower path, glob or pattern shows the rest."
+        cut = f" Only {len(rows)} are shown; use a narrower path, glob or pattern."
     if state.left_out:
-        cut += f" Left out, for a search takes too much memory: {', '.join(map(shown, state.left_out[:5]))}."
+        cut += f" Skipped, because a search needs too much memory: {', '.join(map(shown, state.left_out[:5]))}."
     head = f"{counted(len(state.rows), 'line')} found in {counted(state.files, 'text file')}.{cut}"
     return "\n".join([head, *rows])

@@ -1,4 +1,4 @@
-"""Tool `send_file`: copies a file of the workspace and adds it to the outbox, which delivers it once."""
+"""Tool `send_file`: copies a file from the workspace and adds the copy to the outbox, which delivers it once."""
 
 import asyncio
 import mimetypes
@@ -24,36 +24,36 @@ from hermes_state.turns import TurnMoved, require_running
 from hermes_state.values import ChatId, ChatKey, Clock, MessageId, Millis, ToolEffect
 
 _MAX_CAPTION = 1_000
-"""Longest caption, in characters: Telegram accepts 1,024 units."""
+"""Longest caption, in characters. Telegram's limit is 1,024 UTF-16 units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDelivery:
     files: AttachmentFolder
     max_bytes: Callable[[ChatKey], int]
-    """Returns the largest file that a chat's platform accepts; 0: none."""
+    """Returns the size limit for files on a chat's platform. 0: no files."""
     deliver: Callable[[ChatId], None]
-    """Called after a row was added to the outbox of a chat."""
+    """Called after a row has been added to the outbox of a chat."""
     clock: Clock
 
 
 class _Sent(Arguments, frozen=True):
     path: WorkspacePath
-    caption: Annotated[str, Meta(description="Plain text below it.")] = ""
+    caption: Annotated[str, Meta(description="Plain text.")] = ""
 
 
 def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
     @tool(
-        description="Give a file or picture of the workspace to the people in the chat.",
-        effect=ToolEffect.WRITES,  # so that a restart does not send it again
-        needs_approval=False,  # the chat is given what is its own
+        description="Send a file or picture from the workspace to the chat.",
+        effect=ToolEffect.WRITES,  # so that a restart does not send the file again
+        needs_approval=False,  # the file already belongs to the chat
     )
     async def send_file(asked: _Sent, context: ToolContext) -> str:
         parts, caption, limit = parse_path(asked.path), asked.caption, delivery.max_bytes(context.chat)
         if not limit:
-            raise ToolError("files cannot be given to this chat")
+            raise ToolError("files cannot be sent to this chat")
         if len(caption) > _MAX_CAPTION:
-            raise ToolError(f"the caption has {len(caption):,} characters, at most {_MAX_CAPTION:,} are possible")
+            raise ToolError(f"the caption has {len(caption):,} characters; the limit is {_MAX_CAPTION:,}")
         file = await asyncio.to_thread(_keep, workspaces.of(context.chat_id), parts, delivery.files, limit)
         try:
             is_new = await context.store.write(_owe, context, file, caption, delivery.clock.now())
@@ -62,7 +62,7 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
         delivery.deliver(context.chat_id)
         name = shown(file.name)
         if not is_new:
-            return f"{name} with the same content was given to the chat in this turn already; it is not sent again."
+            return f"{name} with the same content was already sent in this turn; it is not sent again."
         return f"{name} ({file.size_bytes:,} bytes) is on its way to the chat."
 
     return send_file
@@ -77,17 +77,17 @@ def _keep(workspace: WorkspaceHandle, parts: PathParts, files: AttachmentFolder,
                 copy.write(piece)
             size = copy.tell()
         if not 0 < size <= most:
-            state = f"is larger than the {most:,} bytes that this chat takes" if size else "is empty"
+            state = f"is larger than {most:,} bytes, the limit of this chat" if size else "is empty"
             raise ToolError(f"{shown('/'.join(parts))} {state}")
         return files.keep(target, parts[-1], mimetypes.guess_type(parts[-1])[0])
     finally:
-        with suppress(OSError):  # it was moved, or is removed as a leftover
+        with suppress(OSError):  # a leftover is removed later
             target.unlink(missing_ok=True)
 
 
 @locks(chat="context.chat_id")
 def _owe(db: Connection, context: ToolContext, file: StoredFile, caption: str, now: Millis) -> bool:
-    """Add a file to the outbox. Return False if the turn has sent the same already. Raises `TurnMoved`."""
+    """Add a file to the outbox. Return False if the turn has already sent the same file. Raises `TurnMoved`."""
     require_running(db, context.claim)
     key = f"turn:{context.turn_id}:file:{file.sha256}:{file.name}"
     if outbox.find_recipient(db, key) is not None:
@@ -96,7 +96,7 @@ def _owe(db: Connection, context: ToolContext, file: StoredFile, caption: str, n
     message_id = scalar_or_none(db, MessageId, call, (context.turn_id,))
     attachment_id = attachments.insert(db, context.chat_id, file, now, message_id)
     sent = attachments.load_file(db, context.chat_id, attachment_id)
-    # Not of the turn's own replies: those take the place of its preview, which a file cannot.
+    # Not linked to the turn: a turn's replies replace its preview, which a file cannot do.
     reply = Reply(chat_id=context.chat_id, kind=OutboxKind.FINAL, markdown=caption, dedupe_key=key, attached=sent)
     outbox.enqueue(db, reply, now)
     return True

@@ -1,6 +1,7 @@
-"""Workspaces: the folder of each chat, which its file tools cannot leave. Everything here blocks its thread.
+"""Workspaces: the folder of each chat, which the file tools cannot leave. All functions block their thread.
 
-Folders are opened by the handle of their parent, never through links, so nothing swapped after a check is followed.
+Every folder is opened relative to the handle of its parent and never through a link. A path that is swapped after a
+check is therefore not followed.
 """
 
 import errno
@@ -23,17 +24,17 @@ from hermes_state.errors import ToolError
 from hermes_state.values import ChatId
 
 MOUNT = "/workspace"
-"""Path of the folder for programs in the terminal's sandbox. Tools accept paths below it, too."""
+"""Path of the workspace inside the terminal's sandbox. The file tools also accept paths below it."""
 MAX_DEPTH = 40
-"""Most folders on the way to a file. Walks hold one handle a level."""
+"""Maximum folder depth. A walk keeps one handle open per level."""
 MAX_ENTRIES = 100_000
-"""Most files and folders of a workspace. With more, nothing new is written, and walks end."""
+"""Maximum number of files and folders in a workspace. Beyond it, nothing new is written, and walks end."""
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 PathParts: TypeAlias = tuple[str, ...]
-"""Names on the way from the workspace to a file. Empty: the workspace itself."""
+"""Path below the workspace, as a tuple of names. Empty: the workspace itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +42,13 @@ class FileEntry:
     parts: PathParts
     is_folder: bool
     is_file: bool
-    """True for a regular file with one name. No tool opens other entries, such as symbolic links."""
+    """True for a regular file without further hard links. No tool opens other entries, such as symbolic links."""
     size: int
     disk_bytes: int
 
 
 def parse_path(text: str) -> PathParts:
-    """Return the names in a path as a model writes it. Raises `ToolError` if it cannot be a path in a workspace.
+    """Split a path written by a model into names. Raises `ToolError` if it cannot be a path in a workspace.
 
     >>> parse_path("/workspace/notes//./plan.md")
     ('notes', 'plan.md')
@@ -56,23 +57,23 @@ def parse_path(text: str) -> PathParts:
     if text == MOUNT or text.startswith(f"{MOUNT}/"):
         inner = text.removeprefix(MOUNT).lstrip("/")
     elif text.startswith(("/", "~")):
-        raise ToolError(f"{shown(text)} is outside of the workspace: give a path in it, such as notes/plan.md")
+        raise ToolError(f"{shown(text)} is outside the workspace: use a path such as notes/plan.md")
     parts = tuple(part for part in inner.split("/") if part not in ("", "."))
     if ".." in parts:
-        raise ToolError(f"{shown(text)} has “..”: give the path from the workspace's top, such as notes/plan.md")
+        raise ToolError(f"{shown(text)} contains “..”: use the path from the top of the workspace, as in notes/plan.md")
     if len(parts) > MAX_DEPTH:
-        raise ToolError(f"the path has {len(parts)} folders; at most {MAX_DEPTH} are possible")
+        raise ToolError(f"the path has {len(parts)} levels; the limit is {MAX_DEPTH}")
     for part in parts:
-        # Persian words and emoji with several signs need the two joiners.
+        # Persian words and some emoji need the two joiners.
         if "\\" in part or not all(character.isprintable() or character in "\u200c\u200d" for character in part):
-            raise ToolError(f"{shown(part)} cannot be a name here: it has a backslash or characters that do not print")
+            raise ToolError(f"{shown(part)} is not a valid name: it has a backslash or unprintable characters")
         if len(part.encode()) > 255:
-            raise ToolError(f"{shown(part)} is too long for a name: at most 255 bytes")
+            raise ToolError(f"{shown(part)} is too long for a name: the limit is 255 bytes")
     return parts
 
 
 def shown(text: str) -> str:
-    """Return a name or a path for a sentence: on one line, printable, at most 200 characters."""
+    """Return a name or path to show in a sentence: quoted, printable, at most 200 characters."""
     flat = "".join(character if character.isprintable() else "�" for character in text[:200])
     return f"“{flat}{'…' if len(text) > 200 else ''}”"
 
@@ -81,25 +82,25 @@ class WorkspaceStore:
     """Workspaces of all chats, each a folder `<chat id>/` in the state directory."""
 
     def __init__(self, folder: Path, settings: WorkspaceSettings) -> None:
-        """`folder` is made when it is first needed. Its parent is trusted."""
+        """`folder` is created when it is first needed. Its parent is trusted."""
         self.folder = folder
         self._settings = settings
         self._locks: WeakValueDictionary[ChatId, threading.Lock] = WeakValueDictionary()
 
     def of(self, chat_id: ChatId) -> "WorkspaceHandle":
-        """Return a handle of a chat's workspace. Call it on the event loop."""
+        """Return the handle of a chat's workspace. Call this method on the event loop."""
         lock = self._locks.setdefault(chat_id, threading.Lock())
         return WorkspaceHandle(self.folder, str(chat_id), self._settings, lock)
 
     def folder_of(self, chat_id: ChatId) -> Path:
-        """Return the folder of a chat's workspace, and make it if it is missing."""
+        """Return the folder of a chat's workspace. Creates a missing folder."""
         with self.of(chat_id).open_folder(()):
             return self.folder / str(chat_id)
 
 
 @dataclass(frozen=True, repr=False, slots=True)
 class WorkspaceHandle:
-    """Handle of one workspace. Every method raises `ToolError` with a sentence for the model."""
+    """Handle of one workspace. All methods raise `ToolError` with a message for the model."""
 
     folder: Path
     name: str
@@ -109,9 +110,9 @@ class WorkspaceHandle:
 
     @contextmanager
     def open_folder(self, parts: PathParts, *, is_made: bool = False) -> Iterator[int]:
-        """Open a folder. `is_made`: make it and its parents if they are missing."""
+        """Open a folder. `is_made`: create the folder and its parents if they are missing."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        handle = os.open(self.folder, _FOLDER_FLAGS & ~os.O_NOFOLLOW)  # an operator may have put it on another disk
+        handle = os.open(self.folder, _FOLDER_FLAGS & ~os.O_NOFOLLOW)  # may be an operator's link to another disk
         try:
             for number, name in enumerate((self.name, *parts)):
                 if is_made or number == 0:
@@ -132,26 +133,26 @@ class WorkspaceHandle:
             refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=False), parts)
             handle = os.open(name, _READ_FLAGS, dir_fd=folder)
         with open(handle, "rb") as file:
-            refuse_special(os.fstat(handle), parts)  # again: it may be another one by now
+            refuse_special(os.fstat(handle), parts)  # again, because the file may have been swapped
             yield file
 
     def read(self, parts: PathParts, most: int | None = None) -> bytes:
-        """Read a whole file of at most `most` bytes."""
+        """Return the content of a file. Raises `ToolError` if it has more than `most` bytes."""
         limit = min(most or self.settings.max_file_bytes, self.settings.max_file_bytes)
         with self.open_file(parts) as file:
             data = file.read(limit + 1)
         if len(data) > limit:
-            raise ToolError(f"{shown('/'.join(parts))} is larger than {limit:,} bytes, which is the most")
+            raise ToolError(f"{shown('/'.join(parts))} is larger than the limit of {limit:,} bytes")
         return data
 
     def write(self, parts: PathParts, data: bytes) -> bool:
-        """Write a file as a whole or not at all, within `lock`. Return True if it is new.
+        """Write a file atomically and return True if it is new. The caller holds `lock`.
 
-        A file that was there keeps its permissions. Missing folders are made.
+        An existing file keeps its permissions. Missing folders are created.
         """
         *folders, name = _named(parts)
         if len(data) > self.settings.max_file_bytes:
-            raise ToolError(f"{len(data):,} bytes are too much for a file: at most {self.settings.max_file_bytes:,}")
+            raise ToolError(f"{len(data):,} bytes are too large: the limit is {self.settings.max_file_bytes:,} bytes")
         with self.open_folder(tuple(folders), is_made=True) as folder, _explained(parts, folder, name):
             mode, old_bytes = None, 0
             with suppress(FileNotFoundError):
@@ -163,9 +164,9 @@ class WorkspaceHandle:
         return mode is None
 
     def receive(self, folder: str, name: str, source: Path) -> str:
-        """Copy a file from elsewhere into a folder, under a free name, and return its path.
+        """Copy a file from outside into a folder, under a free name, and return its path.
 
-        If it is there already, with the same name and content, it is not copied again.
+        A file that already exists there with the same name and content is not copied again.
         """
         if source.stat().st_size > self.settings.max_file_bytes:
             raise ToolError(f"it is larger than {self.settings.max_file_bytes:,} bytes")
@@ -184,7 +185,7 @@ class WorkspaceHandle:
         return "/".join(parts)
 
     def walk(self, parts: PathParts = (), depth: int = MAX_DEPTH) -> Iterator[FileEntry]:
-        """Yield at most `MAX_ENTRIES` entries of a folder, sorted by name, folders before their content."""
+        """Yield the entries below a folder, at most `MAX_ENTRIES`. Sorted by name, each folder before its contents."""
         with self.open_folder(parts) as folder:
             yield from _walk(folder, parts, depth, [MAX_ENTRIES])
 
@@ -195,36 +196,36 @@ class WorkspaceHandle:
         limit = self.settings.max_bytes
         if more_bytes > 0 and used + more_bytes > limit:
             raise ToolError(
-                f"the workspace is full: {used:,} of {limit:,} bytes are taken, and this needs {more_bytes:,} more"
+                f"the workspace is full: {used:,} of {limit:,} bytes are used, and this needs {more_bytes:,} more"
             )
         if more_bytes > 0 and Room.on(self.folder).is_short(*MIN_ROOM_OF_TOOLS):
             raise ToolError("the disk is almost full, so nothing was written: the operator must free some space first")
         if is_new and count >= MAX_ENTRIES:
-            raise ToolError(f"the workspace is full: it holds {MAX_ENTRIES:,} files and folders")
+            raise ToolError(f"the workspace is full: it has {MAX_ENTRIES:,} files and folders")
 
 
 def refuse_special(status: os.stat_result, parts: PathParts) -> None:
-    """Raise `ToolError` for anything but a regular file with one name: a second one may be outside of the workspace."""
+    """Raise `ToolError` unless this is a regular file with one hard link. A second link could be outside."""
     kind, name = stat.S_IFMT(status.st_mode), shown("/".join(parts))
     if kind == stat.S_IFLNK:
         raise ToolError(f"{name} is a symbolic link, which file tools do not follow")
     if kind == stat.S_IFDIR:
         raise ToolError(f"{name} is a folder")
     if kind != stat.S_IFREG:
-        raise ToolError(f"{name} is no ordinary file, but a pipe, a socket or a device")
+        raise ToolError(f"{name} is not a regular file, but a pipe, a socket or a device")
     if status.st_nlink > 1:
-        raise ToolError(f"{name} has a second name (a hard link), so file tools leave it alone; a copy can be used")
+        raise ToolError(f"{name} has more than one hard link, so file tools cannot use it; make a copy")
 
 
 def _named(parts: PathParts) -> PathParts:
     if not parts:
-        raise ToolError("that is the workspace itself: name a file in it")
+        raise ToolError("this is the workspace itself: give the path of a file in it")
     return parts
 
 
 @contextmanager
 def _explained(parts: PathParts, folder: int, name: str) -> Iterator[None]:
-    """Turn errors of the system about `name` in an open folder into sentences for the model."""
+    """Turn system errors about `name` in an open folder into messages for the model."""
     try:
         yield
     except OSError as error:
@@ -233,16 +234,16 @@ def _explained(parts: PathParts, folder: int, name: str) -> Iterator[None]:
             with suppress(OSError):
                 if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                     raise ToolError(f"{path} is a symbolic link, which file tools do not follow") from error
-            reason = "it is no folder"
+            reason = "it is not a folder"
         elif error.errno == errno.ENOENT:
-            raise ToolError(f"there is no {path}; list_files shows what there is") from error
+            raise ToolError(f"{path} does not exist; list_files shows the existing files") from error
         elif error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason = "the disk is full"
         raise ToolError(f"{path} cannot be used: {reason}") from error
 
 
 def _replace(folder: int, name: str, data: bytes, mode: int) -> None:
-    # One name for each target: the next write of the same file removes the leftover of a crash.
+    # The name depends only on the target, so the next write of the file removes the leftover of a crash.
     draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.draft"
     with suppress(FileNotFoundError):
         os.unlink(draft, dir_fd=folder)
@@ -255,7 +256,7 @@ def _replace(folder: int, name: str, data: bytes, mode: int) -> None:
             os.fsync(handle)
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
-        with suppress(OSError):  # it is gone after a rename
+        with suppress(OSError):  # already renamed
             os.unlink(draft, dir_fd=folder)
     os.fsync(folder)
 
@@ -269,7 +270,7 @@ def _walk(folder: int, parts: PathParts, depth: int, room: list[int]) -> Iterato
         room[0] -= 1
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except OSError:  # gone meanwhile, or its folder is closed to us
+        except OSError:  # removed in the meantime, or no permission
             continue
         is_folder = stat.S_ISDIR(status.st_mode)
         yield FileEntry(
@@ -282,7 +283,7 @@ def _walk(folder: int, parts: PathParts, depth: int, room: list[int]) -> Iterato
         if is_folder and depth > 1 and len(parts) < MAX_DEPTH:
             try:
                 inner = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
-            except OSError:  # swapped or closed to us since
+            except OSError:  # swapped in the meantime, or no permission
                 continue
             try:
                 yield from _walk(inner, (*parts, name), depth - 1, room)

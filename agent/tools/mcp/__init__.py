@@ -1,1 +1,1 @@
-"""MCP servers, whose tools become `<server>__<tool>`. Only where there are servers, a thread imports the SDK."""
+"""MCP servers, whose tools are named `<server>__<tool>`. The SDK is only imported, in a thread, if servers exist."""

@@ -1,4 +1,4 @@
-"""Connection to one MCP server, through the SDK, whose only importers are this module and `stdio`."""
+"""Connection to one MCP server through the SDK, which only this module and `stdio` import."""
 
 import asyncio
 import json
@@ -27,23 +27,23 @@ from hermes_state.kinds import plain_texts
 T = TypeVar("T")
 
 START_SECONDS: Final = 60.0
-"""Longest wait for an answer while a connection is made, in seconds: some servers are fetched first."""
+"""Time limit for each answer while connecting, in seconds. Some servers are downloaded first."""
 NAMES_SECONDS: Final = 5.0
-"""Longest wait for a page of resources or prompts, in seconds. Only admins see their names."""
+"""Time limit for a page of resources or prompts, in seconds. Short, because only admins see these names."""
 GOODBYE_SECONDS: Final = 2.0
 _MAX_ERROR = 2_000
 
 
 class Connection:
-    """Open connection. Any task may make calls."""
+    """Open connection, which any task may use for calls."""
 
     def __init__(self, session: ClientSession, settings: ServerSettings, ended: asyncio.Event) -> None:
         self._session, self._settings = session, settings
         self.ended = ended
-        """Set when the connection is lost."""
+        """Set when the connection has ended."""
 
     async def catalogs(self) -> AsyncIterator[ServerCatalog]:
-        """Yield the server's lists as they are now: first its tools alone, at last all that it has."""
+        """Yield the server's current lists: first only the tools, then also resources, then also prompts."""
         session, has = self._session, self._session.server_capabilities or types.ServerCapabilities()
         lists, faults = dict[str, Any](), tuple[str, ...]()
         for field, ask, most, kept, seconds in (
@@ -57,9 +57,9 @@ class Connection:
             yield ServerCatalog(**lists, faults=faults)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> RemoteResult:
-        """Call a tool. A caller that is cancelled cancels the call on the server, too. Raises `ToolError`."""
+        """Call a tool. Cancelling the caller also cancels the call on the server. Raises `ToolError`."""
         params = types.CallToolRequestParams(name=tool, arguments=arguments)
-        try:  # not by `call_tool`, which runs the server's own patterns over its results
+        try:  # not with `call_tool`, which runs the server's own patterns on the result
             result = await self._session.send_request(
                 types.CallToolRequest(params=params), types.CallToolResult, self._settings.seconds
             )
@@ -68,20 +68,20 @@ class Connection:
         except MCPError as error:
             if error.code == types.REQUEST_TIMEOUT:
                 seconds = f"{self._settings.seconds:g} seconds"
-                raise ToolError(f"no answer within {seconds}; what it had begun may still take effect") from error
+                raise ToolError(f"no answer within {seconds}; the call may still take effect") from error
             if _is_end(error):
                 self.ended.set()
-                reason = "the connection to the server ended during the call; what it had begun may have taken effect"
+                reason = "the connection to the server ended during the call; the call may have taken effect"
                 raise ToolError(reason) from error
             is_stream = error.message.startswith("SSE stream")
-            what = "the answer of the server could not be read" if is_stream else "the server refused the call"
+            what = "the server's answer could not be read" if is_stream else "the server refused the call"
             raise ToolError(f"{what}: {clean_text(error.message, _MAX_ERROR)}") from error
         content = [block.model_dump(by_alias=True, mode="json", exclude_none=True) for block in result.content]
         return RemoteResult(content=content, structured=result.structured_content, is_error=bool(result.is_error))
 
 
 def _is_end(error: MCPError) -> bool:
-    """Return True for the end of the connection. Servers use the SDK's code for their own errors, too."""
+    """True if the connection has ended. The code alone is not enough, because servers use it for their own errors."""
     return error.code == types.CONNECTION_CLOSED and error.message == "Connection closed"
 
 
@@ -89,12 +89,12 @@ async def _pages(
     ask: Callable[..., Awaitable[Any]],
     field: str,
     most: int,
-    kept: Callable[[Any], T],  # one for each list
+    kept: Callable[[Any], T],
     seconds: float,
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
-    """Return the items of a list, each reduced by `kept` because a page can be megabytes, and the faults that ended it.
+    """Return the items of a list, and the errors that ended the reading.
 
-    Raises `ToolError` when the connection has ended.
+    `kept` reduces each item at once, because a page can have megabytes. Raises `ToolError` if the connection has ended.
     """
     found: list[T] = []
     cursor: str | None = None
@@ -116,14 +116,14 @@ async def _pages(
 
 
 class _EveryMethod(frozenset[str]):
-    """Every method of a server: its requests are answered one by one, because a flood would take memory."""
+    """Set of all methods, so that a server's requests are answered one by one. A flood would use too much memory."""
 
     def __contains__(self, method: object) -> bool:
         return True
 
 
 class _LenientDispatcher(JSONRPCDispatcher):
-    """Dispatcher that repairs invalid answers: the SDK refuses a whole answer for one part."""
+    """Dispatcher that repairs invalid answers, because the SDK refuses an entire answer for one invalid part."""
 
     async def send_raw_request(self, method: str, *args: Any, **more: Any) -> dict[str, Any]:
         try:
@@ -131,7 +131,7 @@ class _LenientDispatcher(JSONRPCDispatcher):
         except MCPError as error:
             if method != "initialize" or (error.code != types.METHOD_NOT_FOUND and error.message != INVALID_ANSWER):
                 raise
-            result = {}  # a server that needs no greeting, or has sent something else
+            result = {}  # the server has no handshake, or sent an invalid one
         if method == "initialize":
             return _mended_greeting(result)
         if method == "tools/call":
@@ -154,14 +154,14 @@ _LISTS: Final = {
     "resources/list": ("resources", "uri", MAX_WEIGHT),
     "prompts/list": ("prompts", "name", MAX_WEIGHT),
 }
-"""Name of each list, with the text that each item must have and its greatest length."""
+"""Field of each list, the required text field of its items, and the maximum length of that text."""
 
 
 async def _mended_list(field: str, key: str, longest: int, result: dict[str, Any]) -> dict[str, Any]:
-    """Return a page of a list with the used fields of its items, without items that lack their text."""
+    """Return a page of a list, reduced to the fields that we use. Items without the required text are dropped."""
     listed, cursor = result.get(field), result.get("nextCursor")
     if not isinstance(listed, list):
-        raise MCPError(code=types.INTERNAL_ERROR, message=f"the answer holds no list of {field}")
+        raise MCPError(code=types.INTERNAL_ERROR, message=f"the answer has no list of {field}")
     found = []
     for one in listed:
         if isinstance(one, dict) and isinstance(one.get(key), str) and 0 < len(one[key]) <= longest:
@@ -171,12 +171,12 @@ async def _mended_list(field: str, key: str, longest: int, result: dict[str, Any
             notes, schema = one.get("annotations"), clean_schema(one.get("inputSchema"))
             reads = isinstance(notes, dict) and notes.get("readOnlyHint") is True
             found.append({"name": "", **texts, "inputSchema": schema, "annotations": {"readOnlyHint": reads}})
-            await asyncio.sleep(0)  # a schema can take a tenth of a second
+            await asyncio.sleep(0)  # cleaning a schema can take a tenth of a second
     return {field: found, **({"nextCursor": str(cursor)} if cursor else {})}
 
 
 def _mended_result(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a call. An invalid result becomes text."""
+    """Return the result of a call, converted to text if it is invalid."""
     try:
         parse_server_result("tools/call", HANDSHAKE_PROTOCOL_VERSIONS[-1], result)
     except ValidationError:
@@ -196,7 +196,7 @@ def _remote_tool(tool: types.Tool) -> RemoteTool:
 
 @asynccontextmanager
 async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIterator[Connection]:
-    """Yield a connection. `changed` is set when the server's lists have changed."""
+    """Yield a connection. `changed` is set when the server announces that its lists have changed."""
 
     async def on_message(message: object) -> None:
         tools, resources = types.ToolListChangedNotification, types.ResourceListChangedNotification
@@ -218,8 +218,8 @@ async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIt
             except MCPError as error:
                 if error.code != types.UNSUPPORTED_PROTOCOL_VERSION:
                     reason = clean_text(error.message, _MAX_ERROR)
-                    raise ToolError(f"the server did not take the connection: {reason}") from error
-                await session.discover()  # a server that knows only the protocol's newer half
+                    raise ToolError(f"the server did not accept the connection: {reason}") from error
+                await session.discover()  # the server knows only the newer versions of the protocol
             yield Connection(session, settings, ended)
 
 
@@ -237,13 +237,13 @@ async def _http_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
 
 
 class OversizedAnswerError(httpx2.SSEError, httpx2.StreamError):
-    """An answer was too large. The SDK turns either base, by the form of the answer, into an error of the call."""
+    """Error for an answer that is too large. The SDK turns either base class into an error of the call."""
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """HTTP transport whose answers are bounded, and never compressed because those may unpack to any size.
+    """HTTP transport with bounded answers. It refuses compressed answers, which could unpack to any size.
 
-    `ended` is set when the server does not know the session any more, as after a restart.
+    `ended` is set when the server no longer knows the session, for example after a restart.
     """
 
     def __init__(self, ended: asyncio.Event) -> None:
@@ -252,14 +252,14 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["accept-encoding"] = "identity"
-        if request.method == "DELETE":  # the goodbye, which a server that hangs may not hold up
+        if request.method == "DELETE":  # the end of a session, which must not wait for a server that hangs
             request.extensions = {**request.extensions, "timeout": httpx2.Timeout(GOODBYE_SECONDS).as_dict()}
         response = await super().handle_async_request(request)
         if response.status_code == 404 and "mcp-session-id" in request.headers:
             self._ended.set()
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise httpx2.RemoteProtocolError("the answer is packed, although that was not asked for")
+            raise httpx2.RemoteProtocolError("the answer is compressed, although the request did not allow it")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         kind = response.headers.get("content-type", "").lower()
         response.stream = _BoundedStream(response.stream, has_events=kind.startswith("text/event-stream"))
@@ -267,7 +267,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """Body of an answer. In a stream of events, the blank line after an event resets the count."""
+    """Body of an answer with a size limit. In an event stream, the limit applies to each event."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, *, has_events: bool) -> None:
         self._inner, self._has_events = inner, has_events

@@ -1,6 +1,6 @@
-"""Names and argument schemas of the tools of servers, in a form that every model provider accepts.
+"""Conversion of MCP tool names and argument schemas into a form that every model provider accepts.
 
-Only keywords that help models are kept. References are replaced by their targets, within bounds, and texts are cut.
+Only keywords that help models are kept. References are replaced by their targets, up to a limit, and texts are cut.
 """
 
 import hashlib
@@ -16,14 +16,15 @@ from hermes_state.text import shortened, well_formed
 
 MAX_NAME: Final = 64
 MAX_DEPTH: Final = 8
-"""Deepest level of a schema that is described. Below it everything is allowed."""
+"""Deepest level of a schema that is kept. Deeper values may be anything."""
 MAX_NODES: Final = 400
-"""Most places of a schema, because references can make billions of it."""
+"""Maximum number of nodes in a schema, because references can expand to billions."""
 MAX_SCHEMA_BYTES: Final = 20_000
-"""Largest schema, as JSON. A larger one loses its texts, then all but the names of the arguments."""
+"""Maximum size of a schema as JSON. A larger schema loses its texts, then everything except the argument names."""
 MAX_TOOL_TEXT: Final = 1_500
+"""Maximum length of a tool's description, in characters."""
 MAX_PLACE_TEXT: Final = 400
-"""Longest description of a tool and of a place in its schema, in characters."""
+"""Maximum length of a description inside a schema, in characters."""
 MAX_ENUM: Final = 100
 _TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 _INVISIBLE = re.compile(
@@ -32,9 +33,9 @@ _INVISIBLE = re.compile(
 
 
 def tool_names(server: str, tools: Iterable[str]) -> dict[str, str]:
-    """Return the agent's names for the tools of a server, by the server's names.
+    """Return the agent's tool names for a server, by the server's own names.
 
-    A name that is cut, or taken after a change of its characters, ends with a digest of the original.
+    A name ends with a digest of the original if it had to be cut, or if replaced characters made it ambiguous.
 
     >>> tool_names("files", ["read", "read.all", "read_all"])
     {'read': 'files__read', 'read_all': 'files__read_all', 'read.all': 'files__read_all-b3d3c1'}
@@ -54,14 +55,14 @@ def _plain(server: str, tool: str) -> str:
 
 
 def clean_text(text: object, limit: int) -> str:
-    """Return a description of at most `limit` characters, without those that are invisible or turn the direction."""
+    """Return a description of at most `limit` characters, without characters that are invisible or change direction."""
     if not isinstance(text, str):
         return ""
-    return shortened(_INVISIBLE.sub(" ", well_formed(text[: 8 * limit])).strip(), limit)  # of what may be megabytes
+    return shortened(_INVISIBLE.sub(" ", well_formed(text[: 8 * limit])).strip(), limit)  # the input may have megabytes
 
 
 def clean_schema(schema: object) -> Mapping[str, Any]:
-    """Return a schema of type object for a tool's arguments, whatever a server has sent.
+    """Return a valid schema of type object for a tool's arguments, even if the server sent garbage.
 
     >>> clean_schema({"properties": {"day": {"$ref": "#/$defs/Day"}}, "$defs": {"Day": {"const": "today"}}})
     {'type': 'object', 'properties': {'day': {'enum': ['today'], 'type': 'string'}}}
@@ -81,7 +82,7 @@ class _SchemaBuilder:
         self._root, self._max_text, self._nodes, self._merges = root, max_text, 0, 0
 
     def object_at(self, root: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the top as an object without choices, which no provider accepts there."""
+        """Return the top level as an object without `anyOf` and `oneOf`, which providers refuse there."""
         merged = self._merged(root, 0)
         for choice in (*_listed(root.get("anyOf")), *_listed(root.get("oneOf")))[:20]:
             found = self._merged(choice, 1).get("properties")
@@ -89,11 +90,11 @@ class _SchemaBuilder:
         return {"type": "object", **self._object(merged, 0)}
 
     def _merged(self, place: object, depth: int) -> dict[str, Any]:
-        """Return a place merged with its reference and with all schemas of its `allOf`."""
+        """Return a node merged with its reference and with the schemas of its `allOf`."""
         own = _mapping(place)
         parts = [self._target(own.pop("$ref", None)), *_listed(own.pop("allOf", None))]
         self._merges += 1
-        if depth > MAX_DEPTH or self._merges > 2_000:  # a few places that refer to each other make millions
+        if depth > MAX_DEPTH or self._merges > 2_000:  # a few nodes that refer to each other expand to millions
             return own
         for part in parts:
             other = self._merged(part, depth + 1)
@@ -105,7 +106,7 @@ class _SchemaBuilder:
         return own
 
     def _target(self, reference: object) -> object:
-        """Return the target of a reference in the same schema. Others are not followed."""
+        """Return the target of a reference inside the schema; None for any other reference."""
         if not isinstance(reference, str) or not reference.startswith("#") or len(reference) > 1_000:
             return None
         place: object = self._root
@@ -147,7 +148,7 @@ class _SchemaBuilder:
         properties = {
             name: self._place(inner, depth + 1)
             for name, inner in _mapping(rule.get("properties")).items()
-            if isinstance(name, str) and re.fullmatch(r"[a-zA-Z0-9_.-]{1,64}", name)  # every provider accepts these
+            if isinstance(name, str) and re.fullmatch(r"[a-zA-Z0-9_.-]{1,64}", name)  # all providers accept these
         }
         required = [name for name in dict.fromkeys(map(str, _listed(rule.get("required")))) if name in properties]
         cleaned: dict[str, Any] = {"properties": properties}
@@ -158,7 +159,7 @@ class _SchemaBuilder:
         return cleaned
 
     def _text(self, rule: Mapping[str, Any]) -> str:
-        """Return the description, with words for the rules that providers do not accept and the server's defaults."""
+        """Return the description, followed by keywords that providers do not accept: format, pattern and default."""
         if not self._max_text:
             return ""
         notes = [f"{key}: {rule[key]}" for key in ("format", "pattern") if isinstance(rule.get(key), str)]
@@ -169,7 +170,7 @@ class _SchemaBuilder:
 
 
 def _kind(rule: Mapping[str, Any]) -> str | list[str]:
-    """Return the type of a place, or what its other keywords imply; empty: any."""
+    """Return the type of a node, or the type that its other keywords imply. Empty: any type."""
     kind = rule.get("type")
     kinds = [one for one in (kind if isinstance(kind, list) else [kind]) if one in _TYPES]
     if not kinds and "properties" in rule:
@@ -199,10 +200,10 @@ def _listed(value: object) -> list[Any]:
 
 
 def _is_number(value: object) -> bool:
-    """Return True for a number that can be encoded. JSON has larger ones."""
+    """True for a number that can be encoded. JSON may contain larger numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def _is_text(value: object) -> bool:
-    """Return True for a text that is short enough, because many places may refer to it."""
+    """True for a short text. Long texts are left out, because many nodes may refer to the same text."""
     return isinstance(value, str) and len(value) <= MAX_PLACE_TEXT

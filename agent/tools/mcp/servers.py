@@ -1,6 +1,7 @@
-"""MCP servers in use: a task for each connects it, again after a failure, and its lists become tools.
+"""Configured MCP servers. One task per server connects, reconnects after failures, and converts the server's tools.
 
-A server that is down keeps its tools, so that prompts keep their bytes. A call is told when the next try is made.
+A server that is down keeps its tools, so that prompts do not change. A call to it fails, and the error says when the
+gateway will try to connect again.
 """
 
 import asyncio
@@ -34,14 +35,14 @@ from hermes_state.values import ChatId, Clock, Image, Millis
 log = structlog.get_logger()
 
 MISSING_SDK: Final = (
-    "MCP servers need an SDK that is not installed: run `make mcp` in a clone, or `pip install 'hermes-gateway[mcp]'` "
-    "where the gateway is installed as a package"
+    "MCP servers need an SDK that is not installed: run `make mcp` in a clone of the repository, or "
+    "`pip install 'hermes-gateway[mcp]'`"
 )
 RETRIES: Final = Backoff(1.0, 300.0)
 
 
 def missing_sdk() -> str | None:
-    """Return how to install the SDK; None if it is installed. Imports nothing."""
+    """Return advice on how to install the SDK; None if it is installed. Does not import the SDK."""
     return None if find_spec("mcp") is not None else MISSING_SDK
 
 
@@ -51,11 +52,11 @@ class ServerHandle:
     ) -> None:
         self.settings = settings
         self._images, self._clock, self._redact = images, clock, redact
-        self._connection: Any = None  # `Connection`, whose module brings the SDK
+        self._connection: Any = None  # a `Connection`; its module imports the SDK
         self.status = ServerStatus(name=settings.name, since=clock.now())
         self.tools: Mapping[str, Tool] = {}
         self._hints: dict[str, set[bool]] = {}
-        """Read-only hints that the server has given for each tool so far."""
+        """All read-only hints that the server has given for each tool."""
 
     async def run(self, before: Iterable[asyncio.Task[None]] = ()) -> None:
         """Keep the server connected. `before`: tasks of the same server that must end first."""
@@ -65,17 +66,17 @@ class ServerHandle:
             began = loop.time()
             try:
                 await self._serve()
-                error = "it has ended the connection"
-            except Exception as caught:  # noqa: BLE001 - the SDK's groups hold whatever went wrong in its tasks
+                error = "the server closed the connection"
+            except Exception as caught:  # noqa: BLE001 - the SDK's exception groups contain any error of its tasks
                 error = self._redact(_reason(caught))
-            failures = 1 if loop.time() - began > 60 else failures + 1  # so long a connection was a good one
+            failures = 1 if loop.time() - began > 60 else failures + 1  # a connection of a minute counts as a success
             pause = RETRIES.after(failures) * random.uniform(0.7, 1.0)
             self._move(ServerState.DOWN, error, Millis(self._clock.now() + round(pause * 1000)))
             log.warning("mcp.server_failed", server=self.settings.name, error=error, retry_seconds=round(pause, 1))
             await asyncio.sleep(pause)
 
     async def _serve(self) -> None:
-        """Connect, and stay so until the connection ends."""
+        """Connect, and return when the connection ends."""
         if (missing := missing_sdk()) is not None:
             raise ToolError(missing)
         sdk, changed = await asyncio.to_thread(_load_sdk), asyncio.Event()
@@ -83,7 +84,7 @@ class ServerHandle:
             try:
                 async for catalog in connection.catalogs():
                     self._take(catalog)
-                    self._connection = connection  # tools come before what may hang
+                    self._connection = connection  # usable before the other lists, which may hang
                 self._move(ServerState.CONNECTED, self.status.error)
                 log.info("mcp.server_connected", server=self.settings.name, tools=len(self.tools))
                 async with asyncio.TaskGroup() as group:
@@ -94,18 +95,18 @@ class ServerHandle:
                 self._connection = None
 
     async def _follow(self, connection: Any, changed: asyncio.Event) -> None:
-        """Read the server's lists again when they have changed, or 5 minutes after one could not be read."""
+        """Read the server's lists again when they change, or 5 minutes after a list could not be read."""
         while True:
             await wait_until(changed, 300.0 if self.status.catalog.faults else None)
             changed.clear()
             try:
                 async for catalog in connection.catalogs():
                     self._take(catalog)
-            except HermesError as error:  # the lists as they were are better than none
+            except HermesError as error:  # keep the old lists
                 log.warning("mcp.list_failed", server=self.settings.name, error=self._redact(_reason(error)))
             else:
                 log.info("mcp.list_changed", server=self.settings.name, tools=len(self.tools))
-            await asyncio.sleep(1.0)  # a server may say it all the time
+            await asyncio.sleep(1.0)  # a server may announce changes all the time
 
     def _move(self, state: ServerState, error: str | None, next_try_at: Millis | None = None) -> None:
         since = self.status.since if state is self.status.state else self._clock.now()
@@ -113,7 +114,7 @@ class ServerHandle:
 
     def _take(self, catalog: ServerCatalog) -> None:
         tools = catalog.tools
-        if any(fault.startswith("tools/") for fault in catalog.faults):  # keep those known before
+        if any(fault.startswith("tools/") for fault in catalog.faults):  # keep the tools known so far
             tools = tuple({tool.name: tool for tool in (*self.status.catalog.tools, *tools)}.values())
         offered = {}
         for tool in tools:
@@ -132,7 +133,7 @@ class ServerHandle:
         shape = f"{name} (its hint has changed)" if has_changed and self.settings.trust_hints else name
 
         def shown(arguments: Mapping[str, Any]) -> str:
-            return f"{inline(remote.name)} of the MCP server {inline(server)}, with\n{json_block(arguments)}"
+            return f"{inline(remote.name)} of the MCP server {inline(server)}, with:\n{json_block(arguments)}"
 
         return Tool(
             name=name,
@@ -154,18 +155,18 @@ class ServerHandle:
             raise ToolError(self._why_down())
         result = await self._connection.call(tool, arguments)
         if result.is_error:
-            raise ToolError(result.text or "the server says that the call has failed")
+            raise ToolError(result.text or "the server reports that the call failed")
         return await self._images.output(result, context)
 
     def _why_down(self) -> str:
         error, next_try_at, waits = self.status.error, self.status.next_try_at, ""
         if next_try_at is not None:
-            waits = f"; the next try is made in {max(1, (next_try_at - self._clock.now()) // 1000)} s"
+            waits = f"; the gateway tries again in {max(1, (next_try_at - self._clock.now()) // 1000)} s"
         return f"the MCP server {self.settings.name} is not connected{f' ({error})' if error else ''}{waits}"
 
 
 class ServerRegistry:
-    """Configured servers by name, and the source of their tools."""
+    """Configured servers by name. Implements `ToolSource` for their tools."""
 
     def __init__(self, images: "ImageStore", clock: Clock, redact: Callable[[str], str]) -> None:
         self._images, self._clock, self._redact = images, clock, redact
@@ -174,7 +175,7 @@ class ServerRegistry:
         self._is_closed = False
 
     def configure(self, wanted: Iterable[ServerSettings], group: asyncio.TaskGroup) -> None:
-        """Start new servers, end those that are gone, restart those that have changed. Waits for nothing."""
+        """Start new servers, end removed servers and restart changed servers, without waiting for any of them."""
         by_name = {} if self._is_closed else {settings.name: settings for settings in wanted}
         for name, handle in list(self._handles.items()):
             if by_name.get(name) != handle.settings:
@@ -196,7 +197,7 @@ class ServerRegistry:
         return {name: tool for handle in self._handles.values() for name, tool in handle.tools.items()}
 
     def why_missing(self, name: str) -> str | None:
-        """Return why a tool is missing, if its server is not connected."""
+        """Return the reason why a tool is missing, if its server is not connected."""
         server = name.partition("__")[0]
         handle = self._handles.get(server)
         return None if handle is None or handle.status.state is ServerState.CONNECTED else handle._why_down()
@@ -205,14 +206,14 @@ class ServerRegistry:
         return [handle.status for handle in self._handles.values()]
 
 
-def _load_sdk() -> Any:  # its types are where it is imported
-    defer("mcp")  # 8 MB of servers, which are not needed here
+def _load_sdk() -> Any:  # the module `connection`
+    defer("mcp")  # 8 MB of server code, which is not needed here
     defer("mcp.client")
     return importlib.import_module("agent.tools.mcp.connection")
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of an error; of a group that of its first."""
+    """Return the message of an error, or of the first error in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     words = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
@@ -224,7 +225,7 @@ def _reason(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStore:
-    """Keeps the images of results with those that people send."""
+    """Stores the images of results together with the images that people send."""
 
     files: AttachmentFolder
     clock: Clock
@@ -238,7 +239,7 @@ class ImageStore:
         images = await context.store.write(_insert, context.chat_id, files, self.clock.now())
         scaler = self.scaler or ImageScaler(self.files)
         shown = [image for image in images if context.sees_images and await scaler.load(image.path, ImageLimits())]
-        note = f"\n[{count - len(shown)} of the images cannot be shown to you]" if len(shown) < count else ""
+        note = f"\n[{count - len(shown)} images cannot be shown to you]" if len(shown) < count else ""
         return ToolReply(text=text + note, images=tuple(shown))
 
     def _keep(self, data: bytes, mime: str) -> StoredFile:
@@ -247,7 +248,7 @@ class ImageStore:
             target.write_bytes(data)
             return self.files.keep(target, f"result.{mime.partition('/')[2]}", mime)
         finally:
-            with suppress(OSError):  # it was moved
+            with suppress(OSError):
                 target.unlink(missing_ok=True)
 
 

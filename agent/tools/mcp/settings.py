@@ -1,4 +1,4 @@
-"""Values about one MCP server, without the SDK: its lists, its state and results of calls."""
+"""Values for one MCP server that do not need the SDK: lists, state and call results."""
 
 import base64
 import binascii
@@ -15,7 +15,7 @@ from hermes_state.values import Millis, ToolEffect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteTool:
-    """Tool as its server describes it, in the form that providers take; its name is the server's own."""
+    """Tool of a server, with the server's own name, and a schema that model providers accept."""
 
     name: str
     description: str
@@ -29,7 +29,7 @@ class ServerCatalog:
     resources: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
-    """Sentences about lists, or parts of lists, that could not be read."""
+    """Messages about lists that could not be read completely."""
 
 
 class ServerState(StrEnum):
@@ -44,7 +44,7 @@ class ServerStatus:
     state: ServerState = ServerState.STARTING
     since: Millis
     tools: Mapping[str, ToolEffect] = field(default_factory=dict)
-    """Effects of its tools, by the names that the agent calls."""
+    """Effects of the server's tools, by the agent's names for them."""
     catalog: ServerCatalog = ServerCatalog()
     error: str | None = None
     next_try_at: Millis | None = None
@@ -56,7 +56,7 @@ _MIMES = [f"image/{kind}" for kind in ("png", "jpeg", "jpg", "gif", "webp", "bmp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteResult:
-    """Result of a call: the blocks of its content as JSON."""
+    """Result of a call. The content blocks are the server's JSON."""
 
     content: Sequence[dict[str, Any]]
     structured: object
@@ -68,25 +68,25 @@ class RemoteResult:
         if self.structured is not None and not any(block.get("type") == "text" for block in self.content):
             words.append(json.dumps(self.structured, ensure_ascii=False))
         text = "\n".join(word for word in words if word)
-        if len(text) > MAX_TEXT:  # before the rest takes the event loop's time
+        if len(text) > MAX_TEXT:  # cut first, because the next step blocks the event loop
             text = f"{text[:MAX_TEXT]}\n[cut here: the result had {len(text):,} characters]"
         return printable(well_formed(text))
 
     @property
     def images(self) -> list[tuple[str, bytes]]:
-        """Media type and bytes of at most four images that can be shown."""
+        """Return media type and bytes of the first four images with a supported type."""
         found: list[tuple[str, bytes]] = []
         for block in self.content:
             mime = str(block.get("mimeType")).lower()
             if block.get("type") == "image" and mime in _MIMES and len(found) < 4:
-                data = "".join(block["data"].rpartition(",")[2].split())  # some write an address, or lines
+                data = "".join(block["data"].rpartition(",")[2].split())  # some servers send a data URL, or line breaks
                 with suppress(binascii.Error):
                     found.append((mime, base64.b64decode(data, validate=True)))
         return found
 
 
 def _words(block: dict[str, Any]) -> str:
-    """Return a block in words. A block without text is only named."""
+    """Return a block as text. A block without text is only named."""
     match block:
         case {"type": "text", "text": str(text)}:
             return text
@@ -97,5 +97,5 @@ def _words(block: dict[str, Any]) -> str:
         case {"type": "resource_link", "uri": uri, **rest}:
             return f"[link to the resource {uri}: {rest.get('title') or rest.get('name', '')}]"
         case {"type": kind, **rest}:
-            return f"[{kind}, {rest.get('mimeType', 'of no known kind')}]"
+            return f"[{kind}, {rest.get('mimeType', 'unknown type')}]"
     return ""

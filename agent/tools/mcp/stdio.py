@@ -1,4 +1,4 @@
-"""MCP servers as child processes, which get nothing of the gateway's environment and end with all that they started."""
+"""MCP servers as child processes. They do not inherit the gateway's secrets, and end together with their children."""
 
 import asyncio
 import json
@@ -32,11 +32,11 @@ Reading: TypeAlias = MemoryObjectReceiveStream[SessionMessage | Exception]
 Writing: TypeAlias = MemoryObjectSendStream[SessionMessage]
 
 MAX_WEIGHT: Final = 32 << 20
-"""Largest estimated memory of a message, in bytes: 8 MB of text, less of many small values."""
+"""Maximum estimated memory of a message, in bytes. Allows 8 MB of text, or less if it has many small values."""
 END_SECONDS: Final = 2.0
-"""Seconds that a server has to end after its input ends, and again after SIGTERM."""
-INVALID_ANSWER: Final = "the answer of the server does not follow the protocol"
-TOO_LARGE: Final = "the answer was larger than a message may be (8 MB, less where it has many small values)"
+"""Seconds for a server to end after its input is closed, and again after SIGTERM."""
+INVALID_ANSWER: Final = "the server's answer does not follow the protocol"
+TOO_LARGE: Final = "the answer is larger than the limit for a message (8 MB, or less if it has many small values)"
 _KEPT_BYTES = 256
 _ID = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
 _PIECE_BYTES = 1 << 16
@@ -45,12 +45,12 @@ _GUARD: Final = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[2], sys.argv[3:])"
 )
-"""Python that lets the kernel end this process together with the gateway, and then becomes the server."""
+"""Python code that makes the kernel kill this process when the gateway ends, and then starts the server."""
 
 
 @asynccontextmanager
 async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> AsyncIterator[tuple[Reading, Writing]]:
-    """Run a server and yield the stream of its messages and the one to it. `ended` is set when it writes no more."""
+    """Run a server, and yield the streams from and to it. `ended` is set when the server closes its output."""
     process, last_words = await _start(settings), deque([""], 1)
     to_us, reading = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     writing, to_server = anyio.create_memory_object_stream[SessionMessage](0)
@@ -72,7 +72,7 @@ async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
                     await _end(process)
                 finally:
                     await cancel_all(tasks)
-    except ExceptionGroup:  # of the body: the program's end explains it better
+    except ExceptionGroup:  # raised by the body; the end of the program explains it better
         if not has_ended:
             raise
     finally:
@@ -81,7 +81,7 @@ async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
     if has_ended:
         code = process.returncode or 0
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        words = f": {last_words[0]}" if last_words[0] else ", and wrote nothing to standard error"
+        words = f": {last_words[0]}" if last_words[0] else " and wrote nothing to standard error"
         raise ToolError(f"the program ended with {how}{words}")
 
 
@@ -89,8 +89,8 @@ async def _start(settings: ServerSettings) -> Process:
     environ = server_environ(os.environ, plain_texts(settings.env))
     found = shutil.which(settings.command or "", path=environ.get("PATH"))
     if found is None:
-        raise ToolError(f"there is no program {settings.command} on the PATH")
-    program = os.path.abspath(found)  # noqa: ASYNC240 - it reads no disk
+        raise ToolError(f"the program {settings.command} is not on the PATH")
+    program = os.path.abspath(found)  # noqa: ASYNC240 - does not read the disk
     guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), program] if sys.platform == "linux" else []
     words = [*guard, program, *settings.args]
     try:
@@ -102,13 +102,13 @@ async def _start(settings: ServerSettings) -> Process:
 
 
 def server_environ(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a server: from the gateway's own only variables that hold no keys."""
+    """Return the environment of a server. Of the gateway's own variables, only those without secrets are included."""
     kept = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
     return {name: own[name] for name in kept if name in own} | dict(given)
 
 
 async def _end(process: Process) -> None:
-    """End the server and its process group: first by the end of its input, as the protocol says."""
+    """End the server and its process group. Closes the input first, as the protocol demands."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -119,9 +119,9 @@ async def _end(process: Process) -> None:
                     break
             _signal(process, number)
     finally:
-        _signal(process, signal.SIGKILL)  # what it has started
-        # Nothing public closes pipes whose other end somebody keeps, or which nobody reads any more.
-        process._transport.close()  # type: ignore[attr-defined]  # of asyncio and uvloop alike
+        _signal(process, signal.SIGKILL)  # processes that the server started
+        # There is no public way to close pipes that another process keeps open, or that have no reader.
+        process._transport.close()  # type: ignore[attr-defined]  # the same in asyncio and uvloop
 
 
 def _signal(process: Process, number: int) -> None:
@@ -144,9 +144,9 @@ async def _read(
                 if line.strip() and not has_warned:
                     has_warned = True
                     log.warning(
-                        "mcp.line_ignored", server=name, bytes=len(line), hint="standard output is for messages"
+                        "mcp.line_ignored", server=name, bytes=len(line), hint="standard output is for MCP messages"
                     )
-                await asyncio.sleep(0)  # a piece has thousands of such lines
+                await asyncio.sleep(0)  # a piece may have thousands of these lines
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass  # the connection is being closed
     finally:
@@ -155,12 +155,12 @@ async def _read(
 
 
 def _parsed(line: bytes) -> JSONRPCMessage | None:
-    """Return the message of a line. An answer that cannot be read becomes an error of its request alone."""
+    """Return the message in a line. An unreadable answer becomes an error, so that only its own request fails."""
     with suppress(ValueError, RecursionError):
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     if re.search(rb'"(?:result|error)"\s*:', line) is None:
         return None
-    with suppress(ValueError, RecursionError):  # this parser accepts deeper values, lone surrogates and invalid UTF-8
+    with suppress(ValueError, RecursionError):  # this parser also accepts deep values, lone surrogates, invalid UTF-8
         message = json.loads(line.decode("utf-8", "replace"))
         if isinstance(message, dict) and isinstance(message.get("result"), dict) and not message.get("error"):
             return jsonrpc_message_adapter.validate_python(
@@ -170,7 +170,7 @@ def _parsed(line: bytes) -> JSONRPCMessage | None:
 
 
 def _error_for(line: bytes, reason: str) -> JSONRPCError | None:
-    """Return the error that replaces an answer; None for a line that answers no request."""
+    """Return the error that replaces an answer; None if the line does not answer a request."""
     number = find_id(line)
     error = ErrorData(code=INTERNAL_ERROR, message=reason)
     return JSONRPCError(jsonrpc="2.0", id=number, error=error) if number is not None else None
@@ -178,14 +178,14 @@ def _error_for(line: bytes, reason: str) -> JSONRPCError | None:
 
 async def _write(process: Process, to_server: MemoryObjectReceiveStream[SessionMessage]) -> None:
     assert process.stdin is not None
-    with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which reading tells
+    with suppress(BrokenPipeError, ConnectionResetError):  # the server has ended, which `_read` notices
         async for sent in to_server:
             process.stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
             await process.stdin.drain()
 
 
 async def _log_errors(process: Process, name: str, last: deque[str]) -> None:
-    """Log what the server writes to standard error: 60 lines of each minute. `last`: the last that is not empty."""
+    """Log up to 60 lines per minute of the server's standard error. `last` keeps the last line that is not empty."""
     assert process.stderr is not None
     lines, began, count, data = LineReader(4_000), 0.0, 0, b"\n"
     while data:
@@ -200,23 +200,23 @@ async def _log_errors(process: Process, name: str, last: deque[str]) -> None:
                     log.info("mcp.server_wrote", server=name, line=words)
 
 
-# ---- lines within bounds
+# ---- bounded lines
 
 
 def weight(data: bytes) -> int:
-    """Return the estimated memory of JSON once it is parsed, in bytes."""
+    """Return the estimated memory of a JSON text after parsing, in bytes."""
     return 4 * len(data) + 64 * (data.count(b"[") + data.count(b"{")) + 32 * data.count(b",")
 
 
 class LineReader:
-    """Cuts a stream into lines. Of a line that is too heavy only both ends are kept."""
+    """Splits a stream into lines. Keeps only the two ends of a line that is too large."""
 
     def __init__(self, max_weight: int = MAX_WEIGHT) -> None:
         self._max_weight, self._weight = max_weight, 0
         self._line, self._tail = bytearray(), b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Yield each line that ends in `data`, with True if it is whole."""
+        """Yield each line that ends in `data`, and True if the line is complete."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             self._add(part)
@@ -238,6 +238,6 @@ class LineReader:
 
 
 def find_id(line: bytes) -> int | None:
-    """Return the id of the request that a cut answer belongs to. Servers write it first or last."""
+    """Return the request id in an incomplete answer. Servers write the id first or last."""
     found = _ID.search(line[:_KEPT_BYTES]) or next(reversed(list(_ID.finditer(line[-_KEPT_BYTES:]))), None)
     return int(found[1]) if found is not None else None

@@ -1,1 +1,1 @@
-"""Schedules of the agent: the tool, and the times that cron expressions stand for."""
+"""Scheduled messages: the tool, and the calculation of times from cron expressions."""

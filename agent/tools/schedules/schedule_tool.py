@@ -1,4 +1,4 @@
-"""Tool `schedule`: messages that come back into the chat at a time, and the changes that it and the command make."""
+"""Tool `schedule` for scheduled messages, and the functions that it shares with the command `/schedule`."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -23,35 +23,35 @@ from hermes_state.values import ChatId, Clock, Millis, ToolEffect, UserRef
 
 MAX_TEXT_CHARACTERS = 4_000
 MAX_PER_CHAT = 20
-"""Most schedules of a chat, because each starts turns that cost money."""
+"""Maximum number of schedules in a chat. Every schedule starts turns that cost money."""
 MIN_MINUTES = 5
-"""Shortest time between two messages of a schedule, so that its turns do not pile up."""
+"""Minimum minutes between two messages of a schedule, so that its turns do not pile up."""
 
 
 class _Change(Arguments, frozen=True):
     action: Literal["list", "add", "pause", "resume", "remove"]
     cron: Annotated[str | None, Meta(description="add: five fields of cron, such as 0 8 * * mon-fri.")] = None
-    at: Annotated[str | None, Meta(description="add, in place of cron: once, such as 2026-11-24 08:00.")] = None
-    text: Annotated[str, Meta(description="add: the message, complete enough to be understood then.")] = ""
+    at: Annotated[str | None, Meta(description="add, instead of cron: once, such as 2026-11-24 08:00.")] = None
+    text: Annotated[str, Meta(description="add: the message, understandable without this conversation.")] = ""
     id: Annotated[int | None, Meta(description="pause, resume, remove: from list.")] = None
 
     @property
     def spec(self) -> str:
-        """Time of a new schedule. Raises `ToolError`."""
+        """Return the time of a new schedule: `cron` or `at`. Raises `ToolError`."""
         given = [one for one in (self.cron, self.at) if one is not None]
         if len(given) != 1:
             raise ToolError("add needs either cron or at")
         if self.at is not None and not is_local(self.at):
-            raise ToolError(f"{self.at!r} is no date with a time such as 2026-11-24 08:00")
+            raise ToolError(f"{self.at!r} is not a date with a time, such as 2026-11-24 08:00")
         return given[0]
 
 
 def schedule_tool(
     zone: Callable[[], str], may_moderate: Callable[[UserRef], bool], on_change: Callable[[], None], clock: Clock
 ) -> Tool:
-    """Return `schedule`. It changes only its own chat's schedules, and adds none in a turn that a schedule started.
+    """Return the tool `schedule`. It changes only schedules of its own chat. Scheduled turns cannot add schedules.
 
-    `zone` gives the time zone of new schedules, empty if the server's has no name.
+    `zone` returns the time zone for new schedules. Empty: the server's time zone has no name.
     """
 
     def draft(asked: _Change, context: ToolContext, name: str) -> NewSchedule:
@@ -60,13 +60,13 @@ def schedule_tool(
     def check(asked: _Change, context: ToolContext) -> None:
         if asked.action == "add":
             if context.is_scheduled:
-                raise ToolError("a turn that a schedule began cannot add another; ask for it in a message")
+                raise ToolError("a scheduled turn cannot add schedules; a person must ask for it in a message")
             is_for_all = context.chat_kind.is_shared and not context.chat.user_ref
             if is_for_all and not may_moderate(context.started_by):
-                raise ToolError("others share this chat: adding is for admins here, and for `access.moderators`")
+                raise ToolError("in a shared chat, only admins and moderators can add schedules")
             draft(asked, context, "")
         elif asked.action != "list" and asked.id is None:
-            raise ToolError(f"{asked.action} needs the id that list shows")
+            raise ToolError(f"{asked.action} needs an id from list")
 
     def shown(asked: _Change) -> str:
         if asked.action != "add":
@@ -74,11 +74,11 @@ def schedule_tool(
         name = zone()
         spec = normalised(asked.spec, name)
         times = ", ".join(upcoming(spec, name, clock.now()))
-        return f"At {inline(spec)} ({name}), next {times}, this comes into the chat:\n{fenced(asked.text)}"
+        return f"At {inline(spec)} ({name}), next {times}, send this message to the chat:\n{fenced(asked.text)}"
 
     @tool(
-        description="Has a message come back into this chat at a time, once or again and again, for you to act on "
-        "then: reminders, reports, checks. Times are local, as messages are stamped.",
+        description="Schedule a message to this chat, once or repeatedly, for you to act on then: reminders, reports, "
+        "checks. Times are local, like message stamps.",
         effect=ToolEffect.WRITES,
         check=check,
         is_exempt=lambda asked: asked.action == "list",
@@ -114,19 +114,19 @@ def _change(asked: _Change, context: ToolContext, is_in_charge: bool, db: Connec
 def new_schedule(
     zone: str, chat_id: ChatId, creator: tuple[UserRef, str], spec: str, text: str, now: Millis
 ) -> NewSchedule:
-    """Return a schedule to store. `spec` is a cron expression, or a date with a time. Raises `ToolError`."""
+    """Return a schedule to store. `spec`: a cron expression, or a date with a time. Raises `ToolError`."""
     if not zone:
-        raise ToolError("the server's time zone has no name: whoever runs the gateway has to set agent.time_zone")
+        raise ToolError("the server's time zone is unknown: the owner of this bot needs to set agent.time_zone")
     if not 0 < len(text := text.strip()) <= MAX_TEXT_CHARACTERS:
         raise ToolError(f"a schedule needs a text of 1 to {MAX_TEXT_CHARACTERS:,} characters")
     spec = normalised(spec, zone)
     apart = 1_440 if is_local(spec) else parse_crontab(spec).shortest_minutes
     if apart < MIN_MINUTES:
-        raise ToolError(f"{spec} comes {counted(apart, 'minute')} apart; the shortest time is {MIN_MINUTES} minutes")
+        raise ToolError(f"{spec} repeats after {counted(apart, 'minute')}; the minimum is {MIN_MINUTES} minutes")
     first = next_occurrence(spec, zone, now)
     if first is None:
         clock = datetime.fromtimestamp(now / 1000, ZoneInfo(zone)).isoformat(" ", "minutes")[:16]
-        raise ToolError(f"{spec} never comes: it is {clock} in {zone}")
+        raise ToolError(f"{spec} is never reached: it is now {clock} in {zone}")
     return NewSchedule(
         chat_id=chat_id,
         creator_ref=creator[0],
@@ -141,9 +141,9 @@ def new_schedule(
 
 @locks(chat="schedule.chat_id")
 def add(db: Connection, schedule: NewSchedule) -> str:
-    """Store a schedule and return its next times. Raises `ToolError` if the chat has the most that it may have."""
+    """Store a schedule and return its next times. Raises `ToolError` if the chat already has `MAX_PER_CHAT`."""
     if schedules.count_schedules(db, schedule.chat_id) >= MAX_PER_CHAT:
-        raise ToolError(f"this chat has {MAX_PER_CHAT} schedules, and a chat cannot have more: remove one")
+        raise ToolError(f"this chat already has the maximum of {MAX_PER_CHAT} schedules; remove one first")
     number = schedules.insert_schedule(db, schedule)
     times = ", ".join(upcoming(schedule.spec, schedule.zone, schedule.created_at))
     return f"Schedule {number} is set; next: {times} ({schedule.zone})."
@@ -160,23 +160,26 @@ def change(db: Connection, row: ScheduleRow, action: str, now: Millis) -> str:
         return f"Schedule {row.id} is paused."
     following = next_occurrence(row.spec, row.zone, now)
     if following is None:
-        raise ToolError(f"the time of schedule {row.id} is over ({row.spec}): remove it, and add another")
+        raise ToolError(f"the time of schedule {row.id} has passed ({row.spec}); remove it and add a new schedule")
     schedules.set_state(db, row.id, ScheduleState.ACTIVE, following.at)
     return f"Schedule {row.id} is active again; next: {_shown(following.at, row.zone)} ({row.zone})."
 
 
 def find(db: Connection, chat_id: ChatId, number: int | None, who: UserRef, *, is_in_charge: bool) -> ScheduleRow:
-    """Return a schedule that `who` may change, as its creator or in charge of the chat. Raises `ToolError`."""
+    """Return a schedule that `who` may change. Raises `ToolError` for anyone but its creator and moderators.
+
+    `is_in_charge`: True if `who` moderates the chat.
+    """
     row = schedules.find_schedule(db, chat_id, number) if number is not None else None
     if row is None:
         raise ToolError(f"there is no schedule {number} here; {listed(schedules.load_schedules(db, chat_id))}")
     if row.creator_ref != who and not is_in_charge:
-        raise ToolError(f"schedule {row.id} is {row.creator_name}'s: only they, and admins, can change it")
+        raise ToolError(f"schedule {row.id} belongs to {row.creator_name}; only they and moderators can change it")
     return row
 
 
 def listed(rows: Sequence[ScheduleRow]) -> str:
-    """Return schedules for people and models, a line each."""
+    """Return a list of schedules for people and models, one per line."""
     lines = []
     for row in rows:
         try:
@@ -189,7 +192,7 @@ def listed(rows: Sequence[ScheduleRow]) -> str:
 
 
 def upcoming(spec: str, zone: str, after: Millis) -> list[str]:
-    """Return the next three local times of a schedule, as people read them."""
+    """Return the next three local times of a schedule, formatted for people."""
     times: list[str] = []
     while len(times) < 3 and (following := next_occurrence(spec, zone, after)) is not None:
         times.append(_shown(following.at, zone))

@@ -1,8 +1,8 @@
 """Times of schedules: cron expressions, local dates with times, and their next occurrences.
 
-Each local time has one moment. A time that the clock skips in spring comes as much later as the clock is put forward,
-and a time that it repeats in autumn comes the first time. APScheduler's `CronTrigger` (3.11) is not used: it leaves out
-midnights after a day of 23 hours, fires twice in a repeated hour, and reads 0 as Monday.
+Each local time occurs once. A time that is skipped when clocks go forward occurs later by the same amount. Of a time
+that is repeated when clocks go back, only the first counts. APScheduler's `CronTrigger` (3.11) cannot be used. It skips
+midnights after a day of 23 hours, fires twice in a repeated hour, and treats 0 as Monday.
 """
 
 import re
@@ -16,7 +16,7 @@ from hermes_state.errors import ToolError
 from hermes_state.values import Millis
 
 MAX_SPEC_CHARACTERS = 500
-"""Longest cron expression, enough to name every value of every field."""
+"""Maximum length of a cron expression, enough to list every value of every field."""
 
 _ALIASES = {
     "@yearly": "0 0 1 1 *",
@@ -45,7 +45,7 @@ class Occurrence:
 
     @property
     def key(self) -> str:
-        """Local time, which is unique in its schedule."""
+        """Return the local time as a key, unique within the schedule."""
         return self.local.isoformat(timespec="minutes")
 
 
@@ -56,9 +56,9 @@ class Crontab:
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    """Days of the week from 0, which is Sunday."""
+    """Days of the week; 0 is Sunday."""
     is_either: bool
-    """True if the day of the month or of the week is enough: in cron, when neither field begins with `*`."""
+    """True if a match of either day field is enough. In cron, this holds if neither field begins with `*`."""
 
     def has(self, day: date) -> bool:
         is_day, is_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
@@ -70,18 +70,18 @@ class Crontab:
 
     @property
     def shortest_minutes(self) -> int:
-        """Shortest time between two occurrences, in minutes, midnight included."""
+        """Return the shortest time between two occurrences in minutes, also across midnight."""
         minutes = [one.hour * 60 + one.minute for one in self.times]
         return min(after - before for before, after in zip(minutes, [*minutes[1:], minutes[0] + 1_440], strict=True))
 
 
 def is_local(spec: str) -> bool:
-    """Return True for a date with a time, False for a cron expression."""
+    """True for a date with a time, False for a cron expression."""
     return re.match(r"\s*\d{4}-", spec) is not None
 
 
 def normalised(spec: str, zone: str) -> str:
-    """Return a cron expression, or a date with a time, as it is stored. Raises `ToolError` for any other text."""
+    """Return a cron expression or a date with a time in its stored form. Raises `ToolError` for any other text."""
     if is_local(spec):
         return parse_local(spec, zone)
     if len(spec := " ".join(spec.lower().split())) > MAX_SPEC_CHARACTERS:
@@ -92,7 +92,7 @@ def normalised(spec: str, zone: str) -> str:
 
 @lru_cache(maxsize=1_024)
 def parse_crontab(text: str) -> Crontab:
-    """Return the values of a cron expression of five fields, or of a name such as `@daily`. Raises `ToolError`.
+    """Parse a cron expression of five fields, or a name such as `@daily`. Raises `ToolError`.
 
     >>> parse_crontab("30 8 * * mon-fri").weekdays == {1, 2, 3, 4, 5}
     True
@@ -101,12 +101,12 @@ def parse_crontab(text: str) -> Crontab:
     if words and words[0].startswith("@"):
         known = _ALIASES.get(words[0]) if len(words) == 1 else None
         if known is None:
-            raise ToolError(f"there is no {text!r}; there are {', '.join(_ALIASES)}")
+            raise ToolError(f"{text!r} is unknown; the known names are {', '.join(_ALIASES)}")
         words = known.split()
     if len(words) != 5:
         raise ToolError(
             f"a cron expression has five fields (minute, hour, day of the month, month, day of the week), not "
-            f"{len(words)}: there are no seconds and no years"
+            f"{len(words)}; leave out seconds and years"
         )
     words = [word.replace("?", "*") if index in (2, 4) else word for index, word in enumerate(words)]
     minutes, hours, days, months, weekdays = (_values(word, *field) for word, field in zip(words, _FIELDS, strict=True))
@@ -115,16 +115,16 @@ def parse_crontab(text: str) -> Crontab:
 
 
 def _values(word: str, name: str, low: int, high: int, names: Sequence[str]) -> frozenset[int]:
-    """Return the numbers of a field. Raises `ToolError`."""
+    """Return the numbers in a field of a cron expression. Raises `ToolError`."""
     found: set[int] = set()
     size = 7 if names is _WEEKDAYS else high - low + 1
     for part in word.split(","):
         match = _PART.fullmatch(part)
         if match is None:
-            raise ToolError(f"{part!r} is no {name} of a cron expression")
+            raise ToolError(f"{part!r} is not a valid {name} in a cron expression")
         step = int(match["step"] or 1)
         if not 0 < step <= high:
-            raise ToolError(f"{part!r} in the {name} goes nowhere: a step is 1 to {high}, and does not reach beyond")
+            raise ToolError(f"{part!r} is not a valid {name}: the step must be 1 to {high}")
         first = low if match["first"] is None else _number(match["first"], name, low, high, names)
         last = first if match["step"] is None and match["first"] is not None else low + size - 1
         if match["last"] is not None:
@@ -138,12 +138,14 @@ def _number(word: str, name: str, low: int, high: int, names: Sequence[str]) -> 
     number = names.index(word) if word in names else int(word) if word.isdecimal() and len(word) < 5 else -1
     if not low <= number <= high:
         known = f" or a name such as {names[1]}" if names else ""
-        raise ToolError(f"{word!r} is no {name}: that is {low} to {high}{known}")
+        raise ToolError(f"{word!r} is not a valid {name}: use {low} to {high}{known}")
     return number
 
 
 def parse_local(text: str, zone: str) -> str:
-    """Return a date with a time, local in `zone` unless it has an offset, as it is stored. Raises `ToolError`.
+    """Return a date with a time in its stored form, local in `zone`. An offset in the text is converted.
+
+    Raises `ToolError`.
 
     >>> parse_local("2026-11-24 08:00", "Europe/Berlin"), parse_local("2026-11-24T08:00Z", "Europe/Berlin")
     ('2026-11-24T08:00', '2026-11-24T09:00')
@@ -153,15 +155,15 @@ def parse_local(text: str, zone: str) -> str:
         at = at if at.tzinfo is None else at.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
     except (ValueError, OverflowError):
         at = None
-    if at is None or ":" not in text or at.year == MAXYEAR:  # whose last hours are beyond the calendar elsewhere
-        raise ToolError(f"{text[:64]!r} is no date with a time such as 2026-11-24 08:00")
+    if at is None or ":" not in text or at.year == MAXYEAR:  # could overflow in another time zone
+        raise ToolError(f"{text[:64]!r} is not a date with a time, such as 2026-11-24 08:00")
     return at.isoformat(timespec="minutes")
 
 
 def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
-    """Return the first occurrence after a moment, if there is one.
+    """Return the first occurrence after a moment, if any.
 
-    `spec` must be normalised. Raises `ToolError` if it, or the zone, is not known (any more).
+    `spec` must be normalised. Raises `ToolError` if `spec` is invalid, or if the zone is unknown on this machine.
 
     >>> found = next_occurrence("30 2 * * *", "Europe/Berlin", Millis(1_774_690_000_000))  # 28 March 2026
     >>> found.at, found.key
@@ -171,23 +173,23 @@ def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
 
 
 def last_occurrence(spec: str, zone: str, until: Millis) -> Occurrence | None:
-    """Return the last occurrence up to a moment, if there is one. Raises `ToolError`."""
+    """Return the last occurrence up to a moment, if any. Raises `ToolError`."""
     return _nearest(spec, zone, until, -1, lambda one: one.at <= until)
 
 
 def _nearest(
     spec: str, zone: str, moment: Millis, direction: int, fits: Callable[[Occurrence], bool]
 ) -> Occurrence | None:
-    """Return the occurrence next to a moment that fits, in the direction of later (1) or earlier (-1) times."""
+    """Return the nearest occurrence that fits, searching later (1) or earlier (-1) than a moment."""
     place = known_zone(zone)
     if is_local(spec):
         only = _occurrence(datetime.fromisoformat(parse_local(spec, zone)), place)
         return only if fits(only) else None
     crontab = parse_crontab(spec)
     times, found = crontab.times, list[Occurrence]()
-    # A skipped time comes up to a day later: the search begins a day before, and looks at one day more.
+    # A skipped time can occur up to a day later, so begin a day earlier, and check one more day.
     day = datetime.fromtimestamp(moment / 1000, place).date() - timedelta(days=max(direction, 0))
-    for _ in range(8 * 366 + 2):  # around 2100, two 29ths of February are eight years apart
+    for _ in range(8 * 366 + 2):  # around 2100, 29 February occurs only after eight years
         all_day = (_occurrence(datetime.combine(day, one), place) for one in times) if crontab.has(day) else ()
         beside = [one for one in all_day if fits(one)]
         if found:
@@ -197,13 +199,13 @@ def _nearest(
 
 
 def known_zone(name: str) -> ZoneInfo:
-    """Return the time zone of a stored name. Raises `ToolError` if this machine does not know it (any more)."""
+    """Return the time zone with a stored name. Raises `ToolError` if it is unknown on this machine."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ToolError(f"the time zone {name} is not known here any more") from error
+        raise ToolError(f"the time zone {name} is unknown on this machine") from error
 
 
 def _occurrence(local: datetime, zone: ZoneInfo) -> Occurrence:
-    at = Millis(round(local.replace(tzinfo=zone).timestamp() * 1000))  # `fold` is 0: the first of two such times
+    at = Millis(round(local.replace(tzinfo=zone).timestamp() * 1000))  # `fold` is 0: the first of two equal times
     return Occurrence(at, local)

@@ -1,1 +1,1 @@
-"""The terminal: its tool, running commands, and the sandbox that they run in."""
+"""The terminal: the tool, running commands, and their sandbox."""

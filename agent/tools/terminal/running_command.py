@@ -1,4 +1,4 @@
-"""A running shell command: its output, its bounds, and its end, which also ends everything else in its sandbox."""
+"""Running shell command: output, limits, and its end, which also ends all other processes in its sandbox."""
 
 import asyncio
 import ctypes
@@ -33,11 +33,11 @@ from hermes_state.text import printable, well_formed
 
 _OWN_PROCESSES = 4
 _CREDENTIALS = struct.Struct("iii")
-"""Process, user and group id of a socket's writer, as they are outside of the sandbox."""
+"""Process, user and group id of a socket's writer, as seen outside the sandbox."""
 
 
 class OutputReader:
-    """Reads the output of a command: keeps its beginning and end, and counts the rest."""
+    """Reader for the output of a command. Keeps the beginning and the end, and counts the rest."""
 
     def __init__(self, max_chars: int) -> None:
         self._half = max(1, max_chars // 2)
@@ -46,7 +46,7 @@ class OutputReader:
         self.ended = asyncio.Event()
 
     def open(self, fd: int) -> None:
-        """Read from a pipe, which this object closes."""
+        """Read from a pipe. The reader closes the pipe."""
         os.set_blocking(fd, False)
         asyncio.get_running_loop().add_reader(fd, self._read, fd)
         self._fd = fd
@@ -63,7 +63,7 @@ class OutputReader:
             self.add(os.read(fd, 1 << 16))
 
     def add(self, data: bytes) -> None:
-        """Add a piece. An empty one is the end."""
+        """Add a piece of output. An empty piece marks the end."""
         if not data:
             return self.close()
         self._total += len(data)
@@ -72,11 +72,11 @@ class OutputReader:
             self._head += data[:room]
             data = data[room:]
         self._tail += data
-        if len(self._tail) > self._half * 16:  # now and then, not at each piece
+        if len(self._tail) > self._half * 16:  # occasionally, not after each piece
             self._cut_tail()
 
     def take(self) -> str:
-        """Return the readable output since the last call. The middle of a long output is only counted."""
+        """Return the new output since the last call. The middle of a long output is only counted."""
         self._cut_tail()
         if len(self._head) + len(self._tail) == self._total:
             text = readable((self._head + self._tail).decode(errors="replace"))
@@ -97,7 +97,7 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 
 
 def readable(text: str) -> str:
-    r"""Return output without colours and cursor moves, with each line as it was last written.
+    r"""Return output without colours and cursor moves. Of an overwritten line, only the last version stays.
 
     >>> readable("\x1b[32mdone\x1b[0m\r\n10 %\r100 %\nbell\x07")
     'done\n100 %\nbell\\u0007'
@@ -118,20 +118,20 @@ class RunningCommand:
         self._process, self._output = process, output
         self._folder, self._settings, self._group = folder, settings, group
         self._memory: SandboxMemory | None = None
-        """Counts what the sandbox uses when there is no control group."""
+        """Measures the memory of the sandbox if there is no control group."""
         room = Room.on(folder)
         self._min_room = Room(min(MIN_ROOM.bytes, room.bytes // 2), min(MIN_ROOM.files, room.files // 2))
         self._max_file_bytes = room.bytes - self._min_room.bytes
         self.usage = Usage()
         self._started_at = time.monotonic()
         self._seconds: float | None = None
-        """Time that it took, None while it runs."""
+        """Duration of the command; None while it runs."""
         self.stopped_for: str | None = None
-        """Bound or request that has ended it, if any did."""
+        """Reason why the gateway ended the command. None: it ended by itself."""
 
     @classmethod
     async def start(cls, command: str, folder: Path, settings: TerminalSettings, *, has_end: bool = True) -> Self:
-        """Start a command in `folder`. Raises `ToolError` with the reason if that is not possible."""
+        """Start a command in `folder`. Raises `ToolError` if it cannot be started."""
         most = total().half()
         memory, processes = min(settings.memory_mb << 20, most.memory), min(settings.max_processes, most.processes)
         settings = replace(settings, memory_mb=memory >> 20, max_processes=processes)
@@ -155,7 +155,7 @@ class RunningCommand:
                         stderr=write_fd,
                         env=ENVIRON,
                         cwd=folder,
-                        start_new_session=True,  # a terminal's Ctrl-C is the gateway's
+                        start_new_session=True,  # so that Ctrl-C in a terminal reaches only the gateway
                         pass_fds=kept,
                     )
                 except OSError as error:
@@ -171,7 +171,7 @@ class RunningCommand:
             return made
 
     async def _begin(self, gate: socket.socket, *, has_end: bool) -> None:
-        """Bound the command, which waits at the gate and says there who it is, and let it begin."""
+        """Limit the command's resources while it waits at the gate, then let it start."""
         loop, is_there = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(gate, is_there.set)
         try:
@@ -179,7 +179,7 @@ class RunningCommand:
                 await is_there.wait()
             line, credentials, _, _ = gate.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
             if not line or not credentials:
-                return  # there is no sandbox, and the output says why
+                return  # the sandbox failed, and the output says why
             pid, _, _ = _CREDENTIALS.unpack(credentials[0][2])
             bound_process(pid, self._settings, max_file_bytes=self._max_file_bytes, has_end=has_end)
             if not self._settings.unsafe and not self._group:
@@ -193,13 +193,13 @@ class RunningCommand:
             loop.remove_reader(gate)
 
     async def finish(self, seconds: float | None) -> None:
-        """Wait for the end, for at most `seconds`. However the wait ends, nothing of the command runs on."""
+        """Wait at most `seconds` for the command to end, then kill all its processes."""
         watch = asyncio.create_task(self._watch())
         try:
             async with asyncio.timeout(seconds):
                 await self._process.wait()
         except TimeoutError:
-            self.stopped_for = self.stopped_for or f"having taken longer than {seconds:g} s"
+            self.stopped_for = self.stopped_for or f"it took longer than {seconds:g} s"
         finally:
             self._kill()
             await cancel_all([watch])
@@ -209,7 +209,7 @@ class RunningCommand:
         self._kill()
         try:
             await self._process.wait()
-            with suppress(TimeoutError):  # without a sandbox, a process may have left with the other end of the pipe
+            with suppress(TimeoutError):  # without a sandbox, an escaped process may keep the pipe open
                 async with asyncio.timeout(2):
                     await self._output.ended.wait()
         finally:
@@ -223,7 +223,7 @@ class RunningCommand:
             _RUNNING.discard(self)
 
     def stop(self, reason: str) -> None:
-        """End it. `finish` returns then."""
+        """End the command, so that `finish` returns. `reason` completes the sentence "stopped: …"."""
         if self.is_running:
             self.stopped_for = self.stopped_for or reason
             self._kill()
@@ -239,36 +239,36 @@ class RunningCommand:
     @property
     def outcome(self) -> str:
         if self.stopped_for is not None:
-            return f"stopped, for {self.stopped_for}"
+            return f"stopped: {self.stopped_for}"
         code = self._process.returncode or 0
         number = -code if code < 0 else code - 128
         return f"ended by {signal.Signals(number).name}" if number in frozenset(signal.Signals) else f"exit code {code}"
 
     def report(self) -> str:
-        """Return the state, and the output since the last report, for the model."""
+        """Return the state and the new output since the last report, for the model."""
         seconds = time.monotonic() - self._started_at if self._seconds is None else self._seconds
         state = "still running" if self.is_running else self.outcome
         return f"[{state}; {seconds:.1f} s]\n{self._output.take() or '(no output)'}"
 
     async def _watch(self) -> None:
-        """End the command when all its processes together take more than they may."""
-        for pause in Backoff(0.02, 0.2):  # short at first, because programs can multiply
-            await asyncio.sleep(pause)  # nothing tells of a process that takes too much
+        """End the command if all its processes together exceed a limit."""
+        for pause in Backoff(0.02, 0.2):  # short at first, because programs can multiply quickly
+            await asyncio.sleep(pause)  # poll, because there is no notification
             try:
                 excess = await asyncio.to_thread(self._find_excess)
-            except RuntimeError:  # there are so many processes that no thread can be started
+            except RuntimeError:  # too many processes to start a thread
                 excess = self._find_excess()
             if excess is not None:
                 return self.stop(excess)
 
     @property
     def _too_much_memory(self) -> str:
-        return f"having used more than {self._settings.memory_mb} MB of memory"
+        return f"it used more than {self._settings.memory_mb} MB of memory"
 
     def _find_excess(self) -> str | None:
-        with suppress(OSError):  # a folder that is gone
+        with suppress(OSError):  # the folder was removed
             if Room.on(self._folder).is_short(*self._min_room):
-                return "want of room on the disk"
+                return "the disk is almost full"
         max_bytes, is_over = self._settings.memory_mb << 20, False
         if self._group:
             self.usage, is_over = self._group.look()
@@ -276,17 +276,20 @@ class RunningCommand:
             self.usage = self._memory.look(max_bytes)
             is_over = self.usage.memory > max_bytes
             if self.usage.processes > self._settings.max_processes + _OWN_PROCESSES:
-                return f"having had more than {self._settings.max_processes} processes"
+                return f"it had more than {self._settings.max_processes} processes"
         return self._too_much_memory if is_over else self._find_crowd()
 
     def _find_crowd(self) -> str | None:
-        """Return why this command must end: it uses most of the chat that uses most, and that leaves too little."""
+        """Return the reason to end this command if the chats together leave too little memory or processes.
+
+        Only the largest command of the largest chat has to end.
+        """
         chats = defaultdict[Path, list[RunningCommand]](list)
         for one in tuple(_RUNNING):
             chats[one._folder].append(one)
         largest = max(chats.values(), key=_part)
         if _part(largest) > 1 - _part(_RUNNING) and self is max(largest, key=lambda one: _part([one])):
-            return "the commands of this chat having used too much together"
+            return "the commands of this chat together used too much memory or too many processes"
         return None
 
 
@@ -294,17 +297,17 @@ _RUNNING: Final[set[RunningCommand]] = set()
 
 
 def _part(commands: Iterable[RunningCommand]) -> float:
-    """Return the part of the total memory or processes that commands use, whichever is more."""
+    """Return the share of the total memory or processes that the commands use, whichever is larger."""
     used = [one.usage for one in tuple(commands)]
     memory, processes = sum(one.memory for one in used), sum(one.processes for one in used)
     return max(memory / total().memory, processes / total().processes)
 
 
 class SandboxMemory:
-    """Counts the processes of a sandbox and their memory from outside, including memory that no process maps."""
+    """Measures a sandbox from outside: its processes and their memory, including memory that no process maps."""
 
     def __init__(self, pid: int) -> None:
-        """`pid`: a process that waits at the gate, with the lists of System V objects open as 3, 4 and 5."""
+        """`pid`: the process waiting at the gate, whose descriptors 3, 4 and 5 are the lists of System V objects."""
         self._root, self._lists = Path(f"/proc/{pid}/root"), list[TextIO]()
         with suppress(OSError), open(os.pidfd_open(pid)) as process:
             taken = [ctypes.CDLL(None).syscall(_PIDFD_GETFD, process.fileno(), number, 0) for number in (3, 4, 5)]
@@ -315,12 +318,12 @@ class SandboxMemory:
             one.close()
 
     def look(self, max_bytes: int) -> Usage:
-        """Return what is used now. Shared pages are told apart only above `max_bytes // 2`, because that is slow."""
+        """Return the current usage. Shared pages are only counted correctly above `max_bytes // 2`: that is slow."""
         processes, own, mapped, inside, files = 0, 0, 0, list[Path](), dict[tuple[int, int], int]()
         with suppress(OSError):
             inside += [path for path in (self._root / "proc").iterdir() if path.name.isdecimal()]
         for path in inside:
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # the process has ended
                 processes += len(os.listdir(path / "task"))
                 own += int((path / "statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
                 for link in (path / "fd").iterdir():
@@ -348,11 +351,11 @@ class SandboxMemory:
 
 _PIDFD_GETFD = 438
 _LISTED = {"rss": 1, "swap": 1, "cbytes": 1, "qnum": 64, "nsems": 64}
-"""Columns of the lists of System V objects, with the bytes that each unit takes."""
+"""Columns in the lists of System V objects, with the bytes per unit."""
 
 
 def _mapped(path: Path) -> tuple[int, int]:
-    """Return the private and the shared memory of a process; pages that several processes map count in part."""
+    """Return the private and the shared memory of a process. A page shared by N processes counts as 1/N."""
     with suppress(OSError):
         text = (path / "smaps_rollup").read_bytes()
         all_, shared = (int(one) << 10 for one in re.findall(rb"^Pss(?:_Shmem)?:\s+(\d+) kB", text, re.MULTILINE))

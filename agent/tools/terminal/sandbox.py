@@ -1,13 +1,14 @@
-"""Sandbox of the terminal: bubblewrap shows a command one folder, and the machine's programs to read.
+"""Sandbox of the terminal. With bubblewrap, a command sees only one folder and, read-only, the machine's programs.
 
-It shows no other files, no processes, no variables, and no network unless that is allowed. It needs no privileges.
+It sees no other files, processes or variables, and has no network unless that is allowed. The sandbox needs no
+privileges.
 
-bubblewrap's own `--die-with-parent` is not enough: if its first process is killed while it makes the others, those
-stay for ever. So bubblewrap is the first process of a namespace, which the kernel ends with it at any moment, and the
-command waits at a gate until the gateway has bounded it.
+bubblewrap's own `--die-with-parent` is not enough: if its first process is killed while starting the others, those run
+forever. So bubblewrap is the first process of a PID namespace, which the kernel ends together with bubblewrap. The
+command waits at a gate until the gateway has set its limits.
 
-Control groups limit its memory and processes, also memory that no process owns: shared memory, files in memory, buffers
-of pipes. Version 2 needs a group that belongs to the gateway (`Delegate=` of its unit), version 1 needs root.
+Control groups limit memory and processes, including memory that no process owns: shared memory, files in memory, pipe
+buffers. Version 2 needs a group that belongs to the gateway (`Delegate=` in its unit), version 1 needs root.
 
 >>> words = sandboxed("ls", Path("/srv/chat"), TerminalSettings(), ("--proc", "/proc"))
 >>> words[0], words[-4:]
@@ -37,34 +38,34 @@ from hermes_state.text import shortened
 
 ENVIRON: Final[Mapping[str, str]] = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-    "HOME": "/tmp",  # in the workspace, a file that a person sends could be one that every program reads first
+    "HOME": "/tmp",  # not the workspace, where a file sent by a person could act as a startup file of programs
     "LC_CTYPE": "C.UTF-8",
     "TERM": "dumb",
 }
-"""All variables of a command: none of the gateway's, which hold keys."""
+"""Complete environment of a command. The gateway's own variables contain keys, so none are passed on."""
 _NEEDED: Final = {"bwrap": "bubblewrap", "setpriv": "util-linux", "unshare": "util-linux"}
 _MAX_COMMAND_BYTES: Final = 100_000
-"""Longest command line: Linux accepts 128 KiB in one argument."""
+"""Maximum length of a command. Linux accepts 128 KiB in one argument."""
 
 _PROC = ("--proc", "/proc", "--remount-ro", "/proc")
-"""The sandbox's own processes. Read-only: root's gateway could write the settings of the kernel in it."""
+"""Shows the sandbox's own processes. Read-only, because a gateway that runs as root could change kernel settings."""
 _NO_MORE_USERS = ("--unshare-user", "--disable-userns")
-"""Keeps programs from making namespaces of their own, in which they could mount file systems of any size."""
+"""Keeps programs from creating namespaces, in which they could mount file systems of any size."""
 _FORMS: Final = ((*_NO_MORE_USERS, *_PROC), _PROC, _NO_MORE_USERS, ())
-"""Options that not every machine and unit lets through, best first."""
+"""Combinations of options, best first. Some machines and units do not allow all of them."""
 _READABLE = "/etc/alternatives /etc/ld.so.cache /etc/localtime /etc/mime.types"
 _READABLE_ONLINE = (
     "/etc/resolv.conf /etc/hosts /etc/nsswitch.conf /etc/services /etc/ssl/certs /etc/ssl/openssl.cnf "
     "/etc/ca-certificates /etc/pki/tls/certs /etc/pki/ca-trust"
 )
-"""Never all of `/etc/ssl` or `/etc/pki`: to a gateway that runs as root, the private keys below would be readable."""
+"""Never all of `/etc/ssl` or `/etc/pki`: if the gateway runs as root, their private keys would be readable."""
 _USERS = Path(__file__).with_name("sandbox_users.txt")
-"""The only user inside, in the form of `/etc/passwd`: it hides the machine's own users."""
+"""`/etc/passwd` for the sandbox with a single user, which hides the machine's users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxInfo:
-    """Options that make a sandbox here, or the reason why none can be made."""
+    """bubblewrap options that work on this machine, or the reason why no sandbox is possible."""
 
     options: tuple[str, ...] = ()
     fault: str | None = None
@@ -72,7 +73,7 @@ class SandboxInfo:
 
 @cache
 def probe_sandbox() -> SandboxInfo:
-    """Find out by trial how to make a sandbox here. Takes some ten milliseconds, once in a process."""
+    """Find the sandbox options that work on this machine, by trial. Takes about ten milliseconds, once per process."""
     path = os.environ.get("PATH")
     if missing := sorted({package for name, package in _NEEDED.items() if shutil.which(name, path=path) is None}):
         packages = " ".join(missing)
@@ -80,7 +81,7 @@ def probe_sandbox() -> SandboxInfo:
     said = ""
     for options in _FORMS:
         if os.geteuid() == 0 and _PROC[0] not in options:
-            continue  # root's processes can only be counted where they can be seen
+            continue  # limits for root need a count of the processes, which needs /proc
         try:
             with socket_filter() as kept:
                 words = sandboxed("true", Path("/usr"), TerminalSettings(), options, socket_filter=kept)
@@ -91,12 +92,12 @@ def probe_sandbox() -> SandboxInfo:
         else:
             return SandboxInfo(options=options)
     return SandboxInfo(
-        fault=f"bubblewrap cannot make a sandbox here ({shortened(said, 200)}); docs/reference/tools.md helps"
+        fault=f"bubblewrap cannot create a sandbox here ({shortened(said, 200)}); see docs/reference/tools.md"
     )
 
 
 def terminal_fault(settings: TerminalSettings) -> str | None:
-    """Return why no command can be run under these settings; None if it can."""
+    """Return the reason why no command can be run with these settings; None if commands can be run."""
     if not settings.enabled:
         return "the terminal is off (terminal.enabled)"
     return None if settings.unsafe else probe_sandbox().fault
@@ -105,13 +106,13 @@ def terminal_fault(settings: TerminalSettings) -> str | None:
 def command_words(
     command: str, folder: Path, settings: TerminalSettings, kept: Sequence[int] = ()
 ) -> Sequence[str | bytes]:
-    """Return the words that run a shell command in `folder` once `GATE` lets it begin. Raises `ToolError`."""
+    """Return the arguments that run a shell command in `folder` after waiting at `GATE`. Raises `ToolError`."""
     if (fault := terminal_fault(settings)) is not None:
         raise ToolError(f"no command can be run: {fault}")
     if "\0" in command or not command.strip():
-        raise ToolError("the command is empty" if not command.strip() else "the command has a NUL character in it")
+        raise ToolError("the command is empty" if not command.strip() else "the command contains a NUL character")
     if len(command.encode()) > _MAX_COMMAND_BYTES:
-        raise ToolError(f"the command is longer than {_MAX_COMMAND_BYTES:,} bytes: put it into a file and run that")
+        raise ToolError(f"the command is longer than {_MAX_COMMAND_BYTES:,} bytes: write it to a file and run the file")
     if settings.unsafe:
         return [*GATE, *_shell(command)]
     if folder.resolve().is_relative_to("/usr"):
@@ -120,28 +121,28 @@ def command_words(
 
 
 _ENDED_TOGETHER: Final = "setpriv --pdeathsig KILL unshare --user --map-current-user --pid --mount-proc --kill-child --"
-"""Makes the next program the first process of a namespace, which ends with the gateway."""
+"""Makes the next program the first process of a PID namespace that ends together with the gateway."""
 _GATE: Final = """
 test -r /proc/sysvipc && exec 3</proc/sysvipc/shm 4</proc/sysvipc/msg 5</proc/sysvipc/sem
 echo >&0; read -r _ && exec "$@" </dev/null 3<&- 4<&- 5<&-
 """
 GATE: Final = ("sh", "-c", _GATE, "gate")
-"""Writes a line to standard input, a socket, and waits there for one. Ends when the other side is closed.
+"""Writes a line to standard input, which is a socket, and waits for an answer. Ends if the other side is closed.
 
-It holds the sandbox's lists of System V objects open, so that their memory can be counted.
+Keeps the sandbox's lists of System V objects open meanwhile, so that the gateway can measure their memory.
 """
 
 _MACHINES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198), "riscv64": (0xC00000F3, 198)}
-"""Audit number of each architecture, and the number of its `socket` call."""
+"""Audit number and number of the `socket` system call, by architecture."""
 _FAMILIES: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
-"""Kinds of sockets that a network namespace bounds. AF_VSOCK, for example, would reach the host of a machine."""
+"""Socket families that a network namespace confines. AF_VSOCK, for example, reaches the host of a virtual machine."""
 
 
 @contextmanager
 def socket_filter() -> Iterator[Sequence[int]]:
-    """Open a seccomp filter that allows sockets of `_FAMILIES` only; yield nothing on an unknown architecture.
+    """Open a seccomp filter that only allows sockets of `_FAMILIES`. Yields no filter on an unknown architecture.
 
-    Calls of another architecture and io_uring (425) can make sockets too, so they fail as if they did not exist.
+    Calls of other architectures and io_uring (425) could also create sockets, so they fail as if they did not exist.
     """
     if (machine := _MACHINES.get(os.uname().machine)) is None:
         yield ()
@@ -167,7 +168,7 @@ def sandboxed(
     gate: Sequence[str] = (),
     socket_filter: Sequence[int] = (),
 ) -> list[str | bytes]:
-    """Return the words of a command in a sandbox, with the bubblewrap options that `probe_sandbox` has found."""
+    """Return the arguments that run a command in a sandbox. `options`: see `probe_sandbox`."""
     tmp_bytes, is_whole = str(settings.memory_mb << 19), _PROC[0] in options
     readable = f"{_READABLE} {_READABLE_ONLINE}" if settings.network else _READABLE
     return [
@@ -186,7 +187,7 @@ def sandboxed(
 
 @cache
 def _program_folders() -> tuple[str, ...]:
-    """Return options for `/bin` and similar folders, which most systems have as links into `/usr`."""
+    """Return options for `/bin` and similar folders, which are links into `/usr` on most systems."""
     words: list[str] = []
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")):
         if path.is_symlink():
@@ -202,10 +203,10 @@ def _shell(command: str) -> tuple[str | bytes, ...]:
 
 
 def bound_process(pid: int, settings: TerminalSettings, *, max_file_bytes: int, has_end: bool) -> None:
-    """Bound a process that waits at the gate and each of its later children.
+    """Set the resource limits of a process at the gate. Its later children inherit them.
 
-    `has_end`: bound its processor time, too. It gets processors after all others, and is the first to end if memory is
-    scarce. Only memory that it writes to counts.
+    The process gets a low CPU priority, and is killed first if memory is scarce. Only memory that it writes to
+    counts. `has_end`: also limit the CPU time.
     """
     bounds = {
         resource.RLIMIT_DATA: settings.memory_mb << 20,
@@ -215,7 +216,7 @@ def bound_process(pid: int, settings: TerminalSettings, *, max_file_bytes: int, 
     }
     if has_end:
         bounds[resource.RLIMIT_CPU] = max(1, round(settings.seconds))
-    if not settings.unsafe:  # outside of a sandbox it would count all processes of the user
+    if not settings.unsafe:  # outside a sandbox, this limit counts all processes of the user
         bounds[resource.RLIMIT_NPROC] = settings.max_processes
     for bound, most in bounds.items():
         hard = resource.prlimit(pid, bound)[1]
@@ -235,7 +236,7 @@ _LEFT: Final[set[Path]] = set()
 
 
 class Usage(NamedTuple):
-    """Memory in bytes and number of processes, as used or as a limit."""
+    """Memory in bytes and number of processes: an amount used, or a limit."""
 
     memory: int = 0
     processes: int = 0
@@ -245,7 +246,10 @@ class Usage(NamedTuple):
 
 
 class ControlGroup:
-    """Group of one command, below those of its chat and of all chats. False when this process cannot create groups."""
+    """Control group of one command, inside the group of its chat, inside the group of all chats.
+
+    False if the gateway cannot create groups.
+    """
 
     def __init__(self, chat: str, limit: Usage) -> None:
         self._folders: list[Path] = []
@@ -269,11 +273,11 @@ class ControlGroup:
         return bool(self._folders)
 
     def words(self) -> tuple[str, ...]:
-        """Return the words to put before a program's own words so that it starts in this group."""
+        """Return the arguments to put before a program so that it starts in this group."""
         return ("sh", "-c", _JOIN, "join", *map(str, self._folders), "--")
 
     def look(self) -> tuple[Usage, bool]:
-        """Return the usage without what the kernel can free, and True once it has killed a process for its memory."""
+        """Return the usage without reclaimable memory, and True if the kernel has killed a process for its memory."""
         names = "memory.current memory.usage_in_bytes memory.stat memory.events memory.oom_control pids.current"
         found = _figures(self._folders, names)
         used = found.get("memory.current", found.get("memory.usage_in_bytes", 0))
@@ -281,7 +285,7 @@ class ControlGroup:
         return Usage(max(0, used - on_disk), found.get("pids.current", 0)), found.get("oom_kill", 0) > 0
 
     def remove(self) -> None:
-        """Remove the group and its empty parents. A group with a process that is still ending is removed later."""
+        """Remove the group and its empty parents. A group whose processes are still ending is removed later."""
         _LEFT.update(self._folders)
         for folder in tuple(_LEFT):
             with suppress(OSError):
@@ -294,7 +298,7 @@ class ControlGroup:
 
 @cache
 def total() -> Usage:
-    """Return the most that the commands of all chats may use together: half of what the gateway may use."""
+    """Return the limit for the commands of all chats together: half of the gateway's own limit."""
     found = _figures(_own_groups(), "memory.max memory.limit_in_bytes pids.max")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     processes = _figures([Path("/proc/sys/kernel")], "threads-max").get("threads-max", 10_000)
@@ -304,14 +308,14 @@ def total() -> Usage:
 
 @cache
 def group_parents() -> list[Path]:
-    """Return the folders in which this process can create groups. Remove groups that a killed gateway has left."""
-    total()  # the limits of the groups that this process is in now
+    """Return the folders in which the gateway can create groups. Also removes groups left by a killed gateway."""
+    total()  # cached now, because the process changes groups below
     folders = _own_groups()
     if len(folders) == 1:
         if "NOTIFY_SOCKET" in os.environ and os.access(folders[0] / "cgroup.subtree_control", os.W_OK):
             with suppress(OSError):
-                (folders[0] / "gateway").mkdir(exist_ok=True)  # a group of groups can have no processes of its own
-                for pid in (folders[0] / "cgroup.procs").read_text().split():  # of our unit
+                (folders[0] / "gateway").mkdir(exist_ok=True)  # a group with subgroups must not contain processes
+                for pid in (folders[0] / "cgroup.procs").read_text().split():  # processes of our unit
                     (folders[0] / "gateway" / "cgroup.procs").write_text(pid)
                 (folders[0] / "cgroup.subtree_control").write_text("+memory +pids")
                 return folders
@@ -327,9 +331,9 @@ def group_parents() -> list[Path]:
 
 
 def _own_groups() -> list[Path]:
-    """Return the folders of this process's own groups: one in version 2, two (memory, processes) in version 1."""
+    """Return the folders of the gateway's own groups: one in version 2, two (memory, processes) in version 1."""
     lines: list[list[str]] = []
-    with suppress(OSError):  # a kernel without any
+    with suppress(OSError):  # the kernel has no control groups
         lines += [line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()]
     if (_ROOT / "cgroup.controllers").exists():
         return [_ROOT / path.lstrip("/") for names, path in lines if not names]
@@ -338,7 +342,7 @@ def _own_groups() -> list[Path]:
 
 
 def _figures(folders: list[Path], names: str) -> dict[str, int]:
-    """Return the numbers in files of groups, by the word before each or by the file's name; "max" is left out."""
+    """Return the numbers in files of groups, by the key before the number or else by file name. Skips "max"."""
     found: dict[str, int] = {}
     for file in (folder / name for folder in folders for name in names.split()):
         with suppress(OSError):

@@ -1,6 +1,6 @@
 """Tool `terminal`: runs shell commands in the chat's workspace, in the foreground or in the background.
 
-The chat is told when a background command ends, unless a call waits for that.
+The chat gets a message when a background command ends, unless a call is waiting for it.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from hermes_state.values import ChatId, ToolEffect
 
 TERMINAL = "terminal"
 STOP_SECONDS = 5.0
-"""Longest wait for the ends of background commands to be told, in seconds."""
+"""Time limit in seconds for ending background commands and reporting it."""
 
-_SECONDS = "run: stop it after so long. poll: wait so long for its end, by default not at all."
+_SECONDS = "run: time limit. poll: how long to wait for the end, by default 0."
 
 
 class Command(Arguments, frozen=True):
@@ -41,7 +41,7 @@ class Command(Arguments, frozen=True):
     id: Annotated[str, Meta(description="For poll and kill.")] = ""
 
     def needed(self, name: Literal["command", "id"]) -> str:
-        """Return an argument that the action needs. Raises `ToolError` if it is missing."""
+        """Return a required argument. Raises `ToolError` if it is missing."""
         value: str = getattr(self, name)
         if not value:
             raise ToolError(f"{self.action} needs {name}")
@@ -53,18 +53,18 @@ class BackgroundCommand:
     id: str
     command: str
     context: ToolContext
-    """Conversation and turn of its start."""
+    """Context of the call that started the command."""
     running: RunningCommand
     pollers: int = 0
-    """Calls that wait for its end."""
+    """Number of calls that wait for the end."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class BackgroundRegistry:
-    """Background commands of all chats. They outlive turns and configurations, not the process."""
+    """Background commands of all chats. They survive turns and configuration changes, but not the gateway."""
 
     def __init__(self, on_end: Callable[[BackgroundCommand], Awaitable[None]]) -> None:
-        """`on_end` is called when one has ended and no call waits for that."""
+        """`on_end` is called when a command has ended and no call is waiting for it."""
         self._on_end = on_end
         self._commands: dict[str, BackgroundCommand] = {}
         self._starting: Counter[ChatId] = Counter()
@@ -77,16 +77,16 @@ class BackgroundRegistry:
         found = self._commands.get(command_id)
         if found is None or found.context.chat_id != chat_id:
             known = ", ".join(one.id for one in self.of(chat_id)) or "none"
-            raise ToolError(f"there is no background command {command_id[:40]!r}; there are: {known}")
+            raise ToolError(f"there is no background command {command_id[:40]!r}; existing commands: {known}")
         return found
 
     async def start(
         self, command: str, folder: Path, settings: TerminalSettings, context: ToolContext
     ) -> BackgroundCommand:
-        """Start one. Raises `ToolError`, also if the chat has as many as it may."""
+        """Start a background command. Raises `ToolError`, for example if the chat has reached its limit."""
         running = sum(one.running.is_running for one in self.of(context.chat_id)) + self._starting[context.chat_id]
         if running >= settings.max_background:
-            raise ToolError(f"{counted(running, 'background command')} run already, no more are allowed: kill one")
+            raise ToolError(f"the limit is reached: {counted(running, 'background command')} running; kill one first")
         self._starting[context.chat_id] += 1
         try:
             started = await RunningCommand.start(command, folder, settings, has_end=False)
@@ -105,13 +105,13 @@ class BackgroundRegistry:
         finally:
             one.ended.set()
         ended = [other.id for other in self.of(one.context.chat_id) if not other.running.is_running]
-        for command_id in ended[:-10]:  # the others wait until their output is asked for
+        for command_id in ended[:-10]:  # the last ten stay until their output is polled
             del self._commands[command_id]
         if not one.pollers:
             await self._on_end(one)
 
     async def wait(self, one: BackgroundCommand, seconds: float) -> str:
-        """Return state and new output, at its end or after `seconds`. It is forgotten once its end is told."""
+        """Return state and new output when the command ends, or after `seconds`. Forgets an ended command."""
         one.pollers += 1
         try:
             await wait_until(one.ended, seconds)
@@ -122,7 +122,7 @@ class BackgroundRegistry:
         return one.running.report()
 
     async def stop(self, reason: str, is_meant: Callable[[ToolContext], bool] = lambda _: True) -> None:
-        """End those whose start `is_meant` accepts. Their chats are told why."""
+        """End the commands whose context `is_meant` accepts. Their chats get a message with the reason."""
         meant = {task: one for task, one in self._tasks.items() if is_meant(one.context)}
         for one in meant.values():
             one.running.stop(reason)
@@ -134,17 +134,17 @@ class BackgroundRegistry:
 def terminal_tool(
     settings: Callable[[], TerminalSettings], folder_of: Callable[[ChatId], Path], background: BackgroundRegistry
 ) -> Tool:
-    """Return `terminal`. `settings` gives those in force, `folder_of` a chat's workspace."""
+    """Return the tool `terminal`. `settings` returns the current settings, `folder_of` the workspace of a chat."""
     lines: WeakValueDictionary[ChatId, asyncio.Semaphore] = WeakValueDictionary()
 
     @tool(
-        description="Run a shell command (bash, if there is one) in a sandbox. It begins in /workspace, the files of "
-        "this chat, which is all that stays; /tmp is gone afterwards, and there is no network unless the operator "
-        "allows it. Of a long output you see the beginning and the end. What a command leaves running ends with it: "
-        "for servers and long work set background, then use poll (reads new output), kill and list.",
+        description="Run a shell command (bash if available) in a sandbox. It starts in /workspace, the files of this "
+        "chat; everything else, such as /tmp, is lost afterwards. There is no network unless the operator allows it. "
+        "You see only the beginning and end of long output. A command's processes end with it: for servers and long "
+        "work set background, then use poll (reads new output), kill and list.",
         effect=ToolEffect.EXECUTES,
         why_unavailable=lambda: terminal_fault(settings()),
-        timeout_seconds=90_000.0,  # above the highest `terminal.seconds`: this tool ends its commands itself
+        timeout_seconds=90_000.0,  # above the highest `terminal.seconds`, because this tool itself ends its commands
         is_exempt=lambda asked: asked.action != "run",
         shape=lambda asked: command_shape(asked, is_exact=settings().unsafe),
         reach=lambda shape: (
@@ -164,7 +164,7 @@ def terminal_tool(
                 if asked.background:
                     one = await background.start(command, folder, given, context)
                     return f"Started in the background; its id is {one.id}."
-                async with lines.setdefault(context.chat_id, asyncio.Semaphore(4)):  # each may take `memory_mb`
+                async with lines.setdefault(context.chat_id, asyncio.Semaphore(4)):  # each command may use `memory_mb`
                     given = settings()  # the wait may have been long
                     running = await RunningCommand.start(command, folder, given)
                     await running.finish(min(seconds or given.seconds, given.seconds))
@@ -173,8 +173,8 @@ def terminal_tool(
                 one = background.find(context.chat_id, asked.needed("id"))
                 if action == "poll":
                     return await background.wait(one, min(seconds or 0.0, given.seconds))
-                one.pollers += 1  # this call tells of the end
-                one.running.stop("being asked to")
+                one.pollers += 1  # this call reports the end
+                one.running.stop("as requested")
                 return await background.wait(one, STOP_SECONDS)
 
     return terminal
@@ -184,13 +184,13 @@ _PLAIN = re.compile(
     r"(?a)(cat|cp|cut|date|df|diff|du|echo|grep|head|ls|md5sum|mkdir|mv|pwd|sha256sum|stat|tail|touch|tr|uniq|wc)"
     r"(?: +[\w./:,@%+=-]+)*"
 )
-"""Programs that start no others, with words that the shell passes on as they are."""
+"""Programs that start no others, with arguments that the shell passes on unchanged."""
 
 
 def command_shape(asked: Command, *, is_exact: bool = False) -> str:
-    """Return the kind of a command that may be allowed for longer: its program if that starts no others, else all.
+    """Return the kind of a command for saved approvals: a harmless program with any arguments, else the exact command.
 
-    `is_exact`: always all of it, because no sandbox bounds the program.
+    Empty: each command needs its own approval. `is_exact`: always the exact command, because there is no sandbox.
 
     >>> [command_shape(Command(command=one)) for one in ("ls -l notes", "ls; reboot", "make all")]
     ['ls …', 'ls; reboot', 'make all']
@@ -202,8 +202,8 @@ def command_shape(asked: Command, *, is_exact: bool = False) -> str:
 
 
 def _shown(asked: Command) -> str:
-    where = "\nIt goes on in the background." if asked.background else ""
-    limit = f"\nIt is stopped after {asked.seconds:g} seconds." if asked.seconds is not None else ""
+    where = "\nThe command runs in the background." if asked.background else ""
+    limit = f"\nTime limit: {asked.seconds:g} seconds." if asked.seconds is not None else ""
     return f"{fenced(asked.command, 'sh')}{where}{limit}"
 
 

@@ -1,1 +1,1 @@
-"""Tools that read and search the web. No HTTP client or parser is imported before the first call."""
+"""Tools that read and search the web. The first call imports the HTTP client and the parser."""

@@ -1,6 +1,7 @@
-"""Addresses that the web tools may connect to: checks of a URL, and the guard at the socket.
+"""Addresses that the web tools may connect to: checks of a URL, and a guard at the socket.
 
-The guard checks the address of each connection, so that no name, second lookup, redirect or odd number evades it.
+The guard checks the IP address of every connection. Neither a host name, a second DNS lookup, a redirect nor an unusual
+notation of an address can evade it.
 """
 
 import re
@@ -15,8 +16,8 @@ from hermes_state.errors import ToolError
 if TYPE_CHECKING:
     from yarl import URL
 
-# IANA's registries of special-purpose addresses, and 168.63.129.16, where each machine at Azure finds its services. The
-# last line has assigned addresses of protocols such as Teredo, of documentation, and of 6to4.
+# IANA's special-purpose addresses, and 168.63.129.16, at which every Azure machine reaches its platform services. The
+# last line has addresses of protocols such as Teredo, of documentation, and of 6to4.
 _PRIVATE = """0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 168.63.129.16/32 169.254.0.0/16 172.16.0.0/12
 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3
 2001::/23 2001:db8::/32 2002::/16 3fff::/20"""
@@ -24,7 +25,7 @@ _PRIVATE_NETWORKS = tuple(map(ip_network, _PRIVATE.split()))
 
 
 def is_public(address: str) -> bool:
-    """Return True for an address of the public internet, and False for any other text.
+    """True for an IP address of the public internet, False for any other text.
 
     >>> [is_public(one) for one in ("8.8.8.8", "10.0.0.1", "::ffff:8.8.8.8", "64:ff9b::10.0.0.1", "0x7f.1")]
     [True, False, False, False, False]
@@ -33,19 +34,19 @@ def is_public(address: str) -> bool:
         ip = ip_address(address)
     except ValueError:
         return False
-    if ip in ip_network("64:ff9b::/96"):  # IPv4 addresses in networks without IPv4
+    if ip in ip_network("64:ff9b::/96"):  # IPv4 addresses in IPv6-only networks
         ip = IPv4Address(int(ip) & 0xFFFFFFFF)
-    # All assigned addresses; others are local, multicast, mapped, or do not exist.
+    # 2000::/3 has all assigned addresses. Others are local, multicast, mapped, or do not exist.
     if ip.version == 6 and ip not in ip_network("2000::/3"):
         return False
     return ip.is_global and not any(ip in block for block in _PRIVATE_NETWORKS)
 
 
 class AddressRejected(OSError):
-    """A connection was not opened, because its address is not on the public internet."""
+    """Error for a connection to an address outside the public internet, which was not opened."""
 
     def __str__(self) -> str:
-        return "a private address"  # not the address itself, which is a fact about the internal network
+        return "a private address"  # never the address itself, which would reveal the internal network
 
 
 def open_socket(info: tuple[Any, ...], *, is_allowed: Callable[[str], bool]) -> socket.socket:
@@ -61,7 +62,7 @@ def host_of(url: "URL") -> str:
 
 
 def checked_url(text: str, hosts: WebSettings) -> "URL":
-    """Return the URL of a text. Raises `ToolError` for one that must not be asked at any address."""
+    """Return a text as a URL. Raises `ToolError` if no request to this URL is allowed."""
     from yarl import URL
 
     text = text.strip()
@@ -71,12 +72,12 @@ def checked_url(text: str, hosts: WebSettings) -> "URL":
         url = URL(text)
         host, port = host_of(url), url.port
     except ValueError:
-        raise ToolError(f"{text[:200]!r} is no address of the web") from None
+        raise ToolError(f"{text[:200]!r} is not a web address") from None
     if url.scheme not in ("http", "https") or not host or port is None:
         raise ToolError(f"{text[:200]!r} does not begin with https:// or http:// and a host")
     if url.raw_user is not None or url.raw_password is not None:
-        raise ToolError("an address with a user name or a password in it is not asked")
+        raise ToolError("web addresses with a user name or password are not allowed")
     if port < 1_024 and port not in (80, 443):
-        raise ToolError(f"port {port} is none of the web")
+        raise ToolError(f"port {port} is not allowed: below 1024, only 80 and 443 are")
     hosts.check(host)
     return url

@@ -1,4 +1,4 @@
-"""Tool `web_search`: results of the search service that the operator has configured."""
+"""Tool `web_search`: searches the web with the configured search service."""
 
 import asyncio
 import html
@@ -19,36 +19,36 @@ from hermes_state.values import ToolEffect
 
 Json: TypeAlias = dict[str, Any]
 
-_REJECTED_KEY = "it does not accept the key (web.search_key)"
+_REJECTED_KEY = "it rejected the key (web.search_key)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchService:
-    """A service that searches the web: how it is asked, and where its answer has the results."""
+    """Search service: the form of its requests, and the place of the results in its answers."""
 
     name: str
     url: str
     asked: Callable[[str, int], Json]
-    """Parameters of a search for a query and so many results."""
+    """Returns the request parameters for a query and a number of results."""
     is_post: bool = False
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # with the key
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # includes the key
     rows: tuple[str, ...] = ("results",)
-    """Names on the way to the list of results."""
+    """Keys that lead to the list of results."""
     text: str = "content"
-    """Name of the text of a result."""
+    """Key of a result's text."""
     refusals: Mapping[int, str] = field(default_factory=dict)
-    """Reasons by HTTP status that only this service means."""
+    """Reasons for HTTP statuses that have a special meaning at this service."""
     seconds: float = 30.0
 
 
 def searxng(url: str, key: str = "") -> SearchService:
-    """Return SearXNG, a search engine that the operator runs. `key` is a bearer token for a proxy in front of it."""
+    """Return a SearXNG instance run by the operator. `key`: bearer token for a proxy in front of the instance."""
     return SearchService(
         name="SearXNG",
         url=f"{url}/search",
         asked=lambda query, count: {"q": query, "format": "json"},
         headers={"Authorization": f"Bearer {key}"} if key else {},
-        refusals={403: "it does not give JSON: its settings.yml must have json in search.formats"},
+        refusals={403: "it does not return JSON: add json to search.formats in its settings.yml"},
     )
 
 
@@ -56,7 +56,7 @@ def brave(key: str, url: str = "https://api.search.brave.com") -> SearchService:
     return SearchService(
         name="Brave",
         url=f"{url}/res/v1/web/search",
-        asked=lambda query, count: {"q": query[:400], "count": count},  # it refuses longer ones
+        asked=lambda query, count: {"q": query[:400], "count": count},  # Brave refuses longer queries
         headers={"X-Subscription-Token": key},
         rows=("web", "results"),
         text="description",
@@ -71,7 +71,7 @@ def tavily(key: str, url: str = "https://api.tavily.com") -> SearchService:
         asked=lambda query, count: {"query": query[:400], "max_results": count},
         is_post=True,
         headers={"Authorization": f"Bearer {key}"},
-        refusals=dict.fromkeys((432, 433), "its plan is used up"),
+        refusals=dict.fromkeys((432, 433), "the limit of its plan is reached"),
     )
 
 
@@ -81,21 +81,21 @@ class _Search(Arguments, frozen=True):
 
 
 def search_tool(configured: Callable[[], SearchService | str], holds_secret: Callable[[str], bool]) -> Tool:
-    """Return `web_search`. `configured` gives the service in force, or the reason why there is none."""
-    one_at_a_time = asyncio.Lock()  # some plans allow no more than one search in a second
+    """Return the tool `web_search`. `configured` returns the current service, or the reason why there is none."""
+    one_at_a_time = asyncio.Lock()  # some plans allow only one search per second
 
     @tool(
         description="Search the web. Results are short; web_fetch reads a page.",
         effect=ToolEffect.READ_ONLY,
         why_unavailable=lambda: fault if isinstance(fault := configured(), str) else None,
-        timeout_seconds=1_000.0,  # it ends itself
+        timeout_seconds=1_000.0,  # the tool has its own time limits
     )
     async def web_search(search: _Search, context: ToolContext) -> str:
         query, service = " ".join(search.query.split()), configured()
         if isinstance(service, str):
             raise ToolError(service)
         if not query:
-            raise ToolError("the query must have words")
+            raise ToolError("the query is empty")
         check_secret(query, holds_secret)
         async with one_at_a_time:
             answer = await _answer(service, query, search.count)
@@ -105,9 +105,9 @@ def search_tool(configured: Callable[[], SearchService | str], holds_secret: Cal
 
 
 async def _answer(service: SearchService, query: str, count: int) -> Json:
-    """Return the answer of a service. Raises `ToolError` that says what is wrong.
+    """Return the answer of a search service. Raises `ToolError` with the reason for a failure.
 
-    Its address is the operator's own, and may be a private one; a redirect would take the key elsewhere.
+    The operator chose the address, so it may be private. Redirects are not followed, because they could leak the key.
     """
     import aiohttp
 
@@ -128,7 +128,7 @@ async def _answer(service: SearchService, query: str, count: int) -> Json:
     except TimeoutError:
         raise ToolError(f"{service.name} did not answer within {service.seconds:g} seconds") from None
     except (aiohttp.ClientError, ValueError) as error:
-        raise ToolError(f"{service.name} cannot be reached ({type(error).__name__}); its operator can help") from error
+        raise ToolError(f"{service.name} cannot be reached ({type(error).__name__})") from error
     try:
         answer = orjson.loads(data)
     except ValueError:
@@ -145,22 +145,22 @@ def _reason(status: int, wait: int | None) -> str:
     if status == 429:
         return f"too many searches; {f'wait {wait} seconds' if wait else 'wait a little'} before the next"
     if 300 <= status < 400:
-        return "it is at another address than web.search_url says"
+        return "it redirects to another address; web.search_url must be corrected"
     if status == 200:
-        return "it answers with a page instead of JSON; web.search_url may lead to something else"
+        return "the answer is not JSON; web.search_url may be wrong"
     return f"HTTP status {status}"
 
 
 def _rows(service: SearchService, answer: Json) -> list[Json]:
-    """Return the results of an answer in which anything may be missing. Raises `ToolError` for a search in vain."""
+    """Return the results of an answer. Any field may be missing. Raises `ToolError` if the engines did not answer."""
     place: object = answer
     for name in service.rows:
         place = place.get(name) if isinstance(place, dict) else None
     rows = [row for row in place if isinstance(row, dict)] if isinstance(place, list) else []
-    silent = answer.get("unresponsive_engines")  # of SearXNG
+    silent = answer.get("unresponsive_engines")  # SearXNG
     if not rows and silent and isinstance(silent, list):
         told = ", ".join(": ".join(map(str, one)) if isinstance(one, list) else str(one) for one in silent)
-        raise ToolError(f"the search found nothing because its engines do not answer ({told[:300]})")
+        raise ToolError(f"the search found nothing because its engines did not answer ({told[:300]})")
     return [row for row in rows if str(row.get("url")).startswith(("https://", "http://"))]
 
 
@@ -176,5 +176,5 @@ def _told(query: str, service: SearchService, found: list[Json]) -> str:
 
 
 def _plain(text: object) -> str:
-    """Return a text of a result, which may have tags in it, on one line of at most 500 characters."""
+    """Return a result's text without HTML tags, on one line of at most 500 characters."""
     return shortened(html.unescape(re.sub(r"<[^<>]*>", "", str(text or ""))), 500)

@@ -1,7 +1,7 @@
-"""Page worker: turns one page into text, in a process with bounded memory and time, because parsers can be attacked.
+"""Page worker: converts one page to text, in a process with limited memory and time, because parsers can be attacked.
 
-`python worker.py html|text CHARSET URL MAX_CHARACTERS` reads the page from standard input and writes JSON with its
-title, its text and the length of the text.
+`python worker.py html|text CHARSET URL MAX_CHARACTERS` reads the page from standard input. It writes JSON with the
+title, the text and the length of the text.
 """
 
 import codecs
@@ -20,8 +20,8 @@ _BOMS: Final = (
     *((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32")),
     *((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")),
 )
-"""Marks at the beginning of a text, the longer of two that begin alike first."""
-# Browsers read these names as supersets, and so do the authors of pages.
+"""Byte order marks and their codecs. Longer marks come first, because some marks begin with a shorter mark."""
+# Browsers interpret these names as supersets, and page authors rely on that.
 _MEANT: Final = {
     **{"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
@@ -34,16 +34,16 @@ _HEAD: Final = ("title", "script", "style", "template", "textarea", "meta", "lin
 def main(kind: str, charset: str, url: str, max_characters: int) -> int:
     """Write the text of the page to standard output. Return the exit code."""
     if kind != "text":
-        import_module("trafilatura")  # while files can be written: the first import writes compiled modules
-    # Most memory, seconds of work, and bytes of files.
+        import_module("trafilatura")  # before the limits, because the first import writes compiled modules
+    # Limits for memory, CPU seconds, and bytes of files.
     for bound, most in ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 20), (resource.RLIMIT_FSIZE, 0)):
-        with contextlib.suppress(ValueError, OSError):  # macOS refuses some
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses some limits
             resource.setrlimit(bound, (most, most))
     try:
         data = sys.stdin.buffer.read()
         text = decoded(data, charset)
         if "\0" in text:
-            return 3  # no text
+            return 3  # not text
         title = ""
         if kind == "html" or (not kind and text.lstrip()[:1] == "<"):
             title, text = extracted(text, url)
@@ -55,31 +55,31 @@ def main(kind: str, charset: str, url: str, max_characters: int) -> int:
 
 
 def decoded(data: bytes, stated: str) -> str:
-    """Decode a page: valid UTF-8 as UTF-8, anything else as it states."""
+    """Decode a page: valid UTF-8 as UTF-8, anything else with the stated character set."""
     for mark, codec in _BOMS:
         if data.startswith(mark):
             return data.decode(codec, "replace")
     name = known(stated) or declared(data)
-    if name is None or not name.startswith(("utf-16", "utf-32", "iso2022", "hz")):  # these are ASCII to UTF-8
+    if name is None or not name.startswith(("utf-16", "utf-32", "iso2022", "hz")):  # these look like valid UTF-8
         with contextlib.suppress(UnicodeDecodeError):
-            # The end may be cut in the middle of a character.
+            # The end may be cut inside a character.
             return codecs.getincrementaldecoder("utf-8")().decode(data)
     return data.decode(name or "cp1252", "replace")
 
 
 def declared(data: bytes) -> str | None:
-    """Return the codec that a page declares in `<meta>` or as XML."""
+    """Return the codec that a page declares in `<meta>` or in its XML declaration."""
     start = re.sub(rb"<!--.*?(?:-->|\Z)", b"", data[:4_096], flags=re.DOTALL)
     found = _XML.match(start) or _META.search(start)
     name = known(found[1].decode()) if found is not None else None
-    return "utf-8" if name is not None and name.startswith("utf-16") else name  # or it could not have been read
+    return "utf-8" if name is not None and name.startswith("utf-16") else name  # it was readable as ASCII
 
 
 def known(charset: str) -> str | None:
-    """Return the codec of a character set, if there is one."""
+    """Return the codec of a character set, if known."""
     try:
         name = codecs.lookup(re.sub(r"^x-|(?<=8)-[ie]$", "", charset.strip(), flags=re.IGNORECASE)).name
-        b"\0\0\0\0".decode(name)  # or it packs bytes
+        b"\0\0\0\0".decode(name)  # fails for codecs that are not text encodings
     except (LookupError, ValueError):
         return None
     return None if name in _NONE else _MEANT.get(name, name)
@@ -96,7 +96,7 @@ def extracted(html: str, url: str) -> tuple[str, str]:
         return "", ""
     title = " ".join((tree.findtext(".//title") or "").split())
     for stray in [one for one in tree.findall("head/*") if one.tag not in _HEAD]:
-        tree.append(stray)  # a page without <body>, by a parser that does not know such elements as <article>
+        tree.append(stray)  # without <body>, the parser puts unknown elements such as <article> into the head
     whole = copy.deepcopy(tree)
     text = trafilatura.extract(whole, url=url, output_format="markdown", include_links=True, favor_recall=True)
     if text:

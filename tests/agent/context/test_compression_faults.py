@@ -59,11 +59,11 @@ class Fault:
 
 FAULTS = {
     "raises": Fault(reply={"reset": True}, calls=("unavailable",) * 4, told="cannot be reached"),
-    "times out": Fault(reply={"hang": 20}, calls=("timeout",) * 2, told="did not answer in time", read_seconds=1.0),
+    "times out": Fault(reply={"hang": 20}, calls=("timeout",) * 2, told="took too long", read_seconds=1.0),
     "hangs in the middle": Fault(
         reply={"text": summary_of("x"), "chunk_chars": 40, "hang_after": 4},
         calls=("timeout",),
-        told="did not answer in time",
+        told="took too long",
         read_seconds=1.0,
     ),
     "empty": Fault(reply={"text": "  "}, calls=("malformed",) * 2, told="broken or empty", is_passing=False),
@@ -92,14 +92,14 @@ FAULTS = {
         is_passing=False,
     ),
     "401": Fault(reply={"error": {"kind": "401"}}, calls=("auth",), told="API key", seconds=NO_MODEL_SECONDS),
-    "402": Fault(reply={"error": {"kind": "402"}}, calls=("quota",), told="no credit", seconds=NO_MODEL_SECONDS),
+    "402": Fault(reply={"error": {"kind": "402"}}, calls=("quota",), told="out of credit", seconds=NO_MODEL_SECONDS),
     "404": Fault(
         reply={"error": {"kind": "404"}},
         calls=("not_offered",),
-        told="does not have this model",
+        told="does not offer this model",
         seconds=NO_MODEL_SECONDS,
     ),
-    "429": Fault(reply={"error": {"kind": "429"}}, calls=("rate_limited",) * 4, told="how often"),
+    "429": Fault(reply={"error": {"kind": "429"}}, calls=("rate_limited",) * 4, told="rate-limiting"),
     "500": Fault(reply={"error": {"kind": "500"}}, calls=("unavailable",) * 4, told="cannot be reached"),
     "overflow": Fault(
         reply={"error": {"kind": "context"}}, calls=("overflow",), told="to summarise do not fit", is_passing=False

@@ -642,7 +642,7 @@ async def test_hygiene_without_room_compresses_by_rule_after_the_summary_timeout
     assert 0.29 <= time.monotonic() - began < 20
     found = await look(own, turn.lineage_id)
     assert found.compressions == [("hygiene", "compressed", "deterministic")]
-    assert "did not answer in time" in found.told[0]
+    assert "took too long to answer" in found.told[0]
     await answer(own, agent, turn)
     asked = asked_for_summaries(llm)
     turn = await fill_and_ask(own, agent, 5_700)

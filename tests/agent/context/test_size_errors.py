@@ -261,4 +261,4 @@ async def test_an_output_limit_that_cannot_be_lowered_enough_is_reported(
         talk = Talk(chat, model, max_output_tokens=Tokens(1_024))
         left = await talk.say("go")
         assert left.outcomes == ["output_cap"] * 3  # 1,024, 512, 256
-        assert left.told[0][1].endswith("whoever runs this gateway has to lower this model's `max_output_tokens`.")
+        assert left.told[0][1].endswith("The owner of this bot needs to lower this model's `max_output_tokens`.")

@@ -1,4 +1,4 @@
-"""Asking a model on the fake server, whatever its protocol."""
+"""Helpers that call a model on the fake server with any protocol."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ def request(text: str = "hello", **changes: Any) -> ModelRequest:
 
 
 def script(llm: LLM, **reply: Any) -> None:
-    """What the server says to every further request."""
+    """Set the answer of the server to every further request."""
     llm.scripts[:] = [{"times": -1, "reply": reply}]
 
 
 async def ask(model: ChatModel, asked: ModelRequest | None = None) -> tuple[ModelReply, list[str]]:
-    """The reply, and every text that was shown on the way."""
+    """Return the reply, and every text shown on the way."""
     shown: list[str] = []
     reply = await model.complete(asked or request(), shown.append)
     return reply, shown

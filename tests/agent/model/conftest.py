@@ -1,4 +1,4 @@
-"""Models on the fake server, made by tests with settings of their own."""
+"""Fixture for models on the fake server with custom settings."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -12,7 +12,7 @@ from tests.fakes import labkit
 
 @pytest.fixture
 async def dial(server: labkit.Server) -> AsyncIterator[Callable[..., ChatCompletionsModel]]:
-    """Makes models on the fake server with settings of the test's own."""
+    """Factory for models on the fake server with custom settings."""
     made: list[ChatCompletionsModel] = []
 
     def make(**changes: Any) -> ChatCompletionsModel:

@@ -1,8 +1,8 @@
-"""Client of a hostile provider, as a process: asks for each kind of answer once, and tells how much memory that took.
+"""Client process for a hostile provider. Requests each kind of answer once, and reports the memory used.
 
 python -m tests.agent.model.hostile_client PROTOCOL ADDRESS [KIND …]
 
-For each kind a line of JSON: the error that was raised, megabytes of memory in use when idle and at the peak, seconds.
+Prints a line of JSON per kind: the raised error, megabytes of memory when idle and at the peak, seconds.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.fakes.hostile_provider import address, kinds
 
 
 def memory_mb(name: str) -> float:
-    """`VmRSS` is what is in use, `VmHWM` the most since it was reset."""
+    """Return a memory figure: `VmRSS` is the current use, `VmHWM` the peak since the last reset."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) / 1_000
@@ -37,17 +37,17 @@ def reset_peak() -> None:
 
 
 def run_client(protocol: str, url: str, chosen: list[str], told: Path) -> None:
-    """Main function of a forked client, which writes its lines to the file `told`."""
+    """Run a forked client, which writes its lines to the file `told`."""
     with told.open("w") as lines:
         asyncio.run(try_all(protocol, url, chosen, lines))
 
 
 async def try_all(protocol: str, url: str, chosen: list[str], told: TextIO) -> None:
     idle = None
-    for kind in chosen[:1] + chosen:  # the first twice: what is loaded on demand is no reply's
+    for kind in chosen[:1] + chosen:  # the first kind twice, because the first call loads modules
         reset_peak()
         began = time.perf_counter()
-        # Only what never comes to anything is not waited for long.
+        # Short time limits only for answers that never end.
         patience_seconds = 1.0 if kinds(protocol)[kind].raised == ModelStallTimeout.__name__ else 30.0
         raised, said = await asyncio.wait_for(_failure(protocol, address(url, kind), patience_seconds), 60)
         peak = memory_mb("VmHWM")
@@ -60,7 +60,7 @@ async def try_all(protocol: str, url: str, chosen: list[str], told: TextIO) -> N
 
 
 async def _failure(protocol: str, url: str, patience_seconds: float) -> tuple[str, str]:
-    """Name of the error that a call raises, and what is said of it."""
+    """Return the name of the raised error and its sentence."""
     waits = {"read_seconds": patience_seconds, "first_piece_seconds": patience_seconds}
     way = next((way for way in WAYS if way.protocol == protocol), None)
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What every call says beside the conversation, over each protocol, and what becomes of it where it is refused."""
+"""Settings of calls over each protocol, and the handling of refused settings."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -48,15 +48,15 @@ def effort_of(way: Way, body: Json) -> Any:
 
 
 def refusal(message: str, param: str | None = None, code: str | None = None) -> Json:
-    """An error body that both SDKs read."""
+    """Return an error body that both SDKs understand."""
     error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
     return {"type": "error", "error": error}
 
 
-# ---- what is sent
+# ---- sent settings
 
 
-async def test_nothing_is_said_that_nobody_has_set(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_settings_that_are_not_set_are_not_sent(way: Way, server: labkit.Server, llm: LLM) -> None:
     async with way.dialled(server.url) as model:
         await ask(model)
     [body] = bodies(llm)
@@ -64,8 +64,8 @@ async def test_nothing_is_said_that_nobody_has_set(way: Way, server: labkit.Serv
         assert key not in body
 
 
-async def test_an_empty_authorization_is_no_error(way: Way, server: labkit.Server, llm: LLM) -> None:
-    """For proxies that want another header in its place."""
+async def test_an_empty_authorization_header_is_accepted(way: Way, server: labkit.Server, llm: LLM) -> None:
+    """Some proxies expect another header instead."""
     async with way.dialled(server.url, extra_headers={"Authorization": "", "x-proxy-key": "sesame"}) as model:
         await ask(model)
     [row] = llm.requests.rows
@@ -73,7 +73,7 @@ async def test_an_empty_authorization_is_no_error(way: Way, server: labkit.Serve
     assert "lab-key" not in row["headers"].get("authorization", "")
 
 
-async def test_settings_are_said_in_the_words_of_each_protocol(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_settings_use_the_field_names_of_each_protocol(way: Way, server: labkit.Server, llm: LLM) -> None:
     async with way.dialled(
         server.url, "claude-opus-4-6" if way.protocol == "anthropic" else "lab-128k", **SETTINGS
     ) as model:
@@ -84,14 +84,14 @@ async def test_settings_are_said_in_the_words_of_each_protocol(way: Way, server:
     assert effort_of(way, body) == "high"
     if way.protocol == "anthropic":
         assert body["thinking"] == {"type": "adaptive"}
-        assert "temperature" not in body, "whoever thinks takes none"
+        assert "temperature" not in body, "no temperature while thinking"
     else:
         assert body["temperature"] == 0.3
     headers = {name.lower(): value for name, value in row["headers"].items()}
     assert (headers["x-lab-title"], headers["x-lab-key"]) == ("the lab", "sesame")
 
 
-async def test_a_conversations_own_effort_wins(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_the_effort_of_a_conversation_overrides_the_setting(way: Way, server: labkit.Server, llm: LLM) -> None:
     async with way.dialled(server.url, "claude-opus-4-6", reasoning_effort="high") as model:
         await ask(model, request(reasoning_effort="low"))
         await ask(model, request(reasoning_effort="off"))
@@ -104,7 +104,7 @@ async def test_a_conversations_own_effort_wins(way: Way, server: labkit.Server, 
         assert effort_of(way, off) == "none"
 
 
-async def test_no_call_asks_for_more_output_than_is_configured(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_no_call_requests_more_output_than_configured(way: Way, server: labkit.Server, llm: LLM) -> None:
     async with way.dialled(server.url, max_output_tokens=300) as model:
         await ask(model, request(max_output_tokens=2_000))
         await ask(model, request(max_output_tokens=200))
@@ -112,7 +112,7 @@ async def test_no_call_asks_for_more_output_than_is_configured(way: Way, server:
     assert [body[key] for body in bodies(llm)] == [300, 200]
 
 
-async def test_further_fields_join_what_the_gateway_says(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_extra_body_fields_are_merged_into_the_request(way: Way, server: labkit.Server, llm: LLM) -> None:
     extra = {"reasoning": {"summary": "auto"}, "temperature": 0.9}
     async with way.dialled(server.url, temperature=0.1, reasoning_effort="low", extra_body=extra) as model:
         await ask(model)
@@ -123,7 +123,7 @@ async def test_further_fields_join_what_the_gateway_says(way: Way, server: labki
         assert body["reasoning"]["effort"] == "low"
 
 
-def test_a_budget_for_thinking_stays_below_the_output_limit() -> None:
+def test_the_thinking_budget_stays_below_the_output_limit() -> None:
     for effort in ("minimal", "low", "medium", "high", "xhigh", "max"):
         for limit in (16, 1_024, 1_600, 2_048, 8_192, 32_000, 128_000):
             first = effort_forms(effort, "claude-sonnet-4-5", limit)[0]
@@ -148,7 +148,7 @@ def test_a_budget_for_thinking_stays_below_the_output_limit() -> None:
         ("glm-5", False),
     ],
 )
-def test_newer_claude_models_decide_for_themselves_how_long_to_think(model: str, is_adaptive: bool) -> None:
+def test_newer_claude_models_use_adaptive_thinking(model: str, is_adaptive: bool) -> None:
     first = effort_forms("medium", model, 8_192)[0]
     assert (first["thinking"]["type"] == "adaptive") is is_adaptive
     assert first.get("output_config") == ({"effort": "medium"} if is_adaptive else None)
@@ -167,7 +167,7 @@ def test_newer_claude_models_decide_for_themselves_how_long_to_think(model: str,
         (None, 0.5, True, {}),
     ],
 )
-def test_claude_takes_one_of_temperature_and_top_p(
+def test_claude_gets_only_temperature_or_top_p(
     temperature: float | None, top_p: float | None, thinks: bool, sent: Json
 ) -> None:
     given = {"top_p": top_p, "temperature": temperature}
@@ -186,15 +186,13 @@ def test_claude_takes_one_of_temperature_and_top_p(
         ("dashscope.aliyuncs.com", "off", {"enable_thinking": False}),
     ],
 )
-async def test_some_hosts_turn_thinking_on_and_off_by_a_field_of_their_own(
-    host: str, effort: ReasoningEffort, fields: Json
-) -> None:
+async def test_some_hosts_have_their_own_field_for_thinking(host: str, effort: ReasoningEffort, fields: Json) -> None:
     model = ChatCompletionsModel(Endpoint(model="m", api_key="k", base_url=f"https://{host}/v1"))
     assert model._efforts(request(), effort)[0] == fields
     await model.close()
 
 
-# ---- what is refused
+# ---- refused settings
 
 TEMPERATURE_REFUSALS = [
     refusal(
@@ -210,9 +208,7 @@ TEMPERATURE_REFUSALS = [
 
 
 @pytest.mark.parametrize("body", TEMPERATURE_REFUSALS, ids=range(len(TEMPERATURE_REFUSALS)))
-async def test_a_temperature_that_is_refused_is_left_out_from_then_on(
-    way: Way, server: labkit.Server, llm: LLM, body: Json
-) -> None:
+async def test_a_refused_temperature_is_not_sent_again(way: Way, server: labkit.Server, llm: LLM, body: Json) -> None:
     llm.config["refuses"] = [{"fields": ["temperature"], "body": body}]
     async with way.dialled(server.url, temperature=0.3) as model:
         with capture_logs() as logs:
@@ -225,9 +221,7 @@ async def test_a_temperature_that_is_refused_is_left_out_from_then_on(
 
 
 @pytest.mark.parametrize("way", OPENAI_WAYS, ids=str)
-async def test_of_two_that_are_not_taken_together_the_temperature_stays(
-    way: Way, server: labkit.Server, llm: LLM
-) -> None:
+async def test_temperature_is_kept_if_it_conflicts_with_top_p(way: Way, server: labkit.Server, llm: LLM) -> None:
     both = refusal("`temperature` and `top_p` cannot both be specified for this model. Please use only one.")
     llm.config["refuses"] = [{"fields": ["temperature", "top_p"], "body": both}]
     async with way.dialled(server.url, temperature=0.3, top_p=0.9) as model:
@@ -247,9 +241,7 @@ NOT_TAKEN = [
 
 @pytest.mark.parametrize("body", NOT_TAKEN, ids=range(len(NOT_TAKEN)))
 @pytest.mark.parametrize("way", OPENAI_WAYS, ids=str)
-async def test_an_effort_that_a_model_does_not_know_is_left_out_from_then_on(
-    way: Way, server: labkit.Server, llm: LLM, body: Json
-) -> None:
+async def test_an_unknown_effort_is_not_sent_again(way: Way, server: labkit.Server, llm: LLM, body: Json) -> None:
     field = "reasoning_effort" if way.protocol == "chat_completions" else "reasoning"
     llm.config["refuses"] = [{"fields": [field], "body": body}]
     async with way.dialled(server.url, reasoning_effort="high") as model:
@@ -272,7 +264,7 @@ NO_EXTREMES = "Input should be 'low', 'medium' or 'high' [type=enum, input_value
     ],
 )
 @pytest.mark.parametrize("way", OPENAI_WAYS, ids=str)
-async def test_the_nearest_effort_that_is_taken_is_sent_instead(
+async def test_the_nearest_accepted_effort_is_sent_instead(
     way: Way, server: labkit.Server, llm: LLM, wanted: str, refused: list[str], text: str, sent: str
 ) -> None:
     field = "reasoning_effort" if way.protocol == "chat_completions" else "reasoning.effort"
@@ -295,7 +287,7 @@ NONE_WITH_TOOLS = [
 @pytest.mark.parametrize("text", NONE_WITH_TOOLS)
 @pytest.mark.parametrize("wanted", [None, "high"])
 @pytest.mark.parametrize("way", [one for one in WAYS if one.protocol == "chat_completions"], ids=str)
-async def test_a_model_that_calls_tools_only_without_thinking_is_told_not_to_think(
+async def test_thinking_is_disabled_if_a_model_only_calls_tools_without_it(
     way: Way, server: labkit.Server, llm: LLM, wanted: str | None, text: str
 ) -> None:
     rule = {"fields": ["tools"], "unless": {"reasoning_effort": ["none"]}, "body": refusal(text, "reasoning_effort")}
@@ -305,7 +297,7 @@ async def test_a_model_that_calls_tools_only_without_thinking_is_told_not_to_thi
         await ask(model, request(tools=(TOOL,)))
         await ask(model)
     sent = [one.get("reasoning_effort") for one in bodies(llm)]
-    assert sent[-3:] == ["none", "none", wanted], "without tools it thinks as before"
+    assert sent[-3:] == ["none", "none", wanted], "without tools, the effort is unchanged"
 
 
 @pytest.fixture(params=ANTHROPIC_WAYS, ids=str)
@@ -318,7 +310,7 @@ def thinking(llm: LLM) -> list[str | None]:
     return [one.get("thinking", {}).get("type") for one in bodies(llm)]
 
 
-async def test_a_claude_that_takes_no_budget_is_asked_for_an_effort(claude: ChatModel, llm: LLM) -> None:
+async def test_a_claude_model_without_budgets_gets_an_effort(claude: ChatModel, llm: LLM) -> None:
     text = '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive".'
     llm.config["refuses"] = [{"fields": ["thinking.type"], "values": ["enabled"], "body": refusal(text)}]
     long = request(max_output_tokens=8_000)
@@ -328,7 +320,7 @@ async def test_a_claude_that_takes_no_budget_is_asked_for_an_effort(claude: Chat
     assert bodies(llm)[-1]["output_config"] == {"effort": "high"}
 
 
-async def test_a_claude_that_does_not_think_is_asked_without(claude: ChatModel, llm: LLM) -> None:
+async def test_a_claude_model_without_thinking_gets_no_effort(claude: ChatModel, llm: LLM) -> None:
     llm.config["refuses"] = [
         {"fields": ["output_config"], "body": refusal("This model does not support the effort parameter.")},
         {"fields": ["thinking"], "body": refusal("adaptive thinking is not supported on this model")},
@@ -340,7 +332,7 @@ async def test_a_claude_that_does_not_think_is_asked_without(claude: ChatModel, 
 
 
 @pytest.mark.parametrize("way", ANTHROPIC_WAYS, ids=str)
-async def test_a_claude_that_always_thinks_is_asked_for_little(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_a_claude_model_that_always_thinks_gets_low_effort(way: Way, server: labkit.Server, llm: LLM) -> None:
     text = '"thinking.type.disabled" is not supported for this model. Use "thinking.type.adaptive"'
     llm.config["refuses"] = [{"fields": ["thinking.type"], "values": ["disabled"], "body": refusal(text)}]
     async with way.dialled(server.url, "claude-opus-5-5", reasoning_effort="off") as model:
@@ -350,9 +342,7 @@ async def test_a_claude_that_always_thinks_is_asked_for_little(way: Way, server:
     assert bodies(llm)[-1]["output_config"] == {"effort": "low"}
 
 
-async def test_thoughts_that_are_missing_before_calls_cost_the_effort_of_that_call_alone(
-    claude: ChatModel, llm: LLM
-) -> None:
+async def test_missing_reasoning_before_calls_disables_thinking_for_one_call_only(claude: ChatModel, llm: LLM) -> None:
     text = (
         "messages.1.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`. When `thinking` "
     )
@@ -365,7 +355,7 @@ async def test_thoughts_that_are_missing_before_calls_cost_the_effort_of_that_ca
     assert thinking(llm) == ["enabled", None, "enabled"]
 
 
-async def test_what_no_setting_is_to_blame_for_is_told_at_once(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_a_refusal_not_caused_by_settings_is_raised_at_once(way: Way, server: labkit.Server, llm: LLM) -> None:
     llm.config["refuses"] = [{"fields": ["model"], "body": refusal("tools: not a list")}]
     async with way.dialled(server.url, **SETTINGS) as model:
         with pytest.raises(ModelError):
@@ -373,7 +363,7 @@ async def test_what_no_setting_is_to_blame_for_is_told_at_once(way: Way, server:
     assert len(bodies(llm)) == 1
 
 
-async def test_a_refusal_without_a_known_reason_is_followed_by_a_stricter_form(server: labkit.Server, llm: LLM) -> None:
+async def test_an_unexplained_refusal_is_retried_in_a_stricter_form(server: labkit.Server, llm: LLM) -> None:
     [way] = [way for way in WAYS if way.protocol == "chat_completions" and way.streams]
     odd = {"error": {"status": 400, "body": refusal("something is wrong with this")}}
     called = ToolCall(id="call_PTLP8xhu3uwZk4l3nlnrrJha", name="look", arguments="{}")

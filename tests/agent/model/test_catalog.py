@@ -1,4 +1,4 @@
-"""Catalog of models: what is listed, what is estimated, and what is not guessed."""
+"""Catalog of models: listed prices, estimated prices and unknown prices."""
 
 import json
 from datetime import date
@@ -22,7 +22,7 @@ def estimate(output: float) -> Price:
     return price(output, is_estimated=True)
 
 
-# ---- names that others wrote
+# ---- published names
 
 
 def _corpus() -> list[tuple[str, str]]:
@@ -31,7 +31,7 @@ def _corpus() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "expected"), _corpus())
-def test_a_name_that_others_wrote_has_the_price_that_it_should(name: str, expected: str) -> None:
+def test_published_model_names_have_the_right_price(name: str, expected: str) -> None:
     found = price_of(name, {})
     if expected == "-":
         assert found is None
@@ -48,7 +48,7 @@ def test_a_name_that_others_wrote_has_the_price_that_it_should(name: str, expect
         assert replace(found, is_estimated=False) in meant
 
 
-def test_the_names_that_others_wrote_are_enough_to_tell() -> None:
+def test_enough_published_model_names_are_tested() -> None:
     expected = [one for _, one in _corpus()]
     assert len(expected) > 300
     assert all(sum(one.startswith(kind) for one in expected) >= minimum for kind, minimum in (("=", 100), ("~", 50)))
@@ -66,14 +66,14 @@ CLAUDE = PriceCatalog({"claude-opus-4-6": price(25.0), "claude-opus-4.8": price(
         *("claude-opus-5-20260724", "claude-opus-5@20260724", "claude-opus-5@default", "claude-opus-5-latest"),
     ],
 )
-def test_a_listed_model_is_found_however_its_name_is_put(name: str) -> None:
+def test_a_listed_model_is_found_in_every_spelling(name: str) -> None:
     assert CLAUDE.find(name) == price(20.0)
 
 
 @pytest.mark.parametrize(
     "name", ["claude-opus-6", "claude-opus-5-5", "claude-6.1-opus", "claude-opus-4-7", "claude-opus-latest"]
 )
-def test_an_unknown_model_takes_the_price_of_the_newest_of_its_family_as_an_estimate(name: str) -> None:
+def test_an_unlisted_version_is_estimated_from_the_newest_of_its_family(name: str) -> None:
     assert CLAUDE.find(name) == estimate(20.0)
 
 
@@ -81,7 +81,7 @@ def test_an_unknown_model_takes_the_price_of_the_newest_of_its_family_as_an_esti
     "name",
     ["claude-opus-4-8-thinking", "us.anthropic.claude-opus-4-8-v1:0", "claude-opus-4.8:nitro", "claude-opus-4-8-maas"],
 )
-def test_another_form_of_a_listed_model_takes_its_price_as_an_estimate(name: str) -> None:
+def test_another_form_of_a_listed_name_gets_an_estimated_price(name: str) -> None:
     assert CLAUDE.find(name) == estimate(24.0)
 
 
@@ -101,24 +101,24 @@ def test_another_form_of_a_listed_model_takes_its_price_as_an_estimate(name: str
         *("claude-opus-5:8b", "claude-opus-5-70b", "ft:claude-opus-5:my-org::abc123"),
     ],
 )
-def test_what_is_older_local_tuned_or_of_another_family_is_not_guessed(name: str) -> None:
+def test_older_local_tuned_and_unrelated_models_have_no_estimate(name: str) -> None:
     assert CLAUDE.find(name) is None
 
 
-def test_4_20_came_before_4_3() -> None:
+def test_version_4_20_is_older_than_4_3() -> None:
     prices = PriceCatalog({"grok-4.20": price(3.0), "grok-4.3": price(2.0)})
     assert prices.find("grok-5") == estimate(2.0)
     assert prices.find("grok-4.20-0309-reasoning") == estimate(3.0)
     assert prices.find("grok-4-20") == price(3.0)
 
 
-def test_a_snapshot_with_a_price_of_its_own_keeps_it() -> None:
+def test_a_snapshot_with_its_own_price_keeps_it() -> None:
     prices = PriceCatalog({"gpt-4o": price(10.0), "gpt-4o-2024-05-13": price(15.0)})
     assert prices.find("openai/gpt-4o-2024-05-13") == price(15.0)
     assert prices.find("gpt-4o-2024-11-20") == price(10.0)
 
 
-def test_a_model_without_a_version_takes_that_of_its_newest_snapshot() -> None:
+def test_a_name_without_version_gets_the_price_of_the_newest_snapshot() -> None:
     prices = PriceCatalog({"codestral-2501": price(2.0), "codestral-2508": price(1.0)})
     assert prices.find("codestral-latest") == prices.find("codestral-2611") == price(1.0)
 
@@ -126,14 +126,14 @@ def test_a_model_without_a_version_takes_that_of_its_newest_snapshot() -> None:
 # ---- the file
 
 
-def test_the_file_is_what_make_catalog_writes() -> None:
-    """Also that its sizes are kept, and that the same data give the same bytes."""
+def test_make_catalog_reproduces_the_file() -> None:
+    """The sizes are kept, and the same data gives the same bytes."""
     raw = make_catalog.CATALOG.read_text()
     assert make_catalog.rendered(make_catalog.with_prices(json.loads(raw))) == raw
     assert len(raw) < 150_000
 
 
-def test_the_prices_are_dated_and_make_sense() -> None:
+def test_prices_are_dated_and_plausible() -> None:
     assert CATALOG.prices_taken_from.startswith("genai-prices ")
     assert date.fromisoformat(CATALOG.prices_taken_on) > date(2026, 10, 1)
     for name, one in CATALOG.prices.items():
@@ -144,7 +144,7 @@ def test_the_prices_are_dated_and_make_sense() -> None:
         assert one.output <= dearer.output, name
 
 
-def test_every_listed_name_is_found_under_itself() -> None:
+def test_every_listed_name_finds_its_own_price() -> None:
     for name, one in CATALOG.prices.items():
         assert price_of(name, {}) == one, name
 
@@ -154,7 +154,7 @@ def test_every_maker_is_listed() -> None:
     assert [head for head in (*heads, "qwen3") if not any(name.startswith(head) for name in CATALOG.prices)] == []
 
 
-def test_what_a_provider_takes_as_a_prompt_is_within_the_window() -> None:
+def test_prompt_limits_are_within_the_window() -> None:
     bound = [one for one in CATALOG.sizes.values() if one.max_input_tokens is not None]
     assert known_model("gpt-5") in bound
     assert all(0 < (one.max_input_tokens or 0) < (one.context_length or 0) for one in bound)

@@ -1,4 +1,4 @@
-"""When a route is left alone, for how long, and what ends it."""
+"""The circuit breaker: when it opens, for how long, and when it closes."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tests.clients import RecordedCalls
 
 
 class Watch:
-    """Seconds that pass only when told so."""
+    """Clock that advances only on request."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -46,7 +46,7 @@ def failed(circuit: CircuitBreaker, times: int = MAX_FAILURES, error: ModelError
         circuit.failed(error or ModelUnavailable("x"))
 
 
-def test_a_route_rests_after_three_failures_in_a_row(circuit: CircuitBreaker) -> None:
+def test_the_circuit_opens_after_three_consecutive_failures(circuit: CircuitBreaker) -> None:
     failed(circuit, MAX_FAILURES - 1)
     assert circuit.open is None
     failed(circuit, 1)
@@ -55,7 +55,7 @@ def test_a_route_rests_after_three_failures_in_a_row(circuit: CircuitBreaker) ->
     assert circuit.open.why == "cannot be reached"
 
 
-def test_an_answer_in_between_begins_the_row_anew(circuit: CircuitBreaker) -> None:
+def test_a_success_resets_the_failure_count(circuit: CircuitBreaker) -> None:
     for _ in range(3):
         failed(circuit, MAX_FAILURES - 1)
         circuit.succeeded()
@@ -63,14 +63,14 @@ def test_an_answer_in_between_begins_the_row_anew(circuit: CircuitBreaker) -> No
 
 
 @pytest.mark.parametrize("other", [ContextOverflow("x"), ContentRejected("x"), ModelError("x")])
-def test_what_is_not_the_routes_fault_ends_the_row_too(circuit: CircuitBreaker, other: ModelError) -> None:
+def test_an_error_that_is_not_the_routes_fault_resets_the_count(circuit: CircuitBreaker, other: ModelError) -> None:
     failed(circuit, MAX_FAILURES - 1)
     failed(circuit, 1, other)
     failed(circuit, 1)
     assert circuit.open is None
 
 
-def test_each_failure_behind_a_rest_makes_the_next_one_longer(circuit: CircuitBreaker, watch: Watch) -> None:
+def test_each_failed_trial_keeps_the_circuit_open_longer(circuit: CircuitBreaker, watch: Watch) -> None:
     failed(circuit)
     for seconds in (*OPEN_SECONDS, OPEN_SECONDS[-1]):
         assert circuit.open is not None
@@ -81,7 +81,7 @@ def test_each_failure_behind_a_rest_makes_the_next_one_longer(circuit: CircuitBr
         failed(circuit, 1)
 
 
-def test_failures_while_it_rests_make_it_no_longer(circuit: CircuitBreaker, watch: Watch) -> None:
+def test_failures_while_the_circuit_is_open_do_not_extend_it(circuit: CircuitBreaker, watch: Watch) -> None:
     failed(circuit)
     watch.seconds += 10
     failed(circuit, 5)
@@ -89,7 +89,7 @@ def test_failures_while_it_rests_make_it_no_longer(circuit: CircuitBreaker, watc
     assert circuit.open.seconds == OPEN_SECONDS[0] - 10
 
 
-def test_a_success_closes_it(circuit: CircuitBreaker) -> None:
+def test_a_success_closes_the_circuit(circuit: CircuitBreaker) -> None:
     failed(circuit)
     circuit.succeeded()
     assert circuit.open is None
@@ -100,7 +100,7 @@ def test_a_success_closes_it(circuit: CircuitBreaker) -> None:
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(5.0, 30.0), (90.0, 90.0), (9_000.0, 300.0), (None, 30.0)])
-def test_a_provider_that_says_when_is_taken_at_its_word(
+def test_the_circuit_stays_open_as_long_as_the_provider_asks(
     circuit: CircuitBreaker, asked: float | None, seconds: float
 ) -> None:
     failed(circuit, error=ModelRateLimited("x", retry_after=asked))
@@ -116,7 +116,7 @@ async def complete(client: ModelClient, within: float | None = None) -> None:
     await client.complete(request, purpose="turn", within=within)
 
 
-async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
+async def test_a_call_with_all_its_retries_is_one_failure() -> None:
     model = Scripted(*[ModelUnavailable("x")] * 20)
     client = ModelClient(model, RecordedCalls(), policy=POLICY)
     for done in range(1, MAX_FAILURES + 1):
@@ -127,7 +127,7 @@ async def test_one_call_with_all_its_repeats_is_one_failure() -> None:
     assert client.breaker.open is not None
 
 
-async def test_on_a_resting_route_a_call_is_made_once_and_its_success_ends_the_rest() -> None:
+async def test_a_tripped_circuit_allows_one_attempt_and_a_success_closes_it() -> None:
     model = Scripted(*[AuthRejected("x")] * MAX_FAILURES, ModelUnavailable("x"), GOOD)
     client = ModelClient(model, RecordedCalls(), policy=POLICY)
     for _ in range(MAX_FAILURES):
@@ -135,12 +135,12 @@ async def test_on_a_resting_route_a_call_is_made_once_and_its_success_ends_the_r
             await complete(client)
     with pytest.raises(ModelUnavailable):
         await complete(client)
-    assert model.calls == MAX_FAILURES + 1, "not repeated"
+    assert model.calls == MAX_FAILURES + 1, "no retry"
     await complete(client)
     assert client.breaker.open is None
 
 
-async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
+async def test_a_call_that_hits_our_own_time_limit_is_not_the_routes_failure() -> None:
     class Slow(Scripted):
         async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
             await asyncio.Event().wait()
@@ -153,7 +153,7 @@ async def test_who_does_not_wait_for_an_answer_cannot_blame_the_route() -> None:
     assert client.breaker.open is None
 
 
-async def test_two_routes_share_no_rest() -> None:
+async def test_routes_have_separate_circuits() -> None:
     broken, sound = (
         ModelClient(Scripted(*[AuthRejected("x")] * 9), RecordedCalls(), policy=POLICY),
         ModelClient(Scripted(GOOD), RecordedCalls()),

@@ -1,4 +1,4 @@
-"""When a failed call is made again, how long is waited, and what the ledger learns."""
+"""Retries of failed calls, pauses between attempts, and the rows in the ledger."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ CALL = ToolCall(id="a", name="look", arguments="{")
 
 
 class Scripted:
-    """A model that plays a list of replies and errors, with the text it showed before each."""
+    """Model with a scripted list of replies and errors. Each can show some text first."""
 
     route, name = "scripted", "scripted-1"
 
@@ -93,7 +93,7 @@ async def run(
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, ModelError) else "",
 )
-async def test_a_failure_is_repeated_as_often_as_its_kind_allows(error: ModelError, calls: int) -> None:
+async def test_each_kind_of_failure_has_its_number_of_attempts(error: ModelError, calls: int) -> None:
     model = Scripted(*[error] * 10)
     done, failures, _ = await run(model)
     assert done is error
@@ -101,7 +101,7 @@ async def test_a_failure_is_repeated_as_often_as_its_kind_allows(error: ModelErr
     assert [failure.outcome for failure in failures] == [remedy_for(error).outcome] * calls
 
 
-async def test_a_call_that_works_in_the_end_is_left_to_the_caller() -> None:
+async def test_a_successful_call_is_recorded_by_the_caller() -> None:
     done, failures, shown = await run(Scripted(ModelUnavailable("x"), ("half", ReplyMalformed("x")), GOOD))
     assert isinstance(done, CompletedCall)
     assert (done.reply, done.call.outcome, done.call.usage) == (GOOD, "ok", GOOD.usage)
@@ -109,7 +109,7 @@ async def test_a_call_that_works_in_the_end_is_left_to_the_caller() -> None:
     assert shown == ["half", "ok"]
 
 
-async def test_a_stall_after_text_is_not_repeated() -> None:
+async def test_a_timeout_after_some_text_is_not_retried() -> None:
     model = Scripted(("some", ModelTimeout("x")), GOOD)
     done, _, _ = await run(model)
     assert isinstance(done, ModelTimeout)
@@ -118,7 +118,7 @@ async def test_a_stall_after_text_is_not_repeated() -> None:
 
 @pytest.mark.parametrize("kind", [ModelRateLimited, ModelUnavailable])
 @pytest.mark.parametrize(("seconds", "calls"), [(0.005, 2), (60.0, 1)])
-async def test_a_provider_is_waited_for_only_so_long(
+async def test_a_call_fails_if_the_provider_requests_too_long_a_pause(
     seconds: float, calls: int, kind: type[ModelRateLimited | ModelUnavailable]
 ) -> None:
     model = Scripted(kind("x", retry_after=seconds), GOOD)
@@ -127,7 +127,7 @@ async def test_a_provider_is_waited_for_only_so_long(
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 3, 10])
-def test_a_pause_grows_is_jittered_and_is_never_shorter_than_asked(attempt: int) -> None:
+def test_pauses_grow_have_jitter_and_respect_retry_after(attempt: int) -> None:
     policy = RetryPolicy()
     pauses = {policy.pause(attempt, None) for _ in range(50)}
     middle = min(8.0, 0.5 * 2 ** (attempt - 1))
@@ -145,13 +145,13 @@ def test_a_pause_grows_is_jittered_and_is_never_shorter_than_asked(attempt: int)
     ],
     ids=["empty", "blank", "a call cut off"],
 )
-async def test_a_reply_that_cannot_become_a_row_is_a_failure(reply: ModelReply) -> None:
+async def test_a_reply_that_cannot_be_stored_is_a_failure(reply: ModelReply) -> None:
     done, failures, _ = await run(Scripted(reply, reply))
     assert isinstance(done, ReplyMalformed)
     assert len(failures) == 2
 
 
-async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
+async def test_missing_usage_is_estimated_and_marked() -> None:
     done, _, _ = await run(Scripted(ModelReply(text="x" * 400, finish=FinishReason.STOP, usage=None)))
     assert isinstance(done, CompletedCall)
     assert done.call.is_estimated
@@ -160,7 +160,7 @@ async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
     assert done.reply.usage is None
 
 
-async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
+async def test_a_failed_call_keeps_the_reported_usage() -> None:
     used = CanonicalUsage(input=3, output=1)
     late = ModelUnavailable("x")
     late.usage = used
@@ -175,14 +175,14 @@ async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
     assert done.call.cost == 50
 
 
-async def test_a_call_that_breaks_off_after_some_text_is_in_the_ledger_with_an_estimate() -> None:
+async def test_a_call_that_breaks_off_after_some_text_is_recorded_with_an_estimate() -> None:
     used = CanonicalUsage(input=3, output=1)
     text = "x" * 400
     told = ModelUnavailable("x")
     told.usage = used
     done, (told_row, broken), _ = await run(Scripted((text, told), (text, ReplyMalformed("x")), GOOD), price=PRICE)
     assert isinstance(done, CompletedCall)
-    assert (told_row.usage, told_row.is_estimated) == (used, False), "who knows it better is believed"
+    assert (told_row.usage, told_row.is_estimated) == (used, False), "reported usage overrides the estimate"
     assert broken.is_estimated
     assert broken.usage is not None
     assert broken.usage.output == estimated_text_tokens(text)
@@ -190,25 +190,25 @@ async def test_a_call_that_breaks_off_after_some_text_is_in_the_ledger_with_an_e
     assert broken.cost > 0
 
 
-async def test_what_the_provider_says_that_it_costs_wins_over_the_price() -> None:
+async def test_a_reported_cost_overrides_the_price_list() -> None:
     done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=PRICE)
     assert isinstance(done, CompletedCall)
     assert done.call.cost == 7
 
 
-async def test_a_cost_by_an_estimated_price_is_an_estimate_unless_the_provider_says_what_it_is() -> None:
+async def test_a_cost_from_an_estimated_price_is_an_estimate_unless_reported() -> None:
     guessed = msgspec.structs.replace(PRICE, is_estimated=True)
     done, (failure,), _ = await run(Scripted(ModelUnavailable("x"), GOOD), price=guessed)
     assert isinstance(done, CompletedCall)
     assert (done.call.cost, done.call.is_estimated) == (50, True)
-    assert not failure.is_estimated, "it has used nothing"
+    assert not failure.is_estimated, "it has no usage"
     done, _, _ = await run(Scripted(replace(GOOD, cost=MicroUsd(7))), price=guessed)
     assert isinstance(done, CompletedCall)
     assert not done.call.is_estimated
 
 
 class Hanging(Scripted):
-    """Shows some text and then never ends."""
+    """Model that shows some text and then hangs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class Hanging(Scripted):
 
 
 async def _cancelled(ledger: Ledger) -> None:
-    """A call that is cut off after 400 characters."""
+    """Make a call that is cancelled after 400 characters."""
     model = Hanging()
     request = ModelRequest(system="", transcript=(human("hi"),), max_output_tokens=10)
     client = ModelClient(model, ledger, policy=POLICY, price=PRICE)
@@ -233,7 +233,7 @@ async def _cancelled(ledger: Ledger) -> None:
         await call
 
 
-async def test_a_call_that_is_cut_off_is_in_the_ledger_with_an_estimate() -> None:
+async def test_a_cancelled_call_is_recorded_with_an_estimate() -> None:
     ledger = RecordedCalls()
     await _cancelled(ledger)
     (cut,) = ledger.calls
@@ -244,7 +244,7 @@ async def test_a_call_that_is_cut_off_is_in_the_ledger_with_an_estimate() -> Non
     assert cut.cost > 0
 
 
-async def test_who_cuts_a_call_off_is_not_held_up_by_a_database_that_takes_nothing() -> None:
+async def test_cancelling_a_call_does_not_wait_for_a_blocked_database() -> None:
     class Refusing(RecordedCalls):
         async def record(self, payer: Payer, call: ModelCall) -> None:
             raise StoreUnavailable("locked")
@@ -259,7 +259,7 @@ async def test_who_cuts_a_call_off_is_not_held_up_by_a_database_that_takes_nothi
 
 
 class Closed:
-    """Caps that are used up after some calls."""
+    """Caps that are reached after some calls."""
 
     def __init__(self, calls: int) -> None:
         self.left = calls
@@ -271,7 +271,7 @@ class Closed:
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2])
-async def test_a_cap_is_looked_at_before_every_attempt(calls: int) -> None:
+async def test_the_cap_is_checked_before_every_attempt(calls: int) -> None:
     model = Scripted(*[ModelUnavailable("x")] * 9)
     done, failures, _ = await run(model, caps=Closed(calls))
     assert isinstance(done, SpendingCapExceeded)
@@ -281,21 +281,21 @@ async def test_a_cap_is_looked_at_before_every_attempt(calls: int) -> None:
 # ---- the table
 
 
-def test_every_kind_of_model_error_has_its_own_row() -> None:
+def test_every_kind_of_model_error_has_a_remedy() -> None:
     declared = {kind for kind in ModelError.__subclasses__() if kind.__module__ == errors.__name__}
     assert set(REMEDIES) == {ModelError, *declared}
     assert len({remedy.outcome for remedy in REMEDIES.values()}) == len(REMEDIES)
 
 
-def test_no_sentence_sends_people_to_the_block_of_another_model() -> None:
+def test_no_sentence_names_a_key_of_another_model() -> None:
     assert not [remedy.sentence for remedy in REMEDIES.values() if "`model." in remedy.sentence]
 
 
 @pytest.mark.parametrize("kind", REMEDIES)
-def test_a_person_gets_one_sentence_without_holes(kind: type[ModelError]) -> None:
+def test_every_error_has_short_sentences_without_placeholders(kind: type[ModelError]) -> None:
     said = sentence_for(kind("HTTP 400 with a secret"))
     assert said.endswith(".")
-    assert ". " not in said
+    assert all(len(sentence.split()) <= 25 for sentence in said.split(". "))
     assert "secret" not in said
     assert "{" not in said
 
@@ -310,22 +310,22 @@ def test_a_person_gets_one_sentence_without_holes(kind: type[ModelError]) -> Non
         (ModelRateLimited("x"), "in a minute"),
         (ModelUnavailable("x", retry_after=600), "in 10 minutes"),
         (ModelUnavailable("x"), "in a minute"),
-        (ContextOverflow("x", window=8_192), "of 8,192 tokens; /compress"),
-        (ContextOverflow("x"), "memory; /compress"),
+        (ContextOverflow("x", window=8_192), "of 8,192 tokens. Send /compress"),
+        (ContextOverflow("x"), "context window. Send /compress"),
         (OutputCapExceeded("x", cap=4_096), "(4,096 tokens)"),
-        (SpendingCapExceeded("x"), "opens again tomorrow, and whoever runs this gateway can raise `costs.daily_cap`."),
+        (SpendingCapExceeded("x"), "try again tomorrow. The owner of this bot can raise `costs.daily_cap`."),
         (SpendingCapExceeded("x", spent=MicroUsd(1_020_000), limit=MicroUsd(1_000_000)), "($1.02 of $1.00)"),
-        (SpendingCapExceeded("x", cap="costs.chat_daily_cap"), "this chat may spend in a day is used up"),
-        (SpendingCapExceeded("x", cap="costs.conversation_cap"), "/new starts another one"),
-        (PriceNotFound("x", model="lab-4k"), "what the model `lab-4k` costs is not known"),
+        (SpendingCapExceeded("x", cap="costs.chat_daily_cap"), "The daily spending cap of this chat has been reached"),
+        (SpendingCapExceeded("x", cap="costs.conversation_cap"), "Send /new to start another one"),
+        (PriceNotFound("x", model="lab-4k"), "the price of the model `lab-4k` is unknown"),
         (PriceNotFound("x", model="lab-4k"), "`costs.prices`"),
     ],
 )
-def test_a_sentence_holds_what_is_known(error: ModelError, part: str) -> None:
+def test_sentences_contain_the_known_details(error: ModelError, part: str) -> None:
     assert part in sentence_for(error)
 
 
-async def test_changing_failures_do_not_add_up_for_ever() -> None:
+async def test_alternating_failures_are_limited_together() -> None:
     model = Scripted(*[error for _ in range(9) for error in (ModelUnavailable("x"), ModelRateLimited("x"))])
     await run(model)
     assert model.calls == POLICY.max_attempts

@@ -1,4 +1,4 @@
-"""Connections to providers: used again, through proxies of the environment, found by the system's own look-up."""
+"""Connections to providers: reuse, proxies of the environment, and the system's resolver."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ _ANSWERS = {
 
 
 class Peer:
-    """A server that answers whatever it is asked, and keeps what it was asked for."""
+    """Server that answers every request and records it."""
 
     def __init__(self, protocol: str) -> None:
         self._answer = json.dumps(_ANSWERS[protocol]).encode()
@@ -65,7 +65,7 @@ async def _said(model: ChatModel) -> str:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_one_connection_serves_one_call_after_the_other_without_cookies(way: Way) -> None:
+async def test_consecutive_calls_reuse_one_connection_without_cookies(way: Way) -> None:
     async with listening(way) as peer, way.dialled(f"http://127.0.0.1:{peer.port}") as model:
         assert [await _said(model) for _ in range(3)] == ["ok"] * 3
     assert (peer.connections, len(peer.heads)) == (1, 3)
@@ -87,8 +87,8 @@ async def test_the_proxies_of_the_environment_are_used(way: Way, monkeypatch: py
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_names_are_looked_up_by_the_system(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    """aiohttp's own look-up knows no `.local` names, which a server at home has."""
+async def test_the_system_resolver_is_used(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiohttp's own resolver does not know `.local` names, which home servers have."""
     asked: list[str] = []
 
     async def resolve(_: object, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
@@ -102,7 +102,7 @@ async def test_names_are_looked_up_by_the_system(way: Way, monkeypatch: pytest.M
     assert asked == ["server.local"]
 
 
-async def test_more_calls_run_at_once_than_an_http_library_allows_by_itself() -> None:
+async def test_parallel_calls_exceed_the_http_librarys_default_limit() -> None:
     [way] = [one for one in WAYS if str(one) == "responses whole"]
     everybody = asyncio.Barrier(130)
 

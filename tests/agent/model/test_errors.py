@@ -1,4 +1,4 @@
-"""How providers say that a request is too large, and what is to blame: the prompt, or the output that was asked for."""
+"""Refusals of requests that are too large, because of the prompt or because of the output limit."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -36,7 +36,7 @@ Ask = Callable[..., Awaitable[ModelError | None]]
 
 @pytest.fixture
 async def ask(server: labkit.Server) -> AsyncIterator[Ask]:
-    """Asks a model of 4,096 tokens that words its errors in some style; gives the error, if there is one."""
+    """Function that calls a model of 4,096 tokens with a certain style of errors. Returns the error, if any."""
     made: list[ChatCompletionsModel] = []
 
     async def one(style: str, text: str, wanted: int, *, has_tools: bool = False) -> ModelError | None:
@@ -64,7 +64,7 @@ COUNTS_OUTPUT = ("openai-combined", "vllm", "openrouter")
 
 @pytest.mark.parametrize("has_tools", [False, True])
 @pytest.mark.parametrize("style", STATES_ALL)
-async def test_a_prompt_that_is_too_long_is_known_by_its_wording_and_so_are_its_numbers(
+async def test_overflow_wordings_are_recognised_with_their_numbers(
     ask: Ask, llm: LLM, style: str, has_tools: bool
 ) -> None:
     error = await ask(style, LONG_PROMPT, 1_000, has_tools=has_tools)
@@ -73,23 +73,23 @@ async def test_a_prompt_that_is_too_long_is_known_by_its_wording_and_so_are_its_
 
 
 @pytest.mark.parametrize("style", STATES_NOTHING)
-async def test_a_prompt_that_is_too_long_is_known_where_no_number_is_stated(ask: Ask, style: str) -> None:
+async def test_an_overflow_without_numbers_is_recognised(ask: Ask, style: str) -> None:
     error = await ask(style, LONG_PROMPT, 1_000)
     assert isinstance(error, ContextOverflow)
     assert (error.prompt_tokens, error.window) == (None, None)
 
 
-async def test_a_refusal_without_a_reason_is_left_to_those_who_know_how_full_the_window_is(ask: Ask) -> None:
+async def test_a_refusal_without_a_reason_is_not_classified_as_overflow(ask: Ask) -> None:
     assert type(await ask("vague", LONG_PROMPT, 1_000)) is ModelError
 
 
-async def test_a_connection_that_is_dropped_is_no_overflow(ask: Ask) -> None:
+async def test_a_dropped_connection_is_not_an_overflow(ask: Ask) -> None:
     assert isinstance(await ask("disconnect", LONG_PROMPT, 1_000), ModelUnavailable)
 
 
 @pytest.mark.parametrize("has_tools", [False, True])
 @pytest.mark.parametrize("style", COUNTS_OUTPUT)
-async def test_an_output_that_does_not_fit_beside_the_prompt_is_told_apart(
+async def test_an_output_limit_that_does_not_fit_next_to_the_prompt_is_recognised(
     ask: Ask, llm: LLM, style: str, has_tools: bool
 ) -> None:
     error = await ask(style, SHORT_PROMPT, 2_048, has_tools=has_tools)
@@ -101,12 +101,12 @@ async def test_an_output_that_does_not_fit_beside_the_prompt_is_told_apart(
 
 
 @pytest.mark.parametrize("style", [style for style in (*STATES_ALL, *STATES_NOTHING) if style not in COUNTS_OUTPUT])
-async def test_where_the_output_does_not_count_a_prompt_that_fits_is_answered(ask: Ask, style: str) -> None:
+async def test_a_prompt_that_fits_is_answered_if_the_output_does_not_count(ask: Ask, style: str) -> None:
     assert await ask(style, SHORT_PROMPT, 2_048) is None
 
 
 @pytest.mark.parametrize("style", COUNTS_OUTPUT)
-async def test_a_prompt_that_leaves_no_room_for_an_answer_is_itself_too_long(ask: Ask, style: str) -> None:
+async def test_a_prompt_that_leaves_no_room_for_an_answer_is_too_long(ask: Ask, style: str) -> None:
     error = await ask(style, "word " * 3_150, 2_048)
     assert isinstance(error, ContextOverflow)
     assert error.prompt_tokens is not None
@@ -114,13 +114,13 @@ async def test_a_prompt_that_leaves_no_room_for_an_answer_is_itself_too_long(ask
 
 
 @pytest.mark.parametrize("style", [*STATES_ALL, *STATES_NOTHING, "vague"])
-async def test_an_output_limit_above_the_models_own_is_named(ask: Ask, style: str) -> None:
+async def test_an_output_limit_above_the_models_maximum_is_reported(ask: Ask, style: str) -> None:
     error = await ask(style, "hello", 8_000)
     assert isinstance(error, OutputCapExceeded)
     assert error.cap == 2_048
 
 
-# ---- wordings that the fake server does not speak
+# ---- wordings that the fake server does not have
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ async def test_an_output_limit_above_the_models_own_is_named(ask: Ask, style: st
         ("maximum context length is " + "9" * 400, None, None),
     ],
 )
-def test_other_wordings_of_an_overflow_are_known(message: str, prompt: int | None, window: int | None) -> None:
+def test_other_overflow_wordings_are_recognised(message: str, prompt: int | None, window: int | None) -> None:
     error = status_error(400, {}, {"message": message})
     assert isinstance(error, ContextOverflow)
     assert (error.prompt_tokens, error.window) == (prompt, window)
 
 
-def test_a_window_that_may_be_stated_without_the_output_is_not_believed() -> None:
+def test_a_window_stated_minus_the_output_is_ignored() -> None:
     message = (
         "This model's maximum context length is 3 tokens. However, your request has 8 input tokens. Please reduce it."
     )
@@ -171,7 +171,7 @@ def test_a_window_that_may_be_stated_without_the_output_is_not_believed() -> Non
         ("max_tokens is too large", None),
     ],
 )
-def test_other_wordings_of_an_output_limit_that_is_too_large_are_known(message: str, cap: int | None) -> None:
+def test_other_wordings_for_a_too_large_output_limit_are_recognised(message: str, cap: int | None) -> None:
     error = status_error(400, {}, {"message": message})
     assert isinstance(error, OutputCapExceeded)
     assert error.cap == cap
@@ -190,7 +190,7 @@ def test_other_wordings_of_an_output_limit_that_is_too_large_are_known(message: 
         ("Request too large for lab on tokens per min (TPM): Limit 30000, Requested 20000.", None),
     ],
 )
-def test_a_request_that_alone_is_above_what_a_minute_allows_is_an_overflow(message: str, window: int | None) -> None:
+def test_a_single_request_above_the_limit_per_minute_is_an_overflow(message: str, window: int | None) -> None:
     error = status_error(429, {}, {"message": message, "type": "tokens", "code": "rate_limit_exceeded"})
     if window is None:
         assert isinstance(error, ModelRateLimited)
@@ -209,7 +209,7 @@ def test_a_request_that_alone_is_above_what_a_minute_allows_is_an_overflow(messa
         ("Invalid request: too many seeds, at most 4.", False),
     ],
 )
-def test_a_number_near_the_prompts_size_tells_an_overflow_in_words_that_nobody_has_seen(
+def test_a_number_near_the_prompt_size_reveals_an_unknown_overflow_wording(
     status: int, message: str, is_near: bool
 ) -> None:
     request = ModelRequest(system="", transcript=(human("word " * 36_000),), max_output_tokens=1_000)
@@ -219,7 +219,7 @@ def test_a_number_near_the_prompts_size_tells_an_overflow_in_words_that_nobody_h
 
 
 @pytest.mark.parametrize("name", ["context_length_exceeded", "CONTEXT_LENGTH_EXCEEDED", "ContextLengthExceeded"])
-def test_names_of_errors_are_read_without_regard_to_case(name: str) -> None:
+def test_error_names_are_case_insensitive(name: str) -> None:
     assert isinstance(status_error(400, {}, {"error": {"message": "no", "code": name}}), ContextOverflow)
     assert isinstance(stream_error({"error": {"message": "no", "type": name}}), ContextOverflow)
 
@@ -232,12 +232,12 @@ def test_names_of_errors_are_read_without_regard_to_case(name: str) -> None:
         {"error": {"message": "Provider returned error", "metadata": {"raw": '{"error": {"code": 400}}'}}},
     ],
 )
-def test_a_server_error_that_calls_the_request_invalid_is_not_repeated(body: object) -> None:
+def test_a_server_error_that_blames_the_request_is_not_retried(body: object) -> None:
     assert remedy_for(status_error(500, {}, body)).attempts == 1
     assert remedy_for(status_error(500, {}, {"error": {"message": "an error"}})).attempts > 1
 
 
-def test_the_credit_that_is_left_lowers_the_output_while_it_is_worth_a_call() -> None:
+def test_remaining_credit_lowers_the_output_limit_if_a_call_is_worthwhile() -> None:
     message = "You requested up to 8192 tokens, but can only afford {}."
     error = status_error(402, {}, {"error": {"message": message.format(2_000)}})
     assert isinstance(error, OutputCapExceeded)
@@ -264,7 +264,7 @@ def test_the_credit_that_is_left_lowers_the_output_while_it_is_worth_a_call() ->
         ),
     ],
 )
-def test_the_fault_of_an_image_is_told_with_its_limits(message: str, fault: ImageFault, facts: dict[str, int]) -> None:
+def test_image_errors_have_the_right_fault_and_limits(message: str, fault: ImageFault, facts: dict[str, int]) -> None:
     error = status_error(400, {}, {"error": {"message": message}})
     assert isinstance(error, ImageRejected)
     stated = {"max_bytes": error.max_bytes, "max_side": error.max_side, "max_count": error.max_count}
@@ -301,7 +301,7 @@ def test_the_fault_of_an_image_is_told_with_its_limits(message: str, fault: Imag
         ("Tool name too long, larger than max 64.", ModelError),
     ],
 )
-def test_a_refusal_is_told_by_features_that_stand_in_other_words_too(message: str, kind: type[ModelError]) -> None:
+def test_features_are_recognised_in_other_wordings(message: str, kind: type[ModelError]) -> None:
     assert type(status_error(400, {}, {"error": {"message": message}})) is kind
 
 
@@ -313,7 +313,7 @@ def test_a_refusal_is_told_by_features_that_stand_in_other_words_too(message: st
         ("Messages must hold text content only.", ImageFault.UNSUPPORTED),
     ],
 )
-def test_words_that_name_no_image_mean_one_where_one_was_sent(message: str, fault: ImageFault) -> None:
+def test_a_plain_text_error_blames_the_image_if_there_is_one(message: str, fault: ImageFault) -> None:
     image = human("look", body=MessageBody(images=(Image(attachment_id=1, mime="image/png", path="a.png"),)))
     style = WireStyle(image_urls={1: "data:image/png;base64,AA=="})
     for row, is_image in ((image, True), (human("look"), False)):
@@ -324,34 +324,32 @@ def test_words_that_name_no_image_mean_one_where_one_was_sent(message: str, faul
 
 
 @pytest.mark.parametrize(("estimated", "kind"), [(1_000, OutputCapExceeded), (9_000, ContextOverflow)])
-def test_a_length_that_counts_prompt_and_output_is_judged_by_the_prompt_that_was_sent(
-    estimated: int, kind: type[ModelError]
-) -> None:
+def test_a_stated_total_is_interpreted_with_the_sent_prompt(estimated: int, kind: type[ModelError]) -> None:
     request = ModelRequest(system="", transcript=(human("word " * estimated),), max_output_tokens=8_000)
     error = status_error(400, {}, {"error": {"message": "model max length exceeded, max length:8192"}}, request)
     assert type(error) is kind
 
 
-def test_a_limit_of_the_bytes_that_are_sent_is_one_of_fewer_bytes_of_an_image() -> None:
+def test_a_base64_size_limit_is_converted_to_image_bytes() -> None:
     error = status_error(400, {}, {"message": "Exceeded limit on max bytes per data-uri item: 4000000"})
     assert isinstance(error, ImageRejected)
     assert (error.fault, error.max_bytes) == (ImageFault.TOO_LARGE, 3_000_000)
 
 
-def test_a_plan_without_the_model_is_told_apart_from_a_wrong_key() -> None:
+def test_a_missing_plan_is_distinguished_from_a_wrong_key() -> None:
     error = status_error(429, {}, {"error": {"message": "Your subscription plan does not include this model."}})
     assert "the plan" in sentence_for(error)
     assert "`api_key`" in sentence_for(status_error(401, {}, {"error": {"message": "Incorrect API key"}}))
 
 
-def test_an_overflow_inside_a_stream_is_one() -> None:
+def test_an_overflow_inside_a_stream_is_recognised() -> None:
     error = stream_error({"message": "This model's maximum context length is 4096 tokens."})
     assert isinstance(error, ContextOverflow)
     assert error.window == 4_096
 
 
 @pytest.mark.parametrize("shape", ["text", "detail", "list", "message"])
-def test_an_overflow_is_known_in_whatever_shape_it_is_said(shape: str) -> None:
+def test_an_overflow_is_recognised_in_every_json_shape(shape: str) -> None:
     said = "This model's maximum context length is 4096 tokens."
     shapes: dict[str, object] = {
         "text": said,
@@ -364,12 +362,12 @@ def test_an_overflow_is_known_in_whatever_shape_it_is_said(shape: str) -> None:
     assert error.window == 4_096
 
 
-def test_a_proxys_error_page_is_no_overflow_whatever_it_says() -> None:
+def test_a_proxys_error_page_is_never_an_overflow() -> None:
     assert isinstance(status_error(502, {}, "<p>maximum context length</p>"), ModelUnavailable)
 
 
 @pytest.mark.parametrize("value", [True, -1, 0, 1.5, "4096", 10**12])
-def test_numbers_that_make_no_sense_are_not_taken_over(value: object) -> None:
+def test_implausible_numbers_are_ignored(value: object) -> None:
     error = status_error(400, {}, {"type": "exceed_context_size_error", "n_ctx": value, "n_prompt_tokens": value})
     assert isinstance(error, ContextOverflow)
     assert (error.prompt_tokens, error.window) == (None, None)
@@ -378,7 +376,7 @@ def test_numbers_that_make_no_sense_are_not_taken_over(value: object) -> None:
 @pytest.mark.parametrize(
     "body", [{"code": "²²²"}, {"code": "٤٢٩"}, {"status": "①"}, {"retry_after": 10**400}, {"retry_after": -(10**400)}]
 )
-def test_whatever_stands_where_a_number_belongs_makes_a_refusal(body: Mapping[str, object]) -> None:
+def test_any_json_in_place_of_a_number_still_gives_an_error(body: Mapping[str, object]) -> None:
     assert isinstance(status_error(429, {}, {"error": body}), ModelRateLimited)
 
 
@@ -395,12 +393,12 @@ def test_whatever_stands_where_a_number_belongs_makes_a_refusal(body: Mapping[st
         ("Wed, 21 Oct 2026 07:28:30 +9999999999999999", "Wed, 21 Oct 2026 07:28:00 GMT", None),
     ],
 )
-def test_a_wait_may_be_named_by_the_date_of_its_end(until: str, now: str, seconds: float | None) -> None:
+def test_retry_after_may_be_a_date(until: str, now: str, seconds: float | None) -> None:
     assert retry_after_seconds({"retry-after": until, "date": now}) == seconds
     assert retry_after_seconds({"retry-after": until}) is None
 
 
-def test_a_person_is_told_of_every_way_out_of_an_overflow() -> None:
+def test_the_overflow_sentence_names_every_remedy() -> None:
     sentence = sentence_for(ContextOverflow("too long", window=4_096))
     assert all(command in sentence for command in ("/compress", "/new", "/history", "4,096"))
 
@@ -414,7 +412,7 @@ def test_a_person_is_told_of_every_way_out_of_an_overflow() -> None:
     ],
 )
 @pytest.mark.parametrize("is_held", [False, True])
-def test_an_answer_that_is_deep_or_long_is_read_at_once(body: str, is_held: bool) -> None:
+def test_a_deep_or_long_error_answer_is_read_quickly(body: str, is_held: bool) -> None:
     started = time.process_time()
     status_error(400, {}, {"error": {"message": body}} if is_held else body)
-    assert time.process_time() - started < 2.0, "it takes some milliseconds"
+    assert time.process_time() - started < 2.0, "it takes a few milliseconds"

@@ -1,4 +1,4 @@
-"""Providers that mean harm, or are out of their mind: what a reply may cost, and where a conversation may go."""
+"""Malicious or broken providers: limits for replies, and for the hosts that see a conversation."""
 
 import json
 import os
@@ -26,8 +26,8 @@ MAX_MEGABYTES = 32.0
 @pytest.mark.parametrize(
     ("protocol", "step"), [("chat_completions", 1), ("transcription", 2), ("responses", 5), ("anthropic", 5)]
 )
-async def test_no_reply_takes_more_memory_than_it_may(protocol: str, step: int, tmp_path: Path) -> None:
-    """Answers are read by the same code whatever the protocol; the events of a stream are not."""
+async def test_no_reply_exceeds_the_memory_limit(protocol: str, step: int, tmp_path: Path) -> None:
+    """All protocols share the code that reads bodies, but each has its own for the events of a stream."""
     chosen = every(step, list(ANSWERS)) + [kind for kind in kinds(protocol) if kind not in ANSWERS]
     told = tmp_path / "told"
     async with hostile_provider(protocol) as url:
@@ -36,12 +36,12 @@ async def test_no_reply_takes_more_memory_than_it_may(protocol: str, step: int, 
         assert await process.wait() == 0, (tmp_path / "log").read_text()
     rows = [json.loads(line) for line in told.read_text().splitlines()]
     assert {row["kind"]: row["error"] for row in rows} == {kind: kinds(protocol)[kind].raised for kind in chosen}
-    assert all(row["said"] for row in rows), "there is a sentence for the person"
+    assert all(row["said"] for row in rows), "every error has a sentence for the user"
     assert {row["kind"]: grown for row in rows if (grown := row["peak"] - row["idle"]) > MAX_MEGABYTES} == {}
 
 
 async def served(answer: Callable[[web.Request], web.Response]) -> tuple[TestServer, list[str]]:
-    """A server, and the paths that it was asked for."""
+    """Server that records the requested paths."""
     paths: list[str] = []
 
     async def handle(asked: web.Request) -> web.Response:
@@ -58,7 +58,7 @@ async def served(answer: Callable[[web.Request], web.Response]) -> tuple[TestSer
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("changes", [("port",), ("host",), ("scheme",), ("path", "port")], ids=" then ".join)
 @pytest.mark.parametrize("status", [302, 307])
-async def test_a_conversation_is_sent_to_no_other_address(way: Way, changes: Sequence[str], status: int) -> None:
+async def test_redirects_to_another_host_are_not_followed(way: Way, changes: Sequence[str], status: int) -> None:
     other, seen_there = await served(lambda asked: web.Response(status=401))
     turns = iter(changes)
 
@@ -89,7 +89,7 @@ async def test_a_conversation_is_sent_to_no_other_address(way: Way, changes: Seq
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize(("hops", "raised"), [(3, AuthRejected), (4, ModelNotFound)])
-async def test_a_few_redirects_at_the_same_address_are_followed(way: Way, hops: int, raised: type[Exception]) -> None:
+async def test_redirects_on_the_same_host_are_followed(way: Way, hops: int, raised: type[Exception]) -> None:
     def redirected(asked: web.Request) -> web.Response:
         hop = int(asked.query.get("hop", 0))
         if hop == hops:
@@ -106,7 +106,7 @@ async def test_a_few_redirects_at_the_same_address_are_followed(way: Way, hops: 
         await server.close()
 
 
-async def test_a_provider_that_finds_ever_new_faults_is_not_asked_for_ever() -> None:
+async def test_retries_in_other_forms_are_limited() -> None:
     limit = 30_000
 
     def refused(asked: web.Request) -> web.Response:
@@ -122,6 +122,6 @@ async def test_a_provider_that_finds_ever_new_faults_is_not_asked_for_ever() -> 
             with pytest.raises(OutputCapExceeded) as raised:
                 await ask(model, request(max_output_tokens=None))
         assert len(seen) == MAX_WAYS + 1
-        assert len(raised.value.refused) == MAX_WAYS, "and each of them has its row in the ledger"
+        assert len(raised.value.refused) == MAX_WAYS, "each refusal has its own row in the ledger"
     finally:
         await server.close()

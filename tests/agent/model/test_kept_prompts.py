@@ -1,4 +1,4 @@
-"""Kept beginnings of prompts: the same bytes as without them, for less work and within bounds."""
+"""Cache of encoded prompt prefixes: the same bytes as without a cache, less work, bounded memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,7 +69,7 @@ def asked(rows: Sequence[Message], *, version: int = 1, session: int = 1, **chan
 
 
 def chat(turns: int, words: str = "words") -> list[Message]:
-    """Turns of which every third calls a tool."""
+    """Return turns, of which every third calls a tool."""
     rows: list[Message] = []
     for number in range(turns):
         rows.append(human(f"{words} {number}"))
@@ -80,7 +80,7 @@ def chat(turns: int, words: str = "words") -> list[Message]:
 
 
 class Counting:
-    """A render function that counts the rows it is given."""
+    """Render function that counts its rows."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -91,7 +91,7 @@ class Counting:
 
 
 def _thinking(rows: Sequence[Message], maker: str, places: set[int]) -> list[Message]:
-    """The rows, some of whose calls the model had thoughts before."""
+    """Return the rows with reasoning before some of the calls."""
     thought = Reasoning(made_by=maker, blocks=THOUGHTS[maker])
     return [
         msgspec.structs.replace(one, body=msgspec.structs.replace(one.body, reasoning=thought))
@@ -109,7 +109,7 @@ def _thinking(rows: Sequence[Message], maker: str, places: set[int]) -> list[Mes
     places=st.sets(st.integers(0, 60), max_size=2),
     system=st.sampled_from(["", "Be."]),
 )
-def test_a_growing_conversation_has_the_same_bytes_as_one_that_is_encoded_anew(
+def test_cached_and_fresh_encoding_give_the_same_bytes(
     maker: str, encode: Encode, parts: list[Transcript], cuts: list[int], places: set[int], system: str
 ) -> None:
     rows = _thinking([one for part in parts for one in part], maker, places)
@@ -121,7 +121,7 @@ def test_a_growing_conversation_has_the_same_bytes_as_one_that_is_encoded_anew(
 
 
 @pytest.mark.parametrize(("maker", "encode"), ENCODERS)
-def test_what_was_sent_before_is_not_encoded_again(maker: str, encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_rows_are_encoded(maker: str, encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, kept, rendered = chat(200), KeptPromptCache(), [0]
     encode(asked(rows, style=WireStyle(reasoning_of=maker)), kept)
 
@@ -138,7 +138,7 @@ def test_what_was_sent_before_is_not_encoded_again(maker: str, encode: Encode, m
     assert found == encode(request, KeptPromptCache())
 
 
-def test_a_call_that_is_answered_late_is_shown_with_its_result() -> None:
+def test_a_late_result_is_shown_with_its_call() -> None:
     rows = [human("go"), answer(None, "late"), *chat(4), human("and?")]
     kept = KeptPromptCache(min_rows=2, min_new=1)
     _chat(asked(rows), kept)
@@ -147,7 +147,7 @@ def test_a_call_that_is_answered_late_is_shown_with_its_result() -> None:
     assert _chat(later, kept) == _chat(later, KeptPromptCache())
 
 
-def test_an_edited_view_and_another_style_are_encoded_anew() -> None:
+def test_an_edited_view_or_another_style_is_encoded_again() -> None:
     rows, kept = chat(30), KeptPromptCache()
     _chat(asked(rows), kept)
     edited = asked([human("something else"), *rows[1:]], version=2)
@@ -156,15 +156,15 @@ def test_an_edited_view_and_another_style_are_encoded_anew() -> None:
     assert b"[Ann]" in _chat(shared, kept)
 
 
-def test_another_conversation_with_the_same_name_is_told_apart() -> None:
-    """Two databases in one process count their sessions alike."""
+def test_conversations_with_equal_ids_are_distinguished() -> None:
+    """Two databases in one process can have equal session ids."""
     kept = KeptPromptCache()
     _chat(asked(chat(30, "one")), kept)
     other = asked(chat(30, "two"))
     assert _chat(other, kept) == _chat(other, KeptPromptCache())
 
 
-def test_a_beginning_grows_by_many_rows_at_once() -> None:
+def test_a_prefix_grows_by_many_rows_at_once() -> None:
     rows, kept, render = chat(30), KeptPromptCache(), Counting()
     first = kept.beginning_of(asked(rows), render).rows
     before = render.rows
@@ -176,7 +176,7 @@ def test_a_beginning_grows_by_many_rows_at_once() -> None:
     assert render.rows < len(rows)
 
 
-def test_short_prompts_and_prompts_of_no_view_are_not_kept() -> None:
+def test_short_prompts_and_prompts_without_a_view_are_not_cached() -> None:
     kept, render = KeptPromptCache(), Counting()
     assert not kept.beginning_of(asked(chat(3)), render).rows
     assert not kept.beginning_of(asked(chat(MIN_KEPT_ROWS), view=None), render).rows
@@ -184,8 +184,8 @@ def test_short_prompts_and_prompts_of_no_view_are_not_kept() -> None:
     assert render.rows == 0
 
 
-def test_what_cannot_be_made_by_itself_is_tried_once() -> None:
-    """Thoughts of Claude's hang on all that came before them."""
+def test_a_prefix_that_cannot_be_rendered_is_tried_once() -> None:
+    """Claude's reasoning depends on everything before it."""
     kept, rows, tried = KeptPromptCache(), chat(40), []
 
     def refuse(rows: Transcript, _: set[str]) -> None:
@@ -198,7 +198,7 @@ def test_what_cannot_be_made_by_itself_is_tried_once() -> None:
     assert kept.beginning_of(asked(rows, version=2), Counting()).rows
 
 
-def test_only_so_many_bytes_are_kept_those_used_last() -> None:
+def test_the_least_recently_used_prefixes_are_evicted() -> None:
     size = KeptPromptCache().beginning_of(asked(chat(40)), Counting()).size
     kept, render = KeptPromptCache(max_bytes=size * 5 // 2), Counting()
     chats = {number: chat(40) for number in range(1, 4)}

@@ -1,4 +1,4 @@
-"""What a model call leaves alone (other chats, the steps before it), and what becomes of one that is cut off.
+"""Side effects of model calls on other chats and earlier steps, and cancelled calls.
 
 Over every protocol, streamed and whole.
 """
@@ -24,19 +24,19 @@ PARTIAL = "one two "
 
 every_way = pytest.mark.parametrize("way", WAYS, ids=str)
 every_pair = pytest.mark.parametrize(("way", "other"), list(zip(WAYS, WAYS[3:] + WAYS[:3], strict=True)), ids=str)
-"""Two protocols, one of them streamed."""
+"""Two protocols, of which one is streamed."""
 
 
 def answers(llm: LLM) -> list[str]:
-    """What came of every request, as the server saw it."""
+    """Return the outcome of every request, as seen by the server."""
     return [row["outcome"] for row in llm.requests.rows]
 
 
-# ---- a provider that comes and goes
+# ---- temporary failures of a provider
 
 
 @every_way
-async def test_a_provider_that_is_not_there_is_asked_until_it_is_back(way: Way, chat: Chat) -> None:
+async def test_an_unreachable_provider_is_retried_until_it_returns(way: Way, chat: Chat) -> None:
     gone = await labkit.Server(fake_llm.make_app()).start()
     await gone.stop()
     async with way.dialled(gone.url) as model:
@@ -44,13 +44,13 @@ async def test_a_provider_that_is_not_there_is_asked_until_it_is_back(way: Way, 
         left = await talk.say("go")
         assert left.calls == [("unavailable", "unknown")] * 4
         assert left.rows == [ASKED]
-        assert left.told[0][1].endswith("please send /retry in a minute.")
+        assert left.told[0][1].endswith("Please send /retry in a minute.")
         async with labkit.Server(fake_llm.make_app(), port=gone.port):
             assert (await talk.say("and now?")).outcomes == ["ok"]
 
 
 @every_way
-async def test_a_provider_that_asks_for_time_is_given_it(way: Way, chat: Chat, server: labkit.Server, llm: LLM) -> None:
+async def test_a_requested_pause_is_respected(way: Way, chat: Chat, server: labkit.Server, llm: LLM) -> None:
     llm.scripts.append({"times": 1, "reply": {"error": {"kind": "429", "retry_after": 0.3}}})
     async with way.dialled(server.url) as model:
         assert (await Talk(chat, model).say("go")).outcomes == ["rate_limited", "ok"]
@@ -58,11 +58,11 @@ async def test_a_provider_that_asks_for_time_is_given_it(way: Way, chat: Chat, s
     assert second - first >= 0.3
 
 
-# ---- the steps before
+# ---- earlier steps
 
 
 @every_way
-async def test_a_fault_behind_a_tools_result_repeats_no_step_before_it(
+async def test_a_fault_after_a_tool_result_repeats_no_earlier_step(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     llm.add_scripts([{"last_role": "user", "tool_calls": [NOTED]}, {"last_role": "tool", "reset": True}])
@@ -76,7 +76,7 @@ async def test_a_fault_behind_a_tools_result_repeats_no_step_before_it(
 
 
 @every_way
-async def test_a_turn_that_fails_behind_a_tools_result_keeps_it_for_the_next_one(
+async def test_a_turn_that_fails_after_a_tool_result_keeps_the_result(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     llm.add_scripts([{"last_role": "user", "tool_calls": [NOTED]}, {"last_role": "tool", "error": {"kind": "401"}}])
@@ -91,7 +91,7 @@ async def test_a_turn_that_fails_behind_a_tools_result_keeps_it_for_the_next_one
     assert talk.noted == ["done"]
 
 
-# ---- nobody waits for it any more
+# ---- cancelled calls
 
 HANGS: dict[str, Callable[[Way], Json]] = {
     "before anything": lambda way: {"hang": True},
@@ -101,7 +101,7 @@ HANGS: dict[str, Callable[[Way], Json]] = {
 
 
 class Watching(Sink):
-    """Tells when all has come that the server sends before it hangs."""
+    """Sink that signals when it has received everything that the server sends before it hangs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Watching(Sink):
 
 @every_way
 @pytest.mark.parametrize("where", HANGS)
-async def test_a_call_that_is_cut_off_closes_its_connection_and_is_paid_for(
+async def test_a_cancelled_call_closes_its_connection_and_is_recorded(
     where: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     llm.scripts.append({"times": 1, "reply": HANGS[where](way)})
@@ -130,7 +130,7 @@ async def test_a_call_that_is_cut_off_closes_its_connection_and_is_paid_for(
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert await gone(llm), "the server sees that nobody waits any more"
+        assert await gone(llm), "the server sees the closed connection"
         partial = sink.shown[-1] if sink.shown else ""
         assert await chat.store.write(journal.stop_turn, turn, partial, "stopped", chat.clock.now(), notice="(stopped)")
 
@@ -151,7 +151,7 @@ async def gone(llm: LLM) -> bool:
 
 
 @every_pair
-async def test_a_route_that_rests_leaves_the_other_one_all_its_patience(
+async def test_an_open_circuit_does_not_limit_retries_on_other_routes(
     way: Way, other: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     down = {"model": "lab-200k", "times": -1, "reply": {"error": {"kind": "503"}}}
@@ -161,7 +161,7 @@ async def test_a_route_that_rests_leaves_the_other_one_all_its_patience(
         for _ in range(MAX_FAILURES):
             assert (await ill.say("go")).outcomes == ["unavailable"] * 4
         assert ill.agent.client.breaker.open is not None
-        assert (await ill.say("go")).outcomes == ["unavailable"], "one attempt is enough on a route that rests"
+        assert (await ill.say("go")).outcomes == ["unavailable"], "only one attempt while the circuit is open"
         assert (await well.say("go")).outcomes == ["unavailable"] * 3 + ["ok"]
         assert well.agent.client.breaker.open is None
         assert not well.agent.client.breaker.is_tripped
@@ -172,7 +172,7 @@ async def test_a_route_that_rests_leaves_the_other_one_all_its_patience(
 
 
 @every_pair
-async def test_a_provider_that_asks_one_chat_for_time_holds_up_no_other(
+async def test_a_requested_pause_does_not_delay_other_chats(
     way: Way, other: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     busy = {"model": "lab-200k", "times": -1, "reply": {"error": {"kind": "429", "retry_after": 20}}}
@@ -189,7 +189,7 @@ async def test_a_provider_that_asks_one_chat_for_time_holds_up_no_other(
 
 
 @every_pair
-async def test_a_route_without_summaries_delays_those_of_no_other_chat(
+async def test_a_failing_summary_route_does_not_delay_other_chats(
     way: Way, other: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
     llm.add_scripts(

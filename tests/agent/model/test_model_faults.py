@@ -1,8 +1,10 @@
-"""Everything that can go wrong with a model call, over every protocol, streamed and whole.
+"""All faults of model calls, over every protocol, with and without streaming.
 
-A table of faults, and for each what its people read, how often the provider is asked, what the ledger says of it, what
-is stored, and that the chat goes on afterwards. `make test` sees half of the table: each fault over every protocol,
-streamed or whole; those that are waited for over one way each, as `test_patience` waits on every way.
+For each fault, a table has the sentence in the chat, the number of requests and the outcomes in the ledger. The tests
+also check the stored rows, and that the chat continues afterwards.
+
+`make test` runs half of the table: each fault over every protocol, either streamed or whole. Faults with a long wait
+run over one way only, because `test_patience` waits on every way.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -23,9 +25,9 @@ from tests.side_by_side import side_by_side
 Json = dict[str, Any]
 
 PATIENCE_SECONDS = 1.5
-"""How long a silent provider is waited for where it falls silent on purpose; what it says before comes within."""
+"""Time limit for providers that are silent on purpose. Everything else arrives faster."""
 AT_ONCE = 9
-"""Silent providers that are waited for at the same time."""
+"""Number of silent providers to wait for in parallel."""
 STAMP = "[2026-01-01 00:00]"
 HALF = "half of an answer that never comes"
 CALL = {"name": "note", "arguments": {"text": "half of a call that never comes"}}
@@ -42,35 +44,35 @@ def never(way: Way) -> bool:
 
 
 def until_its_end(way: Way) -> bool:
-    """Only the end of a streamed response tells what it took."""
+    """Usage is only at the end of a streamed response."""
     return str(way) != "responses streamed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One way to fail, and what comes of it."""
+    """One fault and its expected consequences."""
 
     does: Json | Callable[[Way], Json]
-    """What the server does, in the words of its script."""
+    """Behaviour of the server, as a script."""
     says: str
-    """Out of the one sentence that the people of the chat read."""
+    """End of the sentence in the chat."""
     calls: tuple[str, ...]
-    """The ledger's outcomes, one for each time that the provider is asked."""
+    """Outcomes in the ledger, one per request."""
     whole: tuple[str, str, int] | None = None
-    """Outcome, sentence and number where the reply comes as a whole, if it differs."""
+    """Expectations without streaming, if they differ."""
     begins: bool = False
-    """A streamed reply begins before it fails: Anthropic has told by then what the prompt takes."""
+    """True if a streamed reply begins before it fails. Anthropic has then already reported the prompt's usage."""
     shows: bool = False
-    """Some of the text arrives: it was paid for, whatever became of it."""
+    """True if some text arrives, which has a cost."""
     reports: Callable[[Way], bool] = never
-    """Whether the reply says what it took, and fails all the same."""
+    """True for a way over which the failed reply reports its usage."""
     falls_silent: bool = False
 
     def script(self, way: Way) -> Json:
         return self.does(way) if callable(self.does) else dict(self.does)
 
     def expected(self, way: Way) -> tuple[list[tuple[str, str]], str]:
-        """The ledger's rows, and a part of the sentence."""
+        """Return the rows of the ledger and the end of the sentence."""
         calls, says = self.calls, self.says
         if self.whole is not None and not way.streams:
             outcome, says, times = self.whole
@@ -84,62 +86,64 @@ class Fault:
 
 
 def error(kind: str, **more: Any) -> Json:
-    """An error answer."""
+    """Return the script of an error answer."""
     return {"error": {"kind": kind, **more}}
 
 
 def at_once(how: str, **more: Any) -> Callable[[Way], Json]:
-    """A stream that goes wrong before any text."""
+    """Return the script of a stream that fails before any text."""
     return lambda way: {"text": HALF, how: way.before_text, **more}
 
 
 def in_text(how: str, **more: Any) -> Callable[[Way], Json]:
-    """A stream that goes wrong after two pieces of text."""
+    """Return the script of a stream that fails after two pieces of text."""
     return lambda way: {"text": HALF, "chunk_chars": 6, how: way.before_text + 2, **more}
 
 
 def in_call(how: str, **more: Any) -> Callable[[Way], Json]:
-    """A stream that goes wrong after two pieces of a tool call's arguments."""
+    """Return the script of a stream that fails after two pieces of a tool call's arguments."""
     return lambda way: {"tool_calls": [CALL], "chunk_chars": 6, how: way.before_arguments + 2, **more}
 
 
-NO_KEY = "does not accept the API key; whoever runs this gateway has to check this model's `api_key`."
-NO_CREDIT = "has no credit left; whoever runs this gateway has to top it up."
-NOT_NOW = "right now; please send /retry in a minute."
-BROKEN = "arrived broken or empty; /retry asks again."
-SILENT = "did not answer in time; /retry asks again."
-FILTERED = "content filter stopped this answer; please put the request differently."
+NO_KEY = "rejected the API key. The owner of this bot needs to check this model's `api_key`."
+NO_CREDIT = "is out of credit. The owner of this bot needs to top it up."
+NOT_NOW = "or cannot be reached. Please send /retry in a minute."
+BROKEN = "arrived broken or empty. Send /retry to try again."
+SILENT = "took too long to answer. Send /retry to try again."
+FILTERED = "content filter stopped this answer. Please word your request differently."
 UNREACHED, MALFORMED = ("unavailable", NOT_NOW, 4), ("malformed", BROKEN, 2)
 
 FAULTS: Mapping[str, Fault] = {
-    # ---- what the account lacks
+    # ---- problems of the account
     "the key is wrong": Fault(does=error("401"), says=NO_KEY, calls=("auth",)),
     "payment is due": Fault(does=error("402"), says=NO_CREDIT, calls=("quota",)),
     "the quota is used up": Fault(does=error("quota"), says=NO_CREDIT, calls=("quota",)),
-    "no such model": Fault(does=error("404"), says="has to check its `name` and `base_url`.", calls=("not_offered",)),
-    # ---- what passes
-    "rate limit": Fault(does=error("429"), says="please send /retry in a minute.", calls=("rate_limited",) * 4),
+    "no such model": Fault(does=error("404"), says="needs to check its `name` and `base_url`.", calls=("not_offered",)),
+    # ---- temporary failures
+    "rate limit": Fault(does=error("429"), says="Please send /retry in a minute.", calls=("rate_limited",) * 4),
     "rate limit for a moment": Fault(
-        does=error("429", retry_after=0.05), says="please send /retry in a second.", calls=("rate_limited",) * 4
+        does=error("429", retry_after=0.05), says="Please send /retry in a second.", calls=("rate_limited",) * 4
     ),
-    "rate limit for longer than we wait": Fault(
-        does=error("429", retry_after=600), says="please send /retry in 10 minutes.", calls=("rate_limited",)
+    "rate limit with too long a pause": Fault(
+        does=error("429", retry_after=600), says="Please send /retry in 10 minutes.", calls=("rate_limited",)
     ),
     "server error": Fault(does=error("500"), says=NOT_NOW, calls=("unavailable",) * 4),
     "overload 503": Fault(does=error("503"), says=NOT_NOW, calls=("unavailable",) * 4),
     "overload 529": Fault(does=error("529"), says=NOT_NOW, calls=("unavailable",) * 4),
     "overload for a moment": Fault(
         does=error("503", retry_after=0.05),
-        says="right now; please send /retry in a second.",
+        says="or cannot be reached. Please send /retry in a second.",
         calls=("unavailable",) * 4,
     ),
-    "overload for longer than we wait": Fault(
-        does=error("529", retry_after=600), says="right now; please send /retry in 10 minutes.", calls=("unavailable",)
+    "overload with too long a pause": Fault(
+        does=error("529", retry_after=600),
+        says="or cannot be reached. Please send /retry in 10 minutes.",
+        calls=("unavailable",),
     ),
     "a proxy's error page": Fault(
         does={"error": {"status": 502, "body": PAGE}}, says=NOT_NOW, calls=("unavailable",) * 4
     ),
-    # ---- what is refused
+    # ---- refusals
     "the prompt is filtered": Fault(does=error("content_filter"), says=FILTERED, calls=("content_filtered",)),
     "the answer is filtered": Fault(
         does={"text": HALF, "finish": "content_filter"}, says=FILTERED, calls=("content_filtered",), reports=always
@@ -151,17 +155,17 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "refused without a reason": Fault(
         does={"error": {"status": 400, "body": {"error": {"message": "Error"}}}},
-        says="refused the request; whoever runs this gateway should check this model's `name` and `base_url`.",
+        says="refused the request. The owner of this bot should check this model's `name` and `base_url`.",
         calls=("rejected",),
     ),
-    # ---- what cannot be read
+    # ---- malformed replies
     "malformed": Fault(does=in_text("malformed"), says=BROKEN, calls=("malformed",) * 2, begins=True, shows=True),
-    "a page in place of a reply": Fault(
+    "a page instead of a reply": Fault(
         does={"raw": PAGE, "content_type": "text/html"}, says=BROKEN, calls=("malformed",) * 2
     ),
-    "nothing in place of a reply": Fault(does={"raw": ""}, says=BROKEN, calls=("malformed",) * 2),
+    "nothing instead of a reply": Fault(does={"raw": ""}, says=BROKEN, calls=("malformed",) * 2),
     "an empty answer": Fault(does={"text": " \n"}, says=BROKEN, calls=("malformed",) * 2, reports=always),
-    # ---- what breaks off
+    # ---- interrupted replies
     "the stream ends before text": Fault(
         does=at_once("truncate"), says=BROKEN, calls=("malformed",) * 3, whole=UNREACHED, begins=True
     ),
@@ -193,7 +197,7 @@ FAULTS: Mapping[str, Fault] = {
     "hangs after text": Fault(
         does=in_text("hang_after"),
         says=SILENT,
-        calls=("timeout",),  # it began, so that it would take as long again
+        calls=("timeout",),  # no retry, because it would take just as long
         whole=("timeout", SILENT, 2),
         begins=True,
         shows=True,
@@ -202,20 +206,20 @@ FAULTS: Mapping[str, Fault] = {
     "hangs in a call": Fault(
         does=in_call("hang_after"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
     ),
-    "keeps the line open before anything": Fault(
+    "keeps the connection open before anything": Fault(
         does={"text": HALF, "keep_open": 0}, says=SILENT, calls=("timeout",) * 2, falls_silent=True
     ),
-    "keeps the line open before text": Fault(
+    "keeps the connection open before text": Fault(
         does=at_once("keep_open"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
     ),
-    "keeps the line open with events that say nothing": Fault(
+    "keeps the connection open with events that say nothing": Fault(
         does=at_once("keep_open", keep_open_with="event"),
         says=SILENT,
         calls=("timeout",) * 2,
         begins=True,
         falls_silent=True,
     ),
-    "keeps the line open after text": Fault(
+    "keeps the connection open after text": Fault(
         does=in_text("keep_open", keep_open_with="event"),
         says=SILENT,
         calls=("timeout",) * 2,
@@ -223,7 +227,7 @@ FAULTS: Mapping[str, Fault] = {
         shows=True,
         falls_silent=True,
     ),
-    "keeps the line open in a call": Fault(
+    "keeps the connection open in a call": Fault(
         does=in_call("keep_open"), says=SILENT, calls=("timeout",) * 2, begins=True, falls_silent=True
     ),
 }
@@ -236,7 +240,7 @@ SILENT_CELLS = {f"{name}, {way}": (fault, way) for (name, fault), way in crossed
 
 
 def passing(cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    """Those in which the provider is asked again."""
+    """Faults after which the client retries."""
     return {name: (fault, way) for name, (fault, way) in cells.items() if len(fault.expected(way)[0]) > 1}
 
 
@@ -247,7 +251,7 @@ def each(cells: Mapping[str, Cell]) -> pytest.MarkDecorator:
 async def waited_for(
     cells: Mapping[str, Cell], chat: Chat, case: Callable[[Fault, Way, Chat, labkit.Server], Awaitable[None]]
 ) -> None:
-    """A case in each of the cells, a few at the same time, each in a chat and at a server of its own."""
+    """Run a case in each cell, a few in parallel, each with its own chat and server."""
 
     async def with_server(fault: Fault, way: Way, own: Chat) -> None:
         async with labkit.Server(fake_llm.make_app()) as server:
@@ -261,7 +265,7 @@ async def waited_for(
 
 @asynccontextmanager
 async def faulty(fault: Fault, way: Way, chat: Chat, server: labkit.Server, times: int) -> AsyncIterator[Talk]:
-    """A chat whose provider fails so many times, -1 for ever."""
+    """Chat whose provider fails `times` times; -1: always."""
     server.app[fake_llm.LLM_KEY].scripts.append({"times": times, "reply": fault.script(way)})
     patience = {"read_seconds": PATIENCE_SECONDS, "first_piece_seconds": PATIENCE_SECONDS} if fault.falls_silent else {}
     async with way.dialled(server.url, **patience) as model:
@@ -270,14 +274,14 @@ async def faulty(fault: Fault, way: Way, chat: Chat, server: labkit.Server, time
 
 @pytest.mark.fuzz
 @each(CELLS)
-async def test_a_fault_that_lasts_ends_the_turn_with_one_sentence_and_not_the_chat(
+async def test_a_lasting_fault_fails_the_turn_but_not_the_chat(
     fault: Fault, way: Way, chat: Chat, server: labkit.Server
 ) -> None:
     await _lasts(fault, way, chat, server)
 
 
 @pytest.mark.fuzz
-async def test_a_silence_that_lasts_ends_the_turn_with_one_sentence_and_not_the_chat(chat: Chat) -> None:
+async def test_a_lasting_silence_fails_the_turn_but_not_the_chat(chat: Chat) -> None:
     await waited_for(SILENT_CELLS, chat, _lasts)
 
 
@@ -287,30 +291,30 @@ async def _lasts(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> N
     async with faulty(fault, way, chat, server, times=-1) as talk:
         left = await talk.say("go")
         assert left.calls == calls
-        assert len(llm.requests.rows) == len(calls), "neither the SDK nor anybody else asks again"
-        assert left.rows == [ASKED], "half an answer is none"
+        assert len(llm.requests.rows) == len(calls), "no further retries, neither by the SDK"
+        assert left.rows == [ASKED], "a partial answer is not stored"
         assert left.state == "failed"
         [(kind, sentence)] = left.told
         assert kind == "error"
         assert sentence.endswith(says)
         assert HALF not in sentence
-        assert talk.noted == [], "half a call is none"
+        assert talk.noted == [], "a partial call is not run"
 
     llm.scripts.clear()
     async with way.dialled(server.url) as patient:
         again = await Talk(chat, patient).say("and now?")
-        assert again.told == [("final", f"echo: {STAMP} go\n\n{STAMP} and now?")], "what was said before is not lost"
+        assert again.told == [("final", f"echo: {STAMP} go\n\n{STAMP} and now?")], "earlier messages are not lost"
         assert again.calls == [("ok", "reported")]
 
 
 @pytest.mark.fuzz
 @each(passing(CELLS))
-async def test_a_fault_that_passes_is_not_noticed(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> None:
+async def test_a_temporary_fault_is_not_noticed(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> None:
     await _passes(fault, way, chat, server)
 
 
 @pytest.mark.fuzz
-async def test_a_silence_that_passes_is_not_noticed(chat: Chat) -> None:
+async def test_a_temporary_silence_is_not_noticed(chat: Chat) -> None:
     await waited_for(passing(SILENT_CELLS), chat, _passes)
 
 
@@ -326,7 +330,7 @@ async def _passes(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> 
         assert talk.noted == []
 
 
-def test_every_kind_of_failure_of_the_table_of_remedies_is_shown_somewhere() -> None:
+def test_every_remedy_is_covered_by_a_test() -> None:
     shown = {outcome for fault in FAULTS.values() for outcome in fault.calls}
     elsewhere = {"overflow", "output_cap", "image", "capped", "unpriced", "shape"}  # test_size_errors, test_caps
     assert {remedy.outcome for remedy in REMEDIES.values()} == shown | elsewhere

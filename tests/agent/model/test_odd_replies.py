@@ -1,4 +1,4 @@
-"""Replies as compatible servers shape them, over the real SDK: tool calls, content parts, whole bodies."""
+"""Unusual replies of compatible servers over the real SDK: tool calls, content parts, bodies."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 def sse(*chunks: Json) -> str:
-    """The events of a stream, byte for byte."""
+    """Script for the exact events of a stream."""
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
@@ -36,7 +36,7 @@ def whole(message: Json, finish: str = "tool_calls") -> str:
 
 
 def piece(name: str | None = None, arguments: object = "", call_id: str | None = None, index: int | None = 0) -> Json:
-    """A delta with a piece of one call; what is None is not in it."""
+    """Return a delta with a piece of one call, without fields that are None."""
     function = {"arguments": arguments} | ({} if name is None else {"name": name})
     call: Json = {"type": "function", "function": function}
     call |= {} if call_id is None else {"id": call_id}
@@ -136,7 +136,7 @@ SHAPES: dict[str, tuple[Sequence[Json], Sequence[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_calls_are_told_apart_and_put_together(
+async def test_streamed_calls_are_separated_and_assembled(
     dial: Callable[..., ChatCompletionsModel], llm: LLM, shape: str
 ) -> None:
     deltas, expected = SHAPES[shape]
@@ -147,7 +147,7 @@ async def test_calls_are_told_apart_and_put_together(
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_arguments_as_an_object_come_whole_too(
+async def test_arguments_may_be_sent_as_an_object(
     dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool
 ) -> None:
     calls = piece("look", {"at": 1}, None, index=None)["tool_calls"] + piece("look", {"at": 2}, "", None)["tool_calls"]
@@ -160,7 +160,7 @@ async def test_arguments_as_an_object_come_whole_too(
 
 
 @pytest.mark.parametrize("arguments", [7, [1], True])
-async def test_arguments_that_are_no_object_are_no_reply(
+async def test_arguments_that_are_not_an_object_are_malformed(
     dial: Callable[..., ChatCompletionsModel], llm: LLM, arguments: object
 ) -> None:
     script(llm, raw=streamed(piece("look", arguments, "a")))
@@ -186,7 +186,9 @@ async def test_content_in_parts_is_text(dial: Callable[..., ChatCompletionsModel
     assert "SECRETLY" not in "".join(shown)
 
 
-async def test_thinking_parts_go_back_in_front_of_the_text(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+async def test_thinking_parts_are_sent_back_before_the_text(
+    dial: Callable[..., ChatCompletionsModel], llm: LLM
+) -> None:
     model = dial()
     script(
         llm,
@@ -208,24 +210,24 @@ async def test_thinking_parts_go_back_in_front_of_the_text(dial: Callable[..., C
 
 
 def steps(reply: ModelReply, *more: Message) -> tuple[Message, ...]:
-    """A question, the reply with its calls, and their results."""
+    """Return a question, the reply with its calls, and their results."""
     row = answer(reply.text or None, body=MessageBody(calls=reply.calls, reasoning=reply.reasoning))
     return (human("go"), row, *(result(call.id) for call in reply.calls), *more)
 
 
 def sent_answer(llm: LLM) -> Json:
-    """The only answer in the newest request."""
+    """Return the only answer in the newest request."""
     (sent,) = [one for one in llm.requests.rows[-1]["body"]["messages"] if one["role"] == "assistant"]
     assert isinstance(sent, dict)
     return sent
 
 
-# ---- one body where a stream was asked for, and the other way round
+# ---- a body instead of a stream, and a stream instead of a body
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/event-stream", "text/plain"])
 @pytest.mark.parametrize("before", ["", "\n\n  \n", "\ufeff"])
-async def test_a_body_where_a_stream_was_asked_for_is_the_reply(
+async def test_a_body_is_accepted_instead_of_a_stream(
     dial: Callable[..., ChatCompletionsModel], llm: LLM, content_type: str, before: str
 ) -> None:
     usage = {"usage": {"prompt_tokens": 7, "completion_tokens": 1}}
@@ -238,7 +240,7 @@ async def test_a_body_where_a_stream_was_asked_for_is_the_reply(
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way.streams], ids=str)
-async def test_every_protocol_takes_a_body_for_a_stream(server: labkit.Server, llm: LLM, way: Way) -> None:
+async def test_every_protocol_accepts_a_body_instead_of_a_stream(server: labkit.Server, llm: LLM, way: Way) -> None:
     body = {
         "chat_completions": json.loads(whole({"content": "hello"}, "stop")),
         "responses": {
@@ -258,14 +260,12 @@ async def test_every_protocol_takes_a_body_for_a_stream(server: labkit.Server, l
         assert (await ask(model))[0].text == "hello"
 
 
-async def test_a_stream_where_a_body_was_asked_for_is_the_reply(
-    dial: Callable[..., ChatCompletionsModel], llm: LLM
-) -> None:
+async def test_a_stream_is_accepted_instead_of_a_body(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
     script(llm, raw=streamed({"content": "hel"}, {"content": "lo"}, finish="stop"), content_type="text/event-stream")
     assert (await ask(dial(streams=False)))[0].text == "hello"
 
 
-async def test_an_error_in_a_body_that_should_be_a_stream_is_that_error(
+async def test_an_error_in_a_body_instead_of_a_stream_is_raised(
     dial: Callable[..., ChatCompletionsModel], llm: LLM
 ) -> None:
     script(llm, raw=json.dumps({"error": {"message": "slow down", "code": 429}}))
@@ -275,7 +275,7 @@ async def test_an_error_in_a_body_that_should_be_a_stream_is_that_error(
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-async def test_events_end_in_any_line_break_and_may_span_lines(
+async def test_events_allow_any_line_break_and_several_lines(
     dial: Callable[..., ChatCompletionsModel], llm: LLM, end: str
 ) -> None:
     lines = [
@@ -294,7 +294,7 @@ async def test_a_last_event_needs_no_line_break(dial: Callable[..., ChatCompleti
     assert (await ask(dial()))[0].text == "hello"
 
 
-# ---- what goes back with a call
+# ---- fields that are sent back with a call
 
 SIGNATURES = [
     {"extra_content": {"google": {"thought_signature": "c2ln"}}},
@@ -305,7 +305,7 @@ SIGNATURES = [
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=str)
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_calls_signature_goes_back_with_it(
+async def test_the_signature_of_a_call_is_sent_back(
     dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool, signature: Json
 ) -> None:
     model = dial(streams=streams)
@@ -323,9 +323,7 @@ async def test_a_calls_signature_goes_back_with_it(
     assert llm.requests.rows[-1]["violations"] == []
 
 
-async def test_a_signature_that_comes_by_itself_belongs_to_its_call(
-    dial: Callable[..., ChatCompletionsModel], llm: LLM
-) -> None:
+async def test_a_separate_signature_is_added_to_its_call(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
     model = dial()
     extra = {"tool_calls": [{"index": 0, "extra_content": {"google": {"thought_signature": "c2ln"}}}]}
     script(llm, raw=streamed(piece("look", "{}", "a"), extra))
@@ -337,7 +335,7 @@ async def test_a_signature_that_comes_by_itself_belongs_to_its_call(
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way.protocol == "chat_completions"], ids=str)
-async def test_a_turn_takes_signature_and_thoughts_along_from_step_to_step(
+async def test_signatures_and_reasoning_are_sent_back_at_every_step(
     server: labkit.Server, llm: LLM, chat: Chat, way: Way
 ) -> None:
     signature = {"extra_content": {"google": {"thought_signature": "c2ln"}}}
@@ -360,7 +358,7 @@ async def test_a_turn_takes_signature_and_thoughts_along_from_step_to_step(
         assert (sent["content"], sent["reasoning_content"]) == ("Noting.", "SECRETLY")
 
 
-async def test_calls_of_another_model_get_the_signature_that_stands_for_none(
+async def test_calls_of_another_model_get_a_placeholder_signature(
     dial: Callable[..., ChatCompletionsModel], llm: LLM
 ) -> None:
     refusal = "Function call is missing a thought_signature in functionCall parts. See thought-signatures for details."
@@ -378,7 +376,7 @@ async def test_calls_of_another_model_get_the_signature_that_stands_for_none(
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("text", ["", " \n", None])
-async def test_an_empty_result_is_never_sent_as_an_empty_text(
+async def test_an_empty_result_is_not_sent_as_empty_text(
     server: labkit.Server, llm: LLM, way: Way, text: str | None
 ) -> None:
     rows = (human("go"), answer(None, "a"), msgspec.structs.replace(result("a"), text=text))

@@ -1,8 +1,8 @@
-"""Inputs from outside: refusals of servers, and tool calls that servers left in the text of an answer.
+"""Collected inputs: refusals of servers, and tool calls that servers left in the text of an answer.
 
-They are in tests/fixtures/outside, each with its source. Before there were rules for them, 13 of 71 refusals were read
-as filed, and 65 of 82 texts with calls were shown to people. The first try of the rules read 68 and 80.
-Of 108 refusals and 73 texts that were collected later, those rules read 53 and 46.
+They are in tests/fixtures/outside, each with its source. Without special rules, 13 of 71 refusals were classified
+correctly, and 65 of 82 texts with calls were shown to people. The first version of the rules handled 68 and 80. Of 108
+refusals and 73 texts that were collected later, the same rules handled 53 and 46.
 """
 
 import json
@@ -39,11 +39,11 @@ KINDS = {
     "overflow": errors.ContextOverflow,
 }
 REQUEST = ModelRequest(system="You are Hermes. " * 40, transcript=(human("word " * 2_000),), max_output_tokens=32_000)
-"""A prompt of 2,300 tokens, near some of the limits."""
+"""Prompt of 2,300 tokens, close to some of the limits."""
 
 
 @pytest.mark.parametrize("refusal", inputs("refusals"), ids=lambda one: f"{one['read']} {one['source']}"[:60])
-def test_a_refusal_from_outside_is_read_as_what_it_is(refusal: Json) -> None:
+def test_collected_refusals_are_classified(refusal: Json) -> None:
     body, status = json.dumps(refusal["body"]), refusal["status"]
     error = status_error(status if status >= 400 else 0, {}, body, REQUEST)
     if refusal["read"] in KINDS:
@@ -74,7 +74,7 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.parametrize("one", inputs("tool_calls"), ids=lambda one: f"{one['read']} {one['source']}"[:80])
-def test_a_call_in_a_text_from_outside_is_read_as_what_it_is(one: Json) -> None:
+def test_collected_text_calls_are_recognised(one: Json) -> None:
     text = one["text"]
     found = find_calls(text, SCHEMAS, lambda source: plain(source) in plain(one.get("said", "")))
     assert ("text" if found is None else "run" if found[1] else "ask") == one["read"]
@@ -85,14 +85,14 @@ def test_a_call_in_a_text_from_outside_is_read_as_what_it_is(one: Json) -> None:
         assert [[name, json.loads(arguments)] for name, arguments in calls] == one["calls"]
         assert text[:start].strip() == one.get("before", "")
     clear = 0
-    for end in range(1, len(text) + 1):  # however the text is cut, a preview shows nothing of the call
+    for end in range(1, len(text) + 1):  # no preview shows a part of the call
         doubt = first_doubt(text[:end], clear)
         assert text[:doubt].strip() == text[: min(start, doubt)].strip()
         clear = doubt if doubt < end else max(0, end - 128)
 
 
 @pytest.mark.parametrize("text", [one["text"] for one in inputs("tool_calls") if one["read"] == "text"])
-def test_what_is_no_call_is_shown_in_the_end(text: str) -> None:
+def test_text_that_is_not_a_call_is_shown(text: str) -> None:
     assert find_calls(text, SCHEMAS, lambda source: False) is None
     assert find_calls(text, {}, lambda source: False) is None
 
@@ -118,12 +118,12 @@ CALL_TEXT = '<tool_call>{"name": "exec", "arguments": {"command": "ls"}}</tool_c
         ("In Hermes you write " + CALL_TEXT.replace("exec", "other") + " and wait.", "text"),
     ],
 )
-def test_a_call_stands_by_itself_at_the_end(text: str, read: str) -> None:
+def test_a_call_counts_only_at_the_end_of_a_text(text: str, read: str) -> None:
     found = find_calls(text, SCHEMAS, lambda source: False)
     assert ("text" if found is None else "run" if found[1] else "ask") == read
 
 
-def test_a_text_full_of_markers_is_looked_at_within_bounds() -> None:
+def test_the_search_for_markers_is_bounded() -> None:
     text = "```\n" + "<tool_call>{ <function=a> [TOOL_CALLS]x{ " * 20_000
     assert find_calls(text, SCHEMAS, lambda source: False) is None
     assert first_doubt(text, 0) >= 0
@@ -139,7 +139,7 @@ ROWS = (
 )
 
 
-def test_a_strict_list_has_short_ids_and_an_answer_behind_results() -> None:
+def test_the_strict_shape_has_short_ids_and_an_answer_after_results() -> None:
     strict = wire.chat_messages("You are Hermes.", ROWS, WireStyle(shape=wire.STRICT))
     roles = [message["role"] for message in strict]
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user", "assistant", "user"]
@@ -148,10 +148,10 @@ def test_a_strict_list_has_short_ids_and_an_answer_behind_results() -> None:
     assert (strict[3]["tool_call_id"], strict[3]["name"]) == (call["id"], "read")
     assert all(message["content"] for message in strict)
     longer = wire.chat_messages("You are Hermes.", (*ROWS, human("more")), WireStyle(shape=wire.STRICT))
-    assert longer[:7] == strict[:7], "the beginning stays, for the provider's cache"
+    assert longer[:7] == strict[:7], "the beginning is unchanged, for the provider's cache"
 
 
-def test_a_list_of_text_alternates_and_keeps_results_apart_from_peoples_words() -> None:
+def test_the_text_shape_alternates_roles_and_marks_results() -> None:
     sent = wire.chat_messages("You are Hermes.", ROWS, WireStyle(shape=wire.TEXT))
     assert [set(message) for message in sent] == [{"role", "content"}] * len(sent)
     assert [message["role"] for message in sent] == ["user", "assistant", "user", "assistant", "user"]

@@ -1,4 +1,4 @@
-"""How long a reply is waited for: silence, a line that is only kept open, and models that think for long."""
+"""Time limits for replies: silence, keep-alive without content, and models that think for a long time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -23,13 +23,13 @@ def elapsed_since(began: float) -> float:
 
 
 async def over_each(ways: Iterable[Way], case: Callable[[Way], Awaitable[None]]) -> None:
-    """A case over each of the ways, all at the same time."""
+    """Run a case over all ways in parallel."""
     await side_by_side({str(way): case(way) for way in ways})
 
 
 @asynccontextmanager
 async def replying(way: Way, reply: dict[str, Any], **patience: float) -> AsyncIterator[tuple[ChatModel, fake_llm.LLM]]:
-    """A model with a server of its own, which replies like this to every request."""
+    """Yield a model with its own server, which gives this reply to every request."""
     async with labkit.Server(fake_llm.make_app()) as server:
         llm = server.app[fake_llm.LLM_KEY]
         script(llm, **reply)
@@ -38,7 +38,7 @@ async def replying(way: Way, reply: dict[str, Any], **patience: float) -> AsyncI
 
 
 @pytest.mark.fuzz
-async def test_a_model_may_think_for_longer_than_it_may_be_silent() -> None:
+async def test_thinking_may_last_longer_than_a_silence() -> None:
     async def thinks(way: Way, filler: str) -> None:
         kept_open = {"keep_open": way.before_text, "keep_open_with": filler, "keep_open_seconds": 2.0}
         async with replying(way, {"text": "done", **kept_open}, read_seconds=1.5, first_piece_seconds=20.0) as (
@@ -52,7 +52,7 @@ async def test_a_model_may_think_for_longer_than_it_may_be_silent() -> None:
     await side_by_side({f"{filler} {way}": thinks(way, filler) for filler, way in cells})
 
 
-async def test_a_server_that_sends_nothing_at_all_is_given_up_after_its_silence() -> None:
+async def test_a_silent_server_times_out() -> None:
     async def is_silent(way: Way) -> None:
         async with replying(way, {"hang": 30}, read_seconds=0.2, first_piece_seconds=20.0) as (model, _):
             began = asyncio.get_running_loop().time()
@@ -63,7 +63,7 @@ async def test_a_server_that_sends_nothing_at_all_is_given_up_after_its_silence(
     await over_each(WAYS, is_silent)
 
 
-async def test_the_first_piece_has_a_bound_of_its_own() -> None:
+async def test_the_first_piece_has_its_own_time_limit() -> None:
     async def says_nothing(way: Way) -> None:
         reply = {"text": "done", "keep_open": 0}
         async with replying(way, reply, read_seconds=20.0, first_piece_seconds=0.8) as (model, llm):
@@ -76,7 +76,7 @@ async def test_the_first_piece_has_a_bound_of_its_own() -> None:
     await over_each(WAYS, says_nothing)
 
 
-async def test_after_the_first_piece_only_pieces_count() -> None:
+async def test_after_the_first_piece_keep_alives_do_not_count() -> None:
     async def goes_on_without_words(way: Way) -> None:
         reply = {"text": "one two three", "chunk_chars": 4, "keep_open": way.before_text + 1}
         async with replying(way, reply, read_seconds=0.4, first_piece_seconds=60.0) as (model, _):
@@ -88,7 +88,7 @@ async def test_after_the_first_piece_only_pieces_count() -> None:
     await over_each(STREAMED, goes_on_without_words)
 
 
-async def test_silence_in_the_middle_is_a_timeout_and_what_came_was_shown() -> None:
+async def test_silence_in_the_middle_is_a_timeout_after_showing_the_text() -> None:
     async def falls_silent(way: Way) -> None:
         reply = {"text": "one two three", "chunk_chars": 4, "hang_after": way.before_text + 2}
         shown: list[str] = []
@@ -100,7 +100,7 @@ async def test_silence_in_the_middle_is_a_timeout_and_what_came_was_shown() -> N
     await over_each(STREAMED, falls_silent)
 
 
-async def test_a_reply_that_takes_long_is_read_to_its_end_while_it_goes_on() -> None:
+async def test_a_slow_reply_is_read_to_its_end() -> None:
     async def takes_long(way: Way) -> None:
         reply = {"text": "x" * 12, "chunk_chars": 1, "chunk_delay": 0.15}
         async with replying(way, reply, read_seconds=1.5, first_piece_seconds=1.5) as (model, _):
@@ -109,14 +109,14 @@ async def test_a_reply_that_takes_long_is_read_to_its_end_while_it_goes_on() -> 
     await over_each(STREAMED, takes_long)
 
 
-async def test_reasoning_is_a_piece() -> None:
+async def test_reasoning_counts_as_a_piece() -> None:
     [way] = [way for way in STREAMED if way.protocol == "chat_completions"]
     reply = {"reasoning": "x" * 12, "text": "done", "chunk_chars": 1, "chunk_delay": 0.15}
     async with replying(way, reply, read_seconds=1.5, first_piece_seconds=1.5) as (model, _):
         assert (await ask(model))[0].text == "done"
 
 
-async def test_reasoning_of_responses_is_a_piece() -> None:
+async def test_reasoning_of_the_responses_api_counts_as_a_piece() -> None:
     raw = "".join(
         f"data: {one}\n\n"
         for one in (
@@ -130,7 +130,7 @@ async def test_reasoning_of_responses_is_a_piece() -> None:
         assert (await ask(model))[0].text == "done"
 
 
-async def test_a_reply_whose_stream_is_never_closed_is_whole() -> None:
+async def test_a_complete_reply_needs_no_end_of_the_stream() -> None:
     async def stays_open(way: Way) -> None:
         reply = {"text": "done", "keep_open": 99, "no_done": True}
         async with replying(way, reply, read_seconds=1.5, first_piece_seconds=20.0) as (model, _):
@@ -139,6 +139,6 @@ async def test_a_reply_whose_stream_is_never_closed_is_whole() -> None:
     await over_each(STREAMED, stays_open)
 
 
-def test_the_bounds_are_as_documented() -> None:
+def test_the_time_limits_match_the_documentation() -> None:
     endpoint = Endpoint(model="m", api_key="k")
     assert (endpoint.read_seconds, endpoint.first_piece_seconds) == (120.0, 300.0)

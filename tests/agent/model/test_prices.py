@@ -1,4 +1,4 @@
-"""Whose price is whose, and what a call comes to."""
+"""Prices of models, and costs of calls."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from agent.model.catalog import Price, cost_of, price_of
 from hermes_state.values import CanonicalUsage
 
 
-def test_a_listed_model_costs_what_the_catalog_says_with_what_is_usual_for_the_cache() -> None:
+def test_a_listed_model_has_the_prices_of_the_catalog() -> None:
     assert price_of("openai/gpt-4.1-mini-2025-04-14", {}) == Price(
         input=0.4, output=1.6, cache_read=0.1, cache_write=0.4
     )
@@ -18,7 +18,7 @@ def test_a_listed_model_costs_what_the_catalog_says_with_what_is_usual_for_the_c
 @pytest.mark.parametrize(
     "name", ["gpt-5.4", "gpt-5.4-mini", "gpt-6-sol", "claude-opus-4-6", "claude-sonnet-5", "grok-4.3"]
 )
-def test_the_models_of_this_year_have_a_price(name: str) -> None:
+def test_current_models_have_a_price(name: str) -> None:
     found = price_of(name, {})
     assert found is not None
     assert not found.is_estimated
@@ -32,22 +32,22 @@ def test_an_unknown_model_of_a_known_family_has_an_estimated_price() -> None:
 
 
 @pytest.mark.parametrize("name", ["lab-128k", "gpt-4o-audio-preview", "mistral-small:24b", "my-claude", ""])
-def test_a_model_that_nobody_has_priced_has_no_price(name: str) -> None:
+def test_an_unknown_model_has_no_price(name: str) -> None:
     assert price_of(name, {}) is None
 
 
-def test_what_is_configured_wins_and_of_it_the_longest_pattern() -> None:
+def test_the_longest_configured_pattern_wins() -> None:
     configured = {"gpt*": {"input": 1.0, "output": 2.0}, "gpt-4.1*": {"input": 3.0, "output": 4.0}}
     for order in (configured, dict(reversed(configured.items()))):
         found = price_of("openai/gpt-4.1-mini-2025-04-14", order)
         assert found == Price(input=3.0, output=4.0, cache_read=3.0, cache_write=3.0)
     assert price_of("gpt-99", {"GPT-99": {"input": 1.0, "output": 2.0}}) == Price(
         input=1.0, output=2.0, cache_read=1.0, cache_write=1.0
-    ), "what is configured is no estimate"
+    ), "a configured price is not an estimate"
     assert price_of("GPT-5", configured) == Price(input=1.0, output=2.0, cache_read=1.0, cache_write=1.0)
 
 
-def test_what_is_in_the_cache_costs_what_is_said_or_what_is_usual() -> None:
+def test_cache_prices_are_configured_or_defaults() -> None:
     said = {"*": {"input": 2.0, "output": 8.0, "cache_read": 0.5, "cache_write": 2.5}}
     assert price_of("claude-x", said) == Price(input=2.0, output=8.0, cache_read=0.5, cache_write=2.5)
     plain = {"*": {"input": 2.0, "output": 8.0}}
@@ -56,7 +56,7 @@ def test_what_is_in_the_cache_costs_what_is_said_or_what_is_usual() -> None:
 
 
 @pytest.mark.parametrize(("for_an_hour", "write"), [(False, 3.75), (True, 6.0)])
-def test_claude_asks_more_for_what_it_keeps_for_an_hour(for_an_hour: bool, write: float) -> None:
+def test_claude_charges_more_to_cache_for_an_hour(for_an_hour: bool, write: float) -> None:
     found = price_of("claude-sonnet-4-5", {}, keeps_cache_for_an_hour=for_an_hour)
     assert found is not None
     assert found.cache_write == pytest.approx(write)
@@ -67,7 +67,7 @@ _prices = st.floats(0, 1_000)
 
 
 @given(usage=st.builds(CanonicalUsage, input=_counts, output=_counts, cache_read=_counts, cache_write=_counts))
-def test_without_a_price_a_cost_is_unknown_and_never_nothing(usage: CanonicalUsage) -> None:
+def test_without_a_price_the_cost_is_unknown_not_zero(usage: CanonicalUsage) -> None:
     assert cost_of(usage, None) is None
 
 
@@ -87,19 +87,19 @@ def test_a_cost_is_rounded_up_and_grows_with_every_token(usage: CanonicalUsage, 
     assert exact - 1e-3 <= cost < exact + 1 + 1e-3
 
 
-def test_a_call_costs_what_its_parts_cost() -> None:
+def test_the_cost_of_a_call_is_the_sum_of_its_parts() -> None:
     price = Price(input=3.0, output=15.0, cache_read=0.3, cache_write=3.75)
     usage = CanonicalUsage(input=1_000, output=100, cache_read=10_000, cache_write=2_000, reasoning=50)
     assert cost_of(usage, price) == 3_000 + 1_500 + 3_000 + 7_500
 
 
-def test_what_costs_a_round_sum_is_not_rounded_up_for_how_computers_count() -> None:
+def test_floating_point_noise_does_not_round_a_cost_up() -> None:
     price = Price(input=0.28, output=0.42, cache_read=0.028, cache_write=0.28)
     assert cost_of(CanonicalUsage(input=1_000_000), price) == 280_000
     assert cost_of(CanonicalUsage(input=1), price) == 1
 
 
-def test_a_call_with_a_long_prompt_is_paid_as_a_whole_at_the_price_of_long_prompts() -> None:
+def test_a_long_prompt_changes_the_price_of_the_entire_call() -> None:
     price = price_of("gpt-5.4", {})
     assert price is not None
     assert cost_of(CanonicalUsage(input=200_000, cache_read=72_000, output=1_000), price) == 500_000 + 18_000 + 15_000

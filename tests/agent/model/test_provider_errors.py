@@ -1,12 +1,12 @@
-"""Error answers of real providers, over every protocol, streamed and whole: what the chat is told, and what it costs.
+"""Error answers of real providers over every protocol: the sentence in the chat, and the number of attempts.
 
-The texts are in tests/fixtures/provider_errors, in files by what they were filed as, each with its source and with the
-kind that it has to be read as; `read` says why where that is another one. Those marked `blind` were collected after the
-classifier was finished, and written down before it saw them: its first try read 190 of 228 as they were filed. Nine of
-those, of a native API that no protocol here speaks, are left out.
+The texts are in tests/fixtures/provider_errors, one file per kind, each with its source and its expected kind. If the
+expected kind differs from the file, `read` says why. Texts marked `blind` were collected and labelled after the
+classifier was finished. Its first version classified 190 of 228 correctly. Nine of those texts, from a native API that
+the gateway does not support, are left out.
 
-Without `--protocol` every third comes over chat completions, streamed or whole; `make fuzz` sends all of them, streamed
-and whole, and `make protocols` over the other two.
+Without `--protocol`, every third text runs over chat completions, streamed or whole. `make fuzz` runs all texts both
+ways, and `make protocols` runs them over the other two protocols.
 """
 
 import json
@@ -36,26 +36,26 @@ Json = dict[str, Any]
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "provider_errors"
 FILES = sorted(path.stem for path in FIXTURES.glob("*.json"))
 READ_AS = {
-    "access": ("auth", "whoever runs this gateway has to ch"),
-    "image": ("image", "please write without it"),
+    "access": ("auth", "The owner of this bot needs to ch"),
+    "image": ("image", "Please try without the image"),
     "invalid": ("rejected", "should check this model's `name` and `base_url`."),
     "moderation": ("content_filtered", "content filter stopped this answer"),
-    "money": ("quota", "has no credit left"),
-    "not_found": ("not_offered", "does not have this model at this address"),
+    "money": ("quota", "is out of credit"),
+    "not_found": ("not_offered", "does not offer this model at this address"),
     "output_cap": ("output_cap", "echo:"),
-    "overflow": ("overflow", "no longer fits into the model's memory"),
-    "rate": ("rate_limited", "limits how often it may be asked"),
-    "unavailable": ("unavailable", "cannot be reached or is overloaded"),
+    "overflow": ("overflow", "no longer fits into the model's context window"),
+    "rate": ("rate_limited", "is rate-limiting this bot"),
+    "unavailable": ("unavailable", "is overloaded or cannot be reached"),
     "shape": ("shape", "/new"),
-    "malformed": ("malformed", "/retry asks again"),
+    "malformed": ("malformed", "Send /retry to try again"),
 }
 """Outcome in the ledger, and a part of what the chat reads, by kind."""
 IMPATIENT = RetryPolicy(first_pause=0.001, max_pause=0.002, max_retry_after=0.0)
-"""Waits for nobody, so that no pause that a provider asks for is slept through."""
+"""Policy without pauses, so that the tests do not sleep."""
 ATTEMPTS = {"rate": 4, "unavailable": 4, "shape": 2, "malformed": 3}
-"""Attempts where the provider does not ask for a pause; one otherwise, and of all other kinds.
+"""Number of attempts by kind, if the provider requests no pause. Otherwise, and for all other kinds: one attempt.
 
-A form of the conversation that is refused is followed by stricter ones, of which the last changes a chat without calls.
+After a refused shape, stricter shapes are tried. Only the last of them changes a chat without calls.
 """
 
 
@@ -78,12 +78,12 @@ def texts_of(name: str) -> list[Json]:
 
 
 def fits(text: Json, way: Way) -> bool:
-    """False for an event of another protocol, and for what is only said of images."""
+    """False for an event of another protocol, and for texts that only apply to images."""
     return text.get("protocol", way.protocol) == way.protocol and not text.get("has_image")
 
 
 def script(text: Json, way: Way) -> Json:
-    """The answer: as an error, or after a 200 in place of the reply or of its first event."""
+    """Return the answer: an error status, or a 200 with the error instead of the reply or the first event."""
     body = text["body"]
     raw = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
     if text["status"] >= 400:
@@ -104,7 +104,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", FILES)
-async def test_a_refusal_is_read_as_what_it_is(
+async def test_provider_errors_are_classified(
     name: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM, pytestconfig: pytest.Config
 ) -> None:
     wrong: list[str] = []
@@ -122,14 +122,14 @@ async def test_a_refusal_is_read_as_what_it_is(
 
 
 def complaints(text: Json, left: Left, way: Way) -> Iterator[str]:
-    """What is not as it should be."""
+    """Return the deviations from the expectation."""
     outcome, sentence = READ_AS[text["kind"]]
     attempts = 1 if "wait_seconds" in text else ATTEMPTS.get(text["kind"], 1)
     if (text["kind"], way.protocol) == ("shape", "responses"):
-        attempts = 1  # its system prompt is no message, so a chat without calls is the same in every form
+        attempts = 1  # its system prompt is not a message, so a chat without calls is the same in every shape
     outcomes = [outcome] * attempts
     if text["kind"] == "output_cap" and text.get("cap", MIN_OUTPUT_ROOM) < MIN_OUTPUT_ROOM:
-        sentence = "lower this model's `max_output_tokens`"  # that would be no answer
+        sentence = "lower this model's `max_output_tokens`"  # would not be an error
     elif text["kind"] == "output_cap":
         outcomes.append("ok")
     if left.outcomes not in (outcomes, 2 * outcomes if is_put_otherwise(text) else outcomes):
@@ -140,19 +140,19 @@ def complaints(text: Json, left: Left, way: Way) -> Iterator[str]:
 
 
 def is_put_otherwise(text: Json) -> bool:
-    """True for a refusal of one part of the request, which is then made without it, where there is that part."""
+    """True for a refusal of one part of the request, if the request has that part. The retry leaves it out."""
     words = json.dumps(text["body"])
     return any(part in words for part in ("max_completion_tokens", "enable_thinking", "thinking_blocks"))
 
 
 @pytest.mark.fuzz
-async def test_a_prompt_that_is_refused_as_too_long_in_any_words_is_made_to_fit(
+async def test_a_prompt_refused_as_too_long_is_compressed(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM, pytestconfig: pytest.Config
 ) -> None:
     wrong: list[str] = []
     step = sample(12, 1) if pytestconfig.getoption(OPTION) is None else 2
     texts = [text for text in texts_of("overflow") if text["kind"] == "overflow"]
-    # What states a size of its own is about another prompt; that of its own server speaks in test_size_errors.
+    # Skip texts that state a size, because it belongs to another prompt. See test_size_errors for those.
     texts = [text for text in texts if not text.get("prompt_tokens") and (text.get("window") or 32_768) > 8_000]
     for number, text in list(enumerate(texts))[step // 2 * way.streams :: step]:
         async with way.dialled(server.url, f"lab-too-long-{number}") as model:
@@ -166,7 +166,7 @@ async def test_a_prompt_that_is_refused_as_too_long_in_any_words_is_made_to_fit(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_numbers_of_a_refusal_are_taken_over(name: str) -> None:
+def test_the_numbers_in_a_refusal_are_extracted(name: str) -> None:
     for text in texts_of(name):
         is_stream = text["status"] < 400
         seen = (text["body"], REQUESTS[text.get("has_image", False)])

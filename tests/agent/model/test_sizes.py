@@ -1,4 +1,4 @@
-"""How large a model is: whoever says so, prompts have room in what comes of it."""
+"""Model sizes: their sources, and the room for prompts."""
 
 import re
 from fnmatch import fnmatchcase
@@ -30,7 +30,7 @@ def figures(capacity: ModelSize) -> tuple[int, SizeSource, int | None, SizeSourc
     return capacity.context_length, capacity.context_from, capacity.max_output_tokens, capacity.output_from
 
 
-# ---- the order
+# ---- order of the sources
 
 
 CONFIGURED, OFFERED, CATALOGUE, ASSUMED = (
@@ -56,24 +56,24 @@ CONFIGURED, OFFERED, CATALOGUE, ASSUMED = (
         (UNKNOWN, UNKNOWN_LIMITS, UNKNOWN_LIMITS, (32_768, ASSUMED, None, ASSUMED)),
     ],
 )
-def test_configuration_comes_before_the_provider_and_that_before_the_catalogue(
+def test_configuration_overrides_the_provider_which_overrides_the_catalogue(
     model: str, configured: ModelLimits, offered: ModelLimits, expected: tuple[int, SizeSource, int | None, SizeSource]
 ) -> None:
     assert figures(model_size(model, configured, offered)) == expected
 
 
 @pytest.mark.parametrize("nonsense", [0, -1, 1, 2_047, 20_000_001, 10**30])
-def test_a_context_that_cannot_be_is_taken_as_not_said(nonsense: int) -> None:
+def test_an_impossible_context_is_ignored(nonsense: int) -> None:
     assert model_size(UNKNOWN, UNKNOWN_LIMITS, said(nonsense)).context_length == ASSUMED_CONTEXT
     assert model_size("gpt-4.1", UNKNOWN_LIMITS, said(nonsense)).context_length == 1_047_576
 
 
 @pytest.mark.parametrize("nonsense", [0, -1, 1, 255, 10**30])
-def test_an_output_that_cannot_be_is_taken_as_not_said(nonsense: int) -> None:
+def test_an_impossible_output_limit_is_ignored(nonsense: int) -> None:
     assert model_size(UNKNOWN, UNKNOWN_LIMITS, said(100_000, nonsense)).max_output_tokens is None
 
 
-# ---- what is kept for an answer, and what one is allowed
+# ---- reserve and output limit
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_an_output_that_cannot_be_is_taken_as_not_said(nonsense: int) -> None:
         (UNKNOWN, said(None, 95_000), said(100_000), 50_000),
     ],
 )
-def test_however_long_a_model_may_write_no_more_is_kept_for_it_than_is_configured(
+def test_the_reserve_does_not_grow_with_the_models_output_limit(
     model: str, configured: ModelLimits, offered: ModelLimits, reserved: int
 ) -> None:
     assert model_size(model, configured, offered).reserved_output == reserved
@@ -112,7 +112,7 @@ def test_however_long_a_model_may_write_no_more_is_kept_for_it_than_is_configure
         (UNKNOWN, said(2_731), 2_700, 682),
     ],
 )
-def test_an_answer_is_allowed_what_the_prompt_leaves_unless_another_limit_is_configured(
+def test_the_output_limit_is_the_free_room_unless_configured(
     model: str, configured: ModelLimits, prompt: int, limit: int
 ) -> None:
     size = model_size(model, configured)
@@ -131,7 +131,7 @@ def test_an_answer_is_allowed_what_the_prompt_leaves_unless_another_limit_is_con
         (said(500_000, 8_192), UNKNOWN_LIMITS, 500_000, None),
     ],
 )
-def test_a_prompt_is_not_longer_than_its_provider_takes_unless_a_larger_window_is_configured_than_is_known(
+def test_the_providers_prompt_limit_applies_unless_a_larger_window_is_configured(
     configured: ModelLimits, offered: ModelLimits, context: int, bound: int | None
 ) -> None:
     size = model_size("gpt-5-mini", configured, offered)
@@ -139,7 +139,7 @@ def test_a_prompt_is_not_longer_than_its_provider_takes_unless_a_larger_window_i
 
 
 _any = st.one_of(st.none(), st.integers(-(10**12), 10**12), st.sampled_from([0, 1, 2_047, 2_048, 10**30]))
-_contexts = st.one_of(st.none(), st.integers(2_731, 20_000_000))  # a smaller one is refused in the configuration
+_contexts = st.one_of(st.none(), st.integers(2_731, 20_000_000))  # the configuration refuses smaller windows
 _outputs = st.one_of(st.none(), st.integers(1, 10_000_000))
 
 
@@ -157,7 +157,7 @@ _outputs = st.one_of(st.none(), st.integers(1, 10_000_000))
     ),
     share=st.floats(0, 1),
 )
-def test_whoever_says_what_all_lines_are_in_order_and_a_prompt_has_room(
+def test_any_stated_sizes_leave_room_for_a_prompt(
     model: str,
     context: int | None,
     output: int | None,
@@ -167,7 +167,7 @@ def test_whoever_says_what_all_lines_are_in_order_and_a_prompt_has_room(
     share: float,
 ) -> None:
     if context is not None and output is not None:
-        output = min(output, context - MIN_INPUT)  # the configuration refuses others
+        output = min(output, context - MIN_INPUT)  # the configuration refuses other values
     capacity = model_size(model, said(context, output), said(offered_context, offered_output))
     assert (capacity.context_from is CONFIGURED) == (context is not None)
     assert capacity.context_length - capacity.reserved_output >= min(MIN_INPUT, capacity.context_length * 3 // 4)
@@ -188,8 +188,8 @@ def test_whoever_says_what_all_lines_are_in_order_and_a_prompt_has_room(
 
 
 @pytest.mark.parametrize("pattern", SIZES)
-def test_models_of_the_list_are_compressed_at_the_documented_lines(pattern: str) -> None:
-    """At 50 and 85 % of the context, unless a small window or a bound of the prompt leaves less room for that."""
+def test_listed_models_are_compressed_at_the_documented_thresholds(pattern: str) -> None:
+    """At 50 and 85 % of the context, or less if the window is small or prompts are limited."""
     name = pattern.replace("[-.]", "-").replace("[1-3]", "2").replace("[1-9]", "5").replace("*", "")
     name = re.sub(r"\[(\d)-9\]", r"\1", name)
     known = known_model(name)
@@ -217,7 +217,7 @@ def test_models_of_the_list_are_compressed_at_the_documented_lines(pattern: str)
         *[("gpt-4o", 84.2), ("gpt-5", 61.2), ("gpt-5-mini", 61.2), ("gpt-5-nano", 61.2), ("qwen2.5-7b", 67.5)],
     ],
 )
-def test_hygiene_acts_at_the_share_of_the_context_that_people_expect(name: str, percent: float) -> None:
+def test_hygiene_acts_at_the_expected_share_of_the_context(name: str, percent: float) -> None:
     for configured in (UNKNOWN_LIMITS, said(model_size(name, UNKNOWN_LIMITS).context_length)):
         size = model_size(name, configured)
         limits = limits_of(size.context_length, size.reserved_output, LimitSettings(), size.max_input_tokens)
@@ -263,21 +263,19 @@ def test_hygiene_acts_at_the_share_of_the_context_that_people_expect(name: str, 
         ("qwen3-max", 262_144, 65_536, False),
     ],
 )
-def test_families_are_known_with_their_providers_and_dates(
-    name: str, context: int, output: int | None, sees: bool
-) -> None:
+def test_family_names_match_with_providers_and_dates(name: str, context: int, output: int | None, sees: bool) -> None:
     known = known_model(name)
     assert known is not None
     assert (known.context_length, known.max_output_tokens, known.sees_images) == (context, output, sees)
 
 
 @pytest.mark.parametrize("name", ["", UNKNOWN, "llama3.1", "lab-128k", "my-claude", "gpt", "scripted", "offline"])
-def test_other_names_are_not_known(name: str) -> None:
+def test_unlisted_names_are_unknown(name: str) -> None:
     assert known_model(name) is None
 
 
 @pytest.mark.parametrize("name", ["gpt-oss:20b", "deepseek-r1:8b", "mistral-nemo:12b-instruct-2407-q4_K_M"])
-def test_what_a_server_of_ones_own_holds_is_not_in_the_catalogue(name: str) -> None:
+def test_windows_of_local_servers_are_not_in_the_catalogue(name: str) -> None:
     known = known_model(name)
     assert known is not None
     assert (known.context_length, known.max_output_tokens) == (None, None)
@@ -292,18 +290,18 @@ def test_what_a_server_of_ones_own_holds_is_not_in_the_catalogue(name: str) -> N
         *("llama-3.2-11b-vision-instruct", "minicpm-v:8b", "gemma3:12b", "llama4:scout", "moondream"),
     ],
 )
-def test_what_sees_images_is_known_by_family_or_name(name: str) -> None:
+def test_image_input_is_known_by_family_or_name(name: str) -> None:
     assert sees_images(name)
 
 
 @pytest.mark.parametrize(
     "name", ["llama-3.1-8b", "gpt-3.5-turbo", "deepseek-chat", "qwen3:8b", "o3-mini", "mixtral", "gpt-4", "vlad-7b"]
 )
-def test_other_models_are_taken_for_blind(name: str) -> None:
+def test_other_models_accept_no_images(name: str) -> None:
     assert not sees_images(name)
 
 
-def test_the_catalogue_is_dated_and_holds_believable_figures() -> None:
+def test_the_catalogue_is_dated_and_plausible() -> None:
     assert CATALOG.sizes_taken_on.count("-") == 1
     for pattern, known in SIZES.items():
         assert pattern == pattern.lower()
@@ -312,8 +310,8 @@ def test_the_catalogue_is_dated_and_holds_believable_figures() -> None:
         assert known.max_output_tokens is None or known.max_output_tokens < known.context_length, pattern
 
 
-def test_no_two_patterns_of_one_length_disagree_about_a_name() -> None:
-    """The longest wins, so two of the same length would be told apart by their order alone."""
+def test_equally_long_patterns_agree_about_a_name() -> None:
+    """The longest pattern wins, so the order would decide between two of the same length."""
     names = {pattern.replace("[-.]", "-").replace("*", "") for pattern in SIZES} | {"gpt-5-chat", "gpt-5.5-nano"}
     for name in names:
         claiming = [pattern for pattern in SIZES if fnmatchcase(name, pattern)]

@@ -1,4 +1,4 @@
-"""Streams that come as fast as they can be read leave the event loop to others in between."""
+"""Fast streams let other tasks of the event loop run in between."""
 
 import asyncio
 import time
@@ -26,8 +26,8 @@ def model(request: pytest.FixtureRequest, server: labkit.Server) -> ChatModel:
             return AnthropicModel(Endpoint(model="lab-128k", api_key="key", base_url=server.url))
 
 
-async def test_others_have_their_turn_while_a_stream_has_more_to_read(model: ChatModel, llm: LLM) -> None:
-    """What was sent at once is there at once; each event takes a whole slice here."""
+async def test_other_tasks_run_while_a_stream_has_data(model: ChatModel, llm: LLM) -> None:
+    """All events arrive at once. Here, each event takes a full slice."""
     script(llm, text="x" * 40, chunk_chars=1)
     rounds = 0
     seen: list[int] = []
@@ -40,7 +40,7 @@ async def test_others_have_their_turn_while_a_stream_has_more_to_read(model: Cha
 
     def show(text: str) -> None:
         seen.append(rounds)
-        time.sleep(2 * SLICE_SECONDS)  # work: nothing else can run meanwhile
+        time.sleep(2 * SLICE_SECONDS)  # busy work, during which no other task can run
 
     other = asyncio.create_task(somebody_else())
     try:
@@ -52,7 +52,7 @@ async def test_others_have_their_turn_while_a_stream_has_more_to_read(model: Cha
 
 
 @pytest.mark.parametrize(("slice_seconds", "others"), [(60.0, []), (0.0, ["somebody else"])])
-async def test_a_stream_keeps_the_loop_for_its_slice(slice_seconds: float, others: list[str]) -> None:
+async def test_a_stream_keeps_the_event_loop_for_one_slice(slice_seconds: float, others: list[str]) -> None:
     ran: list[str] = []
     asyncio.get_running_loop().call_soon(ran.append, "somebody else")
     await checkpoint(time.perf_counter() + slice_seconds)

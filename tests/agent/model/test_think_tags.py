@@ -1,4 +1,4 @@
-"""Reasoning that a model writes into its text, between tags: never shown, never stored as text."""
+"""Reasoning between tags in the text of a model: never shown, and never stored as text."""
 
 import itertools
 import json
@@ -62,7 +62,7 @@ IN_CODE = [
 
 
 def parsed(*pieces: str) -> tuple[str, str]:
-    """The answer and the reasoning of a text that comes in these pieces."""
+    """Return the answer and the reasoning of a text that arrives in pieces."""
     parser = ThinkTagParser()
     text = "".join(parser.feed(one) for one in pieces)
     return parser.finish(text)
@@ -70,7 +70,7 @@ def parsed(*pieces: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize(("opening", "closing"), PAIRS)
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1_000])
-def test_reasoning_between_tags_is_cut_however_it_is_split(opening: str, closing: str, size: int) -> None:
+def test_reasoning_between_tags_is_removed_in_any_split(opening: str, closing: str, size: int) -> None:
     for before in ("", "\n", " \n\n"):
         written = f"{before}{opening}Is 1 < 2?\nYes.{closing}\n\nIt <i>is</i>."
         pieces = [written[start : start + size] for start in range(0, len(written), size)]
@@ -80,7 +80,7 @@ def test_reasoning_between_tags_is_cut_however_it_is_split(opening: str, closing
 
 
 @pytest.mark.parametrize(("opening", "closing"), PAIRS)
-def test_reasoning_that_never_ends_is_no_answer(opening: str, closing: str) -> None:
+def test_unclosed_reasoning_is_not_an_answer(opening: str, closing: str) -> None:
     text, thought = parsed(opening, "hm, ", "let me see", closing[:3])
     assert text == ""
     assert "let me see" in thought
@@ -88,7 +88,7 @@ def test_reasoning_that_never_ends_is_no_answer(opening: str, closing: str) -> N
 
 @pytest.mark.parametrize("written", IN_CODE)
 @pytest.mark.parametrize("size", [1, 5, 1_000])
-def test_who_asks_about_tags_gets_them(written: str, size: int) -> None:
+def test_tags_inside_an_answer_are_text(written: str, size: int) -> None:
     pieces = [written[start : start + size] for start in range(0, len(written), size)]
     assert parsed(*pieces) == (written, "")
 
@@ -115,7 +115,7 @@ def test_who_asks_about_tags_gets_them(written: str, size: int) -> None:
         ("analysis of the assistantfinal token", "analysis of the assistantfinal token", ""),
     ],
 )
-def test_shapes_that_servers_leave(written: str, text: str, thought: str) -> None:
+def test_incomplete_tags_of_servers(written: str, text: str, thought: str) -> None:
     for size in (1, 4, 1_000):
         pieces = [written[start : start + size] for start in range(0, len(written), size)]
         found = parsed(*pieces)
@@ -138,17 +138,17 @@ _tokens = st.one_of(
         )
     )
 )
-def test_nothing_depends_on_how_a_text_is_split(pieces: list[str]) -> None:
+def test_the_result_does_not_depend_on_the_split(pieces: list[str]) -> None:
     assert parsed(*pieces) == parsed("".join(pieces))
 
 
 @given(st.text(max_size=200).filter(lambda text: "<" not in text and "[" not in text and "◁" not in text))
-def test_a_text_without_tags_stays_as_it_is(text: str) -> None:
+def test_text_without_tags_is_unchanged(text: str) -> None:
     if not text.startswith("analysis"):
         assert parsed(*text) == (text, "")
 
 
-def test_between_calls_an_answer_begins_anew() -> None:
+def test_text_after_a_call_may_begin_with_reasoning() -> None:
     parser = ThinkTagParser()
     shown = parser.feed("Looking.")
     parser.restart()
@@ -159,13 +159,13 @@ def test_between_calls_an_answer_begins_anew() -> None:
 
 @pytest.mark.parametrize("first", ["", "<think>", "<think>hm</think>x", "<think "])
 @pytest.mark.parametrize("rest", ["x", " ", "<", "</think", "<|end|> ", "`</think>"])
-def test_no_text_takes_time_by_the_square_of_its_length(first: str, rest: str) -> None:
+def test_parsing_time_is_linear(first: str, rest: str) -> None:
     began = time.process_time()
     parser = ThinkTagParser()
     pieces = [parser.feed(one) for one in (first, *[rest] * 50_000, "x")]
     parser.finish("".join(pieces))
     parsed(first + rest * 50_000 + "x")
-    assert time.process_time() - began < 5, "it takes some tenths of a second"
+    assert time.process_time() - began < 5, "it takes a few tenths of a second"
 
 
 def test_long_reasoning_is_kept_whole() -> None:
@@ -184,7 +184,7 @@ WRITTEN = f"<think>\n{THOUGHT}\n</think>\n\nIt is."
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("chunk", [1, 4, 1_000])
-async def test_an_answer_is_what_stands_behind_its_reasoning(
+async def test_the_answer_follows_the_reasoning(
     server: labkit.Server, llm: LLM, chat: Chat, way: Way, chunk: int
 ) -> None:
     script(llm, text=WRITTEN, chunk_chars=chunk)
@@ -208,7 +208,7 @@ async def test_an_answer_that_is_only_reasoning_is_empty(server: labkit.Server, 
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_who_asks_for_the_tag_gets_it(server: labkit.Server, llm: LLM, way: Way) -> None:
+async def test_a_requested_tag_is_shown(server: labkit.Server, llm: LLM, way: Way) -> None:
     for written in ("Write `<think>` first.", "```\n<think>\n```"):
         script(llm, text=written, chunk_chars=2)
         async with way.dialled(server.url) as model:
@@ -217,9 +217,7 @@ async def test_who_asks_for_the_tag_gets_it(server: labkit.Server, llm: LLM, way
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way.protocol == "chat_completions"], ids=str)
 @pytest.mark.parametrize("written", [WRITTEN, f"<think>{THOUGHT}", f"<think>{THOUGHT}</think>"])
-async def test_reasoning_in_front_of_calls_goes_back_as_reasoning(
-    server: labkit.Server, llm: LLM, way: Way, written: str
-) -> None:
+async def test_reasoning_before_calls_is_sent_back(server: labkit.Server, llm: LLM, way: Way, written: str) -> None:
     script(llm, text=written, tool_calls=[{"id": "a", "name": "look"}], chunk_chars=5)
     async with way.dialled(server.url) as model:
         reply, shown = await ask(model, request(tools=(TOOL,)))
@@ -232,7 +230,7 @@ async def test_reasoning_in_front_of_calls_goes_back_as_reasoning(
     assert "SECRETLY" not in json.dumps([one["content"] for one in sent])
 
 
-async def test_a_servers_own_reasoning_wins_over_what_stands_in_the_text(server: labkit.Server, llm: LLM) -> None:
+async def test_reasoning_from_the_server_overrides_tags(server: labkit.Server, llm: LLM) -> None:
     (way, *_) = WAYS
     script(llm, reasoning="let me see", text=WRITTEN, tool_calls=[{"id": "a", "name": "look"}])
     async with way.dialled(server.url) as model:
@@ -242,7 +240,7 @@ async def test_a_servers_own_reasoning_wins_over_what_stands_in_the_text(server:
 
 
 @pytest.mark.parametrize("text", [WRITTEN, "<think>", ""])
-async def test_calls_keep_their_answer_however_it_was_thought(server: labkit.Server, llm: LLM, text: str) -> None:
+async def test_calls_keep_their_text_with_any_reasoning(server: labkit.Server, llm: LLM, text: str) -> None:
     calls: list[dict[str, Any]] = [{"id": "a", "name": "look"}]
     for way in WAYS:
         script(llm, text=text, tool_calls=calls)

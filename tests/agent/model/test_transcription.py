@@ -1,4 +1,4 @@
-"""What a transcription endpoint answers, and what becomes of its refusals."""
+"""Answers and refusals of a transcription endpoint."""
 
 from collections.abc import AsyncIterator
 
@@ -27,7 +27,7 @@ async def model(server: labkit.Server) -> AsyncIterator[TranscriptionModel]:
     await model.close()
 
 
-async def test_words_and_their_tokens_come_back(model: TranscriptionModel) -> None:
+async def test_text_and_usage_are_returned(model: TranscriptionModel) -> None:
     text, usage = await model.transcribe(b"OggS SAYS: good morning ", "recording.ogg")
     assert text == "good morning"
     assert usage == CanonicalUsage(input=10, output=2)
@@ -49,7 +49,7 @@ async def test_a_model_that_counts_seconds_reports_no_tokens(server: labkit.Serv
         ({"kind": "status", "status": 200, "body": "{}"}, ReplyMalformed),
     ],
 )
-async def test_trouble_has_its_kind(
+async def test_failures_have_the_right_kind(
     model: TranscriptionModel, llm: fake_llm.LLM, fault: dict[str, object], kind: type[ModelError]
 ) -> None:
     llm.faults.add({"match": "transcriptions", **fault})
@@ -57,19 +57,19 @@ async def test_trouble_has_its_kind(
         await model.transcribe(b"SAYS:hi", "recording.ogg")
 
 
-async def test_a_form_that_the_service_does_not_know_is_refused(model: TranscriptionModel) -> None:
+async def test_an_unknown_shape_is_malformed(model: TranscriptionModel) -> None:
     with pytest.raises(ModelError):
         await model.transcribe(b"SAYS:hi", "recording.txt")
 
 
-async def test_an_answer_without_an_end_is_not_read_to_it(model: TranscriptionModel, llm: fake_llm.LLM) -> None:
+async def test_an_endless_answer_is_not_read_completely(model: TranscriptionModel, llm: fake_llm.LLM) -> None:
     body = '{"text": "hi", "more": "' + "x" * MAX_BODY_BYTES + '"}'
     llm.faults.add({"match": "transcriptions", "kind": "status", "status": 200, "body": body})
     with pytest.raises(ReplyMalformed, match="bytes"):
         await model.transcribe(b"SAYS:hi", "recording.ogg")
 
 
-async def test_nobody_waits_longer_than_they_want(model: TranscriptionModel, llm: fake_llm.LLM) -> None:
+async def test_a_transcription_has_a_time_limit(model: TranscriptionModel, llm: fake_llm.LLM) -> None:
     llm.faults.add({"match": "transcriptions", "kind": "hang"})
     ledger = RecordedCalls()
     with pytest.raises(ModelTimeout):

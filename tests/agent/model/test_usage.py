@@ -1,4 +1,4 @@
-"""One shape for what a call used."""
+"""Conversion of token counts into one form."""
 
 import math
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from hermes_state.values import CanonicalUsage
 SHAPES = [None, *get_args(UsageFormat)]
 
 
-def test_cached_tokens_are_taken_out_of_the_input() -> None:
+def test_cached_tokens_are_subtracted_from_the_input() -> None:
     usage = {
         "prompt_tokens": 81_000,
         "completion_tokens": 500,
@@ -28,7 +28,7 @@ def test_cached_tokens_are_taken_out_of_the_input() -> None:
 
 
 @pytest.mark.parametrize("shape", [None, "chat_completions"])
-def test_chat_completions_name_what_was_written_to_the_cache(shape: UsageFormat | None) -> None:
+def test_chat_completions_report_cache_writes(shape: UsageFormat | None) -> None:
     details = {"cached_tokens": 60_000, "cache_write_tokens": 1_000}
     usage = {"prompt_tokens": 81_000, "completion_tokens": 500, "prompt_tokens_details": details}
     expected = CanonicalUsage(input=20_000, output=500, cache_read=60_000, cache_write=1_000)
@@ -37,7 +37,7 @@ def test_chat_completions_name_what_was_written_to_the_cache(shape: UsageFormat 
 
 @pytest.mark.parametrize("shape", [None, "responses"])
 @pytest.mark.parametrize("written", ["cache_creation_tokens", "cache_write_tokens"])
-def test_responses_count_the_cached_parts_into_their_input(shape: UsageFormat | None, written: str) -> None:
+def test_responses_include_cached_tokens_in_the_input(shape: UsageFormat | None, written: str) -> None:
     usage = {
         "input_tokens": 81_000,
         "input_tokens_details": {"cached_tokens": 60_000, written: 1_000},
@@ -50,7 +50,7 @@ def test_responses_count_the_cached_parts_into_their_input(shape: UsageFormat | 
 
 
 @pytest.mark.parametrize("shape", [None, "anthropic"])
-def test_anthropic_counts_the_cached_parts_apart_from_its_input(shape: UsageFormat | None) -> None:
+def test_anthropic_excludes_cached_tokens_from_the_input(shape: UsageFormat | None) -> None:
     usage = {
         "input_tokens": 20_000,
         "cache_creation_input_tokens": 1_000,
@@ -84,31 +84,31 @@ INCLUSIVE = [
 
 @pytest.mark.parametrize("shape", [None, "chat_completions"])
 @pytest.mark.parametrize("cached", INCLUSIVE, ids=str)
-def test_cached_tokens_are_found_under_every_servers_name(cached: Any, shape: UsageFormat | None) -> None:
+def test_cached_tokens_are_found_under_every_name(cached: Any, shape: UsageFormat | None) -> None:
     expected = CanonicalUsage(input=20_000, output=500, cache_read=60_000, cache_write=1_000)
     assert normalize_usage(CHAT | cached, shape) == expected
     assert normalize_usage(CHAT | {"total_tokens": 81_500} | cached, shape) == expected
 
 
-def test_what_deepseek_read_from_its_cache_is_not_fresh() -> None:
+def test_deepseeks_cache_hits_are_counted_as_cached() -> None:
     usage = CHAT | {"prompt_cache_hit_tokens": 60_032, "prompt_cache_miss_tokens": 20_968}
     expected = CanonicalUsage(input=20_968, output=500, cache_read=60_032)
     assert normalize_usage(usage) == expected
     details = {"prompt_tokens_details": {"cached_tokens": 60_032}}
-    assert normalize_usage(usage | details) == expected, "what is said twice counts once"
+    assert normalize_usage(usage | details) == expected, "repeated fields count once"
 
 
 @pytest.mark.parametrize("shape", [None, "chat_completions"])
 @pytest.mark.parametrize("total", [{}, {"total_tokens": 81_500}, {"total_tokens": 20_500}])
-def test_cached_tokens_beside_a_smaller_prompt_count_are_not_in_it(shape: UsageFormat | None, total: Any) -> None:
-    """Proxies that rename Anthropic's fields, and add nothing up."""
+def test_cached_tokens_above_the_prompt_count_are_added(shape: UsageFormat | None, total: Any) -> None:
+    """Some proxies only rename Anthropic's fields, without adding the counts."""
     usage = {"prompt_tokens": 20_000, "completion_tokens": 500, **total}
     usage |= {"cache_read_input_tokens": 60_000, "cache_creation_input_tokens": 1_000}
     expected = CanonicalUsage(input=20_000, output=500, cache_read=60_000, cache_write=1_000)
     assert normalize_usage(usage, shape) == expected
 
 
-def test_a_total_tells_whether_cached_tokens_are_in_the_prompt() -> None:
+def test_the_total_shows_if_cached_tokens_are_included() -> None:
     usage = {"prompt_tokens": 5_000, "completion_tokens": 100, "cache_read_input_tokens": 3_000}
     assert normalize_usage(usage | {"total_tokens": 5_100}) == CanonicalUsage(input=2_000, output=100, cache_read=3_000)
     assert normalize_usage(usage | {"total_tokens": 8_100}) == CanonicalUsage(input=5_000, output=100, cache_read=3_000)
@@ -127,17 +127,17 @@ def test_a_reply_with_the_names_of_two_apis_is_counted_once() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("usage", [None, {}, [], "10", 3, {"prompt_tokens": None}, {"completion_tokens": 3}])
-def test_no_prompt_count_is_no_usage(usage: Any, shape: UsageFormat | None) -> None:
+def test_without_a_prompt_count_there_is_no_usage(usage: Any, shape: UsageFormat | None) -> None:
     assert normalize_usage(usage, shape) is None
 
 
 @pytest.mark.parametrize("count", [True, -1, -0.5, math.nan, math.inf, -math.inf, "12", [12], {"n": 12}, 2**62, 1e300])
 @pytest.mark.parametrize("name", ["prompt_tokens", "input_tokens"])
-def test_what_is_no_count_of_a_prompt_is_no_usage(name: str, count: Any) -> None:
+def test_an_invalid_prompt_count_gives_no_usage(name: str, count: Any) -> None:
     assert normalize_usage({name: count, "completion_tokens": 1, "output_tokens": 1}) is None
 
 
-def test_a_count_may_come_as_a_float() -> None:
+def test_a_count_may_be_a_float() -> None:
     usage = {"prompt_tokens": 12.0, "completion_tokens": 3.0, "prompt_tokens_details": {"cached_tokens": 2.0}}
     found = normalize_usage(usage)
     assert found == CanonicalUsage(input=10, output=3, cache_read=2)
@@ -167,7 +167,7 @@ _usages = st.fixed_dictionaries(
 
 
 @given(usage=_usages, shape=st.sampled_from(SHAPES))
-def test_nonsense_gives_whole_counts_within_bounds_or_nothing(usage: Any, shape: UsageFormat | None) -> None:
+def test_garbage_gives_bounded_counts_or_nothing(usage: Any, shape: UsageFormat | None) -> None:
     found = normalize_usage(usage, shape)
     if found is not None:
         parts = (found.input, found.output, found.cache_read, found.cache_write, found.reasoning)
@@ -183,7 +183,7 @@ def test_nonsense_gives_whole_counts_within_bounds_or_nothing(usage: Any, shape:
         ("responses", ("input_tokens", "output_tokens")),
     ],
 )
-def test_the_parts_add_up_to_what_was_reported(
+def test_the_parts_add_up_to_the_reported_total(
     shape: UsageFormat, names: tuple[str, str], prompt: int, output: int, details: Any
 ) -> None:
     usage = {names[0]: prompt, names[1]: output, f"{names[0]}_details": details}
@@ -195,7 +195,7 @@ def test_the_parts_add_up_to_what_was_reported(
 
 
 @given(fresh=_counts, read=_counts, written=_counts, output=_counts)
-def test_the_counts_of_anthropic_are_taken_as_they_are(fresh: int, read: int, written: int, output: int) -> None:
+def test_counts_of_anthropic_are_unchanged(fresh: int, read: int, written: int, output: int) -> None:
     usage = {
         "input_tokens": fresh,
         "cache_read_input_tokens": read,
@@ -207,7 +207,7 @@ def test_the_counts_of_anthropic_are_taken_as_they_are(fresh: int, read: int, wr
     assert expected.total == fresh + read + written + output
 
 
-def test_a_count_that_cannot_be_one_is_none() -> None:
+def test_impossible_counts_are_ignored() -> None:
     for count in (2**62, 10**400, float("inf")):
         assert normalize_usage({"prompt_tokens": count}) is None
     for count in (2**70, 10**400):
@@ -230,5 +230,5 @@ def test_a_count_that_cannot_be_one_is_none() -> None:
         (None, None),
     ],
 )
-def test_what_a_provider_says_of_the_cost_is_taken_where_it_is_a_price(usage: Any, cost: int | None) -> None:
+def test_a_reported_cost_counts_only_if_it_is_a_price(usage: Any, cost: int | None) -> None:
     assert reported_cost(usage) == cost

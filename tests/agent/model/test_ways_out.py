@@ -1,4 +1,4 @@
-"""No conversation is stuck: whatever holds compression back, there is a way on."""
+"""Conversations are never stuck, even if compression is held back."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -55,7 +55,7 @@ def asked_of_turns(llm: LLM) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("held", [ContextState(strikes=2, blocked_at=20_000), ContextState(held_at=20_000)])
-async def test_a_conversation_beyond_its_window_is_compressed_whatever_held_that_back(
+async def test_a_conversation_beyond_its_window_is_always_compressed(
     held: ContextState, chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
@@ -65,10 +65,10 @@ async def test_a_conversation_beyond_its_window_is_compressed_whatever_held_that
     await chat.finish(turn, await agent.run(turn, Sink()))
     found = await look(chat, turn.lineage_id)
     assert {kind for _, _, kind in found.compressions} == {"model"}
-    assert all(row["outcome"] == "ok" for row in asked_of_turns(llm)), "what cannot fit was not sent"
+    assert all(row["outcome"] == "ok" for row in asked_of_turns(llm)), "no prompt that cannot fit was sent"
 
 
-async def test_switched_off_a_conversation_beyond_its_window_is_left_alone_and_people_are_told(
+async def test_with_compression_off_people_are_told_that_the_window_is_full(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     agent = agent_of(chat, small, context=ContextSettings(enabled=False))
@@ -77,12 +77,10 @@ async def test_switched_off_a_conversation_beyond_its_window_is_left_alone_and_p
         await agent.run(turn, Sink())
     assert (await look(chat, turn.lineage_id)).compressions == []
     assert asked_for_summaries(llm) == 0
-    assert agent.context.limits.context_length == 8_192, "our own estimate says nothing about the model"
+    assert agent.context.limits.context_length == 8_192, "our own estimate does not change the model's limits"
 
 
-async def test_passes_that_hardly_help_stop_although_the_provider_counts_nothing(
-    chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
+async def test_useless_compressions_stop_without_a_usage_report(chat: Chat, server: labkit.Server, llm: LLM) -> None:
     """A system prompt beyond the threshold, and a provider without a usage report."""
     llm.add_scripts(
         [
@@ -98,10 +96,10 @@ async def test_passes_that_hardly_help_stop_although_the_provider_counts_nothing
 
 
 @pytest.mark.parametrize("status", [404, 405])
-async def test_a_wrong_address_is_no_reason_to_compress(
+async def test_a_wrong_address_does_not_cause_a_compression(
     status: int, chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
-    """Near the end of the window a refusal without a reason counts as one for its length; this one has a reason."""
+    """Near the end of the window, an unexplained refusal counts as an overflow. This refusal has a reason."""
     agent = agent_of(chat, small)
     turn = await fill_and_ask(chat, agent, 5_700)
     await remember(chat, turn.lineage_id, ContextState(strikes=2, blocked_at=20_000))
@@ -111,10 +109,8 @@ async def test_a_wrong_address_is_no_reason_to_compress(
     assert (await look(chat, turn.lineage_id)).compressions == []
 
 
-async def test_a_summary_that_trickles_in_without_end_is_given_up_and_remembered(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
-    """Every piece comes in time, so that no silence ends it; the turn's deadline would, at every message anew."""
+async def test_an_endless_summary_is_aborted_and_remembered(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
+    """Every piece arrives in time, so only the deadline ends the call. Without a cooldown, every message would wait."""
     endless = {"summary": True, "times": -1, "text": "word " * 5_000, "chunk_chars": 5, "chunk_delay": 0.01}
     llm.add_scripts([endless])
     agent = agent_of(chat, small, context=ContextSettings(summary_seconds=0.3))
@@ -123,13 +119,11 @@ async def test_a_summary_that_trickles_in_without_end_is_given_up_and_remembered
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("preflight", "aborted", "timeout")]
     assert found.summary_calls == ["timeout"]
-    assert found.state.cooldowns, "the next message does not wait again"
+    assert found.state.cooldowns, "the next message does not wait"
 
 
-async def test_a_route_rests_from_when_it_has_failed_not_from_when_it_was_asked(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
-    """A call may take longer to fail than the shortest rest: counted from its beginning that would be over at once."""
+async def test_a_cooldown_begins_when_the_call_has_failed(chat: Chat, small: ChatCompletionsModel, llm: LLM) -> None:
+    """A call may take longer to fail than the shortest cooldown, which would be over if counted from the beginning."""
     slow_chat = chat_at(chat, "slow")
     clock = clock_of(slow_chat)
 
@@ -141,7 +135,7 @@ async def test_a_route_rests_from_when_it_has_failed_not_from_when_it_was_asked(
             raise ModelTimeout("the provider stopped answering")
 
         async def close(self) -> None:
-            """It holds nothing."""
+            """Do nothing, because there are no connections."""
 
     routes = [SummaryRoute(client=client_of(Slow(), slow_chat.store, clock), context_length=Tokens(8_192))]
     agent = agent_of(slow_chat, small, routes=routes)
@@ -151,10 +145,8 @@ async def test_a_route_rests_from_when_it_has_failed_not_from_when_it_was_asked(
     assert cooldown.until == clock.now() + 60_000
 
 
-async def test_in_the_smallest_window_no_summary_is_paid_for_in_vain(
-    chat: Chat, server: labkit.Server, llm: LLM
-) -> None:
-    """What stays of every compression takes nearly all of the room below the threshold there."""
+async def test_in_the_smallest_window_no_useless_summary_is_made(chat: Chat, server: labkit.Server, llm: LLM) -> None:
+    """There, the kept part of every compression fills nearly all room below the threshold."""
     chat.kind = ChatKind.GROUP
     async with dialled(server, "lab-4k") as model:
         agent = agent_of(chat, model, context_length=4_096, tools=recall_tools())

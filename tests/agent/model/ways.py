@@ -1,4 +1,4 @@
-"""The ways to a model, every protocol streamed and whole, and a chat that talks over one of them."""
+"""Ways to call a model (every protocol, with and without streaming), and a chat that uses one of them."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -27,16 +27,16 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One protocol, streamed or not, on the fake server."""
+    """One protocol on the fake server, with or without streaming."""
 
     protocol: str
     make: Callable[..., ChatModel]
     root: str
-    """What stands behind the server's address."""
+    """Path after the server's address."""
     before_text: int
-    """Events that open a streamed answer."""
+    """Number of events before a streamed text."""
     before_arguments: int
-    """Events that open a streamed answer that is a tool call."""
+    """Number of events before a streamed tool call."""
     streams: bool = True
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Way:
 
     @asynccontextmanager
     async def dialled(self, url: str, model: str = "lab-128k", **endpoint: Any) -> AsyncIterator[ChatModel]:
-        """A model on the server at `url`; `endpoint`: settings of `http.Endpoint`."""
+        """Yield a model on the server at `url`. `endpoint`: settings of `Endpoint`."""
         values = {"connect_seconds": 20.0, "read_seconds": 20.0} | endpoint
         made = self.make(model=model, api_key="lab-key", base_url=f"{url}{self.root}", streams=self.streams, **values)
         try:
@@ -74,20 +74,20 @@ WAYS = [
     for streams in (True, False)
 ]
 MIXED_WAYS = [WAYS[place] for place in (0, 1, 3, 2, 4, 5)]
-"""The same, for a sample: every other one has both what is streamed and what comes whole, and all protocols."""
+"""Sampled ways: every other one still covers all protocols, with and without streaming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What a turn has left in the database."""
+    """Traces of a turn in the database and in the chat."""
 
     state: str
     calls: list[tuple[str, str]]
-    """Outcome of each model call, and its usage: `reported`, `estimated` or `unknown`."""
+    """Outcome and usage of each model call. Usage is `reported`, `estimated` or `unknown`."""
     rows: list[tuple[str, str | None]]
     """Role and text of each stored row."""
     told: list[tuple[str, str]]
-    """Kind and text of what the chat is sent."""
+    """Kind and text of each reply to the chat."""
 
     @property
     def outcomes(self) -> list[str]:
@@ -95,13 +95,13 @@ class Left:
 
 
 class Talk:
-    """A chat whose agent speaks over one model. It takes turns as the gateway does."""
+    """Chat whose agent uses one model. Runs turns like the gateway."""
 
     def __init__(self, chat: Chat, model: ChatModel, policy: RetryPolicy = FAST_RETRY, **options: Any) -> None:
         """`options`: settings of the agent."""
         self.chat = chat
         self.noted: list[str] = []
-        """What the tool `note` was called with."""
+        """Arguments of the calls of the tool `note`."""
         self.agent = SingleModelAgent(
             store=chat.store,
             client=client_of(model, chat.store, chat.clock, policy),
@@ -120,7 +120,7 @@ class Talk:
         return Tool(name="note", description="Notes.", parameters=parameters, effect=ToolEffect.WRITES, run=run)
 
     async def say(self, text: str) -> Left:
-        """Write something; what the turn of it leaves, whether it is answered or fails."""
+        """Send a message, and return the traces of its turn, which may also fail."""
         return await self.bring_to_an_end(await self.chat.start(text))
 
     async def bring_to_an_end(self, turn: RunningTurn) -> Left:
@@ -153,4 +153,4 @@ def _left(db: Connection, turn_id: TurnId) -> Left:
 
 
 ASKED = (MessageRole.USER.value, "go")
-"""The row of the message that the fault tests begin with."""
+"""Row of the first message in the fault tests."""

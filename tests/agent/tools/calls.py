@@ -1,4 +1,4 @@
-"""Calls of tools in a chat, as an agent makes them."""
+"""Helpers that call tools like an agent does."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.agent.conftest import Chat
 
 
 async def call(tools: ToolRegistry, chat: Chat, turn: RunningTurn, name: str, /, **arguments: Any) -> ToolReply:
-    """The reply to one call, whatever is wrong with it."""
+    """Return the reply to one call, even if the call is invalid."""
     asked = ToolCall(id="c", name=name, arguments=orjson.dumps(arguments).decode())
     try:
         return await tools.run(asked, tools.check(asked), ToolContext.of(turn, chat.store))

@@ -1,7 +1,7 @@
-"""Paths with which people and programs have tried to leave a folder, and folders that were prepared for it.
+"""Known tricks to leave a folder: paths, and prepared folders.
 
-Each entry names where the trick is known from: reports about file tools of agents and about web servers. The texts of
-the tricks are facts; `{outside}` stands for the folder beside the workspace that must stay closed.
+The sources are reports about file tools of agents and about web servers. `{outside}` is the folder next to the
+workspace, which must not be accessible.
 """
 
 import errno
@@ -39,7 +39,7 @@ PATHS: tuple[tuple[str, str], ...] = (
     ("variable in braces", "${{HOME}}/secret.txt"),
     ("address", "file:///etc/passwd"),
     ("address of ours", "file://{outside}/secret.txt"),
-    # the way round through /proc and /dev
+    # through /proc and /dev
     ("root of the process", "/proc/self/root{outside}/secret.txt"),
     ("folder of the process", "/proc/self/cwd/../secret.txt"),
     ("handles of the process", "/proc/self/fd/3"),
@@ -69,7 +69,7 @@ PATHS: tuple[tuple[str, str], ...] = (
     ("long path", "\\\\?\\C:\\secret.txt"),
     ("stream", "note.txt::$DATA"),
     ("device name", "CON"),
-    # what ends or hides a name
+    # characters that end or hide a name
     ("NUL", "../secret.txt\0.md"),
     ("NUL behind", "note.txt\0../../secret.txt"),
     ("line end", "..\n/secret.txt"),
@@ -100,7 +100,7 @@ PATHS: tuple[tuple[str, str], ...] = (
     ("shell", "$(cat ../secret.txt)"),
     ("glob", "../*"),
     ("braces", "{{..,notes}}/secret.txt"),
-    # what somebody has left in the folder, see `FOLDERS`
+    # prepared files and links in the folder, see `FOLDERS`
     ("link to a file", "link.txt"),
     ("link to a folder", "linked/secret.txt"),
     ("link to a folder, new file (DesktopCommanderMCP 420)", "linked/new.txt"),
@@ -120,11 +120,11 @@ PATHS: tuple[tuple[str, str], ...] = (
     ("case of a link", "LINK.txt"),
     ("case of a linked folder", "Linked/secret.txt"),
 )
-"""Name of the trick and path."""
+"""Return the names of the tricks and their paths."""
 
 
 def prepare_folder(workspace: Path, outside: Path) -> None:
-    """Leave in a workspace what a program in the terminal, or somebody at the machine, could have left there."""
+    """Prepare a workspace as a program in the terminal, or a user of the machine, could do."""
     (workspace / "notes").mkdir(parents=True)
     (workspace / "note.txt").write_text("a note of ours\n")
     links: dict[str, str | Path] = {
@@ -145,7 +145,7 @@ def prepare_folder(workspace: Path, outside: Path) -> None:
     os.mkfifo(workspace / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         here = os.getcwd()
-        os.chdir(workspace)  # the address of a socket is short
+        os.chdir(workspace)  # because socket addresses are short
         try:
             listener.bind("socket")
         finally:
@@ -156,7 +156,7 @@ Swap = Callable[[], None]
 
 
 def swapper(workspace: Path, outside: Path) -> Swap:
-    """Changes a folder and a file into links to outside and back, as fast as it is called."""
+    """Attacker that replaces a folder and a file by links to outside and back, once per call."""
     folder, target, aside = workspace / "swapped", workspace / "swapped.link", workspace / "swapped.aside"
     folder.mkdir()
     (folder / "secret.txt").write_text("a decoy\n")
@@ -174,13 +174,13 @@ def swapper(workspace: Path, outside: Path) -> Swap:
 
 
 def _move(old: Path, new: Path) -> None:
-    """Rename, whatever a tool has made in the new place meanwhile."""
+    """Rename, even if a tool has created something at the new place."""
     while True:
         try:
             old.rename(new)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR):
                 raise
-            shutil.rmtree(new, ignore_errors=True)  # a tool may be writing into it
+            shutil.rmtree(new, ignore_errors=True)  # a tool may be writing there
         else:
             return

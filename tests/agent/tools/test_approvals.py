@@ -1,4 +1,4 @@
-"""Questions about calls: they show all of what would be done, and what a permission for longer covers."""
+"""Approval questions: they show the complete effect of a call, and the reach of a saved approval."""
 
 import re
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ from hermes_state.values import SystemClock, ToolCall, ToolEffect
         "\ue000",
     ],
 )
-def test_what_is_not_seen_stands_as_its_code(character: str) -> None:
+def test_invisible_characters_are_shown_as_codes(character: str) -> None:
     code = f"\\u{ord(character):04x}"
     assert code in fenced(f"rm a{character}b")
     assert code in inline(f"rm a{character}b")
@@ -53,7 +53,7 @@ def test_what_is_not_seen_stands_as_its_code(character: str) -> None:
 @pytest.mark.parametrize(
     "text", ["\u2764\ufe0f", "\U0001f469\u200d\U0001f680", "می\u200cخواهم", "क्\u200dष", "naïve – 5 €"]
 )
-def test_what_people_write_with_stays(text: str) -> None:
+def test_ordinary_characters_are_unchanged(text: str) -> None:
     assert text in fenced(text)
     assert text in inline(text)
 
@@ -99,12 +99,12 @@ def question(folder: Path, tool: str, arguments: Mapping[str, Any]) -> ApprovalR
 @pytest.mark.parametrize(
     ("tool", "arguments", "shown"),
     [
-        ("write_file", {"path": "./" * 110 + "AGENTS.md", "content": LONG}, ["`AGENTS.md` with", LONG]),
+        ("write_file", {"path": "./" * 110 + "AGENTS.md", "content": LONG}, ["`AGENTS.md`, with this content", LONG]),
         ("write_file", {"path": f"/workspace//{DEEP}/x.py", "content": "1"}, [f"{DEEP}/x.py"]),
         (
             "edit_file",
             {"path": "a/./b", "old": LONG, "new": f"new {LONG}", "all": True},
-            ["`a/b`, each", LONG, "new word0"],
+            ["`a/b`, every occurrence", LONG, "new word0"],
         ),
         ("memory", {"action": "add", "target": "user", "text": LONG}, ["add", "user", LONG]),
         ("memory", {"action": "replace", "target": "memory", "text": "a", "old": LONG}, ["replace", LONG]),
@@ -124,7 +124,7 @@ def question(folder: Path, tool: str, arguments: Mapping[str, Any]) -> ApprovalR
         ("plugin", {"deep": [{"key": LONG}], "flag": False}, [LONG, "deep", "flag", "false"]),
     ],
 )
-def test_a_question_shows_every_argument_whole(
+def test_a_question_shows_every_argument_completely(
     tmp_path: Path, tool: str, arguments: dict[str, Any], shown: list[str]
 ) -> None:
     text = question(tmp_path, tool, arguments).markdown
@@ -133,7 +133,7 @@ def test_a_question_shows_every_argument_whole(
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/" * 50 + "x", "x" * 300, "a\nb", "a\u202eb"])
-def test_a_path_that_cannot_be_used_is_refused_before_anybody_is_asked(tmp_path: Path, path: str) -> None:
+def test_an_invalid_path_is_refused_before_the_question(tmp_path: Path, path: str) -> None:
     for name in ("write_file", "edit_file"):
         with pytest.raises(ToolError):
             tools(tmp_path)[name].check(SimpleNamespace(path=path), None)  # type: ignore[arg-type]
@@ -145,20 +145,24 @@ def test_a_path_that_cannot_be_used_is_refused_before_anybody_is_asked(tmp_path:
         (
             "write_file",
             {"path": "a", "content": "b"},
-            "`write_file` for any file in this chat's workspace, by everybody in this chat",
+            "`write_file` by everyone in this chat for any file in this chat's workspace.",
         ),
-        ("terminal", {"command": "ls -l"}, "`terminal` running `ls` with any plain words"),
-        ("terminal", {"command": "make all"}, "`terminal` running exactly\n```sh\nmake all\n```"),
-        ("harbour__book", {}, "`harbour__book` with any arguments"),
-        ("plugin", {}, "`plugin` with any arguments"),
+        ("terminal", {"command": "ls -l"}, "`terminal` by everyone in this chat running `ls` with any plain words."),
+        (
+            "terminal",
+            {"command": "make all"},
+            "`terminal` by everyone in this chat running exactly\n```sh\nmake all\n```",
+        ),
+        ("harbour__book", {}, "`harbour__book` by everyone in this chat with any arguments."),
+        ("plugin", {}, "`plugin` by everyone in this chat with any arguments."),
     ],
 )
-def test_a_question_says_exactly_what_a_permission_for_longer_covers(
+def test_a_question_says_what_a_saved_approval_covers(
     tmp_path: Path, tool: str, arguments: dict[str, Any], covered: str
 ) -> None:
     footer = question(tmp_path, tool, arguments).footer(7)
     assert covered in footer
-    assert "until `/new`" in footer
+    assert "(until `/new`)" in footer
     assert "any file of the chat" not in footer
 
 
@@ -173,22 +177,22 @@ def test_a_question_says_exactly_what_a_permission_for_longer_covers(
         (" a ", "\\u0020a\\u0020"),
     ],
 )
-def test_letters_that_look_like_others_stand_as_their_codes(text: str, code: str) -> None:
+def test_look_alike_letters_are_shown_as_codes(text: str, code: str) -> None:
     assert inline(text) == f"`{code}`"
 
 
 @pytest.mark.parametrize("text", ["заметки/план.md", "Καλημέρα", "日本語test", "naïve.py", "straße"])
-def test_names_in_other_scripts_stay_as_they_are(text: str) -> None:
+def test_names_in_other_scripts_are_unchanged(text: str) -> None:
     assert inline(text) == f"`{text}`"
 
 
-def test_a_command_in_which_a_letter_looks_like_another_shows_its_code() -> None:
+def test_a_look_alike_letter_in_a_command_is_shown_as_code() -> None:
     assert "p\\u0430ypal" in fenced("curl https://pаypal.com")
     assert "привет, мир" in fenced("echo привет, мир")
     assert "\\nпривет" in fenced(r'{"text": "one\nпривет"}')
 
 
-def test_white_space_that_hides_what_follows_is_counted() -> None:
+def test_long_white_space_is_replaced_by_its_length() -> None:
     assert fenced("ls" + " " * 500 + "; reboot") == "```\nls[500 spaces]; reboot\n```"
     assert fenced("ls" + "\u3000\u00a0" * 50 + "; reboot") == "```\nls[100 spaces]; reboot\n```"
     assert fenced("ls" + " \n" * 50 + "reboot") == "```\nls[50 line ends]reboot\n```"
@@ -196,7 +200,7 @@ def test_white_space_that_hides_what_follows_is_counted() -> None:
 
 
 @pytest.mark.parametrize("name", ["a`b", "``` x", "x" * 201])
-def test_a_long_name_or_one_with_backticks_is_a_block_of_its_own(name: str) -> None:
+def test_a_long_name_or_a_name_with_backticks_is_a_code_block(name: str) -> None:
     shown = inline(name)
     fence = re.match(r"\n(`+)\n", shown)
     assert fence is not None

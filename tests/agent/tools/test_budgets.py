@@ -1,4 +1,4 @@
-"""Results that are too long for the window: stored whole, shown by their beginning, read back in parts."""
+"""Results that are too long for the window: stored completely, shown in part, and read in parts."""
 
 from typing import Any
 
@@ -75,9 +75,7 @@ async def test_a_stored_result_is_opened_in_parts_and_is_never_stored_again(
     assert [hit.message_id for hit in hits] == [stored.id]
 
 
-async def test_results_of_a_round_spill_from_the_largest_until_they_fit(
-    chat: Chat, model: ChatCompletionsModel
-) -> None:
+async def test_the_largest_results_of_a_round_are_shortened_first(chat: Chat, model: ChatCompletionsModel) -> None:
     calls = "".join(f'[[tool:big {{"length": {length}}}]]' for length in (60_000, 90_000, 70_000, 500))
     turn = await chat.start(calls)
     await agent_with(chat, model, reader("big", 0)).run(turn, Sink())
@@ -88,7 +86,7 @@ async def test_results_of_a_round_spill_from_the_largest_until_they_fit(
     assert shown[3] < 1_000
 
 
-async def test_in_a_small_window_a_result_takes_a_fifth_at_most(chat: Chat, model: ChatCompletionsModel) -> None:
+async def test_in_a_small_window_a_result_uses_at_most_a_fifth(chat: Chat, model: ChatCompletionsModel) -> None:
     turn = await chat.start("[[tool:big]]")
     await agent_with(chat, model, reader("big", 16_000 * 2), window=16_000).run(turn, Sink())
     [shown] = await tool_rows(chat, turn)
@@ -102,7 +100,7 @@ def test_dense_text_is_measured_in_tokens(text: str, *, is_long: bool) -> None:
     assert (preview is not None) == is_long
 
 
-def test_a_tool_may_have_a_budget_of_its_own() -> None:
+def test_a_tool_may_have_its_own_budget() -> None:
     tool = reader("t", 1, max_shown_characters=1_000)
     assert ResultBudget().preview_for(tool, "b" * 1_001, Tokens(128_000)) is not None
     assert ResultBudget().preview_for(tool, "b" * 1_000, Tokens(128_000)) is None

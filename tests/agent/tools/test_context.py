@@ -1,4 +1,4 @@
-"""The agent's own window: how full it is, and a compression that it asks for."""
+"""The tool `context`: fill level of the window, and requests for a compression."""
 
 from collections.abc import AsyncIterator
 
@@ -24,16 +24,16 @@ def results(rows: object) -> list[str]:
     return [row.text or "" for row in rows if row.role is MessageRole.TOOL]  # type: ignore[attr-defined]
 
 
-async def test_the_agent_is_told_how_full_its_window_is(chat: Chat, small: ChatCompletionsModel) -> None:
+async def test_the_context_tool_reports_the_fill_level(chat: Chat, small: ChatCompletionsModel) -> None:
     agent = agent_of(chat, small, tools=[context_tool])
     turn = await fill_and_ask(chat, agent, 2_000, "[[tool:context]]")
     await agent.run(turn, Sink())
     [told] = results(await chat.view(turn))
     assert "of 8,192 tokens" in told
-    assert "From 4,096 on" in told
+    assert "automatically at 4,096" in told
 
 
-async def test_a_compression_that_is_asked_for_comes_before_the_next_step_with_its_focus(
+async def test_a_requested_compression_runs_before_the_next_step(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.models["lab-8k"] = {"context": 32_768, "max_output": 8_192}
@@ -45,15 +45,13 @@ async def test_a_compression_that_is_asked_for_comes_before_the_next_step_with_i
     summary, after = llm.requests.rows[-2:]
     assert "the harbour" in str(summary["body"]["messages"])
     assert "SUMMARY-BY-the agent itself" in str(after["body"]["messages"])
-    assert "A compression was asked for" in str(after["body"]["messages"][-1])
+    assert "A compression will run" in str(after["body"]["messages"][-1])
 
 
-async def test_what_holds_the_automatic_layers_back_holds_the_agent_back(
-    chat: Chat, small: ChatCompletionsModel
-) -> None:
+async def test_the_agent_cannot_compress_if_compression_is_off(chat: Chat, small: ChatCompletionsModel) -> None:
     agent = agent_of(chat, small, tools=[context_tool], context=ContextSettings(enabled=False))
     turn = await fill_and_ask(chat, agent, 3_000, '[[tool:context {"action": "compress"}]]')
     await agent.run(turn, Sink())
     [told] = results(await chat.view(turn))
-    assert "no compression now: it is switched off" in told
+    assert "no compression is possible now: it is switched off" in told
     assert (await look(chat, turn.lineage_id)).depth == 0

@@ -35,7 +35,7 @@ NOTED = Answer(text="Noted.", call=CALL, reported_prompt_tokens=None)
 
 @dataclass
 class Desk:
-    """A chat with a turn, its workspace and the tools for it."""
+    """Chat with a turn, its workspace and the file tools."""
 
     chat: Chat
     turn: RunningTurn
@@ -43,13 +43,13 @@ class Desk:
     tools: ToolRegistry
 
     async def call(self, name: str, **arguments: Any) -> str:
-        """The text of a reply to a call that must succeed."""
+        """Make a call that must succeed, and return the text of the reply."""
         reply = await call(self.tools, self.chat, self.turn, name, **arguments)
         assert reply.state is ToolRunState.DONE, reply.text
         return reply.text
 
     async def fail(self, name: str, **arguments: Any) -> str:
-        """The text of a reply to a call that must fail."""
+        """Make a call that must fail, and return the text of the reply."""
         reply = await call(self.tools, self.chat, self.turn, name, **arguments)
         assert reply.state is ToolRunState.FAILED, reply.text
         return reply.text
@@ -87,22 +87,22 @@ async def test_a_long_file_is_read_in_parts_without_a_gap(desk: Desk) -> None:
         head, *rows = text.split("\n")
         seen += [row.partition("\t")[2] for row in rows]
         assert len(text) < 41_000
-        if "reads on" not in head:
+        if "Continue with" not in head:
             break
         offset = len(seen) + 1
-        assert f"read_file with offset {offset} reads on" in head
+        assert f"Continue with offset {offset}." in head
     assert seen == lines
-    assert "ends after 3,000 lines" in await desk.fail("read_file", path="long.txt", offset=3_001)
+    assert "has only 3,000 lines" in await desk.fail("read_file", path="long.txt", offset=3_001)
 
 
 async def test_an_endless_line_is_read_in_parts_without_a_gap(desk: Desk) -> None:
     line = "".join(chr(ord("a") + number % 26) for number in range(100_003))
     await desk.call("write_file", path="data.json", content=f"{line}\nlast\n")
     column, seen, calls = 1, "", 0
-    while "reads on]" in (text := await desk.call("read_file", path="data.json", limit=1, column=column)):
+    while "continue with offset" in (text := await desk.call("read_file", path="data.json", limit=1, column=column)):
         seen += text.split("\n")[1].removeprefix("1\t")
         column, calls = len(seen) + 1, calls + 1
-        assert f"read_file with offset 1 and column {column} reads on]" in text
+        assert f"continue with offset 1 and column {column}]" in text
     assert seen + text.split("\n")[1].removeprefix("1\t") == line
     assert calls == 3
 
@@ -124,12 +124,12 @@ async def test_texts_of_other_encodings_are_read(desk: Desk, data: bytes, told: 
     assert told in await desk.call("read_file", path="text.txt")
 
 
-async def test_what_is_no_text_or_too_large_is_not_read(desk: Desk) -> None:
+async def test_binary_and_too_large_files_are_not_read(desk: Desk) -> None:
     await desk.call("list_files")
     (desk.folder / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
-    assert "is no text: it has 16 bytes" in await desk.fail("read_file", path="image.png")
+    assert "is not a text file: it has 16 bytes" in await desk.fail("read_file", path="image.png")
     (desk.folder / "large.txt").write_bytes(b"x" * 400_001)
-    assert "more than the 400,000" in await desk.fail("read_file", path="large.txt")
+    assert "above the limit of 400,000" in await desk.fail("read_file", path="large.txt")
 
 
 async def test_a_stored_result_is_read_by_its_recall_id(desk: Desk) -> None:
@@ -138,7 +138,7 @@ async def test_a_stored_result_is_read_by_its_recall_id(desk: Desk) -> None:
     desk.turn = turn
     stored = (await desk.chat.said(turn))[-1].id
     text = await desk.call("read_file", path=f"m{stored}", offset=1_990, limit=3)
-    assert text.startswith(f"Lines 1990-1992 of 2000 of “m{stored}”. read_file with offset 1993 reads on.")
+    assert text.startswith(f"Lines 1990-1992 of 2000 of “m{stored}”. Continue with offset 1993.")
     found = await desk.call("search_files", path=f" M{stored} ", pattern=r"^row 17\d\d$")
     assert found.startswith("20 lines found in 1 text file.")
     assert f"M{stored}:1700: row 1700" in found
@@ -154,19 +154,19 @@ async def test_images_of_a_stored_message_are_shown_with_its_beginning(desk: Des
     turn = await chat.store.write(journal.start_turn, await chat.id(), [received], prepared, chat.clock.now())
     stored = (await desk.chat.said(turn))[-1].id
     reply = await call(desk.tools, desk.chat, turn, "read_file", path=f"m{stored}")
-    assert "(1 image, shown behind this result to models that see)" in reply.text
+    assert "(1 image, shown after this result to models that can see)" in reply.text
     assert reply.images == (image,)
     assert (await call(desk.tools, desk.chat, turn, "read_file", path=f"m{stored}", offset=2)).images == ()
 
 
-async def test_nothing_stored_of_another_chat_is_read(desk: Desk) -> None:
+async def test_stored_messages_of_another_chat_are_not_read(desk: Desk) -> None:
     other = Chat(desk.chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
     stored = (await other.said(await other.start("the code word is xylophone")))[-1].id
     for name, more in (("read_file", {}), ("search_files", {"pattern": "x"})):
-        assert "has nothing stored as" in await desk.fail(name, path=f"m{stored}", **more)
+        assert "has no stored message" in await desk.fail(name, path=f"m{stored}", **more)
 
 
-async def test_another_chat_has_files_of_its_own(desk: Desk) -> None:
+async def test_chats_have_separate_files(desk: Desk) -> None:
     await desk.call("write_file", path="a.txt", content="xylophone")
     other = Chat(desk.chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
     turn, mine = await other.start("hello"), str(desk.turn.chat_id)
@@ -176,7 +176,7 @@ async def test_another_chat_has_files_of_its_own(desk: Desk) -> None:
     assert "0 lines found" in (await call(desk.tools, other, turn, "search_files", pattern="xylo")).text
 
 
-async def test_a_result_is_as_long_as_a_small_window_takes(desk: Desk) -> None:
+async def test_results_fit_into_a_small_window(desk: Desk) -> None:
     await desk.call("write_file", path="long.txt", content="word " * 60_000)
     asked = ToolCall(id="c", name="read_file", arguments='{"path": "long.txt", "column": 2}')
     for size, most in ((4_000, 4_200), (2_000, 2_200), (100_000, 40_200)):
@@ -188,26 +188,26 @@ async def test_a_result_is_as_long_as_a_small_window_takes(desk: Desk) -> None:
 # ---- writing
 
 
-async def test_writing_replaces_a_file_as_a_whole_and_keeps_its_mode(desk: Desk) -> None:
+async def test_writing_replaces_a_file_and_keeps_its_mode(desk: Desk) -> None:
     await desk.call("write_file", path="run.sh", content="echo one")
     (desk.folder / "run.sh").chmod(0o755)
-    assert "it replaced what was there" in await desk.call("write_file", path="run.sh", content="echo two")
+    assert "the old content was replaced" in await desk.call("write_file", path="run.sh", content="echo two")
     assert (desk.folder / "run.sh").read_text() == "echo two"
     assert stat.S_IMODE((desk.folder / "run.sh").stat().st_mode) == 0o755
     assert os.listdir(desk.folder) == ["run.sh"]
 
 
-async def test_a_write_that_fails_leaves_the_file_as_it_was(desk: Desk) -> None:
+async def test_a_failed_write_does_not_change_the_file(desk: Desk) -> None:
     await desk.call("write_file", path="a.txt", content="one")
-    assert "at most 400,000" in await desk.fail("write_file", path="a.txt", content="x" * 400_001)
-    assert "name a file in it" in await desk.fail("write_file", path="", content="x")
+    assert "the limit is 400,000 bytes" in await desk.fail("write_file", path="a.txt", content="x" * 400_001)
+    assert "give the path of a file in it" in await desk.fail("write_file", path="", content="x")
     (desk.folder / "sub").mkdir()
     assert "is a folder" in await desk.fail("write_file", path="sub", content="x")
     assert (desk.folder / "a.txt").read_text() == "one"
     assert sorted(os.listdir(desk.folder)) == ["a.txt", "sub"]
 
 
-async def test_what_a_crash_left_of_a_write_is_gone_with_the_next(desk: Desk) -> None:
+async def test_the_next_write_removes_the_leftover_of_a_crash(desk: Desk) -> None:
     await desk.call("list_files")
     draft = desk.folder / f".{hashlib.sha256(b'b.txt').hexdigest()[:16]}.draft"
     draft.write_text("half of")
@@ -215,7 +215,7 @@ async def test_what_a_crash_left_of_a_write_is_gone_with_the_next(desk: Desk) ->
     assert os.listdir(desk.folder) == ["b.txt"]
 
 
-async def test_a_full_workspace_takes_nothing_more_until_something_is_smaller(desk: Desk) -> None:
+async def test_a_full_workspace_accepts_no_more_data(desk: Desk) -> None:
     for name in ("a", "b"):
         await desk.call("write_file", path=name, content="x" * 400_000)
     refused = await desk.fail("write_file", path="c", content="x" * 300_000)
@@ -225,7 +225,7 @@ async def test_a_full_workspace_takes_nothing_more_until_something_is_smaller(de
     await desk.call("write_file", path="c", content="x" * 300_000)
 
 
-async def test_calls_that_run_side_by_side_lose_no_change(desk: Desk) -> None:
+async def test_parallel_calls_lose_no_change(desk: Desk) -> None:
     await desk.call("write_file", path="list.txt", content="\n".join(f"- item {number} -" for number in range(20)))
     await asyncio.gather(
         *(desk.call("edit_file", path="list.txt", old=f"item {n} -", new=f"done {n} -") for n in range(20))
@@ -236,14 +236,14 @@ async def test_calls_that_run_side_by_side_lose_no_change(desk: Desk) -> None:
 # ---- editing
 
 
-async def test_an_edit_replaces_the_one_place(desk: Desk) -> None:
+async def test_an_edit_replaces_the_only_occurrence(desk: Desk) -> None:
     await desk.call("write_file", path="a.py", content="x = 1\ny = 2\n")
     told = await desk.call("edit_file", path="a.py", old="y = 2", new="y = 3")
-    assert told == "Replaced 1 occurrence in “a.py”, from line 2 on; it has 12 bytes now."
+    assert told == "Replaced 1 occurrence in “a.py”, starting at line 2. The file now has 12 bytes."
     assert (desk.folder / "a.py").read_text() == "x = 1\ny = 3\n"
 
 
-async def test_an_edit_of_what_occurs_often_names_the_lines(desk: Desk) -> None:
+async def test_an_ambiguous_edit_names_the_lines(desk: Desk) -> None:
     await desk.call("write_file", path="a.py", content="pass\nx\npass\n\npass\n")
     refused = await desk.fail("edit_file", path="a.py", old="pass", new="...")
     assert "3 times, at lines 1, 3, 5" in refused
@@ -251,7 +251,7 @@ async def test_an_edit_of_what_occurs_often_names_the_lines(desk: Desk) -> None:
     assert (desk.folder / "a.py").read_text() == "...\nx\n...\n\n...\n"
 
 
-async def test_line_ends_and_encoding_of_a_file_stay_as_they_were(desk: Desk) -> None:
+async def test_line_ends_and_encoding_are_kept(desk: Desk) -> None:
     await desk.call("list_files")
     for name, data, changed in (
         ("crlf.txt", b"one\r\ntwo\r\nthree\r\n", b"one\r\n2\r\n3\r\n"),
@@ -261,21 +261,21 @@ async def test_line_ends_and_encoding_of_a_file_stay_as_they_were(desk: Desk) ->
         (desk.folder / name).write_bytes(data)
         await desk.call("edit_file", path=name, old="two\nthree", new="2\n3")
         assert (desk.folder / name).read_bytes() == changed
-    assert "does not fit its encoding" in await desk.fail("edit_file", path="old.txt", old="2", new="→")
+    assert "its encoding cannot represent the change" in await desk.fail("edit_file", path="old.txt", old="2", new="→")
 
 
 @pytest.mark.parametrize(
     ("old", "told"),
     [
-        ("def  f(x):\n  return x", "differ from it only in spaces, quotation marks or line ends:\n3\t'def f(x):'"),
+        ("def  f(x):\n  return x", "differ only in spaces, quotation marks or line ends:\n3\t'def f(x):'"),
         ("name = “Ann”", "only in spaces, quotation marks"),
-        ("def g(x):\n    return y", "What comes closest:\n3\t'def f(x):'"),
-        ("nothing of the kind at all", "Nothing in it is alike"),
+        ("def g(x):\n    return y", "The most similar lines:\n3\t'def f(x):'"),
+        ("nothing of the kind at all", "No line is similar"),
         ("", "old is empty"),
         ("import os", "old and new are the same"),
     ],
 )
-async def test_a_text_that_is_not_there_is_answered_with_what_is_near(desk: Desk, old: str, told: str) -> None:
+async def test_a_missing_text_is_answered_with_similar_lines(desk: Desk, old: str, told: str) -> None:
     await desk.call("write_file", path="a.py", content='import os\nname = "Ann"\ndef f(x):\n\treturn x\n')
     assert told in await desk.fail("edit_file", path="a.py", old=old, new="import os")
 
@@ -284,10 +284,10 @@ async def test_a_file_that_is_too_large_to_edit_is_not_even_read(desk: Desk) -> 
     await desk.call("list_files")
     with (desk.folder / "large.txt").open("wb") as file:
         file.truncate(5_000_001)
-    assert "larger than 400,000 bytes" in await desk.fail("edit_file", path="large.txt", old="a", new="b")
+    assert "larger than the limit of 400,000 bytes" in await desk.fail("edit_file", path="large.txt", old="a", new="b")
 
 
-async def test_a_mismatch_in_a_huge_file_is_explained_soon(desk: Desk) -> None:
+async def test_a_mismatch_in_a_huge_file_is_explained_quickly(desk: Desk) -> None:
     line = "abcdefgh " * 40
     await desk.call("write_file", path="huge.txt", content="\n".join(f"{line}{number}" for number in range(1_000)))
     async with asyncio.timeout(10):
@@ -304,7 +304,7 @@ async def test_a_listing_shows_sizes_to_a_depth(desk: Desk) -> None:
     rows = (await desk.call("list_files")).split("\n")[1:]
     assert rows == ["a/", "a/b/", "a/b/c/", "z.txt 1"]
     assert (await desk.call("list_files", path="a/b", depth=2)).endswith("\na/b/c/\na/b/c/d.txt 1,234")
-    assert "is no folder" in await desk.fail("list_files", path="z.txt")
+    assert "is not a folder" in await desk.fail("list_files", path="z.txt")
 
 
 async def test_a_listing_is_bounded_and_names_are_one_line(desk: Desk) -> None:
@@ -315,7 +315,7 @@ async def test_a_listing_is_bounded_and_names_are_one_line(desk: Desk) -> None:
     os.close(os.open(bytes(desk.folder) + b"/000 \xff", os.O_CREAT))
     rows = (await desk.call("list_files")).split("\n")
     assert len(rows) == 501
-    assert "the first 500" in rows[0]
+    assert "(first 500;" in rows[0]
     assert {"000 a�b 0", "000 � 0"} <= set(rows)
 
 
@@ -334,13 +334,13 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o300, 0o000], ids=["no search", "no reading", "nothing"])
-def test_a_folder_that_is_closed_to_the_gateway_is_listed_and_passed_by(tmp_path: Path, mode: int) -> None:
+def test_a_folder_without_permission_is_listed_but_not_entered(tmp_path: Path, mode: int) -> None:
     closed = tmp_path / "1" / "closed"
     closed.mkdir(parents=True)
     (closed / "inside.txt").write_text("x")
     (tmp_path / "1" / "open.txt").write_text("x")
     closed.chmod(mode)
-    # To root nothing is closed, unless it gives that up.
+    # Root has access to everything, unless it gives up the capability.
     words = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--"] if os.geteuid() == 0 else []
     try:
         found = subprocess.run(
@@ -351,7 +351,7 @@ def test_a_folder_that_is_closed_to_the_gateway_is_listed_and_passed_by(tmp_path
     assert found.stdout == "['closed', 'new.txt', 'open.txt']\n", found.stderr
 
 
-async def test_a_thousand_folders_deep_ends(desk: Desk) -> None:
+async def test_a_walk_through_a_thousand_nested_folders_ends(desk: Desk) -> None:
     await desk.call("list_files")
     handle = os.open(desk.folder, os.O_RDONLY)
     for _ in range(1_000):
@@ -367,7 +367,7 @@ async def test_a_thousand_folders_deep_ends(desk: Desk) -> None:
 
 
 def _flatten(folder: Path) -> None:
-    """Remove folders so deep that nothing that calls itself for each could."""
+    """Remove folders that are too deep for a recursive function."""
     while (folder / "d" / "d").exists():
         (folder / "d" / "d").rename(folder / "e")
         (folder / "d").rmdir()
@@ -398,31 +398,31 @@ async def test_search_finds_lines_by_expression_glob_and_case(desk: Desk) -> Non
     assert "src/a.py:2:" in await desk.call("search_files", pattern="(os.", literal=True)
     assert "src/a.py:2:" in await desk.call("search_files", path="src/a.py", pattern=r"sep\)")
     assert ".git/config:1:" in await desk.call("search_files", path=".git", pattern="hidden")
-    assert "there is no “gone”" in await desk.fail("search_files", path="gone", pattern="x")
+    assert "“gone” does not exist" in await desk.fail("search_files", path="gone", pattern="x")
 
 
 @SEARCHES
 @pytest.mark.usefixtures("has_no_rg")
-async def test_a_broken_expression_is_explained(desk: Desk) -> None:
+async def test_an_invalid_expression_is_explained(desk: Desk) -> None:
     await desk.call("write_file", path="a.txt", content="x")
     told = await desk.fail("search_files", pattern="(unclosed")
-    assert "cannot be searched for" in told
+    assert "the pattern is invalid" in told
     assert "literal" in told
 
 
 @SEARCHES
 @pytest.mark.usefixtures("has_no_rg")
-async def test_hits_are_bounded_and_the_rest_is_announced(desk: Desk) -> None:
+async def test_matches_are_bounded_and_the_rest_is_announced(desk: Desk) -> None:
     for number in range(220):
         await desk.call("write_file", path=f"f{number:03}", content="hit\n" * 30)
     text = await desk.call("search_files", pattern="hit")
     assert text.count("\n") == 100
-    assert "a narrower path, glob or pattern shows the rest" in text
+    assert "use a narrower path, glob or pattern" in text
 
 
 @SEARCHES
 @pytest.mark.usefixtures("has_no_rg")
-async def test_a_hit_in_an_endless_line_is_shown_by_its_column(desk: Desk) -> None:
+async def test_a_match_in_an_endless_line_is_shown_with_its_column(desk: Desk) -> None:
     await desk.call("write_file", path="a.json", content="x" * 50_000 + "needle" + "x" * 300_000)
     text = await desk.call("search_files", pattern="needle")
     assert "a.json:1 (column 50001): xxx" in text
@@ -431,10 +431,10 @@ async def test_a_hit_in_an_endless_line_is_shown_by_its_column(desk: Desk) -> No
 
 
 def _searchers() -> list[Path]:
-    """Folders in `/proc` of processes that search, of whatever parent."""
+    """Return the folders in `/proc` of all search processes."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             command = (path / "cmdline").read_bytes()
             if b"(a+)+$" in command and b"\0-I\0-S\0-c" in command and not command.startswith(b"/bin/sh"):
                 found.append(path)
@@ -452,7 +452,7 @@ async def test_an_expression_that_never_ends_is_killed(desk: Desk, monkeypatch: 
 
 @SEARCHES
 @pytest.mark.usefixtures("has_no_rg")
-async def test_a_file_that_takes_too_much_memory_is_left_out_and_the_others_are_searched(
+async def test_a_file_that_needs_too_much_memory_is_skipped(
     tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.tools.files.search_files._SEARCH_SECONDS", 100.0)
@@ -462,16 +462,14 @@ async def test_a_file_that_takes_too_much_memory_is_left_out_and_the_others_are_
     for name in ("a.txt", "n.txt", "z.txt"):
         (folder / name).write_text("needle")
     (folder / "huge.txt").write_bytes(b"x" * 2_000)
-    os.truncate(folder / "huge.txt", 1 << 30)  # a line without an end, which takes no room on the disk
+    os.truncate(folder / "huge.txt", 1 << 30)  # an endless line in a sparse file
     text = (await call(tools, chat, turn, "search_files", pattern="needle|pin")).text
     head, *rows = text.splitlines()
-    assert head == "3 lines found in 3 text files. Left out, for a search takes too much memory: “huge.txt”."
+    assert head == "3 lines found in 3 text files. Skipped, because a search needs too much memory: “huge.txt”."
     assert sorted(rows) == ["a.txt:1: needle", "n.txt:1: needle", "z.txt:1: needle"]
 
 
-async def test_a_search_has_little_memory_and_is_the_first_to_end_where_that_is_short(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_has_a_memory_limit_and_is_killed_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     await desk.call("write_file", path="a.txt", content="a" * 60 + "!\n")
     search = asyncio.create_task(desk.call("search_files", pattern="(a+)+$"))
@@ -500,7 +498,7 @@ async def test_a_search_leaves_no_open_handle(desk: Desk) -> None:
     assert counts[1] == counts[2]
 
 
-async def test_a_search_that_finds_too_much_ends_soon(desk: Desk) -> None:
+async def test_a_search_with_too_many_matches_ends_early(desk: Desk) -> None:
     await desk.call("write_file", path="f", content="x")
     for number in range(80):
         (desk.folder / f"{number}").write_text(f"{'y' * 290}\n" * 100)
@@ -510,7 +508,7 @@ async def test_a_search_that_finds_too_much_ends_soon(desk: Desk) -> None:
     assert len(text) < 41_000
 
 
-async def test_a_dozen_searches_at_once_hold_few_handles(desk: Desk) -> None:
+async def test_parallel_searches_keep_few_files_open(desk: Desk) -> None:
     for number in range(120):
         await desk.call("write_file", path=f"f{number}", content="x")
     most, before = 0, len(os.listdir("/proc/self/fd"))
@@ -523,7 +521,7 @@ async def test_a_dozen_searches_at_once_hold_few_handles(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("options", ["size=32m", "size=64m,nr_inodes=600"], ids=["bytes", "files"])
-async def test_file_tools_leave_the_rest_of_the_disk_to_the_database(options: str, desk: Desk) -> None:
+async def test_file_tools_leave_disk_space_for_the_database(options: str, desk: Desk) -> None:
     desk.folder.mkdir(parents=True, exist_ok=True)
     with small_disk(desk.folder.parent, options):
         await desk.call("write_file", path="first.md", content="x")

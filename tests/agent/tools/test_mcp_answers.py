@@ -1,4 +1,4 @@
-"""Bad answers of MCP servers, as issues and specifications have them: at most that answer is lost, never the server."""
+"""Invalid answers of MCP servers, from issues and specifications. At most the answer is lost, never the connection."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def settings_of(folder: Path, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: f"{answer['method']} {answer['source']}")
-async def test_a_bad_answer_costs_no_more_than_itself(tmp_path: Path, answer: dict[str, Any]) -> None:
+async def test_a_bad_answer_fails_only_its_own_call(tmp_path: Path, answer: dict[str, Any]) -> None:
     async with serving(tmp_path, SERVER, seconds=5, **settings_of(tmp_path, answer)) as registry:
         status = await becomes(registry, ServerState.CONNECTED)
         if answer["method"] == "tools/call":

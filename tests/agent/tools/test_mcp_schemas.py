@@ -1,8 +1,8 @@
-"""Names and schemas of MCP servers' tools: as every provider takes them, whatever a server sends.
+"""Names and schemas of MCP tools, converted to a form that every provider accepts.
 
-The corpus are schemas that public servers list (GitHub's, the reference servers for files, memory, fetching and
-browsers, Cloudflare's), their texts left out. The shapes are those that people report as refused by one provider or
-another.
+The corpus contains schemas of public servers (GitHub's, the reference servers for files, memory, fetching and
+browsers, Cloudflare's) without their texts. The shapes are from reports about refusals by model
+providers.
 """
 
 import json
@@ -76,7 +76,7 @@ SHAPES: dict[str, Any] = {
 
 
 def faults(schema: dict[str, Any]) -> list[str]:
-    """What one provider or another refuses."""
+    """Return the parts of a schema that some provider refuses."""
     jsonschema.Draft202012Validator.check_schema(schema)
     found = [] if schema.get("type") == "object" and isinstance(schema.get("properties"), dict) else ["the top"]
     found += [key for key in ("anyOf", "oneOf", "allOf", "enum", "not", "$defs", "definitions") if key in schema]
@@ -117,14 +117,14 @@ def test_schemas_of_public_servers_keep_their_arguments(one: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_schema_that_providers_refuse_becomes_one_that_they_take(name: str) -> None:
+def test_refused_schemas_are_converted(name: str) -> None:
     cleaned = clean_schema(SHAPES[name])
     assert faults(dict(cleaned)) == []
     orjson.dumps(cleaned)
 
 
 def listed_tools(form: str, request: ModelRequest) -> list[tuple[str, Any]]:
-    """Names and schemas of the tools in the body of a request."""
+    """Return names and schemas of the tools in a request body."""
     if form == "anthropic":
         return [(tool["name"], tool["input_schema"]) for tool in anthropic.body_parts([], request)["tools"]]
     if form == "responses":
@@ -135,7 +135,7 @@ def listed_tools(form: str, request: ModelRequest) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("form", ["chat_completions", "responses", "anthropic"])
-def test_every_wire_form_lists_them_as_they_are(form: str) -> None:
+def test_every_protocol_lists_the_tools_unchanged(form: str) -> None:
     schemas = {f"{one['server']} {one['name']}": one["inputSchema"] for one in CORPUS} | SHAPES
     names = tool_names("all", schemas)
     tools = [ToolSchema(name=names[key], description="", parameters=clean_schema(one)) for key, one in schemas.items()]
@@ -161,10 +161,10 @@ COSTLY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", COSTLY)
-def test_a_schema_that_stands_for_far_more_than_it_has_takes_no_time(name: str) -> None:
+def test_a_schema_that_expands_to_millions_is_cleaned_quickly(name: str) -> None:
     began = time.process_time()
     assert faults(dict(clean_schema(COSTLY[name]))) == []
-    assert time.process_time() - began < 1.5  # without bounds from 4 seconds to hours, and gigabytes
+    assert time.process_time() - began < 1.5  # without limits: 4 seconds to hours, and gigabytes
 
 
 @pytest.mark.parametrize(
@@ -176,18 +176,18 @@ def test_a_schema_that_stands_for_far_more_than_it_has_takes_no_time(name: str) 
         {"anyOf": [], "$ref": f"#/anyOf/{'9' * 5_000}"},
     ],
 )
-def test_numbers_that_nobody_takes_are_left_out(place: dict[str, Any]) -> None:
+def test_numbers_that_no_provider_accepts_are_left_out(place: dict[str, Any]) -> None:
     assert faults(dict(clean_schema({"properties": {"a": place}, "anyOf": []}))) == []
 
 
-def test_what_is_referred_to_stands_in_its_place() -> None:
+def test_references_are_replaced_by_their_targets() -> None:
     cleaned = clean_schema(SHAPES["a reference to a property"])["properties"]
     assert cleaned["cc"]["items"] == cleaned["to"]["items"]
     assert set(clean_schema(SHAPES["all of at the top"])["properties"]) == {"of"}
     assert set(clean_schema(SHAPES["a choice at the top"])["properties"]) == {"a"}
 
 
-def test_what_a_server_fills_in_is_told_and_left_to_it() -> None:
+def test_defaults_of_a_server_are_described_but_not_filled_in() -> None:
     schema = clean_schema({"properties": {"limit": {"type": "integer", "default": 10, "description": "Rows."}}})
     assert schema["properties"]["limit"]["description"] == "Rows. (default: 10)"
     assert checked_arguments("{}", schema) == {}
@@ -225,15 +225,15 @@ JSON = st.recursive(
 
 
 @given(schema=JSON)
-def test_any_json_becomes_a_schema(schema: Any) -> None:
+def test_any_json_becomes_a_valid_schema(schema: Any) -> None:
     cleaned = clean_schema(schema)
     assert faults(dict(cleaned)) == []
     ToolSchema(name="a", description="", parameters=cleaned)
-    orjson.dumps(cleaned)  # as prompts are encoded
+    orjson.dumps(cleaned)  # the encoder of prompts
 
 
 @given(tools=st.lists(st.text(min_size=1, max_size=90), max_size=12))
-def test_names_are_short_plain_and_different(tools: list[str]) -> None:
+def test_names_are_short_plain_and_unique(tools: list[str]) -> None:
     names = tool_names("a-server", tools)
     assert set(names) == set(tools)
     assert len(set(names.values())) == len(names)
@@ -242,7 +242,7 @@ def test_names_are_short_plain_and_different(tools: list[str]) -> None:
 
 
 @given(text=st.text(), limit=st.integers(1, 50))
-def test_descriptions_show_nothing_that_does_not_print(text: str, limit: int) -> None:
+def test_descriptions_contain_only_printable_characters(text: str, limit: int) -> None:
     cleaned = clean_text(text, limit)
     assert len(cleaned) <= limit
     assert re.search(r"[\x00-\x1f\u202a-\u202e\u200b\U000e0001]", cleaned) is None

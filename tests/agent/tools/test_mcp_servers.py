@@ -1,4 +1,4 @@
-"""MCP servers that misbehave: whatever one does, it is bounded, told, and ended with all that it has started."""
+"""Misbehaving MCP servers: they are limited, their errors are reported, and they end with all their children."""
 
 import asyncio
 import base64
@@ -54,7 +54,7 @@ def tools(*names, **more):
 
 @asynccontextmanager
 async def serving(folder: Path, script: str, **settings: object) -> AsyncIterator[ServerRegistry]:
-    """A registry with one server, which runs a script of its own."""
+    """Yield a registry with one server that runs a script."""
     command = {"command": sys.executable, "args": ("-c", LINES + script, str(folder))} if script else {}
     one = ServerSettings(name="odd", **{**command, **settings})
     registry = ServerRegistry(
@@ -79,7 +79,7 @@ async def ask(registry: ServerRegistry, name: str) -> object:
     return await registry.by_name[f"odd__{name}"].run({}, None)  # type: ignore[arg-type]  # no images, so no context
 
 
-async def test_a_server_that_ends_at_once_is_tried_again(tmp_path: Path) -> None:
+async def test_a_server_that_ends_at_once_is_restarted(tmp_path: Path) -> None:
     async with serving(tmp_path, "sys.exit(3)") as registry:
         status = await becomes(registry, ServerState.DOWN)
         assert status.error is not None
@@ -92,14 +92,14 @@ async def test_a_server_that_ends_at_once_is_tried_again(tmp_path: Path) -> None
     ("script", "words"),
     [
         ("import no_such_module", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("sys.exit(3)", "exit code 3, and wrote nothing to standard error"),
+        ("sys.exit(3)", "exit code 3 and wrote nothing to standard error"),
         ("hear(); sys.exit('no database at db:5432')", "exit code 1: no database at db:5432"),
         ("begin(tools={}); tools('look'); sys.exit('the harbour is gone\\n\\n')", "exit code 1: the harbour is gone"),
         ("sys.stderr.write('port 7 is taken'); sys.exit(4)", "exit code 4: port 7 is taken"),
-        ("os.kill(os.getpid(), 11)", "signal 11, and wrote nothing"),
+        ("os.kill(os.getpid(), 11)", "signal 11 and wrote nothing"),
     ],
 )
-async def test_a_program_that_ends_is_known_by_its_last_words(tmp_path: Path, script: str, words: str) -> None:
+async def test_the_error_shows_the_last_output_of_a_program(tmp_path: Path, script: str, words: str) -> None:
     async with serving(tmp_path, script) as registry:
         status = await becomes(registry, ServerState.DOWN)
     assert status.error is not None
@@ -107,7 +107,7 @@ async def test_a_program_that_ends_is_known_by_its_last_words(tmp_path: Path, sc
     assert "Connection closed" not in status.error
 
 
-async def test_a_hint_that_changes_asks_again(tmp_path: Path) -> None:
+async def test_a_changed_hint_needs_a_new_approval(tmp_path: Path) -> None:
     script = """
 begin(tools={"listChanged": True})
 for reads in (True, False, True):
@@ -129,10 +129,10 @@ hear()
                     await asyncio.sleep(0.01)
             found.append(registry.by_name["odd__look"].effect)
         assert found == [ToolEffect.READ_ONLY, ToolEffect.WRITES, ToolEffect.WRITES]
-        assert len(set(shapes)) == 2, "what was allowed for good before the change is not allowed after it"
+        assert len(set(shapes)) == 2, "a saved approval does not cover the changed hint"
 
 
-async def test_a_line_without_an_end_takes_no_memory_and_is_told(tmp_path: Path) -> None:
+async def test_an_endless_line_uses_little_memory_and_is_an_error(tmp_path: Path) -> None:
     script = """
 begin(tools={})
 tools("look")
@@ -148,11 +148,11 @@ hear()
     async with serving(tmp_path, script) as registry:
         await becomes(registry, ServerState.CONNECTED)
         for _ in range(2):
-            with pytest.raises(ToolError, match="larger than a message may be"):
+            with pytest.raises(ToolError, match="larger than the limit for a message"):
                 await ask(registry, "look")
 
 
-async def test_what_a_server_has_started_ends_with_it_though_it_ignores_every_signal(tmp_path: Path) -> None:
+async def test_children_of_a_server_end_with_it_even_if_they_ignore_signals(tmp_path: Path) -> None:
     script = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -170,7 +170,7 @@ time.sleep(1000)
 
 
 def open_pipes() -> int:
-    """Pipes and sockets of this process."""
+    """Return the pipes and sockets of this process."""
     links = []
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -178,7 +178,7 @@ def open_pipes() -> int:
     return sum(link.startswith(("pipe:", "socket:")) for link in links)
 
 
-async def test_a_server_that_floods_its_output_holds_nobody_up_and_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_a_server_that_floods_its_output_blocks_nothing(tmp_path: Path) -> None:
     script = """
 begin(tools={})
 tools("look")
@@ -195,10 +195,10 @@ while True: sys.stdout.write("{}\\n{\\nnot json\\n" * 1000)
     assert sorted(lags)[len(lags) // 2] < 0.1
     async with asyncio.timeout(5):
         while open_pipes() > before:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # pipes are closed in a later round of the event loop
+            await asyncio.sleep(0.01)  # pipes are closed in a later iteration of the event loop
 
 
-async def test_lists_come_in_pages_and_what_is_denied_is_not_offered(tmp_path: Path) -> None:
+async def test_lists_are_read_in_pages_and_denied_tools_are_not_offered(tmp_path: Path) -> None:
     script = """
 begin(tools={})
 asked = hear()
@@ -221,7 +221,7 @@ hear()
         assert "\x1b" not in shown
 
 
-async def test_lists_of_megabytes_a_page_take_little_memory(tmp_path: Path) -> None:
+async def test_pages_of_megabytes_use_little_memory(tmp_path: Path) -> None:
     script = """
 begin(tools={}, resources={})
 for number in range(40):
@@ -242,14 +242,14 @@ hear()
     try:
         async with serving(tmp_path, script) as registry:
             status = await becomes(registry, ServerState.CONNECTED, 40)
-            assert tracemalloc.get_traced_memory()[1] < 80 << 20  # all of it at a time: 280 MB
+            assert tracemalloc.get_traced_memory()[1] < 80 << 20  # all at once would use 280 MB
             assert len(status.tools) == 40
             assert len(status.catalog.resources) == 20
     finally:
         tracemalloc.stop()
 
 
-async def test_a_server_that_asks_for_what_was_not_offered_is_declined(tmp_path: Path) -> None:
+async def test_requests_for_unsupported_features_are_declined(tmp_path: Path) -> None:
     script = """
 begin(tools={})
 tools("look")
@@ -266,7 +266,7 @@ hear()
         assert await ask(registry, "look") == "[True, True, True, True]"
 
 
-async def test_answers_that_the_protocol_does_not_know_are_told(tmp_path: Path) -> None:
+async def test_invalid_answers_are_errors(tmp_path: Path) -> None:
     script = """
 begin(tools={})
 tools("look")
@@ -287,7 +287,7 @@ hear()
             await ask(registry, "look")
 
 
-async def test_a_redirect_to_another_host_is_not_followed_and_a_packed_answer_is_refused(tmp_path: Path) -> None:
+async def test_redirects_to_other_hosts_and_compressed_answers_are_refused(tmp_path: Path) -> None:
     reached: list[str] = []
 
     async def other(request: web.Request) -> web.Response:
@@ -310,7 +310,7 @@ async def test_a_redirect_to_another_host_is_not_followed_and_a_packed_answer_is
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         with suppress(ConnectionError):
-            for _ in range(200):  # blank lines are no end of anything but of events
+            for _ in range(200):  # outside of event streams, blank lines end nothing
                 await response.write(b" " * (1 << 20) + b"\n\n")
         return response
 
@@ -324,9 +324,9 @@ async def test_a_redirect_to_another_host_is_not_followed_and_a_packed_answer_is
         Server(apps[3]) as big,
         Server(apps[4]) as spaced,
     ):
-        large = "larger than a message"
+        large = "larger than the limit"
         for url, reason in (
-            *((here.url, "not followed"), (packing.url, "packed")),
+            *((here.url, "not followed"), (packing.url, "compressed")),
             *((big.url, large), (spaced.url, large)),
         ):
             async with serving(tmp_path, "", url=f"{url}/mcp", headers={"X-Key": "secret-1"}) as registry:
@@ -336,7 +336,7 @@ async def test_a_redirect_to_another_host_is_not_followed_and_a_packed_answer_is
     assert reached == []
 
 
-async def test_a_server_that_hangs_is_told_to_cancel_and_holds_up_no_end(tmp_path: Path) -> None:
+async def test_a_hanging_call_is_cancelled_and_does_not_delay_the_end(tmp_path: Path) -> None:
     told: list[str] = []
     called, cancelled, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -380,22 +380,22 @@ async def test_a_server_that_hangs_is_told_to_cancel_and_holds_up_no_end(tmp_pat
     assert told[-1] == "goodbye"
 
 
-def test_pauses_between_tries_grow_to_five_minutes() -> None:
+def test_pauses_between_attempts_grow_to_five_minutes() -> None:
     assert [RETRIES.after(failures) for failures in (1, 5, 50)] == [1.0, 16.0, 300.0]
     assert isinstance(RETRIES, Backoff)
 
 
-def test_a_server_is_given_nothing_that_may_be_a_key() -> None:
+def test_a_server_does_not_inherit_secrets() -> None:
     own = {"PATH": "/bin", "HOME": "/root", "OPENAI_API_KEY": "k", "HERMES_HOME": "/h", "CREDENTIALS_DIRECTORY": "/c"}
     assert server_environ(own, {"KEY": "v", "PATH": "/opt"}) == {"PATH": "/opt", "HOME": "/root", "KEY": "v"}
 
 
-def test_secrets_of_a_server_are_in_none_of_its_texts() -> None:
+def test_secrets_of_a_server_are_redacted() -> None:
     settings = ServerSettings(name="a", command="b", env={"K": "secret-1"}, headers={"H": "secret-2"})
     assert "secret" not in repr(settings)
 
 
-def test_the_operators_word_goes_before_the_servers() -> None:
+def test_the_operators_settings_override_the_servers_hints() -> None:
     assert ServerSettings(name="a").effect_of("drop_all", claims_to_read=True) is ToolEffect.WRITES
     assert ServerSettings(name="a", trust_hints=True).effect_of("drop_all", claims_to_read=True) is ToolEffect.READ_ONLY
     server = ServerSettings(name="a", trust_hints=True, effects={"drop_*": "executes", "*": "reads"})
@@ -403,14 +403,14 @@ def test_the_operators_word_goes_before_the_servers() -> None:
 
 
 @given(pieces=st.lists(st.binary(max_size=30), max_size=20))
-def test_lines_are_the_same_however_they_are_cut(pieces: list[bytes]) -> None:
+def test_lines_do_not_depend_on_the_split(pieces: list[bytes]) -> None:
     reader = LineReader()
     found = [line for piece in pieces for line, is_whole in reader.feed(piece) if is_whole]
     assert found == b"".join(pieces).split(b"\n")[:-1]
 
 
 @given(line=st.binary(min_size=600, max_size=5_000), size=st.integers(1, 700), number=st.integers(0, 10**6))
-def test_of_a_line_that_is_too_heavy_both_ends_are_kept(line: bytes, size: int, number: int) -> None:
+def test_both_ends_of_a_too_large_line_are_kept(line: bytes, size: int, number: int) -> None:
     whole = b'{"id":%d,"result":"' % number + line.replace(b"\n", b" ").replace(b'"', b"'") + b'"}'
     reader = LineReader(max_weight=2_000)
     pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
@@ -428,7 +428,7 @@ def test_many_small_values_weigh_more_than_their_text() -> None:
     assert json.dumps("x" * (7 << 20)).encode().count(b",") == 0
 
 
-def test_results_in_words() -> None:
+def test_results_are_converted_to_text() -> None:
     content = [
         {"type": "text", "text": "one\x1b[0m"},
         {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"},
@@ -451,7 +451,7 @@ def test_results_in_words() -> None:
 
 
 @pytest.mark.parametrize(("sees_images", "shown"), [(True, 4), (False, 0)])
-async def test_images_of_a_result_that_cannot_be_shown_are_counted(
+async def test_images_that_cannot_be_shown_are_counted(
     chat: Chat, tmp_path: Path, sees_images: bool, shown: int
 ) -> None:
     def image(data: bytes, mime: str = "image/png") -> dict[str, Any]:
@@ -460,17 +460,17 @@ async def test_images_of_a_result_that_cannot_be_shown_are_counted(
     odd = image(picture((2, 9)), "image/jpg"), image(picture((3, 9)), "IMAGE/PNG"), image(picture((4, 9)))
     odd[0]["data"] = "data:image/jpg;base64," + odd[0]["data"]
     odd[2]["data"] = "\n".join(re.findall(".{1,20}", odd[2]["data"]))
-    good = [image(picture()), *odd, image(picture())]  # the fifth is one too many
+    good = [image(picture()), *odd, image(picture())]  # the limit is four images
     bad = [image(picture()[:40]), image(b"<svg/>", "image/svg+xml"), {**image(b""), "data": "no base64!"}]
     store = ImageStore(files=AttachmentFolder(tmp_path / "files"), clock=SystemClock())
     context = replace(ToolContext.of(await chat.start("hello"), chat.store), sees_images=sees_images)
     output = await store.output(RemoteResult(content=[*good, *bad], structured=None, is_error=False), context)
     assert isinstance(output, ToolReply)
     assert len(output.images) == shown
-    assert output.text.endswith(f"[{8 - shown} of the images cannot be shown to you]")
+    assert output.text.endswith(f"[{8 - shown} images cannot be shown to you]")
 
 
-async def test_a_reload_while_the_gateway_ends_starts_nothing(tmp_path: Path) -> None:
+async def test_a_reload_during_shutdown_starts_nothing(tmp_path: Path) -> None:
     one = ServerSettings(name="odd", command=sys.executable, args=("-c", "input()", str(tmp_path)))
     registry = ServerRegistry(
         ImageStore(files=AttachmentFolder(tmp_path), clock=SystemClock()), SystemClock(), lambda text: text
@@ -481,8 +481,8 @@ async def test_a_reload_while_the_gateway_ends_starts_nothing(tmp_path: Path) ->
         assert registry.statuses() == []
 
 
-async def test_without_the_sdk_one_sentence_names_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mcp", None)  # as where it is not installed
+async def test_without_the_sdk_the_error_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)  # as if the SDK were not installed
     async with serving(tmp_path, "begin()") as registry:
         status = await becomes(registry, ServerState.DOWN)
     assert status.error is not None
@@ -490,7 +490,7 @@ async def test_without_the_sdk_one_sentence_names_what_to_run(tmp_path: Path, mo
     assert not processes_with(str(tmp_path))
 
 
-async def test_a_server_that_asks_without_end_and_reads_no_answer_takes_no_tasks_without_end(tmp_path: Path) -> None:
+async def test_a_flood_of_server_requests_starts_few_tasks(tmp_path: Path) -> None:
     asks = """
 begin(tools={})
 tools("look")

@@ -1,4 +1,4 @@
-"""What sessions are offered of the tools, what stands behind `more_tools`, and who may use what."""
+"""Tool offers of sessions, the tool `more_tools`, and access rules."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,11 +36,11 @@ def names(tools: tuple[Tool, ...]) -> list[str]:
     return [tool.name for tool in tools]
 
 
-def test_everything_is_listed_where_there_is_room() -> None:
+def test_all_tools_are_listed_if_there_is_room() -> None:
     assert offer(TOOLS, {}, Tokens(64_000)) == tuple(TOOLS)
 
 
-def test_what_others_bring_goes_first_then_what_was_not_used() -> None:
+def test_plugin_tools_are_left_out_first_then_unused_tools() -> None:
     all_of_it = sum(map(schema_tokens, TOOLS))
     most = names(offer(TOOLS, {"own_7": 1}, Tokens(all_of_it * 10 - 10)))
     assert most[-2:] == ["own_7", MORE_TOOLS]
@@ -53,7 +53,7 @@ def test_what_others_bring_goes_first_then_what_was_not_used() -> None:
 
 
 @pytest.mark.parametrize("window", [4_096, 16_384, 64_000, 200_000, 2_000_000])
-def test_schemas_take_a_tenth_of_the_threshold_and_never_more_than_6000_tokens(window: int) -> None:
+def test_schemas_use_a_tenth_of_the_threshold_and_at_most_6000_tokens(window: int) -> None:
     many = [*recall_tools(), *(plain(f"tool_{number}", source="elsewhere") for number in range(200))]
     taken = sum(map(schema_tokens, offer(many, {}, Tokens(window))))
     least = sum(map(schema_tokens, offer(many, {}, Tokens(1))))
@@ -61,7 +61,7 @@ def test_schemas_take_a_tenth_of_the_threshold_and_never_more_than_6000_tokens(w
 
 
 class Conversation:
-    """A chat with its offers."""
+    """Chat with its offers."""
 
     def __init__(self, chat: Chat, registry: ToolRegistry, access: OpenAccess | None = None) -> None:
         self.chat = chat
@@ -79,13 +79,13 @@ def _load(db: Any, lineage_id: Any) -> Any:
     return load_tip(db, lineage_id).id
 
 
-def test_a_small_window_lists_the_history_s_tools_and_what_finds_the_others() -> None:
+def test_a_small_window_lists_the_recall_tools_and_more_tools() -> None:
     listed = offer([*recall_tools(), context_tool, plain("own")], {}, Tokens(4_096))
     assert names(listed) == ["history_search", "history_open", MORE_TOOLS]
     assert sum(map(schema_tokens, listed)) <= (4_096 - 1_024) // 10
 
 
-async def test_an_offer_is_kept_with_its_session_whatever_changes(chat: Chat, store: Store) -> None:
+async def test_the_offer_of_a_session_does_not_change(chat: Chat, store: Store) -> None:
     registry = ToolRegistry(recall_tools())
     first = Conversation(chat, registry)
     turn = await chat.start("hello")
@@ -97,7 +97,7 @@ async def test_an_offer_is_kept_with_its_session_whatever_changes(chat: Chat, st
 
 
 class Harbour:
-    """A source of one tool, which is there once it has come in."""
+    """Source of one tool, which appears later."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Tool] = {}
@@ -109,7 +109,7 @@ class Harbour:
         return "the harbour is closed" if name.startswith("harbour__") else None
 
 
-async def test_an_offer_names_what_a_source_has_not_brought_yet_and_lists_it_as_soon_as_it_has(chat: Chat) -> None:
+async def test_an_awaited_tool_is_listed_as_soon_as_its_server_connects(chat: Chat) -> None:
     harbour = Harbour()
     harbour.come_in()
     registry = ToolRegistry(recall_tools(), harbour)
@@ -126,7 +126,7 @@ async def test_an_offer_names_what_a_source_has_not_brought_yet_and_lists_it_as_
     assert (await offers.of(turn.conversation, session_id, Tokens(64_000)))[-1].description != "Another."
 
 
-def test_what_a_source_brings_never_takes_the_name_of_an_own_tool() -> None:
+def test_a_source_cannot_replace_a_built_in_tool() -> None:
     harbour, own = Harbour(), plain("harbour__look")
     harbour.come_in()
     registry = ToolRegistry([own], harbour)
@@ -134,7 +134,7 @@ def test_what_a_source_brings_never_takes_the_name_of_an_own_tool() -> None:
     assert registry.available() == (own,)
 
 
-def test_a_call_is_told_why_a_tool_of_a_source_is_not_there() -> None:
+def test_a_call_to_a_missing_tool_says_why() -> None:
     harbour = Harbour()
     registry = ToolRegistry([], harbour)
     call = ToolCall(id="c", name="harbour__look", arguments="{}")
@@ -146,7 +146,7 @@ def test_a_call_is_told_why_a_tool_of_a_source_is_not_there() -> None:
         registry.check(ToolCall(id="c", name="look", arguments="{}"))
 
 
-async def test_a_tool_behind_is_found_by_words_shown_and_run_by_name(chat: Chat) -> None:
+async def test_more_tools_finds_shows_and_runs_a_tool(chat: Chat) -> None:
     offers = OfferRegistry(ToolRegistry(TOOLS), chat.store)
     context = ToolContext.of(await chat.start("hello"), chat.store)
 
@@ -171,7 +171,7 @@ class Closed(OpenAccess):
         return "it is switched off here" if tool.name == "own_1" else None
 
 
-async def test_what_a_chat_may_not_use_is_neither_listed_nor_run(chat: Chat) -> None:
+async def test_a_forbidden_tool_is_neither_listed_nor_run(chat: Chat) -> None:
     made = Conversation(chat, ToolRegistry(TOOLS), Closed())
     assert "own_1" not in await made.names()
     context = ToolContext.of(
@@ -183,7 +183,7 @@ async def test_what_a_chat_may_not_use_is_neither_listed_nor_run(chat: Chat) -> 
             made.offers.resolve(ToolCall(id="c", name=name, arguments=arguments), context)
 
 
-async def test_a_call_that_is_refused_behind_more_tools_is_answered_under_the_name_it_was_made(
+async def test_a_refused_call_through_more_tools_is_answered_under_its_own_name(
     chat: Chat,
 ) -> None:
     class Denying(OpenAccess):

@@ -1,4 +1,4 @@
-"""No path, link or race leads out of a workspace, with any of the file tools."""
+"""No path, link or race condition leads out of a workspace, with any file tool."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 class Trap:
-    """A workspace with what is closed around it."""
+    """Workspace surrounded by files that must stay inaccessible."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.outside, self.workspace = folder / "outside", folder / "workspaces" / name
@@ -51,7 +51,7 @@ class Trap:
         self._folder = folder
 
     def closed_files(self) -> dict[Path, str]:
-        """Everything around the workspace."""
+        """Return the state of everything around the workspace."""
         files = [path for path in self._folder.rglob("*") if not path.is_relative_to(self.workspace)]
         return {path: path.read_text() if path.is_file() else "" for path in files}
 
@@ -69,47 +69,47 @@ def trap(tmp_path: Path, turn: RunningTurn) -> Trap:
 
 
 @pytest.mark.parametrize("path", [path for _, path in PATHS], ids=[name for name, _ in PATHS])
-async def test_no_path_leads_out_of_the_workspace(trap: Trap, chat: Chat, turn: RunningTurn, path: str) -> None:
+async def test_no_path_leaves_the_workspace(trap: Trap, chat: Chat, turn: RunningTurn, path: str) -> None:
     written = path.format(outside=trap.outside)
     closed = trap.closed_files()
     for name, arguments in ARGUMENTS.items():
-        async with asyncio.timeout(20):  # a pipe or a device would be waited for
+        async with asyncio.timeout(20):  # reading a pipe or a device would block
             reply = await call(trap.tools, chat, turn, name, path=written, **arguments)
         assert SECRET not in reply.text, name
         assert "root:" not in reply.text.replace(written, ""), name
-        assert "the tool broke" not in reply.text, name
+        assert "the tool crashed" not in reply.text, name
         assert trap.closed_files() == closed, name
 
 
-async def test_what_is_wrong_with_a_path_is_told(trap: Trap, chat: Chat, turn: RunningTurn) -> None:
+async def test_errors_explain_invalid_paths(trap: Trap, chat: Chat, turn: RunningTurn) -> None:
     for path, told in {
-        "../secret.txt": "has “..”",
-        "/etc/passwd": "outside of the workspace",
+        "../secret.txt": "contains “..”",
+        "/etc/passwd": "outside the workspace",
         "link.txt": "is a symbolic link",
         "linked/secret.txt": "“linked” is a symbolic link",
-        "hard.txt": "a hard link",
+        "hard.txt": "more than one hard link",
         "pipe": "a pipe, a socket or a device",
         "socket": "a pipe, a socket or a device",
         "notes": "is a folder",
-        "note.txt/x": "it is no folder",
+        "note.txt/x": "it is not a folder",
         "nothing.txt": "list_files shows",
-        "a/" * 41: "at most 40",
-        "n" * 256: "at most 255 bytes",
-        "a\0b": "do not print",
+        "a/" * 41: "the limit is 40",
+        "n" * 256: "the limit is 255 bytes",
+        "a\0b": "unprintable",
     }.items():
         assert told in (await call(trap.tools, chat, turn, "read_file", path=path)).text, path
 
 
-async def test_search_and_listing_go_past_links_and_special_files(trap: Trap, chat: Chat, turn: RunningTurn) -> None:
+async def test_search_and_listing_skip_links_and_special_files(trap: Trap, chat: Chat, turn: RunningTurn) -> None:
     found = await call(trap.tools, chat, turn, "search_files", pattern=".")
     assert found.text == "1 line found in 1 text file.\nnote.txt:1: a note of ours"
     listed = await call(trap.tools, chat, turn, "list_files")
     assert "note.txt 15" in listed.text
-    assert "linked (a link or a special file: closed)" in listed.text
+    assert "linked (link or special file: no access)" in listed.text
     assert "passwd" not in listed.text
 
 
-async def test_a_swap_between_look_and_use_opens_nothing(trap: Trap, chat: Chat, turn: RunningTurn) -> None:
+async def test_a_swap_between_check_and_use_opens_nothing(trap: Trap, chat: Chat, turn: RunningTurn) -> None:
     swap = swapper(trap.workspace, trap.outside)
     is_over, swaps = threading.Event(), 0
 
@@ -144,7 +144,7 @@ PIECES = st.sampled_from(
 
 
 @given(path=st.text() | st.lists(PIECES).map("".join))
-def test_whatever_is_taken_as_a_path_is_a_chain_of_plain_names(path: str) -> None:
+def test_every_accepted_path_consists_of_plain_names(path: str) -> None:
     try:
         parts = parse_path(path)
     except ToolError:

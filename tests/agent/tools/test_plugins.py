@@ -1,4 +1,4 @@
-"""Tools that installed packages bring."""
+"""Tools from installed packages."""
 
 import textwrap
 from pathlib import Path
@@ -26,7 +26,7 @@ several = [weather, weather]
 
 
 def install(folder: Path, package: str, code: str, **entries: str) -> None:
-    """A package as pip leaves it behind."""
+    """Create an installed package, as pip would."""
     (folder / f"{package}.py").write_text(textwrap.dedent(code))
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
@@ -35,7 +35,7 @@ def install(folder: Path, package: str, code: str, **entries: str) -> None:
     (info / "entry_points.txt").write_text(f"[hermes_gateway.tools]\n{lines}\n")
 
 
-async def test_a_package_brings_a_tool_and_a_broken_one_takes_nothing_with_it(
+async def test_a_broken_plugin_does_not_affect_other_plugins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat: Chat
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -52,11 +52,11 @@ async def test_a_package_brings_a_tool_and_a_broken_one_takes_nothing_with_it(
     assert told == {
         ("tools.plugin_failed", "plugin_broken"),
         ("tools.plugin_failed", "plugin_wrong"),
-        ("tools.left_out", "plugin_twice"),
+        ("tools.skipped", "plugin_twice"),
     }
 
 
-def test_a_name_that_is_taken_stays_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_cannot_use_a_name_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     install(tmp_path, "plugin_sunny", WEATHER, weather="plugin_sunny:weather")
     assert load_plugin_tools(["weather"]) == []

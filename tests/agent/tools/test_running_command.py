@@ -1,4 +1,4 @@
-"""Commands that take too much, do not end, or are left alone: each ends well, and nothing of it is left."""
+"""Commands that use too much, do not end, or are abandoned: all end, and no process survives."""
 
 import asyncio
 import signal
@@ -26,38 +26,38 @@ ROOT = Path(__file__).parents[3]
     ],
 )
 @needs_sandbox
-async def test_a_report_says_how_a_command_has_ended(command: str, state: str, tmp_path: Path) -> None:
+async def test_a_report_says_how_a_command_ended(command: str, state: str, tmp_path: Path) -> None:
     assert (await run(command, tmp_path)).startswith(f"[{state}; ")
 
 
 @needs_sandbox
-async def test_a_fork_bomb_ends(tmp_path: Path) -> None:
-    """However it multiplies: the kernel counts, for root in a control group, and whoever waits is not held up."""
+async def test_a_fork_bomb_is_killed(tmp_path: Path) -> None:
+    """The kernel limits the number of processes, for root in a control group, and the event loop is not blocked."""
     report = await run("bomb() { bomb | bomb & }; bomb; sleep 300", tmp_path, seconds=2, max_processes=50)
-    assert report.startswith("[stopped, for having taken longer than 2 s;")
+    assert report.startswith("[stopped: it took longer than 2 s;")
     assert "Resource temporarily unavailable" in report
     assert await all_gone("sleep 300")
 
 
 @needs_sandbox
-async def test_one_process_gets_no_more_memory_than_there_is_for_all(tmp_path: Path) -> None:
+async def test_a_single_process_is_limited_to_the_memory_of_all(tmp_path: Path) -> None:
     report = await run("x=$(head -c 200M /dev/zero | tr '\\0' x); echo ${#x}", tmp_path, memory_mb=64)
-    assert "cannot allocate" in report or "more than 64 MB of memory" in report, "its own bound, or that of all"
+    assert "cannot allocate" in report or "more than 64 MB of memory" in report, "its own limit, or the limit of all"
 
 
 HOARD = "import time; kept = bytes([1]) * (16 << 20); print('has it', flush=True); time.sleep(300)"
 
 
 @needs_sandbox
-async def test_processes_that_together_take_too_much_memory_are_ended(tmp_path: Path) -> None:
-    """Each keeps what it has, so that the sum can only grow."""
+async def test_processes_that_use_too_much_memory_together_are_killed(tmp_path: Path) -> None:
+    """Each process keeps its memory, so that the sum only grows."""
     hoard = f'/usr/bin/python3 -c "{HOARD}" &'
     report = await run(f"{hoard * 8} wait", tmp_path, memory_mb=64, seconds=100)
-    assert report.startswith("[stopped, for having used more than 64 MB of memory;")
+    assert report.startswith("[stopped: it used more than 64 MB of memory;")
 
 
 @needs_sandbox
-async def test_a_gigabyte_of_output_costs_no_memory(tmp_path: Path) -> None:
+async def test_a_gigabyte_of_output_uses_little_memory(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         report = await run("echo first; head -c 1G /dev/zero | tr '\\0' x; echo; echo last", tmp_path, seconds=100)
@@ -72,26 +72,26 @@ async def test_a_gigabyte_of_output_costs_no_memory(tmp_path: Path) -> None:
 
 
 @needs_sandbox
-async def test_a_command_that_ignores_signals_is_ended_when_its_time_is_over(tmp_path: Path) -> None:
+async def test_a_command_that_ignores_signals_is_killed_at_its_time_limit(tmp_path: Path) -> None:
     report = await run("trap '' TERM INT HUP; echo begun; sleep 298 & wait; sleep 298", tmp_path, seconds=1)
-    assert report.startswith("[stopped, for having taken longer than 1 s;")
+    assert report.startswith("[stopped: it took longer than 1 s;")
     assert report.endswith("begun\n")
     assert await all_gone("sleep\x00298")
 
 
 @needs_sandbox
-async def test_what_a_command_leaves_running_ends_with_it(tmp_path: Path) -> None:
+async def test_background_processes_end_with_their_command(tmp_path: Path) -> None:
     report = await run("(setsid nohup sleep 297 > /dev/null 2>&1 &) ; setsid sleep 297 & disown; echo done", tmp_path)
     assert report.endswith("done\n")
     assert await all_gone("sleep\x00297")
 
 
 @needs_sandbox
-async def test_a_cancelled_command_leaves_nothing_at_whatever_moment(tmp_path: Path) -> None:
-    """Killing bubblewrap's first process alone is not enough in the milliseconds in which it makes the others."""
+async def test_a_command_cancelled_at_any_moment_leaves_no_process(tmp_path: Path) -> None:
+    """Killing bubblewrap's first process is not enough in the milliseconds in which it starts the others."""
     for step in range(40):
         task = asyncio.create_task(run("echo; sleep 296", tmp_path))
-        await asyncio.sleep(step * 0.0005)  # the moment is what is tried
+        await asyncio.sleep(step * 0.0005)  # the test tries different moments
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -122,7 +122,7 @@ asyncio.run(main())
 
 @needs_sandbox
 async def test_nothing_survives_a_killed_gateway(tmp_path: Path) -> None:
-    """Some commands have just begun, and of some not even the sandbox stands."""
+    """Some commands have just begun, and for some the sandbox is not even set up."""
     words = (sys.executable, "-c", MANY_PROGRAM, str(tmp_path))
     process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None
@@ -141,7 +141,7 @@ async def test_output_of_any_bytes_is_text(tmp_path: Path) -> None:
     assert report.endswith("\nab�red é\n")
 
 
-async def test_without_a_sandbox_a_command_is_bounded_and_ended_too(tmp_path: Path) -> None:
+async def test_limits_apply_without_a_sandbox(tmp_path: Path) -> None:
     report = await run("pwd; sleep 294", tmp_path, seconds=1, unsafe=True)
     assert report.endswith(f"{tmp_path}\n")
     assert "longer than 1 s" in report
@@ -152,14 +152,14 @@ async def test_without_a_sandbox_a_command_is_bounded_and_ended_too(tmp_path: Pa
 
 
 @needs_sandbox
-async def test_a_report_of_a_running_command_has_what_is_new(tmp_path: Path) -> None:
+async def test_a_report_of_a_running_command_has_the_new_output(tmp_path: Path) -> None:
     fifo = tmp_path / "go"
     running = await RunningCommand.start(
         "mkfifo go; echo one; read x < go; echo two", tmp_path, TerminalSettings(enabled=True)
     )
     end = asyncio.create_task(running.finish(30))
     while not fifo.exists():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)  # a folder of another process has no event to wait for
+        await asyncio.sleep(0.01)  # there is no event for files of another process
     while (first := running.report()).endswith("(no output)"):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert first.startswith("[still running; ")
@@ -178,7 +178,7 @@ async def test_a_report_of_a_running_command_has_what_is_new(tmp_path: Path) -> 
         (["é".encode()[:1], "é".encode()[1:]], "é"),
     ],
 )
-def test_of_a_long_output_beginning_and_end_are_kept(pieces: list[bytes], text: str) -> None:
+def test_beginning_and_end_of_a_long_output_are_kept(pieces: list[bytes], text: str) -> None:
     reader = OutputReader(10)
     for piece in pieces:
         reader.add(piece)
@@ -186,5 +186,5 @@ def test_of_a_long_output_beginning_and_end_are_kept(pieces: list[bytes], text: 
     assert reader.take() == ""
 
 
-def test_escape_sequences_without_an_end_are_read_in_a_blink() -> None:
+def test_endless_escape_sequences_are_parsed_quickly() -> None:
     assert len(readable("\x1b]" * 20_000 + "\r" * 20_000)) < 100_000

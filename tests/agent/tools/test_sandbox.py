@@ -1,4 +1,4 @@
-"""Attempts to get out of the terminal's sandbox, with the real bubblewrap."""
+"""Attempts to escape from the terminal's sandbox, with the real bubblewrap."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A workspace below a state directory that has a secret."""
+    """Workspace below a state directory that contains a secret."""
     home = tmp_path / "home"
     made = home / "workspaces" / "1"
     made.mkdir(parents=True)
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-async def test_a_command_begins_in_the_workspace_and_what_it_writes_there_stays(folder: Path) -> None:
+async def test_a_command_starts_in_the_workspace_and_its_files_stay(folder: Path) -> None:
     assert (await run("pwd; echo hello > note", folder)).endswith("\n/workspace\n")
     assert (folder / "note").read_text() == "hello\n"
 
@@ -46,7 +46,7 @@ async def test_nothing_outside_the_workspace_can_be_written(path: str, folder: P
     assert any(words in report for words in ("Read-only file system", "Permission denied"))
 
 
-async def test_the_state_directory_and_its_secrets_are_not_there(folder: Path) -> None:
+async def test_the_state_directory_is_not_visible(folder: Path) -> None:
     home = folder.parents[1]
     report = await run(f"cat {home}/.env ../.env ../../.env /proc/1/root{home}/.env; ls -a ..", folder)
     assert "sesame" not in report
@@ -54,7 +54,7 @@ async def test_the_state_directory_and_its_secrets_are_not_there(folder: Path) -
     assert "sesame" not in await run("grep -rs sesame / --exclude-dir=usr --exclude-dir=proc", folder)
 
 
-async def test_none_of_the_gateways_variables_get_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_gateways_variables_are_not_visible(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERMES_MODEL__API_KEY", "sesame")
     report = await run("env; cat /proc/*/environ | tr '\\0' '\\n'", folder)
     assert "HOME=/tmp" in report
@@ -75,7 +75,7 @@ async def test_processes_of_the_machine_are_neither_seen_nor_signalled(folder: P
             outside.kill()
 
 
-async def test_there_is_no_network_unless_it_is_allowed(folder: Path) -> None:
+async def test_the_network_is_off_unless_allowed(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         connect = f"exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]} && echo through"
         assert "Connection refused" in await run(connect, folder)
@@ -83,7 +83,7 @@ async def test_there_is_no_network_unless_it_is_allowed(folder: Path) -> None:
     assert "through" not in await run("exec 3<>/dev/tcp/192.0.2.1/80 && echo through", folder)
 
 
-async def test_an_abstract_socket_of_the_machine_is_not_there(folder: Path) -> None:
+async def test_abstract_sockets_of_the_machine_are_not_visible(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("\0hermes-test-abstract")
         server.listen()
@@ -104,8 +104,8 @@ print("io_uring", ctypes.CDLL(None, use_errno=True).syscall(425, 1, None), errno
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
-async def test_only_sockets_that_a_network_namespace_bounds_can_be_made(folder: Path) -> None:
-    """AF_VSOCK would reach the host of a virtual machine, whatever network there is."""
+async def test_only_sockets_confined_by_the_network_namespace_can_be_created(folder: Path) -> None:
+    """AF_VSOCK would reach the host of a virtual machine, even without a network."""
     (folder / "sockets.py").write_text(SOCKETS.replace("NUMBER", "41"))
     for network in (False, True):
         _, *lines = (await run("/usr/bin/python3 sockets.py", folder, network=network)).splitlines()
@@ -113,7 +113,7 @@ async def test_only_sockets_that_a_network_namespace_bounds_can_be_made(folder: 
     assert "Seccomp:\t2" in await run("grep Seccomp: /proc/self/status", folder)
 
 
-async def test_there_are_no_privileges_and_a_setuid_program_gives_none(folder: Path) -> None:
+async def test_setuid_programs_give_no_privileges(folder: Path) -> None:
     report = await run(
         "cp /usr/bin/id me; chmod 6755 me; ./me -u; ./me -ru; grep -E 'Cap|NoNew' /proc/self/status", folder
     )
@@ -125,13 +125,13 @@ async def test_there_are_no_privileges_and_a_setuid_program_gives_none(folder: P
 @pytest.mark.parametrize(
     "attempt", ["unshare --user true", "unshare --mount true", "mount -t tmpfs none /tmp", "chroot / true"]
 )
-async def test_no_namespace_and_no_mount_can_be_made_inside(attempt: str, folder: Path) -> None:
+async def test_no_namespaces_or_mounts_can_be_created(attempt: str, folder: Path) -> None:
     if "--disable-userns" not in probe_sandbox().options:
         pytest.skip("this machine lets sandboxes have namespaces of their own")
     assert "[exit code 0;" not in await run(attempt, folder)
 
 
-async def test_a_link_out_of_the_workspace_leads_nowhere(folder: Path) -> None:
+async def test_a_link_out_of_the_workspace_is_broken(folder: Path) -> None:
     (folder / "planted").symlink_to(folder.parents[1] / ".env")
     report = await run(f"ln -s {folder.parents[1]} out; cat planted out/.env", folder)
     assert report.count("No such file or directory") == 2
@@ -165,8 +165,8 @@ asyncio.run(main())
 """
 
 
-async def test_a_gateway_at_a_terminal_does_not_lend_it_to_commands(folder: Path) -> None:
-    """Whoever has a terminal can type into it for the operator (TIOCSTI)."""
+async def test_commands_cannot_use_the_gateways_terminal(folder: Path) -> None:
+    """A program with a terminal can type commands for the operator (TIOCSTI)."""
     ours, theirs = os.openpty()
     try:
         words = (sys.executable, "-c", TERMINAL_PROGRAM, str(folder))
@@ -199,8 +199,8 @@ print(asyncio.run(run("id -u; echo mine > note; for n in $(seq 40); do sleep 2 &
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_it_works_for_a_user_without_privileges_and_the_kernel_counts_its_processes() -> None:
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are root's alone
+def test_the_sandbox_works_without_root_and_processes_are_limited() -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # only root can access pytest's own folders
     try:
         folder.chmod(0o777)
         words = (sys.executable, "-c", USER_PROGRAM, str(folder))
@@ -212,9 +212,7 @@ def test_it_works_for_a_user_without_privileges_and_the_kernel_counts_its_proces
         shutil.rmtree(folder)
 
 
-def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_bubblewrap_the_error_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     probe_sandbox.cache_clear()
     try:
@@ -229,13 +227,13 @@ def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"), [("echo \0", "NUL"), (" \n", "empty"), ("echo " + "é" * 60_000, "put it into a file")]
+    ("command", "reason"), [("echo \0", "NUL"), (" \n", "empty"), ("echo " + "é" * 60_000, "write it to a file")]
 )
-def test_a_command_that_cannot_be_passed_on_is_refused(command: str, reason: str, tmp_path: Path) -> None:
+def test_an_invalid_command_is_refused(command: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ToolError, match=reason):
         command_words(command, tmp_path, TerminalSettings(enabled=True))
 
 
-def test_a_workspace_that_commands_could_read_around_is_refused() -> None:
+def test_a_workspace_below_usr_is_refused() -> None:
     with pytest.raises(ToolError, match="below /usr"):
         command_words("true", Path("/usr/local/lib"), TerminalSettings(enabled=True))

@@ -1,4 +1,4 @@
-"""Schemas of the built-in tools: valid, closed, and in the words that every provider takes."""
+"""Schemas of the built-in tools: valid, closed, and limited to keywords that every provider accepts."""
 
 import json
 import re

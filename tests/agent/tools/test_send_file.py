@@ -1,4 +1,4 @@
-"""Giving files of a workspace to the chat: owed once, with the bytes of the moment."""
+"""The tool `send_file`: a file is sent once, with its content at the time of the call."""
 
 from pathlib import Path
 from sqlite3 import Connection
@@ -19,7 +19,7 @@ from tests.agent.tools.calls import call
 
 
 class Post:
-    """What is owed to people, and the files of it."""
+    """Outbox rows with their files."""
 
     def __init__(self, folder: Path, chat: Chat, turn: RunningTurn) -> None:
         self.chat, self.turn = chat, turn
@@ -41,7 +41,7 @@ class Post:
         return (await call(self.tools, self.chat, self.turn, "send_file", path=path, caption=caption)).text
 
     async def owed(self) -> list[tuple[str, str, bytes]]:
-        """Caption, name and bytes of the files that the chat is owed."""
+        """Return caption, name and bytes of the files in the outbox."""
         rows = await self.chat.store.read(outbox.load_open, self.turn.chat_id)
         found = []
         for row in rows:
@@ -60,7 +60,7 @@ async def post(tmp_path: Path, chat: Chat) -> Post:
     return Post(tmp_path, chat, await chat.start("send it"))
 
 
-async def test_a_file_is_owed_with_the_bytes_of_the_moment(post: Post) -> None:
+async def test_a_file_is_sent_as_it_was_at_the_call(post: Post) -> None:
     (post.workspace / "a.txt").write_text("before")
     assert await post.send("a.txt", "here") == "“a.txt” (6 bytes) is on its way to the chat."
     (post.workspace / "a.txt").write_text("after!")
@@ -68,7 +68,7 @@ async def test_a_file_is_owed_with_the_bytes_of_the_moment(post: Post) -> None:
     assert post.woken == [post.turn.chat_id]
 
 
-async def test_the_same_content_is_owed_once_in_a_turn(post: Post) -> None:
+async def test_the_same_content_is_sent_once_per_turn(post: Post) -> None:
     (post.workspace / "a.txt").write_text("x")
     await post.send("a.txt")
     assert "it is not sent again" in await post.send("a.txt")
@@ -80,16 +80,16 @@ async def test_the_same_content_is_owed_once_in_a_turn(post: Post) -> None:
 @pytest.mark.parametrize(
     ("path", "caption", "told"),
     [
-        ("large", "", "larger than the 1,000 bytes that this chat takes"),
+        ("large", "", "larger than 1,000 bytes, the limit of this chat"),
         ("empty", "", "is empty"),
-        ("gone", "", "there is no “gone”"),
+        ("gone", "", "“gone” does not exist"),
         ("link", "", "is a symbolic link"),
-        ("../secret", "", "has “..”"),
-        ("", "", "name a file in it"),
+        ("../secret", "", "contains “..”"),
+        ("", "", "give the path of a file in it"),
         ("small", "x" * 1_001, "the caption has 1,001 characters"),
     ],
 )
-async def test_what_cannot_be_sent_leaves_nothing_behind(post: Post, path: str, caption: str, told: str) -> None:
+async def test_a_file_that_cannot_be_sent_leaves_nothing_behind(post: Post, path: str, caption: str, told: str) -> None:
     (post.workspace / "large").write_bytes(b"x" * 1_001)
     (post.workspace / "small").write_bytes(b"x")
     (post.workspace / "empty").touch()
@@ -99,13 +99,13 @@ async def test_what_cannot_be_sent_leaves_nothing_behind(post: Post, path: str, 
     assert post.files() == []
 
 
-async def test_a_chat_that_takes_no_files_is_told_about(post: Post) -> None:
+async def test_a_chat_without_files_is_an_error(post: Post) -> None:
     (post.workspace / "a.txt").write_text("x")
     post.limit = 0
-    assert "files cannot be given to this chat" in await post.send("a.txt")
+    assert "files cannot be sent to this chat" in await post.send("a.txt")
 
 
-async def test_a_turn_that_was_stopped_meanwhile_sends_nothing(post: Post) -> None:
+async def test_a_stopped_turn_sends_no_file(post: Post) -> None:
     (post.workspace / "a.txt").write_text("x")
     await post.chat.store.write(journal.stop_turn, post.turn, "", "stop", post.chat.clock.now(), notice="")
     reply = await call(post.tools, post.chat, post.turn, "send_file", path="a.txt")

@@ -1,4 +1,4 @@
-"""The tool `terminal`, in front of and in the background."""
+"""The tool `terminal`, in the foreground and in the background."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ pytestmark = needs_sandbox
 
 @dataclass
 class Terminal:
-    """The tool in a chat's turn, and what it has told of commands in the background."""
+    """The tool in a turn of a chat, and its messages about background commands."""
 
     chat: Chat
     turn: RunningTurn
@@ -51,7 +51,7 @@ class Terminal:
             return failed(str(error))
 
     async def begin(self, command: str) -> str:
-        """Start a command in the background; returns its id."""
+        """Start a command in the background, and return its id."""
         reply = await self(command=command, background=True)
         assert reply.state is ToolRunState.DONE, reply.text
         return reply.text.rstrip(".").rpartition(" ")[2]
@@ -66,20 +66,20 @@ async def terminal(chat: Chat, tmp_path: Path) -> AsyncIterator[Terminal]:
     await made.background.stop("the end of the test")
 
 
-async def test_a_command_is_run_and_its_state_and_output_are_told(terminal: Terminal) -> None:
+async def test_a_command_returns_its_state_and_output(terminal: Terminal) -> None:
     reply = await terminal(command="echo out; echo err >&2; exit 7")
     assert reply.state is ToolRunState.DONE
     assert reply.text.startswith("[exit code 7; ")
     assert reply.text.endswith(" s]\nout\nerr\n")
 
 
-async def test_a_command_takes_no_longer_than_asked_nor_than_allowed(terminal: Terminal) -> None:
+async def test_the_time_limit_is_the_lower_of_request_and_setting(terminal: Terminal) -> None:
     assert "longer than 0.3 s" in (await terminal(command="sleep 100", seconds=0.3)).text
     terminal.settings = TerminalSettings(enabled=True, seconds=0.2)
     assert "longer than 0.2 s" in (await terminal(command="sleep 100", seconds=50)).text
 
 
-async def test_a_dozen_commands_of_one_answer_run_a_few_at_a_time(terminal: Terminal) -> None:
+async def test_only_a_few_commands_of_a_chat_run_at_once(terminal: Terminal) -> None:
     command = "mkdir run.$$-{0}; ls -d run.* | wc -l; sleep 0.3; rmdir run.$$-{0}"
     replies = await asyncio.gather(*(terminal(command=command.format(number)) for number in range(12)))
     counts = [int(reply.text.splitlines()[-1]) for reply in replies]
@@ -98,7 +98,9 @@ async def test_commands_of_another_chat_do_not_wait(terminal: Terminal) -> None:
     assert "exit code 0" in (await asyncio.wait_for(other(command="true"), 10)).text
     await cancel_all(crowd)
     assert await all_gone("sleep\x00291")
-    assert "exit code 0" in (await asyncio.wait_for(terminal(command="true"), 10)).text, "who waited left no trace"
+    assert "exit code 0" in (await asyncio.wait_for(terminal(command="true"), 10)).text, (
+        "cancelled calls free their slot"
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,24 +108,24 @@ async def test_commands_of_another_chat_do_not_wait(terminal: Terminal) -> None:
     [
         ({}, "run needs command"),
         ({"action": "poll"}, "poll needs id"),
-        ({"action": "kill", "id": "nosuch"}, "there is no background command 'nosuch'; there are: none"),
+        ({"action": "kill", "id": "nosuch"}, "there is no background command 'nosuch'; existing commands: none"),
         ({"command": "a\0b"}, "NUL"),
         ({"action": "sudo"}, "action must be one of"),
     ],
 )
-async def test_a_call_that_cannot_be_done_says_why(arguments: dict[str, Any], reason: str, terminal: Terminal) -> None:
+async def test_errors_explain_invalid_calls(arguments: dict[str, Any], reason: str, terminal: Terminal) -> None:
     reply = await terminal(**arguments)
     assert reply.state is ToolRunState.FAILED
     assert reason in reply.text
 
 
-async def test_a_terminal_that_is_off_is_not_offered_and_runs_nothing(terminal: Terminal) -> None:
+async def test_a_disabled_terminal_is_not_offered(terminal: Terminal) -> None:
     terminal.settings = TerminalSettings(enabled=False)
     assert terminal.tools.by_name["terminal"].why_unavailable() == "the terminal is off (terminal.enabled)"
     assert "there is no tool named 'terminal'" in (await terminal(command="true")).text
 
 
-async def test_a_background_command_runs_on_and_is_polled(terminal: Terminal) -> None:
+async def test_a_background_command_can_be_polled(terminal: Terminal) -> None:
     command_id = await terminal.begin("echo one; mkfifo go; read x < go; echo two; exit 5")
     assert f"{command_id} [running] echo one; mkfifo go" in (await terminal(action="list")).text
     first = await terminal(action="poll", id=command_id, seconds=0.5)
@@ -135,47 +137,47 @@ async def test_a_background_command_runs_on_and_is_polled(terminal: Terminal) ->
     assert last.text.startswith("[exit code 5; ")
     assert last.text.endswith("]\ntwo\n")
     assert (await terminal(action="list")).text == "There are no background commands."
-    assert terminal.ended == [], "a call has told it"
+    assert terminal.ended == [], "a call has reported the end"
 
 
-async def test_the_end_of_a_background_command_that_nobody_waits_for_is_told(terminal: Terminal) -> None:
+async def test_the_end_of_an_unpolled_background_command_is_announced(terminal: Terminal) -> None:
     command_id = await terminal.begin("echo done; exit 6")
     await asyncio.wait_for(terminal.told.wait(), 30)
     assert terminal.ended == [f"{command_id} exit code 6"]
     assert (await terminal(action="poll", id=command_id)).text.endswith("done\n")
 
 
-async def test_a_background_command_is_killed_with_all_that_it_has_started(terminal: Terminal) -> None:
+async def test_a_background_command_is_killed_with_its_children(terminal: Terminal) -> None:
     command_id = await terminal.begin("trap '' TERM; setsid sleep 292 & sleep 292")
     reply = await terminal(action="kill", id=command_id)
-    assert reply.text.startswith("[stopped, for being asked to; ")
+    assert reply.text.startswith("[stopped: as requested; ")
     assert await all_gone("sleep\x00292")
     assert terminal.ended == []
 
 
-async def test_a_chat_has_only_so_many_background_commands(terminal: Terminal) -> None:
+async def test_background_commands_of_a_chat_are_limited(terminal: Terminal) -> None:
     terminal.settings = TerminalSettings(enabled=True, max_background=2)
     for _ in range(2):
         await terminal.begin("sleep 100")
     refused = await terminal(command="sleep 100", background=True)
-    assert "2 background commands run already" in refused.text
+    assert "2 background commands running; kill one first" in refused.text
 
 
-async def test_background_commands_that_start_side_by_side_are_counted(terminal: Terminal) -> None:
+async def test_background_commands_that_start_in_parallel_are_counted(terminal: Terminal) -> None:
     terminal.settings = TerminalSettings(enabled=True, max_background=2)
     replies = await asyncio.gather(*(terminal(command="sleep 287", background=True) for _ in range(5)))
     assert sorted(reply.state for reply in replies) == [ToolRunState.DONE] * 2 + [ToolRunState.FAILED] * 3
     await terminal.background.stop("the test")
 
 
-async def test_without_a_sandbox_only_the_very_command_is_allowed_for_longer(terminal: Terminal) -> None:
+async def test_without_a_sandbox_approvals_cover_only_the_exact_command(terminal: Terminal) -> None:
     [tool] = terminal.tools.by_name.values()
     assert tool.shape(Command(command="cat notes")) == "cat …"
     terminal.settings = TerminalSettings(enabled=True, unsafe=True)
     assert tool.shape(Command(command="cat notes")) == "cat notes"
 
 
-async def test_background_commands_of_another_chat_are_out_of_reach(terminal: Terminal) -> None:
+async def test_background_commands_of_another_chat_are_not_accessible(terminal: Terminal) -> None:
     command_id = await terminal.begin("sleep 100")
     other = Chat(terminal.chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
     terminal.turn = await other.start("kill it")
@@ -183,10 +185,10 @@ async def test_background_commands_of_another_chat_are_out_of_reach(terminal: Te
     assert (await terminal(action="list")).text == "There are no background commands."
 
 
-async def test_stopping_ends_background_commands_and_tells_why(terminal: Terminal) -> None:
+async def test_stopping_ends_background_commands_with_a_reason(terminal: Terminal) -> None:
     command_id = await terminal.begin("sleep 291")
-    await terminal.background.stop("the gateway's own end")
-    assert terminal.ended == [f"{command_id} stopped, for the gateway's own end"]
+    await terminal.background.stop("the gateway is stopping")
+    assert terminal.ended == [f"{command_id} stopped: the gateway is stopping"]
     assert await all_gone("sleep\x00291")
 
 
@@ -194,7 +196,7 @@ async def test_a_cancelled_call_ends_its_command(terminal: Terminal) -> None:
     call = asyncio.create_task(terminal(command="mkfifo go; read x < go; sleep 290"))
     folder = terminal.folder_of(terminal.turn.chat_id)
     while not (folder / "go").exists():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)  # a folder of another process has no event to wait for
+        await asyncio.sleep(0.01)  # there is no event for files of another process
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

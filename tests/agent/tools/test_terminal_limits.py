@@ -1,4 +1,4 @@
-"""Commands that take memory which no process shows as its own: the kernel counts all of it, and it ends the command."""
+"""Commands that use memory which no process owns: the kernel counts this memory, and the command is killed."""
 
 import os
 import shutil
@@ -127,7 +127,7 @@ for _ in range(16):
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A workspace that every user can reach; pytest's own folders are root's alone."""
+    """Workspace that every user can access. Only root can access pytest's own folders."""
     made = Path(tempfile.mkdtemp(dir="/tmp"))
     made.chmod(0o777)
     yield made
@@ -135,7 +135,7 @@ def folder() -> Iterator[Path]:
 
 
 def attacked(attack: str, folder: Path, user: str) -> str:
-    """The report of a command that runs an attack."""
+    """Run an attack as a command, and return its report."""
     (folder / "attack.py").write_text(f"{attack}\nimport time\ntime.sleep(300)\n")
     words = (sys.executable, "-c", PROGRAM, str(folder), user)
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
@@ -145,15 +145,15 @@ def attacked(attack: str, folder: Path, user: str) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("user", ["root", "nobody"])
 @pytest.mark.parametrize("name", ATTACKS)
-def test_memory_that_no_process_shows_ends_a_command(name: str, user: str, folder: Path) -> None:
-    assert attacked(ATTACKS[name], folder, user).startswith("[stopped, for having used more than 128 MB of memory;")
+def test_memory_that_no_process_owns_counts(name: str, user: str, folder: Path) -> None:
+    assert attacked(ATTACKS[name], folder, user).startswith("[stopped: it used more than 128 MB of memory;")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups are root's")
 @pytest.mark.parametrize("name", FOR_THE_KERNEL)
-def test_a_control_group_counts_what_nothing_else_shows(name: str, folder: Path) -> None:
+def test_a_control_group_counts_all_memory(name: str, folder: Path) -> None:
     report = attacked(FOR_THE_KERNEL[name], folder, "root")
-    assert report.startswith("[stopped, for having used more than 128 MB of memory;")
+    assert report.startswith("[stopped: it used more than 128 MB of memory;")
 
 
 SEVERAL_CHATS = """
@@ -192,7 +192,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def small_group() -> Iterator[list[Path]]:
-    """A control group as a unit with `TasksMax=160` and `MemoryMax=512M` has it."""
+    """Control group of a unit with `TasksMax=160` and `MemoryMax=512M`."""
     made = []
     for kind, file, value in (("memory", "memory.limit_in_bytes", 512 << 20), ("pids", "pids.max", 160)):
         group = Path(f"/sys/fs/cgroup/{kind}/hermes-test-{os.getpid()}")
@@ -218,7 +218,7 @@ def small_group() -> Iterator[list[Path]]:
     ],
     ids=["processes", "memory"],
 )
-def test_a_greedy_chat_leaves_room_for_the_commands_of_others(
+def test_a_greedy_chat_does_not_block_other_chats(
     greedy: str, user: str, folder: Path, small_group: list[Path]
 ) -> None:
     join = " && ".join(f"echo $$ > {group}/cgroup.procs" for group in small_group)
@@ -237,17 +237,15 @@ def test_a_greedy_chat_leaves_room_for_the_commands_of_others(
     ],
     ids=["files", "bytes"],
 )
-async def test_a_command_that_fills_the_disk_is_ended_before_it_is_full(
-    options: str, command: str, tmp_path: Path
-) -> None:
+async def test_a_command_that_fills_the_disk_is_killed_in_time(options: str, command: str, tmp_path: Path) -> None:
     with small_disk(tmp_path, options):
-        assert "for want of room on the disk;" in await run(command, tmp_path)
+        assert "the disk is almost full;" in await run(command, tmp_path)
         left = os.statvfs(tmp_path)
         assert left.f_bavail > 0
         assert left.f_favail > 0
 
 
-async def test_one_file_cannot_take_what_is_left_of_the_disk(tmp_path: Path) -> None:
+async def test_a_single_file_cannot_fill_the_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path, "size=64m"):
         await run("fallocate -l 64M big || fallocate -l 60M big", tmp_path)
         assert os.statvfs(tmp_path).f_bavail > 0

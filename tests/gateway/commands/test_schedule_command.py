@@ -20,18 +20,18 @@ UTC = {"time_zone": "UTC"}
         ("add 8:00 look", "Write `/schedule`"),
         ("remove", "Write `/schedule`"),
         ("add 0 8 * * mon-fri", "A schedule needs a text"),
-        ("add 0 8 * look at it", "'look' is no month"),
+        ("add 0 8 * look at it", "'look' is not a valid month"),
         ("add 0 0 8 * * * look", "That has six fields"),
         ("add 0 0 8 ? * * look", "That has six fields"),
-        ("add 0 26 * * * look", "'26' is no hour: that is 0 to 23"),
-        ("add */2 * * * * look", "*/2 * * * * comes 2 minutes apart; the shortest time is 5 minutes"),
-        ("add 58,1 * * * * look", "58,1 * * * * comes 3 minutes apart"),
-        ("add */90 * * * * look", "'*/90' in the minute goes nowhere"),
-        ("add 0 0 30 2 * look", "0 0 30 2 * never comes: it is"),
-        ("add 2020-01-01 08:00 look", "2020-01-01T08:00 never comes: it is"),
-        ("add 2099-02-30 08:00 look", "'2099-02-30 08:00' is no date with a time"),
-        ("add 2099-02-03 look", "'2099-02-03' is no date with a time"),
-        ("add @reboot look", "There is no '@reboot'"),
+        ("add 0 26 * * * look", "'26' is not a valid hour: use 0 to 23"),
+        ("add */2 * * * * look", "*/2 * * * * repeats after 2 minutes; the minimum is 5 minutes"),
+        ("add 58,1 * * * * look", "58,1 * * * * repeats after 3 minutes"),
+        ("add */90 * * * * look", "'*/90' is not a valid minute: the step"),
+        ("add 0 0 30 2 * look", "0 0 30 2 * is never reached: it is now"),
+        ("add 2020-01-01 08:00 look", "2020-01-01T08:00 is never reached: it is now"),
+        ("add 2099-02-30 08:00 look", "'2099-02-30 08:00' is not a date with a time"),
+        ("add 2099-02-03 look", "'2099-02-03' is not a date with a time"),
+        ("add @reboot look", "'@reboot' is unknown"),
         ("add @daily look", "Schedule 1 is set"),
         ("ADD 0 8 * * MON-FRI look", "Schedule 1 is set"),
         ("add 2099-02-03T08:00 5 * 5 is 25", "Schedule 1 is set; next: Tue 2099-02-03 08:00 (UTC)."),
@@ -84,7 +84,7 @@ async def test_a_chat_has_no_more_than_it_may(store: Store, tmp_path: Path) -> N
         for _ in range(MAX_PER_CHAT):
             await gateway.ask("/schedule add @daily look")
         refused = await gateway.ask("/schedule add @daily look")
-        assert refused == f"This chat has {MAX_PER_CHAT} schedules, and a chat cannot have more: remove one"
+        assert refused == f"This chat already has the maximum of {MAX_PER_CHAT} schedules; remove one first"
         await gateway.ask("/schedule remove 1")
         assert (await gateway.ask("/schedule add @daily look")).startswith(f"Schedule {MAX_PER_CHAT + 1} is set")
 
@@ -95,7 +95,7 @@ async def test_in_a_group_moderators_add_and_the_creator_or_they_change(store: S
         assert "admins" in await gateway.ask("/schedule add @daily look", chat=GROUP, sender=ANN)
         assert "is set" in await gateway.ask("/schedule add @daily look", chat=GROUP, sender=BOSS)
         refused = await gateway.ask("/schedule remove 1", chat=GROUP, sender=ANN)
-        assert refused == "Schedule 1 is Boss's: only they, and admins, can change it"
+        assert refused == "Schedule 1 belongs to Boss; only they and moderators can change it"
         assert "look" in await gateway.ask("/schedule", chat=GROUP, sender=ANN)
         assert await gateway.ask("/schedule remove 1", chat=GROUP, sender=BOB) == "Schedule 1 is removed."
 

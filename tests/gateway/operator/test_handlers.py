@@ -64,10 +64,10 @@ async def test_status_and_doctor_tell_which_models_are_left_alone(store: Store, 
         for _ in range(3):
             gateway.live.models.configured.client.breaker.failed(AuthRejected("x"))
         [route] = (await ask["status"]({}))["routes"]
-        assert (route["rests_seconds"], route["trouble"]) == (30, "is not open to our key")
+        assert (route["rests_seconds"], route["trouble"]) == (30, "rejects our API key")
         [finding] = [finding for finding in await ask["doctor"]({}) if finding.check == "route"]
         assert finding.verdict == "warning"
-        assert finding.text == "scripted (scripted) is not open to our key; it is left alone for 30 s."
+        assert finding.text == "scripted (scripted) rejects our API key; it is left alone for 30 s."
 
 
 async def test_a_stranger_is_let_in_and_out_from_the_command_line(store: Store, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ async def test_a_question_expires_and_its_turn_goes_on_with_a_no(store: Store, t
         await eventually(lambda: "then not" in gateway.adapter.texts(), "the turn goes on")
         assert ran == []
         assert await gateway.rows("SELECT state, decided_by FROM approvals") == [("expired", "")]
-        assert "nobody answered" in str(gateway.model.requests[-1].transcript[-1].text)
+        assert "no one approved this call" in str(gateway.model.requests[-1].transcript[-1].text)
 
 
 async def test_a_turn_that_goes_on_after_many_answers_was_never_restarted(store: Store, tmp_path: Path) -> None:

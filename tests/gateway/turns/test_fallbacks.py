@@ -118,7 +118,7 @@ async def test_status_says_who_answers_and_what_is_wrong(store: Store, tmp_path:
             await gateway.ask(f"q{number}")
         said = await gateway.ask("/status")
         assert "- Model: scripted, route scripted" in said
-        assert "scripted is not open to our key; it is left alone for 30 s" in said
+        assert "scripted rejects our API key; it is left alone for 30 s" in said
         assert "The last answer came from spare, in place of scripted" in said
 
 

@@ -168,9 +168,9 @@ async def test_what_cannot_be_looked_at_is_said_at_once(
 # ---- refusals
 
 WORDS = {
-    ImageFault.UNSUPPORTED: "The model takes no images",
+    ImageFault.UNSUPPORTED: "The model does not accept images",
     ImageFault.TOO_LARGE: "too large for the model provider",
-    ImageFault.TOO_MANY: "more images than the model provider takes",
+    ImageFault.TOO_MANY: "more images than the model provider accepts",
     ImageFault.UNREADABLE: "cannot process an image",
 }
 

@@ -1,4 +1,4 @@
-"""The messages protocol with the real SDK against a server that misbehaves on request."""
+"""The Messages protocol with the real SDK and a scripted server."""
 
 import json
 import re
@@ -34,7 +34,7 @@ Dial = Callable[..., AnthropicModel]
 
 @pytest.fixture
 async def dial(server: labkit.Server) -> AsyncIterator[Dial]:
-    """Makes models on the fake server with settings of the test's own."""
+    """Factory for models on the fake server with custom settings."""
     made: list[AnthropicModel] = []
 
     def make(**changes: Any) -> AnthropicModel:
@@ -49,7 +49,7 @@ async def dial(server: labkit.Server) -> AsyncIterator[Dial]:
 
 @pytest.fixture(params=[True, False], ids=["streamed", "whole"])
 def how(request: pytest.FixtureRequest) -> bool:
-    """Whether replies are streamed."""
+    """True if replies are streamed."""
     return bool(request.param)
 
 
@@ -58,7 +58,7 @@ def model(dial: Dial, how: bool) -> AnthropicModel:
     return dial(streams=how)
 
 
-# --- what comes back
+# --- replies
 
 
 async def test_a_call_without_arguments_has_an_empty_object(model: AnthropicModel, llm: LLM) -> None:
@@ -76,7 +76,9 @@ async def test_a_call_without_arguments_has_an_empty_object(model: AnthropicMode
         ("pause_turn", FinishReason.LENGTH),
     ],
 )
-async def test_why_it_stopped_is_told(model: AnthropicModel, llm: LLM, reason: str, finish: FinishReason) -> None:
+async def test_the_stop_reason_is_translated(
+    model: AnthropicModel, llm: LLM, reason: str, finish: FinishReason
+) -> None:
     script(llm, text="as far as it got", finish=reason)
     reply, _ = await ask(model)
     assert (reply.text, reply.finish) == ("as far as it got", finish)
@@ -88,13 +90,13 @@ async def test_a_refusal_is_an_error(model: AnthropicModel, llm: LLM) -> None:
         await ask(model)
 
 
-async def test_a_window_that_the_prompt_fills_is_an_overflow(model: AnthropicModel, llm: LLM) -> None:
+async def test_a_prompt_that_fills_the_window_is_an_overflow(model: AnthropicModel, llm: LLM) -> None:
     script(llm, text="", finish="model_context_window_exceeded")
     with pytest.raises(ContextOverflow):
         await ask(model)
 
 
-# --- what goes wrong
+# --- failures
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ async def test_a_window_that_the_prompt_fills_is_an_overflow(model: AnthropicMod
         ),
     ],
 )
-async def test_failures_are_of_the_kind_that_decides_what_helps(
+async def test_failures_have_the_right_kind_for_their_remedy(
     dial: Dial, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
 ) -> None:
     script(llm, **reply)
@@ -146,19 +148,17 @@ async def test_failures_are_of_the_kind_that_decides_what_helps(
     if kind is ModelRateLimited:
         assert isinstance(raised.value, ModelRateLimited)
         assert raised.value.retry_after == 3
-    assert len(llm.requests.rows) == 1, "only the client repeats calls"
+    assert len(llm.requests.rows) == 1, "only the client retries calls"
 
 
 @pytest.mark.parametrize("frames", range(1, 8))
-async def test_a_stream_that_breaks_off_is_no_answer(dial: Dial, llm: LLM, frames: int) -> None:
-    script(llm, text="one two three", chunk_chars=10, truncate=frames)  # the last of eight is message_stop
+async def test_an_interrupted_stream_is_not_an_answer(dial: Dial, llm: LLM, frames: int) -> None:
+    script(llm, text="one two three", chunk_chars=10, truncate=frames)  # the last of eight events is message_stop
     with pytest.raises(ReplyMalformed):
         await ask(dial())
 
 
-async def test_no_credential_but_the_configured_one_is_used(
-    dial: Dial, llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_the_configured_credential_is_used(dial: Dial, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL"):
         monkeypatch.setenv(name, "https://elsewhere.example" if name.endswith("URL") else "lab-key")
     llm.config["api_key"] = "lab-key"
@@ -172,7 +172,7 @@ async def test_an_address_may_end_in_the_version(dial: Dial, server: labkit.Serv
     assert (await ask(dial(base_url=f"{server.url}{tail}")))[0].text == "echo: [2026-01-01 00:00] hello"
 
 
-# --- what is sent
+# --- requests
 
 
 async def test_the_request_is_legal_and_complete(model: AnthropicModel, llm: LLM) -> None:
@@ -187,19 +187,19 @@ async def test_the_request_is_legal_and_complete(model: AnthropicModel, llm: LLM
     assert "tool_choice" not in body
 
 
-async def test_tools_stay_listed_when_an_answer_is_wanted(model: AnthropicModel, llm: LLM) -> None:
+async def test_tools_stay_listed_when_an_answer_is_forced(model: AnthropicModel, llm: LLM) -> None:
     await ask(model, request(tools=(TOOL,), may_call_tools=False))
     body = llm.requests.rows[-1]["body"]
     assert body["tool_choice"] == {"type": "none"}
     assert [tool["name"] for tool in body["tools"]] == ["look"]
 
 
-async def test_a_request_without_limit_asks_for_all_that_the_model_writes(dial: Dial, llm: LLM) -> None:
+async def test_a_request_without_limit_uses_the_models_maximum(dial: Dial, llm: LLM) -> None:
     await ask(dial(default_max_tokens=4_000), request(max_output_tokens=None))
     assert llm.requests.rows[-1]["body"]["max_tokens"] == 4_000
 
 
-async def test_a_request_without_limit_takes_what_the_model_allows(dial: Dial, llm: LLM) -> None:
+async def test_a_request_without_limit_uses_the_learned_maximum(dial: Dial, llm: LLM) -> None:
     llm.models["claude-small"] = {"context": 50_000, "max_output": 2_000, "style": "openai"}
     model = dial(model="claude-small")
     assert (await ask(model, request(max_output_tokens=None)))[0].text
@@ -209,7 +209,7 @@ async def test_a_request_without_limit_takes_what_the_model_allows(dial: Dial, l
     assert raised.value.cap == 2_000
 
 
-async def test_a_request_without_limit_takes_what_its_prompt_leaves(dial: Dial, llm: LLM) -> None:
+async def test_a_request_without_limit_uses_the_room_that_the_prompt_leaves(dial: Dial, llm: LLM) -> None:
     llm.models["claude-tiny"] = {"context": 3_000, "max_output": 2_500, "style": "openai"}
     assert (await ask(dial(model="claude-tiny"), request("word " * 1_000, max_output_tokens=None)))[0].text
     wanted = [row["body"]["max_tokens"] for row in llm.requests.rows]
@@ -218,7 +218,7 @@ async def test_a_request_without_limit_takes_what_its_prompt_leaves(dial: Dial, 
     assert 1_500 < wanted[2] < 1_750
 
 
-async def test_a_request_without_limit_asks_for_no_more_than_the_provider_has_said(dial: Dial, llm: LLM) -> None:
+async def test_a_request_without_limit_respects_the_providers_limit(dial: Dial, llm: LLM) -> None:
     llm.models["claude-small"] = {"context": 50_000, "max_output": 2_000, "style": "openai"}
     model = dial(model="claude-small")
     limits = await model.fetch_limits()
@@ -228,11 +228,11 @@ async def test_a_request_without_limit_asks_for_no_more_than_the_provider_has_sa
     assert [row["body"]["max_tokens"] for row in llm.requests.rows] == [2_000]
 
 
-# --- events, as no test server sends them
+# --- events that the fake server does not send
 
 
 class Playback:
-    """A server that answers with given events, one list a request, and keeps the bodies it saw."""
+    """Server that answers each request with a given list of events, and records the bodies."""
 
     def __init__(self) -> None:
         self.answers: list[list[Mapping[str, Any]] | web.Response] = []
@@ -255,7 +255,7 @@ class Playback:
 
 
 def _whole(events: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """The message that a stream of events stands for."""
+    """Return the complete message for a stream of events."""
     blocks: dict[int, dict[str, Any]] = {}
     for event in events:
         if event["type"] == "content_block_start":
@@ -273,7 +273,7 @@ def _whole(events: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def stream(*blocks: Mapping[str, Any], stop: str = "end_turn") -> list[Mapping[str, Any]]:
-    """Events of a message; blocks that have one are sent with their deltas apart."""
+    """Return the events of a message. The deltas of a block are separate events."""
     events: list[Mapping[str, Any]] = [{"type": "message_start", "message": {"usage": {"input_tokens": 7}}}]
     for index, block in enumerate(blocks):
         deltas = block.get("deltas", ())
@@ -313,7 +313,7 @@ def player(playback: Playback, dial: Dial, how: bool) -> AnthropicModel:
     return dial(base_url=playback.url, streams=how)
 
 
-async def test_what_was_thought_goes_back_in_front_of_the_calls(player: AnthropicModel, playback: Playback) -> None:
+async def test_reasoning_is_sent_back_before_the_calls(player: AnthropicModel, playback: Playback) -> None:
     secret = {"type": "redacted_thinking", "data": "0pAq/ue=="}
     playback.answers = [stream(thinking("Hm.", "sig1"), secret, text("Wait."), call("t1"), stop="tool_use")]
     playback.answers += [stream(text("Done."))] * 3
@@ -332,16 +332,18 @@ async def test_what_was_thought_goes_back_in_front_of_the_calls(player: Anthropi
     assert [block["type"] for block in blocks[2:]] == ["text", "tool_use"]
 
     await ask(player, request(transcript=rows, tools=(TOOL,), may_call_tools=False))
-    assert playback.bodies[-1]["messages"][1]["content"][:2] == thought, "it may no longer call, but that is no change"
+    assert playback.bodies[-1]["messages"][1]["content"][:2] == thought, (
+        "the prompt is the same, even if calls are no longer allowed"
+    )
 
     for changes in ({"system": "You are another."}, {"tools": ()}, {"transcript": (human("hey"), step, result("t1"))}):
         playback.answers.append(stream(text("Done.")))
         await ask(player, request(**({"transcript": rows, "tools": (TOOL,)} | changes)))
         kinds = [block["type"] for block in playback.bodies[-1]["messages"][1]["content"]]
-        assert kinds == ["text", "tool_use"], "it was thought behind another prompt"
+        assert kinds == ["text", "tool_use"], "the prompt before the reasoning has changed"
 
 
-async def test_what_another_model_thought_is_not_sent(dial: Dial, playback: Playback) -> None:
+async def test_reasoning_of_another_model_is_not_sent(dial: Dial, playback: Playback) -> None:
     playback.answers = [stream(thinking("Hm.", "sig1"), call("t1"), stop="tool_use"), stream(text("Done."))]
     asked = request(tools=(TOOL,))
     reply, _ = await ask(dial(base_url=playback.url), asked)
@@ -360,9 +362,7 @@ async def test_what_another_model_thought_is_not_sent(dial: Dial, playback: Play
         "modified.",
     ],
 )
-async def test_a_provider_that_does_not_take_back_what_was_thought_is_asked_without_it(
-    player: AnthropicModel, playback: Playback, message: str
-) -> None:
+async def test_refused_reasoning_is_left_out(player: AnthropicModel, playback: Playback, message: str) -> None:
     playback.answers = [stream(thinking("Hm.", "sig1"), call("t1"), stop="tool_use")]
     asked = request(tools=(TOOL,))
     reply, _ = await ask(player, asked)
@@ -385,7 +385,7 @@ async def test_a_provider_that_does_not_take_back_what_was_thought_is_asked_with
     ],
     ids=["no calls", "unsigned", "between text and calls", "not text"],
 )
-async def test_what_cannot_go_back_is_not_kept(
+async def test_reasoning_that_cannot_be_sent_back_is_not_stored(
     player: AnthropicModel, playback: Playback, blocks: list[dict[str, Any]]
 ) -> None:
     playback.answers = [stream(*blocks)]
@@ -402,7 +402,7 @@ async def test_the_headers_are_those_of_the_api(player: AnthropicModel, playback
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", sent["anthropic-version"])
 
 
-async def test_arguments_may_come_with_the_call(dial: Dial, playback: Playback) -> None:
+async def test_arguments_may_be_complete_at_once(dial: Dial, playback: Playback) -> None:
     playback.answers = [stream({"type": "tool_use", "id": "t1", "name": "look", "input": {"at": [1]}}, stop="tool_use")]
     reply, _ = await ask(dial(base_url=playback.url))
     assert reply.calls == (ToolCall(id="t1", name="look", arguments='{"at": [1]}'),)
@@ -422,14 +422,14 @@ async def test_counts_at_the_end_win_over_those_at_the_beginning(dial: Dial, pla
     assert (reply.usage.output, reply.usage.reasoning) == (30, 2)
 
 
-async def test_a_call_that_failed_has_cost_what_was_reported(dial: Dial, playback: Playback) -> None:
+async def test_a_failed_call_has_the_reported_usage(dial: Dial, playback: Playback) -> None:
     playback.answers = [stream(text("I beg"), stop="refusal")]
     with pytest.raises(ContentRejected) as raised:
         await ask(dial(base_url=playback.url))
     assert raised.value.usage == CanonicalUsage(input=7, output=3)
 
 
-async def test_unknown_events_and_blocks_are_passed_over(dial: Dial, playback: Playback) -> None:
+async def test_unknown_events_and_blocks_are_ignored(dial: Dial, playback: Playback) -> None:
     search = {"type": "server_tool_use", "id": "s1", "name": "web", "input": {}}
     search["deltas"] = [{"type": "input_json_delta", "partial_json": "{"}, {"type": "citations_delta", "citation": {}}]
     events = stream(search, text("Done."))
@@ -470,7 +470,7 @@ async def test_garbage_is_malformed(dial: Dial, playback: Playback, body: bytes,
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_errors_that_come_as_a_success_are_told_apart(dial: Dial, playback: Playback, streams: bool) -> None:
+async def test_errors_with_a_success_status_are_classified(dial: Dial, playback: Playback, streams: bool) -> None:
     kinds = {
         "overloaded_error": ModelUnavailable,
         "rate_limit_error": ModelRateLimited,
@@ -492,7 +492,7 @@ async def test_errors_that_come_as_a_success_are_told_apart(dial: Dial, playback
         assert type(raised.value) is kind, name
 
 
-async def test_a_reply_has_bounds(player: AnthropicModel, playback: Playback) -> None:
+async def test_replies_are_bounded(player: AnthropicModel, playback: Playback) -> None:
     too_much = "x" * (MAX_CHARACTERS + 1)
     for blocks in (
         [text(too_much)],
@@ -509,7 +509,7 @@ async def test_a_reply_has_bounds(player: AnthropicModel, playback: Playback) ->
 # --- sizes
 
 
-async def test_the_provider_says_what_its_model_holds(dial: Dial, playback: Playback) -> None:
+async def test_the_provider_states_the_models_sizes(dial: Dial, playback: Playback) -> None:
     said = [{"max_input_tokens": 200_000, "max_tokens": 64_000}, {"max_input_tokens": None}, [], {"max_tokens": "7"}]
 
     async def tell(_: web.Request) -> web.Response:

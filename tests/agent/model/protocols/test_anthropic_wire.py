@@ -1,4 +1,4 @@
-"""The messages API's form of a request: always legal, stable, and with nothing lost."""
+"""Requests in the form of the Messages API: always valid, stable and complete."""
 
 import json
 import re
@@ -29,7 +29,7 @@ PNG = "data:image/png;base64,iVBORw0KGgo="
 
 
 def parts_of(rows: tuple[Message, ...], **changes: Any) -> dict[str, Any]:
-    """The parts of a body as they are on the wire."""
+    """Return the parts of a body as they are sent."""
     return orjson.loads(orjson.dumps(raw_parts(rows, **changes)))  # type: ignore[no-any-return]  # JSON
 
 
@@ -59,7 +59,7 @@ def shape(messages: list[Any]) -> list[tuple[str, list[str]]]:
     return [(message["role"], [block["type"] for block in message["content"]]) for message in messages]
 
 
-# --- what must always hold
+# --- properties
 
 
 @examples(60)
@@ -74,7 +74,7 @@ def test_the_list_is_legal_whatever_the_rows_are(rows: tuple[Message, ...], has_
     assert messages[-1]["role"] == "user"
     for message in messages:
         kinds = [block["type"] for block in message["content"]]
-        assert kinds, "a message is never empty"
+        assert kinds, "no message is empty"
         if message["role"] == "user":
             assert kinds == sorted(kinds, key=lambda kind: kind != "tool_result"), "results come first"
         for block in message["content"]:
@@ -93,7 +93,7 @@ def test_the_list_is_legal_whatever_the_rows_are(rows: tuple[Message, ...], has_
 def test_a_new_row_changes_nothing_before_the_last_message(rows: tuple[Message, ...], cut: int) -> None:
     before, after = messages_of(*rows[:cut]), messages_of(*rows)
     if any(one.role.value == "tool" for one in rows[cut:]):
-        return  # a late result takes its place beside its call, where a stub stood
+        return  # a late result replaces the stub after its call
     if before and before[-1]["content"] == [text(GO_ON)]:
         before.pop()
     kept = max(0, len(before) - 1)
@@ -102,7 +102,7 @@ def test_a_new_row_changes_nothing_before_the_last_message(rows: tuple[Message, 
 
 @examples(40)
 @given(rows=histories())
-def test_nothing_of_the_neutral_list_is_lost(rows: tuple[Message, ...]) -> None:
+def test_no_content_of_the_neutral_list_is_lost(rows: tuple[Message, ...]) -> None:
     neutral = wire.chat_messages("", rows, WireStyle())
     kept = json.dumps(messages_of(*rows, system=""), ensure_ascii=False)
     for message in neutral:
@@ -114,7 +114,7 @@ def test_nothing_of_the_neutral_list_is_lost(rows: tuple[Message, ...]) -> None:
 
 @examples(40)
 @given(rows=histories())
-def test_the_neutral_list_stays_as_it_is(rows: tuple[Message, ...]) -> None:
+def test_the_neutral_list_is_not_changed(rows: tuple[Message, ...]) -> None:
     neutral = wire.chat_messages("Be.", rows, WireStyle())
     before = orjson.dumps(neutral)
     request = ModelRequest(system="Be.", transcript=rows, tools=TOOLS, max_output_tokens=9)
@@ -122,10 +122,10 @@ def test_the_neutral_list_stays_as_it_is(rows: tuple[Message, ...]) -> None:
     assert orjson.dumps(neutral) == before
 
 
-# --- one by one
+# --- examples
 
 
-def test_the_system_prompt_stands_apart() -> None:
+def test_the_system_prompt_is_a_separate_field() -> None:
     parts = parts_of((human("hi"),))
     assert parts["system"] == [text("Be.")]
     assert shape(parts["messages"]) == [("user", ["text"])]
@@ -155,7 +155,7 @@ def test_an_empty_result_says_so() -> None:
     assert messages[2]["content"][0]["content"] == NOTHING_RETURNED
 
 
-def test_ids_of_other_providers_are_made_legal_and_stay_apart() -> None:
+def test_ids_of_other_providers_become_legal_and_stay_unique() -> None:
     messages = messages_of(human("look"), answer(None, "a.b", "a_b", "a:b"), result("a:b", "third"), result("a_b"))
     calls = [block["id"] for block in messages[1]["content"]]
     assert calls == ["a_b", "a_b_", "a_b__"]
@@ -173,27 +173,27 @@ def test_images_are_sent_as_blocks() -> None:
     assert "cannot see" in content[2]["text"]
 
 
-def test_images_of_a_result_stand_behind_all_results() -> None:
+def test_images_of_a_result_follow_all_results() -> None:
     images = MessageBody(images=(Image(attachment_id=1, mime="image/png", path="x"),))
     shown = msgspec.structs.replace(result("a"), body=images)
     messages = messages_of(human("go"), answer(None, "a", "b"), shown, result("b"), image_urls={1: PNG})
     assert shape(messages)[-1] == ("user", ["tool_result", "tool_result", "text", "image"])
 
 
-def test_an_answer_at_the_end_is_not_to_be_continued() -> None:
+def test_an_answer_at_the_end_is_followed_by_a_user_message() -> None:
     messages = messages_of(human("hi"), answer("Hello. \n"))
     assert shape(messages) == [("user", ["text"]), ("assistant", ["text"]), ("user", ["text"])]
     assert messages[2]["content"] == [text(GO_ON)]
 
 
-def test_calls_of_tools_that_are_not_offered_any_more_name_them() -> None:
+def test_tools_of_earlier_calls_are_declared() -> None:
     parts = parts_of((human("look"), answer(None, "a"), result("a")), tools=())
     assert parts["tools"] == [{"name": "look", "input_schema": {"type": "object"}}]
     assert parts["tool_choice"] == {"type": "none"}
     assert "tools" not in parts_of((human("hi"),), tools=())
 
 
-# --- what was thought
+# --- reasoning
 
 
 def thinking_step(before: tuple[Message, ...], *calls: str, **changes: Any) -> Message:
@@ -204,12 +204,12 @@ def thinking_step(before: tuple[Message, ...], *calls: str, **changes: Any) -> M
 
 
 def thoughts(*rows: Message, **changes: Any) -> list[bool]:
-    """Of each answer, whether what was thought goes along."""
+    """Return True for each answer whose reasoning is sent."""
     answers = [message["content"] for message in messages_of(*rows, **changes) if message["role"] == "assistant"]
     return [content[0]["type"] == "thinking" for content in answers]
 
 
-def test_thoughts_go_along_step_by_step_and_turn_by_turn() -> None:
+def test_reasoning_is_sent_back_at_every_step_and_turn() -> None:
     rows: tuple[Message, ...] = (human("look"),)
     for call in ("a", "b"):
         rows = (*rows, thinking_step(rows, call), result(call))
@@ -220,7 +220,7 @@ def test_thoughts_go_along_step_by_step_and_turn_by_turn() -> None:
 
 
 @pytest.mark.parametrize("change", ["system", "earlier message", "result", "tools"])
-def test_thoughts_stay_away_behind_another_prompt(change: str) -> None:
+def test_reasoning_is_left_out_after_a_changed_prompt(change: str) -> None:
     first = human("look")
     step = thinking_step((first,), "a")
     second = thinking_step((first, step, result("a", "one")), "b")
@@ -237,7 +237,7 @@ def test_thoughts_stay_away_behind_another_prompt(change: str) -> None:
             assert thoughts(*rows, tools=(*TOOLS, ToolSchema(name="x", description="", parameters={}))) == [False] * 2
 
 
-def test_a_thought_that_another_version_stored_differently_is_left_out() -> None:
+def test_reasoning_stored_in_another_form_is_left_out() -> None:
     step = thinking_step((human("look"),), "a")
     assert step.body.reasoning is not None
     for blocks in ("[]", "7", '{"behind": 1}', "{}"):

@@ -1,4 +1,4 @@
-"""Breakpoints: where they stand, that nothing else changes, and that the provider reads what was kept."""
+"""Cache breakpoints: their positions, no other changes, and cache hits at the provider."""
 
 import copy
 import itertools
@@ -40,33 +40,33 @@ def marked_places(messages: Sequence[Json]) -> list[int]:
 # --- the public function
 
 
-def test_system_and_the_last_three_are_marked() -> None:
+def test_the_system_prompt_and_the_last_three_messages_are_marked() -> None:
     chat = [said("system", "Be."), *(said(role, f"{n}") for n, role in enumerate(["user", "assistant"] * 4))]
     marked = apply_anthropic_cache_control(chat)
     assert marked_places(marked) == [0, 6, 7, 8]
     assert marked[0] == said("system", [{"type": "text", "text": "Be.", "cache_control": MARK}])
 
 
-def test_without_a_system_prompt_four_messages_are() -> None:
+def test_without_a_system_prompt_four_messages_are_marked() -> None:
     chat = [said(role, "x") for role in ["user", "assistant"] * 3]
     assert marked_places(apply_anthropic_cache_control(chat)) == [2, 3, 4, 5]
     assert apply_anthropic_cache_control([]) == []
 
 
-def test_the_lifetime_is_named_only_where_it_is_not_the_default() -> None:
+def test_only_a_lifetime_other_than_the_default_is_stated() -> None:
     chat = [said("user", "x")]
     assert apply_anthropic_cache_control(chat, ttl="5m")[0]["content"][0]["cache_control"] == MARK
     assert apply_anthropic_cache_control(chat, ttl="1h")[0]["content"][0]["cache_control"] == MARK | {"ttl": "1h"}
 
 
-def test_of_parts_the_last_one_carries_the_mark() -> None:
+def test_the_last_part_carries_the_breakpoint() -> None:
     parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
     marked = apply_anthropic_cache_control([said("user", parts)])
     assert marked[0]["content"] == [parts[0], {**parts[1], "cache_control": MARK}]
 
 
 @pytest.mark.parametrize("content", [None, "", []])
-def test_a_message_without_content_carries_a_mark_on_the_native_api_only(content: object) -> None:
+def test_a_message_without_content_is_marked_only_on_the_native_api(content: object) -> None:
     chat = [said("user", "x"), said("assistant", content, tool_calls=[{"id": "a"}])]
     assert apply_anthropic_cache_control(chat, native=True)[1] == {**chat[1], "cache_control": MARK}
     elsewhere = apply_anthropic_cache_control(chat)
@@ -74,7 +74,7 @@ def test_a_message_without_content_carries_a_mark_on_the_native_api_only(content
     assert marked_places(elsewhere) == [0]
 
 
-def test_a_tools_result_is_marked_itself_on_the_native_api_and_elsewhere_at_its_content() -> None:
+def test_a_tool_result_is_marked_on_the_native_api_and_elsewhere_in_its_content() -> None:
     chat = [said("user", "x"), said("assistant", "y", tool_calls=[{"id": "a"}]), said("tool", "z", tool_call_id="a")]
     assert apply_anthropic_cache_control(chat, native=True)[2] == {**chat[2], "cache_control": MARK}
     elsewhere = apply_anthropic_cache_control(chat, native=False)
@@ -82,7 +82,7 @@ def test_a_tools_result_is_marked_itself_on_the_native_api_and_elsewhere_at_its_
     assert marked_places(elsewhere) == [0, 1, 2]
 
 
-def test_in_a_loop_of_silent_calls_the_marks_go_along_with_the_results() -> None:
+def test_in_a_loop_of_calls_without_text_the_results_are_marked() -> None:
     loop = [said("assistant", None, tool_calls=[{"id": "a"}]), said("tool", "z", tool_call_id="a")]
     chat = [said("system", "Be."), said("user", "x"), *loop * 5]
     assert marked_places(apply_anthropic_cache_control(chat)) == [0, 7, 9, 11]
@@ -90,21 +90,21 @@ def test_in_a_loop_of_silent_calls_the_marks_go_along_with_the_results() -> None
     assert marked_places(apply_anthropic_cache_control(chat, native=True)) == [0, 9, 10, 11]
 
 
-def test_behind_openrouter_each_step_of_a_loop_ends_what_the_next_one_reads() -> None:
-    """The newest mark of a request stands where the longest one of the next request can find it again."""
+def test_over_openrouter_each_step_reads_the_cache_of_the_step_before() -> None:
+    """The newest breakpoint of a request is found again by the next request."""
     newest = []
     for rows in long_chat(4):
         body = orjson.loads(encoded_request("anthropic/claude-sonnet-5", request(*rows), cache_ttl="5m"))
         places = marked_places(body["messages"])
-        assert places[-1] == len(body["messages"]) - 1, "all of the prompt is kept"
-        assert not newest or newest[-1] in places, "and found again"
+        assert places[-1] == len(body["messages"]) - 1, "the whole prompt is cached"
+        assert not newest or newest[-1] in places, "and the cache is hit"
         assert not any("cache_control" in message for message in body["messages"])
         newest.append(places[-1])
 
 
 @examples(40)
 @given(rows=histories(), native=st.booleans(), ttl=st.sampled_from(["5m", "1h"]))
-def test_nothing_but_marks_is_added_and_nothing_given_changes(
+def test_only_breakpoints_are_added_and_the_input_is_unchanged(
     rows: tuple[Message, ...], native: bool, ttl: Any
 ) -> None:
     chat = wire.chat_messages("Be.", rows, WireStyle(image_urls={1: "data:image/png;base64,AA=="}))
@@ -114,11 +114,11 @@ def test_nothing_but_marks_is_added_and_nothing_given_changes(
     assert 1 <= json.dumps(marked).count('"cache_control"') <= 4
     assert [_unmarked(message) for message in marked] == [_unmarked(message) for message in before]
     marked[0]["content"][0]["text"] = marked[-1]["role"] = "changed"
-    assert chat == before, "what comes back may be written to"
+    assert chat == before, "the result is a copy"
 
 
 def _unmarked(message: Json) -> Json:
-    """As it was: plain text where there is one text part."""
+    """Return the messages without breakpoints, with plain text instead of a single text part."""
     content = message["content"]
     if isinstance(content, list):
         parts = [{key: value for key, value in part.items() if key != "cache_control"} for part in content]
@@ -126,7 +126,7 @@ def _unmarked(message: Json) -> Json:
     return {key: value for key, value in message.items() if key != "cache_control"} | {"content": content}
 
 
-# --- when it is on
+# --- when breakpoints are on
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def _unmarked(message: Json) -> Json:
         ("offline", "offline", None, False),
     ],
 )
-def test_it_is_on_for_claude_where_it_is_understood(name: str, protocol: str, host: str | None, is_on: bool) -> None:
+def test_breakpoints_are_on_for_claude_where_supported(name: str, protocol: str, host: str | None, is_on: bool) -> None:
     route = protocol if host is None else f"{protocol}:{host}"
     assert marks_prompts(name, route) is is_on
 
@@ -175,7 +175,7 @@ async def claude(server: labkit.Server) -> AsyncIterator[AnthropicModel]:
 
 
 def long_chat(turns: int) -> list[tuple[Message, ...]]:
-    """The transcript before each model call of some turns with tools."""
+    """Yield the transcript before each model call of some turns with tools."""
     rows: tuple[Message, ...] = ()
     seen = []
     for turn in range(turns):
@@ -189,7 +189,7 @@ def long_chat(turns: int) -> list[tuple[Message, ...]]:
     return seen
 
 
-async def test_each_call_reads_what_the_one_before_it_left(claude: AnthropicModel, llm: LLM) -> None:
+async def test_each_call_reads_the_cache_of_the_call_before(claude: AnthropicModel, llm: LLM) -> None:
     for rows in long_chat(12):
         await claude.complete(request(*rows), lambda _: None)
     calls = llm.requests.rows
@@ -200,9 +200,7 @@ async def test_each_call_reads_what_the_one_before_it_left(claude: AnthropicMode
     assert sum(call["cached_tokens"] for call in calls) > 0.9 * sum(call["prompt_tokens"] for call in calls)
 
 
-async def test_after_a_compression_the_tools_and_the_system_prompt_are_still_read(
-    claude: AnthropicModel, llm: LLM
-) -> None:
+async def test_after_a_compression_tools_and_system_prompt_are_still_cached(claude: AnthropicModel, llm: LLM) -> None:
     chats = long_chat(12)
     await claude.complete(request(*chats[-1]), lambda _: None)
     fixed = llm.requests.rows[-1]["message_tokens"][0] + llm.requests.rows[-1]["tool_tokens"]
@@ -216,15 +214,15 @@ async def test_after_a_compression_the_tools_and_the_system_prompt_are_still_rea
     assert last["cached_tokens"] == again["cached_tokens"] + again["cache_written"]
 
 
-async def test_a_change_of_the_system_prompt_is_seen(claude: AnthropicModel, llm: LLM) -> None:
+async def test_a_changed_system_prompt_misses_the_cache(claude: AnthropicModel, llm: LLM) -> None:
     rows = long_chat(2)[-1]
     await claude.complete(request(*rows), lambda _: None)
     await claude.complete(request(*rows, system=f"Today. {SYSTEM}"), lambda _: None)
     assert llm.requests.rows[-1]["cached_tokens"] < 600
 
 
-def test_bytes_before_the_breakpoints_stay_as_they_were() -> None:
-    """What was sent is what will be sent, marks aside: else nothing would be found again."""
+def test_bytes_before_the_breakpoints_do_not_change() -> None:
+    """Except for breakpoints, sent bytes must not change, because the cache would miss."""
     earlier: list[bytes] = []
     for rows in long_chat(6):
         body = orjson.loads(encoded_request("anthropic/claude-sonnet-5", request(*rows), cache_ttl="5m"))
@@ -234,7 +232,7 @@ def test_bytes_before_the_breakpoints_stay_as_they_were() -> None:
         earlier = now
 
 
-def test_chat_completions_mark_nothing_unless_told_to() -> None:
+def test_chat_completions_have_no_breakpoints_by_default() -> None:
     assert b"cache_control" not in encoded_request("anthropic/claude-sonnet-5", request(human("hi")))
 
 
@@ -245,14 +243,14 @@ async def test_other_models_get_no_marks(server: labkit.Server, llm: LLM) -> Non
     assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])
 
 
-async def test_what_is_asked_once_is_not_kept(claude: AnthropicModel, llm: LLM) -> None:
+async def test_a_prompt_that_is_sent_once_is_not_cached(claude: AnthropicModel, llm: LLM) -> None:
     await claude.complete(request(human("Summarise."), cache_key=""), lambda _: None)
     assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])
 
 
 @examples(40)
 @given(rows=histories())
-def test_marks_leave_the_native_list_legal(rows: tuple[Message, ...]) -> None:
+def test_the_native_list_stays_legal_with_breakpoints(rows: tuple[Message, ...]) -> None:
     asked = request(*rows)
     parts = body_parts(wire.chat_messages(asked.system, asked.transcript, asked.style), asked)
     body = orjson.loads(orjson.dumps(with_cache_control(parts, "1h")))

@@ -1,4 +1,4 @@
-"""The chat completions protocol with the real SDK against a server that misbehaves on request."""
+"""The chat completions protocol with the real SDK and a scripted server."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from tests.fakes.fake_llm import LLM
 # ---- replies
 
 
-async def test_cached_and_reasoning_tokens_are_told_apart(model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_cached_and_reasoning_tokens_are_counted(model: ChatCompletionsModel, llm: LLM) -> None:
     details = {"prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 5}}
     script(llm, text="ok", usage={"prompt_tokens": 81, **details})
     reply, _ = await ask(model)
@@ -45,18 +45,14 @@ USAGE = {"prompt_tokens": 81, "completion_tokens": 2, "cached_tokens": 60}
     ],
     ids=str,
 )
-async def test_usage_is_found_wherever_a_server_puts_it(
-    model: ChatCompletionsModel, llm: LLM, last: dict[str, Any]
-) -> None:
+async def test_usage_is_found_in_every_known_field(model: ChatCompletionsModel, llm: LLM, last: dict[str, Any]) -> None:
     chunks = [{"choices": [{"delta": {"content": "ok"}}], "usage": None}, last]
     script(llm, raw="".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks))
     assert (await ask(model))[0].usage == CanonicalUsage(input=21, output=2, cache_read=60)
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_what_a_provider_says_of_the_cost_is_kept(
-    dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool
-) -> None:
+async def test_a_reported_cost_is_kept(dial: Callable[..., ChatCompletionsModel], llm: LLM, streams: bool) -> None:
     script(llm, text="ok", usage={"cost": 0.002})
     assert (await ask(dial(streams=streams)))[0].cost == 2_000
     script(llm, text="I must not", finish="content_filter", usage={"cost": 0.002})
@@ -83,9 +79,7 @@ async def test_the_request_is_legal_and_complete(model: ChatCompletionsModel, ll
     assert "tool_choice" not in sent["body"]
 
 
-async def test_a_long_text_is_shown_in_growing_steps_and_whole_in_the_end(
-    model: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_a_long_text_is_shown_in_growing_steps(model: ChatCompletionsModel, llm: LLM) -> None:
     llm.models["lab-128k"] = {"context": 1_000_000, "max_output": 100_000}
     script(llm, text="0123456789" * 20_000, chunk_chars=100)
     reply, shown = await ask(model, request(max_output_tokens=100_000))
@@ -101,7 +95,7 @@ async def test_a_long_text_is_shown_in_growing_steps_and_whole_in_the_end(
         {"message": "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.", "code": 400},
     ],
 )
-async def test_a_model_that_knows_the_output_limit_by_its_newer_name_is_asked_so_from_then_on(
+async def test_the_newer_name_of_the_output_limit_is_remembered(
     model: ChatCompletionsModel, llm: LLM, refusal: dict[str, Any]
 ) -> None:
     llm.scripts.append({"times": 1, "reply": {"error": {"status": 400, "body": {"error": refusal}}}})
@@ -122,7 +116,7 @@ async def test_a_model_that_knows_the_output_limit_by_its_newer_name_is_asked_so
         },
     ],
 )
-async def test_a_server_that_knows_no_options_of_a_stream_is_asked_without_them_from_then_on(
+async def test_refused_stream_options_are_not_sent_again(
     model: ChatCompletionsModel, llm: LLM, refusal: dict[str, Any]
 ) -> None:
     llm.scripts.append({"times": 1, "reply": {"error": {"status": 422, "body": refusal}}})
@@ -134,7 +128,7 @@ async def test_a_server_that_knows_no_options_of_a_stream_is_asked_without_them_
 # ---- servers that do not stream
 
 
-async def test_calls_and_reasoning_come_as_a_whole_too(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+async def test_calls_and_reasoning_without_streaming(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
     calls = [{"id": "x", "name": "look", "arguments": {"a": 1}}, {"id": "y", "name": "look", "arguments": "{}"}]
     script(llm, text="Looking.", tool_calls=calls, reasoning="let me think")
     reply, shown = await ask(dial(streams=False), request(tools=(TOOL,)))
@@ -149,19 +143,17 @@ async def test_calls_and_reasoning_come_as_a_whole_too(dial: Callable[..., ChatC
 
 
 def steps(reasoning: Reasoning | None, *more: Message) -> tuple[Message, ...]:
-    """A conversation in which a tool was called after some thought."""
+    """Request of a conversation with reasoning before a tool call."""
     asked = answer(None, body=MessageBody(calls=answer(None, "a").body.calls, reasoning=reasoning))
     return (human("go"), asked, result("a"), *more)
 
 
 def sent_answers(llm: LLM) -> list[dict[str, Any]]:
-    """The answers in the newest request."""
+    """Return the answers in the newest request."""
     return [message for message in llm.requests.rows[-1]["body"]["messages"] if message["role"] == "assistant"]
 
 
-async def test_what_was_thought_before_calls_goes_back_with_their_results(
-    model: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_reasoning_before_calls_is_sent_back_with_their_results(model: ChatCompletionsModel, llm: LLM) -> None:
     script(llm, reasoning="let me think", tool_calls=[{"id": "a", "name": "look"}], chunk_chars=5)
     reply, shown = await ask(model, request(tools=(TOOL,)))
     assert (reply.text, shown) == ("", [])
@@ -171,9 +163,7 @@ async def test_what_was_thought_before_calls_goes_back_with_their_results(
     assert [message["reasoning_content"] for message in sent_answers(llm)] == ["let me think"]
 
 
-async def test_pieces_of_signed_reasoning_are_put_together_and_go_back_as_they_were(
-    model: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_pieces_of_signed_reasoning_are_joined_and_sent_back(model: ChatCompletionsModel, llm: LLM) -> None:
     kind = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
     sealed = {"type": "reasoning.encrypted", "data": "gAAA", "id": "rs_1", "index": 1}
     call = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "look", "arguments": "{}"}}]}
@@ -198,7 +188,7 @@ async def test_pieces_of_signed_reasoning_are_put_together_and_go_back_as_they_w
     assert not {"reasoning", "reasoning_content"} & set(sent)
 
 
-async def test_blocks_that_come_as_a_whole_are_not_joined(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
+async def test_complete_blocks_are_not_joined(dial: Callable[..., ChatCompletionsModel], llm: LLM) -> None:
     details = [{"type": "reasoning.text", "index": 0, "text": text} for text in ("one", "two")]
     asked = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
     message = {"content": None, "tool_calls": [asked], "reasoning_details": details}
@@ -208,16 +198,14 @@ async def test_blocks_that_come_as_a_whole_are_not_joined(dial: Callable[..., Ch
     assert json.loads(reply.reasoning.blocks) == [{"reasoning_details": details}]
 
 
-async def test_no_other_model_is_given_what_this_one_thought(model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_reasoning_is_not_sent_to_another_model(model: ChatCompletionsModel, llm: LLM) -> None:
     blocks = '[{"reasoning_content": "SECRETLY"}]'
     for maker in ("chat_completions:other", "responses:lab-128k"):
         await ask(model, request(transcript=steps(Reasoning(made_by=maker, blocks=blocks)), tools=(TOOL,)))
         assert "SECRETLY" not in json.dumps(llm.requests.rows[-1]["body"])
 
 
-async def test_a_server_that_does_not_take_reasoning_back_is_asked_without_it_from_then_on(
-    model: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_refused_reasoning_is_not_sent_again(model: ChatCompletionsModel, llm: LLM) -> None:
     thought = Reasoning(made_by="chat_completions:lab-128k", blocks='[{"reasoning_content": "well"}]')
     refusal = {"message": "Extra inputs are not permitted: reasoning_content", "type": "invalid_request_error"}
     llm.scripts.append({"times": 1, "reply": {"error": {"status": 422, "body": {"error": refusal}}}})
@@ -227,9 +215,7 @@ async def test_a_server_that_does_not_take_reasoning_back_is_asked_without_it_fr
     assert went == [True, False, False]
 
 
-async def test_a_server_that_insists_on_reasoning_gets_some_for_the_answers_of_others_too(
-    model: ChatCompletionsModel, llm: LLM
-) -> None:
+async def test_a_server_that_requires_reasoning_gets_a_placeholder(model: ChatCompletionsModel, llm: LLM) -> None:
     message = "The `reasoning_content` in the thinking mode must be passed back to the API."
     refusal = {"error": {"status": 400, "body": {"error": {"message": message, "code": "invalid_request_error"}}}}
     llm.scripts.append({"times": 1, "reply": refusal})
@@ -237,7 +223,7 @@ async def test_a_server_that_insists_on_reasoning_gets_some_for_the_answers_of_o
     assert [message["reasoning_content"] for message in sent_answers(llm)] == [" "]
 
 
-async def test_a_refusal_that_teaches_nothing_is_raised_at_once(model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_an_unhelpful_refusal_is_raised_at_once(model: ChatCompletionsModel, llm: LLM) -> None:
     refusal = {"message": "reasoning_effort is not supported", "type": "invalid_request_error"}
     script(llm, error={"status": 400, "body": {"error": refusal}})
     with pytest.raises(ModelError):
@@ -245,7 +231,7 @@ async def test_a_refusal_that_teaches_nothing_is_raised_at_once(model: ChatCompl
     assert len(llm.requests.rows) == 1
 
 
-async def test_a_refusal_of_the_model_is_its_answer(model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_a_refusal_by_the_model_is_its_answer(model: ChatCompletionsModel, llm: LLM) -> None:
     script(llm, raw=stream({"refusal": "I cannot "}, {"refusal": "help with that."}))
     assert (await ask(model))[0].text == "I cannot help with that."
 
@@ -263,7 +249,7 @@ async def test_a_refusal_of_the_model_is_its_answer(model: ChatCompletionsModel,
         (None, False, False),
     ],
 )
-def test_the_cache_key_goes_to_openai_and_where_it_is_asked_for(
+def test_the_cache_key_is_sent_to_openai_and_where_configured(
     dial: Callable[..., ChatCompletionsModel], base_url: str | None, chosen: bool | None, is_sent: bool
 ) -> None:
     assert dial(base_url=base_url, sends_cache_key=chosen).sends_cache_key is is_sent
@@ -279,27 +265,27 @@ async def test_the_cache_key_is_a_field_of_the_request(dial: Callable[..., ChatC
 # ---- failures
 
 
-async def test_garbage_in_place_of_a_stream_is_malformed(model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_garbage_instead_of_a_stream_is_malformed(model: ChatCompletionsModel, llm: LLM) -> None:
     llm.faults.add({"kind": "garbage"})
     with pytest.raises(ReplyMalformed):
         await ask(model)
 
 
 def stream(*deltas: dict[str, Any], finish: str = "stop") -> str:
-    """The events of a reply, byte for byte as some provider might send them."""
+    """Script the exact bytes of the events of a reply."""
     chunks: list[dict[str, Any]] = [{"choices": [{"delta": delta}]} for delta in deltas]
     chunks.append({"choices": [{"delta": {}, "finish_reason": finish}]})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
 
-async def test_an_emoji_that_is_cut_into_two_chunks_is_put_together(model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_an_emoji_split_into_two_chunks_is_joined(model: ChatCompletionsModel, llm: LLM) -> None:
     script(llm, raw=stream({"content": "a\ud83d"}, {"content": "\ude00b"}, {"content": "\ud83d"}))
     reply, shown = await ask(model)
     assert reply.text == "a😀b\ufffd"
     assert shown[0] == "a😀b"
 
 
-async def test_what_no_database_can_hold_never_leaves_a_reply(model: ChatCompletionsModel, llm: LLM) -> None:
+async def test_text_that_cannot_be_stored_is_repaired(model: ChatCompletionsModel, llm: LLM) -> None:
     bad = {"id": "\ud83d", "function": {"name": "lo\0ok", "arguments": '{"a": "\ude00"}'}}
     script(llm, raw=stream({"content": "a\0b"}, {"tool_calls": [bad]}))
     reply, _ = await ask(model, request(tools=(TOOL,)))
@@ -322,7 +308,7 @@ async def test_what_no_database_can_hold_never_leaves_a_reply(model: ChatComplet
         {"content": "x" * (MAX_CHARACTERS + 1)},
     ],
 )
-async def test_what_could_not_be_read_again_is_no_reply(
+async def test_reasoning_that_could_not_be_read_again_is_malformed(
     model: ChatCompletionsModel, llm: LLM, delta: dict[str, Any]
 ) -> None:
     script(llm, raw=stream(delta))
@@ -342,7 +328,7 @@ async def test_what_could_not_be_read_again_is_no_reply(
         (-1, None),
     ],
 )
-async def test_a_rate_limit_says_how_long_to_wait(
+async def test_a_rate_limit_states_the_pause(
     model: ChatCompletionsModel, llm: LLM, header: object, seconds: float | None
 ) -> None:
     script(llm, error={"kind": "429", "retry_after": header})
@@ -352,13 +338,13 @@ async def test_a_rate_limit_says_how_long_to_wait(
     assert len(sentence_for(raised.value)) < 120
 
 
-async def test_an_error_code_that_is_none_is_not_quoted_either() -> None:
+async def test_an_error_code_that_may_be_a_secret_is_not_quoted() -> None:
     for code in ("key sk-lab-1234567890 is wrong", "x" * 5_000, "a\nb"):
         assert str(status_error(400, {}, {"code": code})) == "HTTP 400"
     assert str(status_error(400, {}, {"code": "bad_thing.v2"})) == "HTTP 400 bad_thing.v2"
 
 
-async def test_no_address_but_the_configured_one_is_asked(
+async def test_only_the_configured_address_is_called(
     dial: Callable[..., ChatCompletionsModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "https://elsewhere.example/v1")

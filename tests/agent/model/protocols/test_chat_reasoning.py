@@ -1,4 +1,4 @@
-"""Reasoning that a stream brings in tens of thousands of pieces."""
+"""Reasoning that is streamed in tens of thousands of pieces."""
 
 import gc
 import json
@@ -18,12 +18,12 @@ KIND = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
 
 
 def pieces() -> tuple[ChatReplyBuilder, Callable[[Mapping[str, Any]], None]]:
-    """Reply, and a function that adds a piece of reasoning."""
+    """Return a reply builder, and a function that adds a piece of reasoning."""
     reply = ChatReplyBuilder(lambda _text: None, "chat_completions:m")
     return reply, partial(reply.add_reasoning, is_piece=True)
 
 
-def test_long_reasoning_counts_by_its_text_and_not_by_what_its_pieces_come_in() -> None:
+def test_only_the_text_of_long_reasoning_is_counted() -> None:
     (reply, add), count = pieces(), 64_000
     began = time.perf_counter()
     for _ in range(count):
@@ -32,18 +32,18 @@ def test_long_reasoning_counts_by_its_text_and_not_by_what_its_pieces_come_in() 
     stored = reply.stored_reasoning("")
     assert stored is not None
     assert json.loads(stored.blocks) == [{"reasoning_details": [KIND | {"text": " word" * count, "signature": "c2ln"}]}]
-    assert time.perf_counter() - began < 5, "no piece copies all that came before it"
+    assert time.perf_counter() - began < 5, "no piece copies the earlier pieces"
 
 
 @pytest.mark.parametrize("name", ["text", "signature", "something new"])
-def test_no_field_of_a_piece_can_be_without_an_end(name: str) -> None:
+def test_every_field_of_a_piece_is_bounded(name: str) -> None:
     _, add = pieces()
     add({"reasoning_details": [KIND | {"text": "I"}]})
     with pytest.raises(ReplyMalformed):
         add({"reasoning_details": [KIND | {name: "x" * MAX_CHARACTERS}]})
 
 
-def test_what_is_no_text_is_refused_while_it_comes() -> None:
+def test_reasoning_that_is_not_text_is_refused() -> None:
     for first, second in ((7, "I"), ("I", 7)):
         _, add = pieces()
         add({"reasoning_details": [KIND | {"text": first}]})
@@ -51,7 +51,7 @@ def test_what_is_no_text_is_refused_while_it_comes() -> None:
             add({"reasoning_details": [KIND | {"text": second}]})
 
 
-def test_a_reply_that_was_read_is_gone_without_the_garbage_collector() -> None:
+def test_a_finished_reply_leaves_no_reference_cycle() -> None:
     reply = ChatReplyBuilder(lambda _text: None, "")
     gc.disable()
     try:

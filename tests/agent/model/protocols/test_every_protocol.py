@@ -1,4 +1,4 @@
-"""What every protocol does alike, streamed and whole, with the real SDK; `test_model_faults` has what fails."""
+"""Behaviour shared by all protocols, with the real SDK. See `test_model_faults` for failures."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=str)
 
 
 @every_way
-async def test_text_is_shown_as_it_comes_and_its_usage_is_reported(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_text_is_streamed_and_usage_is_reported(way: Way, server: labkit.Server, llm: LLM) -> None:
     script(llm, text="one two three", chunk_chars=4)
     async with way.dialled(server.url) as model:
         reply, shown = await ask(model)
@@ -44,7 +44,7 @@ async def test_text_is_shown_as_it_comes_and_its_usage_is_reported(way: Way, ser
 
 
 @every_way
-async def test_parallel_tool_calls_are_put_together(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_parallel_tool_calls_are_assembled(way: Way, server: labkit.Server, llm: LLM) -> None:
     long = {"path": "a/very/long/path/that/takes/several/chunks.txt"}
     calls = [{"id": "x", "name": "look", "arguments": long}, {"id": "y", "name": "look", "arguments": "{}"}]
     script(llm, text="Looking.", tool_calls=calls, chunk_chars=7)
@@ -56,7 +56,7 @@ async def test_parallel_tool_calls_are_put_together(way: Way, server: labkit.Ser
 
 
 @every_way
-async def test_calls_with_equal_ids_get_ids_of_their_own(way: Way, server: labkit.Server, llm: LLM) -> None:
+async def test_calls_with_equal_ids_get_unique_ids(way: Way, server: labkit.Server, llm: LLM) -> None:
     same = {"id": "same", "name": "look", "arguments": "{}"}
     script(llm, tool_calls=[same, same])
     async with way.dialled(server.url) as model:
@@ -74,8 +74,8 @@ async def test_text_that_reached_the_output_limit_is_kept(way: Way, server: labk
     assert llm.requests.rows[0]["max_tokens"] == 1_000
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way.protocol != "anthropic"], ids=str)  # it always reports
-async def test_a_provider_that_reports_no_usage_is_no_failure(way: Way, server: labkit.Server, llm: LLM) -> None:
+@pytest.mark.parametrize("way", [way for way in WAYS if way.protocol != "anthropic"], ids=str)  # always reports usage
+async def test_missing_usage_is_not_a_failure(way: Way, server: labkit.Server, llm: LLM) -> None:
     script(llm, text="ok", no_usage=True)
     async with way.dialled(server.url) as model:
         assert (await ask(model))[0].usage is None
@@ -114,7 +114,7 @@ async def test_nothing_of_the_prompt_or_the_key_is_logged(
 async def test_any_number_of_calls_run_at_once(way: Way, server: labkit.Server, llm: LLM) -> None:
     script(llm, hang=60)
     async with way.dialled(server.url) as model:
-        asked = [asyncio.create_task(ask(model)) for _ in range(120)]  # an HTTP client's own bound is a hundred
+        asked = [asyncio.create_task(ask(model)) for _ in range(120)]  # the HTTP client's default limit is a hundred
         assert len(await llm.requests.query({"count": 120, "wait": 30})) == 120
         for one in asked:
             one.cancel()

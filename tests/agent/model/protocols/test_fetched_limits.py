@@ -1,4 +1,4 @@
-"""What servers say about the sizes of their models, in whatever words."""
+"""Model sizes as stated by servers, under various names."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ def said(context: int | None = None, output: int | None = None) -> ModelLimits:
 
 
 def answering(answers: Mapping[str, object]) -> tuple[Callable[[str], Any], list[str]]:
-    """Answers by address, and the addresses that were asked for."""
+    """Fake fetcher with answers by address, which records the requested addresses."""
     asked: list[str] = []
 
     async def get(address: str) -> object:
@@ -69,13 +69,13 @@ ROUTER = "https://openrouter.ai/api/v1"
         ({"id": NAME, "top_provider": "nobody", "meta": [1]}, NOTHING),
     ],
 )
-async def test_sizes_have_many_names(row: dict[str, object], expected: ModelLimits) -> None:
+async def test_sizes_are_found_under_many_names(row: dict[str, object], expected: ModelLimits) -> None:
     for answers in ({ONE: row}, {ONE: {"data": row}}, {ALL: {"data": [{"id": "x"}, row]}}, {ALL: [row]}):
         get, _ = answering(answers)
         assert await limits.fetch_model_limits(get, NAME, API) == expected
 
 
-async def test_of_a_reseller_the_place_counts_that_a_request_goes_to() -> None:
+async def test_the_limits_of_the_resellers_top_provider_count() -> None:
     top = {"context_length": 128_000, "max_completion_tokens": 16_384, "is_moderated": True}
     row = {"id": NAME, "context_length": 400_000, "top_provider": top}
     get, asked = answering({f"{ROUTER}/model/{NAME}": {"data": row}})
@@ -83,7 +83,7 @@ async def test_of_a_reseller_the_place_counts_that_a_request_goes_to() -> None:
     assert len(asked) == 1
 
 
-async def test_a_list_is_asked_only_where_the_one_does_not_tell() -> None:
+async def test_the_model_list_is_fetched_only_if_needed() -> None:
     row = {"id": "other", "aliases": [NAME], "max_model_len": 16_384}
     get, asked = answering({ONE: {"id": NAME}, ALL: {"data": [row]}})
     assert await limits.fetch_model_limits(get, NAME, API) == said(16_384)
@@ -93,7 +93,7 @@ async def test_a_list_is_asked_only_where_the_one_does_not_tell() -> None:
 @pytest.mark.parametrize(
     "strange", [None, 7, "text", [], {}, {"data": None}, {"data": 7}, {"data": ["x"]}, {"error": "no"}, [[]]]
 )
-async def test_an_answer_of_another_shape_says_nothing(strange: object) -> None:
+async def test_an_unknown_shape_states_no_limits(strange: object) -> None:
     get, _ = answering({ONE: strange, ALL: strange})
     assert await limits.fetch_model_limits(get, NAME, API) == NOTHING
 
@@ -135,7 +135,7 @@ async def test_openai_is_not_asked() -> None:
         ({"owned_by": "library"}, f"{ROOT}/api/ps", {"models": []}, None),
     ],
 )
-async def test_servers_of_ones_own_are_asked_what_they_hold_of_the_model(
+async def test_local_servers_state_the_loaded_window(
     row: dict[str, object], address: str, answer: object, expected: ModelLimits | None
 ) -> None:
     get, asked = answering({ONE: {"id": NAME, **row}, address: answer})
@@ -146,7 +146,7 @@ async def test_servers_of_ones_own_are_asked_what_they_hold_of_the_model(
 # ---- over the wire, by every protocol
 
 
-async def test_every_protocol_asks_the_provider(server: labkit.Server) -> None:
+async def test_every_protocol_fetches_limits(server: labkit.Server) -> None:
     url = f"{server.url}/v1"
     for model in (
         ChatCompletionsModel(Endpoint(model="lab-32k", api_key="k", base_url=url)),
@@ -161,7 +161,7 @@ async def test_every_protocol_asks_the_provider(server: labkit.Server) -> None:
 @pytest.mark.parametrize(
     ("status", "expected"), [(404, NOTHING), (400, NOTHING), (401, NOTHING), (429, None), (500, None)]
 )
-async def test_a_refusal_says_nothing_and_is_not_repeated(
+async def test_a_refusal_states_no_limits_and_is_not_retried(
     server: labkit.Server, llm: LLM, status: int, expected: ModelLimits | None
 ) -> None:
     llm.config["models_status"] = status
@@ -170,10 +170,10 @@ async def test_a_refusal_says_nothing_and_is_not_repeated(
         with capture_logs() as logs:
             assert await model.fetch_limits() == expected
     assert len([line for line in logs if line["event"].startswith("model.sizes_")]) == is_final
-    assert llm.questions == (1 if is_final else 2), "the one, and the list where that may help"
+    assert llm.questions == (1 if is_final else 2), "the single model, and the list if that may help"
 
 
-async def test_whoever_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fetching_limits_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_FETCH_SECONDS", 0.05)
 
     async def hang(_request: web.Request) -> web.Response:
@@ -187,7 +187,7 @@ async def test_whoever_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[" * 100_000, b'{"id": "' + b"x" * 5_000_000 + b'"}', b"\xff\xfe", b""])
-async def test_a_body_that_is_too_long_or_no_json_says_nothing(body: bytes) -> None:
+async def test_a_too_long_or_invalid_body_states_no_limits(body: bytes) -> None:
     async def tell(_request: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")
 
@@ -198,7 +198,7 @@ async def test_a_body_that_is_too_long_or_no_json_says_nothing(body: bytes) -> N
         assert await model.fetch_limits() == NOTHING
 
 
-async def test_nobody_at_the_address_is_no_answer() -> None:
+async def test_an_unreachable_provider_gives_no_answer() -> None:
     model = ChatCompletionsModel(Endpoint(model="m", api_key="", base_url="http://127.0.0.1:9/v1"))
     assert await model.fetch_limits() is None
     await model.close()

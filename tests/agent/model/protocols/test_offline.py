@@ -1,4 +1,4 @@
-"""The built-in model: honest, deterministic, and good for a whole turn."""
+"""The built-in model: honest, deterministic, and able to run a complete turn."""
 
 from agent.model.base import ModelRequest
 from agent.model.protocols.offline import MODEL_SETUP_HINT, OfflineModel
@@ -38,7 +38,7 @@ async def test_an_answer_grows_in_small_pieces(chat: Chat) -> None:
     assert all(later.startswith(earlier) for earlier, later in zip(sink.shown, sink.shown[1:], strict=False))
 
 
-async def test_asked_to_search_it_calls_the_tool_and_shows_what_was_found(chat: Chat) -> None:
+async def test_a_search_request_calls_the_tool_and_shows_the_result(chat: Chat) -> None:
     first = await chat.start("the code word is xylophone")
     await chat.finish(first, await offline_agent(chat).run(first, Sink()))
     turn = await chat.start("please search for xylophone")
@@ -50,7 +50,7 @@ async def test_asked_to_search_it_calls_the_tool_and_shows_what_was_found(chat: 
     assert said[-1].tool_name == "history_search"
 
 
-async def test_asked_to_open_a_message_it_reads_it(chat: Chat) -> None:
+async def test_an_open_request_reads_the_message(chat: Chat) -> None:
     first = await chat.start("the code word is xylophone")
     await chat.finish(first, await offline_agent(chat).run(first, Sink()))
     answer = await offline_agent(chat).run(await chat.start("open m1"), Sink())

@@ -1,4 +1,4 @@
-"""The Responses protocol with the real SDK against a server that misbehaves on request."""
+"""The Responses protocol with the real SDK and a scripted server."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -35,20 +35,20 @@ Dial = Callable[..., ResponsesModel]
 
 
 def thoughtful(reasoning: Reasoning | None) -> tuple[Message, ...]:
-    """A conversation in which a tool was called after some thought."""
+    """Request of a conversation with reasoning before a tool call."""
     asked = answer(None, body=MessageBody(calls=answer(None, "a").body.calls, reasoning=reasoning))
     return (human("go"), asked, result("a"))
 
 
 def body(llm: LLM) -> dict[str, Any]:
-    """The newest request."""
+    """Return the newest request."""
     sent: dict[str, Any] = llm.requests.rows[-1]["body"]
     return sent
 
 
 @pytest.fixture
 async def dial(server: labkit.Server) -> AsyncIterator[Dial]:
-    """Makes models on the fake server with settings of the test's own."""
+    """Factory for models on the fake server with custom settings."""
     made: list[ResponsesModel] = []
 
     def make(**changes: Any) -> ResponsesModel:
@@ -68,26 +68,26 @@ def model(dial: Dial) -> ResponsesModel:
 
 @pytest.fixture(params=[True, False], ids=["streamed", "whole"])
 def either(request: pytest.FixtureRequest, dial: Dial) -> ResponsesModel:
-    """The model, streaming and not."""
+    """Model with and without streaming."""
     return dial(streams=request.param)
 
 
 # ---- replies
 
 
-async def test_cached_and_reasoning_tokens_are_told_apart(either: ResponsesModel, llm: LLM) -> None:
+async def test_cached_and_reasoning_tokens_are_counted(either: ResponsesModel, llm: LLM) -> None:
     details = {"input_tokens_details": {"cached_tokens": 60, "cache_creation_tokens": 5}}
     script(llm, text="ok", usage={"input_tokens": 81, "output_tokens_details": {"reasoning_tokens": 1}, **details})
     reply, _ = await ask(either)
     assert reply.usage == CanonicalUsage(input=16, output=1, cache_read=60, cache_write=5, reasoning=1)
 
 
-async def test_what_a_provider_says_of_the_cost_is_kept(either: ResponsesModel, llm: LLM) -> None:
+async def test_a_reported_cost_is_kept(either: ResponsesModel, llm: LLM) -> None:
     script(llm, text="ok", usage={"cost": 0.002})
     assert (await ask(either))[0].cost == 2_000
 
 
-async def test_a_filtered_reply_is_paid_for_all_the_same(either: ResponsesModel, llm: LLM) -> None:
+async def test_a_filtered_reply_has_a_cost(either: ResponsesModel, llm: LLM) -> None:
     script(llm, text="I must not", finish="content_filter", usage={"cost": 0.002})
     with pytest.raises(ContentRejected) as raised:
         await ask(either)
@@ -96,18 +96,18 @@ async def test_a_filtered_reply_is_paid_for_all_the_same(either: ResponsesModel,
     assert raised.value.reported_cost == 2_000
 
 
-async def test_a_refusal_of_the_model_is_its_answer(either: ResponsesModel, llm: LLM) -> None:
+async def test_a_refusal_by_the_model_is_its_answer(either: ResponsesModel, llm: LLM) -> None:
     script(llm, text="I cannot help with that.", is_refusal=True, chunk_chars=5)
     reply, shown = await ask(either)
     assert (reply.text, shown[-1]) == ("I cannot help with that.",) * 2
 
 
-async def test_a_refusal_of_the_model_streams_too(model: ResponsesModel, llm: LLM) -> None:
+async def test_a_refusal_by_the_model_is_streamed(model: ResponsesModel, llm: LLM) -> None:
     script(llm, text="I cannot", is_refusal=True, chunk_chars=5)
     assert (await ask(model))[1] == ["I can", "I cannot"]
 
 
-async def test_the_request_is_legal_and_leaves_nothing_behind(model: ResponsesModel, llm: LLM) -> None:
+async def test_the_request_is_legal_and_nothing_is_stored_at_the_provider(model: ResponsesModel, llm: LLM) -> None:
     rows = (human("go"), answer("Looking.", "a", "b"), result("b"), result("a"), answer("done"), human("again"))
     await ask(model, request(transcript=rows, tools=(TOOL,), cache_key="conversation-7"))
     assert llm.requests.rows[0]["violations"] == []
@@ -116,7 +116,7 @@ async def test_the_request_is_legal_and_leaves_nothing_behind(model: ResponsesMo
     assert llm.stored_responses == {}
 
 
-async def test_a_prompt_that_begins_as_the_one_before_is_read_from_the_cache(model: ResponsesModel, llm: LLM) -> None:
+async def test_a_prompt_with_the_same_beginning_hits_the_cache(model: ResponsesModel, llm: LLM) -> None:
     rows = (human("x" * 20_000),)
     await ask(model, request(transcript=rows, cache_key="c"))
     reply, _ = await ask(model, request(transcript=(*rows, answer("ok"), human("more")), cache_key="c"))
@@ -128,9 +128,7 @@ async def test_a_prompt_that_begins_as_the_one_before_is_read_from_the_cache(mod
 # ---- reasoning
 
 
-async def test_reasoning_is_not_shown_and_goes_back_with_the_results_of_its_calls(
-    either: ResponsesModel, llm: LLM
-) -> None:
+async def test_reasoning_is_hidden_and_sent_back_with_results(either: ResponsesModel, llm: LLM) -> None:
     script(llm, reasoning="let me think", text="Looking.", tool_calls=[CALL], chunk_chars=5)
     reply, shown = await ask(either, request(tools=(TOOL,)))
     assert shown[-1] == reply.text == "Looking."
@@ -153,7 +151,7 @@ async def test_an_answer_without_calls_keeps_no_reasoning(either: ResponsesModel
     assert (reply.text, reply.reasoning, shown) == ("ok", None, ["ok"])
 
 
-async def test_no_other_model_is_given_what_this_one_thought(model: ResponsesModel, llm: LLM) -> None:
+async def test_reasoning_is_not_sent_to_another_model(model: ResponsesModel, llm: LLM) -> None:
     item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "sealed:lab-128k:SECRETLY"}
     blocks = json.dumps([[0, item]])
     for maker in ("responses:lab-8k", "chat_completions:lab-128k"):
@@ -161,9 +159,7 @@ async def test_no_other_model_is_given_what_this_one_thought(model: ResponsesMod
         assert "SECRETLY" not in json.dumps(body(llm))
 
 
-async def test_reasoning_that_cannot_be_opened_any_more_is_left_out_from_then_on(
-    model: ResponsesModel, llm: LLM
-) -> None:
+async def test_reasoning_that_cannot_be_decrypted_is_not_sent_again(model: ResponsesModel, llm: LLM) -> None:
     item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "of another account"}
     rows = thoughtful(Reasoning(made_by=MAKER, blocks=json.dumps([[0, item]])))
     for _ in range(2):
@@ -171,7 +167,7 @@ async def test_reasoning_that_cannot_be_opened_any_more_is_left_out_from_then_on
     assert [row["outcome"] for row in llm.requests.rows] == ["foreign_reasoning", "ok", "ok"]
 
 
-async def test_a_model_that_does_not_reason_is_not_asked_for_it_again(model: ResponsesModel, llm: LLM) -> None:
+async def test_reasoning_is_not_requested_again_from_a_model_without_it(model: ResponsesModel, llm: LLM) -> None:
     refusal = {"message": "Encrypted content is not supported with this model.", "param": "include", "code": None}
     llm.scripts.append({"times": 1, "reply": {"error": {"status": 400, "body": {"error": refusal}}}})
     for _ in range(2):
@@ -179,7 +175,7 @@ async def test_a_model_that_does_not_reason_is_not_asked_for_it_again(model: Res
     assert ["include" in row["body"] for row in llm.requests.rows] == [True, False, False]
 
 
-async def test_a_turn_takes_its_reasoning_along_from_step_to_step(model: ResponsesModel, llm: LLM, chat: Chat) -> None:
+async def test_reasoning_is_sent_back_at_every_step(model: ResponsesModel, llm: LLM, chat: Chat) -> None:
     agent = SingleModelAgent(
         store=chat.store,
         client=client_of(model, chat.store, chat.clock),
@@ -209,7 +205,7 @@ async def test_a_turn_takes_its_reasoning_along_from_step_to_step(model: Respons
 # ---- failures
 
 
-async def test_a_rate_limit_inside_a_stream_says_how_long_to_wait(model: ResponsesModel, llm: LLM) -> None:
+async def test_a_rate_limit_inside_a_stream_states_the_pause(model: ResponsesModel, llm: LLM) -> None:
     for message, seconds in (
         ("Rate limit reached. Please try again in 11.5s.", 11.5),
         ("Please try again in 250ms.", 0.25),
@@ -230,14 +226,14 @@ async def test_a_prompt_that_is_too_long_is_an_overflow_in_every_wording(dial: D
         await ask(dial(model=f"lab-4k@{style}"), request("x" * 20_000))
 
 
-async def test_an_output_limit_above_the_models_is_told_with_what_it_allows(either: ResponsesModel, llm: LLM) -> None:
+async def test_an_output_limit_above_the_models_is_reported_with_the_limit(either: ResponsesModel, llm: LLM) -> None:
     with pytest.raises(OutputCapExceeded) as raised:
         await ask(either, request(max_output_tokens=99_999))
     assert raised.value.cap == 16_384
 
 
 def stream(*events: dict[str, Any], output: tuple[dict[str, Any], ...] = ()) -> str:
-    """The events of a reply, byte for byte as some server might send them."""
+    """Script the exact bytes of the events of a reply."""
     done = {"type": "response.completed", "response": {"status": "completed", "output": list(output)}}
     return "".join(f"data: {json.dumps(event)}\n\n" for event in (*events, done))
 
@@ -255,7 +251,7 @@ def call(call_id: str, arguments: Any = "{}") -> dict[str, Any]:
 
 
 def nested(depth: int) -> list[Any]:
-    """Lists inside lists."""
+    """Nested lists."""
     inner: list[Any] = []
     for _ in range(depth):
         inner = [inner]
@@ -267,7 +263,7 @@ async def test_two_messages_of_one_reply_are_two_paragraphs(model: ResponsesMode
     assert (await ask(model))[0].text == "Let me see.\n\nDone."
 
 
-async def test_what_only_the_end_of_a_stream_tells_is_not_lost(model: ResponsesModel, llm: LLM) -> None:
+async def test_items_only_in_the_final_event_are_kept(model: ResponsesModel, llm: LLM) -> None:
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Looking."}]}
     script(llm, raw=stream(item(1, **call("a")), output=(said, call("a"), call("b"))))
     reply, _ = await ask(model, request(tools=(TOOL,)))
@@ -275,18 +271,18 @@ async def test_what_only_the_end_of_a_stream_tells_is_not_lost(model: ResponsesM
     assert [call.id for call in reply.calls] == ["a", "b"]
 
 
-async def test_what_a_server_tells_without_places_is_told_once(model: ResponsesModel, llm: LLM) -> None:
+async def test_events_without_indexes_are_not_duplicated(model: ResponsesModel, llm: LLM) -> None:
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]}
     script(llm, raw=stream({"type": "response.output_text.delta", "delta": "Hi."}, output=(said,)))
     assert (await ask(model))[0].text == "Hi."
 
 
-async def test_events_that_nobody_knows_are_passed_over(model: ResponsesModel, llm: LLM) -> None:
+async def test_unknown_events_are_ignored(model: ResponsesModel, llm: LLM) -> None:
     script(llm, raw=stream({"type": "keepalive"}, spoken("Hi."), {"type": "response.audio.delta", "delta": "x"}))
     assert (await ask(model))[0].text == "Hi."
 
 
-async def test_what_no_database_can_hold_never_leaves_a_reply(model: ResponsesModel, llm: LLM) -> None:
+async def test_text_that_cannot_be_stored_is_repaired(model: ResponsesModel, llm: LLM) -> None:
     thought = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "a\0\ud83d"}
     script(llm, raw=stream(item(0, **thought), spoken("a\0b", 1), item(2, **call("\ud83d", '{"a": "\ude00"}'))))
     reply, _ = await ask(model, request(tools=(TOOL,)))
@@ -314,7 +310,7 @@ async def test_what_no_database_can_hold_never_leaves_a_reply(model: ResponsesMo
     ],
     ids=lambda events: str(events)[:60],
 )
-async def test_what_could_not_be_read_again_is_no_reply(
+async def test_reasoning_that_could_not_be_read_again_is_malformed(
     model: ResponsesModel, llm: LLM, events: list[dict[str, Any]]
 ) -> None:
     script(llm, raw=stream(*events))

@@ -1,4 +1,4 @@
-"""The items of the Responses API: legal whatever the rows are, and stable in their bytes."""
+"""The items of the Responses API: valid for any rows, and stable in their bytes."""
 
 import json
 from typing import Any
@@ -39,7 +39,7 @@ def thought(number: int, **changes: Any) -> Item:
 
 
 def thoughtful(text: str | None, calls: tuple[ToolCall, ...], *thoughts: tuple[int, Item]) -> Message:
-    """An answer with calls, and what was thought before so many of its outputs."""
+    """Return an answer with calls, and reasoning before some of its outputs."""
     stored = Reasoning(made_by=MAKER, blocks=json.dumps(thoughts))
     return answer(text, body=MessageBody(calls=calls, reasoning=stored))
 
@@ -47,7 +47,7 @@ def thoughtful(text: str | None, calls: tuple[ToolCall, ...], *thoughts: tuple[i
 CALLS = answer(None, "a", "b").body.calls
 
 
-# ---- the shape
+# ---- items
 
 
 def test_the_system_prompt_is_the_instructions() -> None:
@@ -57,7 +57,7 @@ def test_the_system_prompt_is_the_instructions() -> None:
     assert sent["input"] == [{"type": "message", "role": "user", "content": "[2026-01-01 00:00] hi"}]
 
 
-def test_calls_and_their_results_are_items_of_their_own() -> None:
+def test_calls_and_results_are_separate_items() -> None:
     rows = (human("go"), answer("Looking.", "a", "b"), result("b", "two"), result("a", "one"), answer("Done."))
     call = {"type": "function_call", "name": "look", "arguments": "{}"}
     assert items(*rows)[1:] == [
@@ -70,7 +70,7 @@ def test_calls_and_their_results_are_items_of_their_own() -> None:
     ]
 
 
-def test_an_answer_of_calls_alone_says_nothing() -> None:
+def test_an_answer_with_only_calls_has_no_text_item() -> None:
     sent = items(human("go"), answer(None, "a"))
     assert [item["type"] for item in sent] == ["message", "function_call", "function_call_output"]
     assert sent[-1]["output"] == LOST_RESULT
@@ -103,7 +103,7 @@ def test_a_call_id_that_the_api_would_refuse_is_shortened_on_both_sides() -> Non
 # ---- reasoning
 
 
-def test_reasoning_stands_in_front_of_what_it_led_to() -> None:
+def test_reasoning_precedes_its_output() -> None:
     row = thoughtful("Looking.", CALLS, (0, thought(1)), (1, thought(2)), (2, thought(3)))
     sent = items(human("go"), row, result("a"), result("b"))
     assert [item.get("id") or item.get("call_id") or item["role"] for item in sent[1:6]] == [
@@ -116,12 +116,12 @@ def test_reasoning_stands_in_front_of_what_it_led_to() -> None:
     assert sent[6]["call_id"] == "b"
 
 
-def test_several_thoughts_in_a_row_keep_their_order() -> None:
+def test_consecutive_reasoning_items_keep_their_order() -> None:
     sent = items(human("go"), thoughtful(None, CALLS, (0, thought(1)), (0, thought(2)), (1, thought(3))), result("a"))
     assert [item.get("id") or item["call_id"] for item in sent[1:6]] == ["rs_1", "rs_2", "a", "rs_3", "b"]
 
 
-def test_reasoning_of_which_nothing_follows_any_more_still_has_an_output_behind_it() -> None:
+def test_reasoning_is_never_the_last_item() -> None:
     sent = items(human("go"), thoughtful(" ", CALLS[:1], (0, thought(1)), (9, thought(2))), result("a"))
     assert [item["type"] for item in sent] == [
         "message",
@@ -133,12 +133,12 @@ def test_reasoning_of_which_nothing_follows_any_more_still_has_an_output_behind_
 
 
 @pytest.mark.parametrize("style", [WireStyle(), WireStyle(reasoning_of="responses:other")])
-def test_no_other_model_is_given_what_this_one_thought(style: WireStyle) -> None:
+def test_reasoning_is_not_sent_to_another_model(style: WireStyle) -> None:
     sent = items(human("go"), thoughtful(None, CALLS, (0, thought(1))), style=style)
     assert "rs_1" not in json.dumps(sent)
 
 
-def test_only_what_can_be_read_again_is_kept_of_a_thought() -> None:
+def test_only_the_replayable_fields_of_reasoning_are_stored() -> None:
     assert replayed_item({"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed"}) is None
     assert replayed_item(thought(1, status="completed", content=None)) == thought(1)
     assert replayed_item({"type": "reasoning", "encrypted_content": "gAAA"}) == {
@@ -148,7 +148,7 @@ def test_only_what_can_be_read_again_is_kept_of_a_thought() -> None:
     }
 
 
-def test_a_thought_behind_the_last_call_led_to_nothing() -> None:
+def test_reasoning_after_the_last_call_is_dropped() -> None:
     stored = stored_reasoning([(0, thought(1)), (2, thought(2))], 2, MAKER)
     assert stored is not None
     assert json.loads(stored.blocks) == [[0, thought(1)]]
@@ -168,7 +168,7 @@ def body(asked: ModelRequest, *faults: RequestFault, streams: bool = True) -> di
     return sent
 
 
-def test_nothing_is_stored_at_the_provider_and_reasoning_comes_back_encrypted() -> None:
+def test_the_provider_stores_nothing_and_returns_encrypted_reasoning() -> None:
     sent = body(request(human("hi"), cache_key="conversation-7"))
     assert {key: sent[key] for key in sent.keys() - {"input"}} == {
         "model": "m",
@@ -201,18 +201,18 @@ def test_a_model_that_may_not_call_tools_still_sees_them() -> None:
     assert "tool_choice" not in body(request(human("hi"), tools=(tool,)))
 
 
-def test_a_long_cache_key_is_cut_to_what_the_api_takes() -> None:
+def test_a_long_cache_key_is_cut() -> None:
     assert body(request(human("hi"), cache_key="x" * 99))["prompt_cache_key"] == "x" * 64
 
 
-def test_what_was_refused_is_left_out() -> None:
+def test_refused_parts_are_left_out() -> None:
     asked = request(human("go"), thoughtful(None, CALLS, (0, thought(1))), result("a"), result("b"))
     assert "include" not in body(asked, RequestFault.ENCRYPTED_REASONING)
     assert any(item["type"] == "reasoning" for item in body(asked)["input"])
     assert all(item["type"] != "reasoning" for item in body(asked, RequestFault.REPLAYED_REASONING)["input"])
 
 
-# ---- whatever the rows are
+# ---- any rows
 
 
 _thoughts = st.lists(st.tuples(st.integers(0, 5), st.builds(thought, st.integers(1, 9))), max_size=3).map(
@@ -222,7 +222,7 @@ _thoughts = st.lists(st.tuples(st.integers(0, 5), st.builds(thought, st.integers
 
 @st.composite
 def thoughtful_histories(draw: st.DrawFn) -> tuple[Message, ...]:
-    """Random conversations in which some calls were thought about."""
+    """Return random conversations with reasoning before some calls."""
     return tuple(
         thoughtful(row.text, row.body.calls, *draw(_thoughts)) if row.body.calls and draw(st.booleans()) else row
         for row in draw(histories())
@@ -244,6 +244,6 @@ def test_the_same_rows_give_the_same_bytes(rows: tuple[Message, ...]) -> None:
 
 @examples(40)
 @given(rows=thoughtful_histories())
-def test_no_thought_is_lost_or_told_twice(rows: tuple[Message, ...]) -> None:
+def test_no_reasoning_is_lost_or_repeated(rows: tuple[Message, ...]) -> None:
     stored = [item for row in rows if row.body.reasoning for _, item in orjson.loads(row.body.reasoning.blocks)]
     assert [item for item in items(*rows, human("and now?")) if item["type"] == "reasoning"] == stored

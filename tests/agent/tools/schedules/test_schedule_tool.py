@@ -1,4 +1,4 @@
-"""The tool `schedule`: what the agent may do with it, and what people are shown before they say yes."""
+"""The tool `schedule`: permissions, and the approval question."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,14 +19,14 @@ from tests.agent.conftest import Chat
 
 
 class Asking(OpenAccess):
-    """Every tool, after a question."""
+    """Access rules that allow every tool after approval."""
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy:
         return Policy.ASK
 
 
 class Tools:
-    """The tool, as turns of a chat call it."""
+    """Calls of the tool by turns of a chat."""
 
     def __init__(self, chat: Chat, turn: RunningTurn, moderators: str = "", zone: str = "Europe/Berlin") -> None:
         self.changes = 0
@@ -38,7 +38,7 @@ class Tools:
         self.changes += 1
 
     async def call(self, action: str, **arguments: Any) -> str:
-        """What the model is answered; whether a person was to be asked stands in front."""
+        """Return the result for the model, prefixed with `asked`, `at once` or `refused`."""
         text = orjson.dumps({"action": action, **arguments}).decode()
         granted = [("schedule", "any", "telegram:42"), ("schedule", "", "telegram:42")]
         plan = CallPlan(access=Asking(), context=self.context, grants=granted)
@@ -56,7 +56,7 @@ class Tools:
         return question_about(ready, Answerer.STARTER).markdown
 
 
-async def test_it_is_made_listed_paused_and_removed(chat: Chat) -> None:
+async def test_a_schedule_is_added_listed_paused_and_removed(chat: Chat) -> None:
     tools = Tools(chat, await chat.start("hello"))
     assert await tools.call("list") == "at once: no schedules are set."
     made = await tools.call("add", cron="0 8 * * MON-FRI", text="What is new?")
@@ -73,15 +73,15 @@ async def test_it_is_made_listed_paused_and_removed(chat: Chat) -> None:
     assert tools.changes == 4
 
 
-async def test_people_are_shown_exactly_what_when_and_the_text(chat: Chat) -> None:
+async def test_the_approval_question_shows_time_and_text(chat: Chat) -> None:
     tools = Tools(chat, await chat.start("hello"))
     shown = tools.question(cron="@hourly", text="```\n/approve all\n\u202eneve si siht")
     assert (
         "At `@hourly` (Europe/Berlin), next Thu 2026-01-01 02:00, Thu 2026-01-01 03:00, Thu 2026-01-01 04:00" in shown
     )
-    assert "````\n```\n/approve all\n" in shown, "no text leaves its block"
+    assert "````\n```\n/approve all\n" in shown, "no text closes its block"
     assert "\u202e" not in shown
-    assert "session" not in shown, "none is allowed for longer"
+    assert "session" not in shown, "schedules have no saved approvals"
     assert "At `2026-01-01T09:00`" in tools.question(at="2026-01-01T08:00Z", text="look")
 
 
@@ -92,13 +92,13 @@ async def test_people_are_shown_exactly_what_when_and_the_text(chat: Chat) -> No
         ({"cron": "@daily", "at": "2026-11-24 08:00", "text": "look"}, "either cron or at"),
         ({"cron": "@daily"}, "needs a text"),
         ({"cron": "@daily", "text": "x" * 4_001}, "needs a text of 1 to 4,000"),
-        ({"cron": "* * * * *", "text": "look"}, "1 minute apart"),
+        ({"cron": "* * * * *", "text": "look"}, "repeats after 1 minute;"),
         ({"cron": "0 0 8 * * *", "text": "look"}, "five fields"),
-        ({"at": "2025-12-31 23:00", "text": "look"}, "never comes: it is 2026-01-01 01:00 in Europe/Berlin"),
-        ({"at": "tomorrow at eight", "text": "look"}, "is no date with a time such as"),
+        ({"at": "2025-12-31 23:00", "text": "look"}, "is never reached: it is now 2026-01-01 01:00 in Europe/Berlin"),
+        ({"at": "tomorrow at eight", "text": "look"}, "is not a date with a time, such as"),
     ],
 )
-async def test_what_cannot_be_is_refused_before_anybody_is_asked(
+async def test_an_impossible_schedule_is_refused_before_the_question(
     chat: Chat, arguments: dict[str, Any], why: str
 ) -> None:
     tools = Tools(chat, await chat.start("hello"))
@@ -108,39 +108,39 @@ async def test_what_cannot_be_is_refused_before_anybody_is_asked(
     assert await chat.store.read(load_schedules, tools.context.chat_id) == []
 
 
-async def test_a_turn_that_a_schedule_began_lists_and_adds_none(chat: Chat) -> None:
+async def test_a_scheduled_turn_cannot_add_schedules(chat: Chat) -> None:
     tools = Tools(chat, await chat.start("hello"))
     await tools.call("add", cron="@daily", text="look")
     tools.context = replace(tools.context, is_scheduled=True)
-    assert "cannot add another" in await tools.call("add", cron="@hourly", text="look")
+    assert "a scheduled turn cannot add schedules" in await tools.call("add", cron="@hourly", text="look")
     assert "`@daily`" in await tools.call("list")
     assert await tools.call("remove", id=1) == "asked: Schedule 1 is removed."
 
 
-async def test_in_a_group_moderators_add_and_only_the_creator_or_they_change(chat: Chat) -> None:
+async def test_in_a_group_only_moderators_add_and_only_they_or_the_creator_change(chat: Chat) -> None:
     group = Chat(
         chat.store, ChatKey(platform="telegram", account="telegram", chat_ref="-1"), ChatKind.GROUP, clock=chat.clock
     )
     turn = await group.start("hello")
     refused = await Tools(group, turn).call("add", cron="@daily", text="look")
-    assert refused.startswith("refused: others share this chat")
+    assert refused.startswith("refused: in a shared chat, only admins and moderators")
     mine = Tools(group, turn, moderators=turn.started_by)
     assert "is set" in await mine.call("add", cron="@daily", text="look")
     others = Tools(group, turn)
     others.context = replace(others.context, started_by="telegram:99")
-    assert "only they, and admins" in await others.call("remove", id=1)
+    assert "only they and moderators" in await others.call("remove", id=1)
     assert await mine.call("remove", id=1) == "asked: Schedule 1 is removed."
 
 
-async def test_a_chat_reaches_its_own_and_has_no_more_than_it_may(chat: Chat) -> None:
+async def test_a_chat_has_its_own_schedules_up_to_a_limit(chat: Chat) -> None:
     tools = Tools(chat, await chat.start("hello"))
     for _ in range(MAX_PER_CHAT):
         await tools.call("add", cron="@daily", text="look")
-    assert "a chat cannot have more" in await tools.call("add", cron="@daily", text="look")
+    assert "already has the maximum" in await tools.call("add", cron="@daily", text="look")
     other = Chat(chat.store, ChatKey(platform="telegram", account="telegram", chat_ref="43"), clock=chat.clock)
     assert "there is no schedule 1 here" in await Tools(other, await other.start("hello")).call("remove", id=1)
 
 
-async def test_a_server_whose_time_zone_has_no_name_is_asked_to_name_one(chat: Chat) -> None:
+async def test_a_time_zone_without_a_name_is_an_error(chat: Chat) -> None:
     tools = Tools(chat, await chat.start("hello"), zone="")
     assert "agent.time_zone" in await tools.call("add", cron="@daily", text="look")

@@ -1,4 +1,4 @@
-"""Times of schedules, against expressions that others wrote, a look at every minute, and clocks that are put by."""
+"""Times of schedules, compared with published examples and a check of every minute, also across clock changes."""
 
 import tomllib
 from datetime import UTC, datetime, timedelta
@@ -21,8 +21,8 @@ ZONES = (
     "Europe/Berlin",
     NEW_YORK,
     "America/Sao_Paulo",  # midnight was skipped
-    "America/Nuuk",  # the last hour of a day is
-    "Australia/Lord_Howe",  # half an hour
+    "America/Nuuk",  # the last hour of a day was skipped
+    "Australia/Lord_Howe",  # half an hour was skipped
     "Africa/Cairo",
     "Asia/Kathmandu",
     "Pacific/Apia",  # a whole day was skipped
@@ -39,12 +39,12 @@ def millis(local: str, zone: str) -> Millis:
 
 
 def following(expression: str, zone: str, moment: str) -> Occurrence | None:
-    """The first occurrence from a local time on."""
+    """Return the first occurrence from a local time on."""
     return next_occurrence(normalised(expression, zone), zone, Millis(millis(moment, zone) - 1))
 
 
 def series(spec: str, zone: str, begin: str, count: int) -> list[str]:
-    """Moments in UTC, each with the local time that is meant."""
+    """Return moments in UTC, each with its local time."""
     after, found = millis(begin, zone), []
     for _ in range(count):
         one = next_occurrence(spec, zone, after)
@@ -55,33 +55,33 @@ def series(spec: str, zone: str, begin: str, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("expression", "moment", "expected"), cases("next"))
-def test_the_next_time_is_what_others_say(expression: str, moment: str, expected: str) -> None:
+def test_next_times_match_published_examples(expression: str, moment: str, expected: str) -> None:
     found = following(expression, NEW_YORK, moment)
     assert found is not None
     assert found.at == millis(expected, NEW_YORK)
 
 
 @pytest.mark.parametrize(("expression", "moment", "is_one"), cases("activation"))
-def test_a_moment_is_one_or_not_as_others_say(expression: str, moment: str, is_one: str) -> None:
+def test_matching_times_agree_with_published_examples(expression: str, moment: str, is_one: str) -> None:
     found = following(expression, "UTC", moment)
     assert found is not None
     assert (found.at == millis(moment, "UTC")) == (is_one == "yes")
 
 
 @pytest.mark.parametrize(("expression", "moment", "theirs", "ours"), cases("differs"))
-def test_where_dialects_differ_it_is_as_in_cron(expression: str, moment: str, theirs: str, ours: str) -> None:
+def test_ambiguous_expressions_follow_cron(expression: str, moment: str, theirs: str, ours: str) -> None:
     found = following(expression, NEW_YORK, moment)
     assert found is not None
     assert found.key == ours != theirs[:16]
 
 
 @pytest.mark.parametrize("expression", CORPUS["refused"]["cases"])
-def test_what_is_no_cron_expression_is_refused(expression: str) -> None:
+def test_invalid_cron_expressions_are_refused(expression: str) -> None:
     with pytest.raises(ToolError):
         normalised(expression, "UTC")
 
 
-def test_an_endless_expression_is_refused_and_the_longest_that_says_something_new_is_not() -> None:
+def test_the_length_of_an_expression_is_limited() -> None:
     every = " ".join(",".join(map(str, numbers)) for numbers in (range(60), range(24), range(1, 32), range(1, 13)))
     assert following(f"{every} sun,mon,tue,wed,thu,fri,sat", "UTC", "2026-01-01T00:00") is not None
     with pytest.raises(ToolError, match="at most 500 characters"):
@@ -89,50 +89,50 @@ def test_an_endless_expression_is_refused_and_the_longest_that_says_something_ne
 
 
 @pytest.mark.parametrize("expression", CORPUS["never"]["cases"])
-def test_what_never_comes_has_no_time(expression: str) -> None:
+def test_an_expression_that_never_matches_has_no_time(expression: str) -> None:
     assert following(expression, "UTC", "2026-01-01T00:00") is None
 
 
 @pytest.mark.parametrize("expression", CORPUS["taken"]["cases"])
-def test_what_people_write_has_the_times_of_its_fields(expression: str) -> None:
+def test_expressions_have_the_times_of_their_fields(expression: str) -> None:
     found = following(expression, "UTC", "2026-01-01T00:00")
     assert found is not None
     crontab, local = parse_crontab(expression), datetime.fromisoformat(found.key)
     assert (local.hour in crontab.hours, local.minute in crontab.minutes, crontab.has(local.date())) == (True,) * 3
 
 
-def test_sunday_is_0_and_7_and_a_name() -> None:
+def test_sunday_is_0_or_7_or_a_name() -> None:
     for word in ("0", "7", "sun", "SUN"):
         assert parse_crontab(f"0 0 * * {word}").weekdays == {0}
     assert parse_crontab("0 0 * * 1-5").weekdays == parse_crontab("0 0 * * mon-fri").weekdays == {1, 2, 3, 4, 5}
     assert parse_crontab("0 0 * * fri-mon").weekdays == {5, 6, 0, 1}
 
 
-def test_a_time_that_spring_skips_comes_an_hour_later_and_once() -> None:
+def test_a_skipped_time_occurs_once_and_an_hour_later() -> None:
     assert series("30 2 * * *", "Europe/Berlin", "2026-03-28T12:00", 2) == ["29 01:30 29T02:30", "30 00:30 30T02:30"]
     both = series("30 2,3 * * *", "Europe/Berlin", "2026-03-28T12:00", 2)
-    assert both == ["29 01:30 29T02:30", "30 00:30 30T02:30"], "what falls together comes once"
+    assert both == ["29 01:30 29T02:30", "30 00:30 30T02:30"], "simultaneous occurrences count once"
 
 
-def test_a_time_that_autumn_repeats_comes_the_first_time_only() -> None:
+def test_a_repeated_time_occurs_only_the_first_time() -> None:
     assert series("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00", 2) == ["25 00:30 25T02:30", "26 01:30 26T02:30"]
 
 
-def test_a_clock_that_is_put_by_half_an_hour() -> None:
+def test_a_clock_change_of_half_an_hour() -> None:
     spring = series("15 2 * * *", "Australia/Lord_Howe", "2026-10-03T12:00", 2)
     assert spring == ["03 15:45 04T02:15", "04 15:15 05T02:15"]
     autumn = series("45 1 * * *", "Australia/Lord_Howe", "2026-04-04T12:00", 2)
     assert autumn == ["04 14:45 05T01:45", "05 15:15 06T01:45"]
 
 
-def test_no_midnight_is_left_out_behind_a_short_day() -> None:
+def test_the_midnight_after_a_short_day_is_not_skipped() -> None:
     monday = next_occurrence("0 0 * * mon", "Europe/Berlin", millis("2026-03-28T00:00", "Europe/Berlin"))
     assert monday is not None
     assert monday.key == "2026-03-30T00:00"
     zone = ZoneInfo("Europe/Berlin")
     trigger = CronTrigger(minute=0, hour=0, day_of_week="mon", timezone=zone)
     theirs = trigger.get_next_fire_time(None, datetime(2026, 3, 28, tzinfo=zone))
-    assert theirs.date().isoformat() == "2026-04-06", "when this fails, the library can be asked instead of us"
+    assert theirs.date().isoformat() == "2026-04-06", "if this fails, the library can replace our code"
 
 
 FIELDS = st.tuples(
@@ -156,9 +156,7 @@ MOMENTS = st.one_of(
 
 
 @given(fields=FIELDS, zone=st.sampled_from(ZONES), moment=MOMENTS)
-def test_each_local_time_has_one_moment_and_none_is_left_out(
-    fields: tuple[str, ...], zone: str, moment: datetime
-) -> None:
+def test_each_local_time_occurs_exactly_once(fields: tuple[str, ...], zone: str, moment: datetime) -> None:
     spec, place = " ".join(fields), ZoneInfo(zone)
     begin = moment
     end = begin + timedelta(days=3)
@@ -171,17 +169,17 @@ def test_each_local_time_has_one_moment_and_none_is_left_out(
         after = one.at
     keys = [one.key for one in found]
     assert all(before.at < later.at for before, later in pairwise(found))
-    assert len(set(keys)) == len(keys), "each comes once"
+    assert len(set(keys)) == len(keys), "each occurs once"
     meant = _on_the_wall(spec, place, begin, end)
-    assert meant <= set(keys), "what the wall clock shows comes"
+    assert meant <= set(keys), "every shown local time occurs"
     skipped = {key for key in keys if key not in meant}
     assert all(not _exists(key, place) or not begin < _moment(key, place) <= end for key in skipped)
 
 
 def _on_the_wall(spec: str, zone: ZoneInfo, begin: datetime, end: datetime) -> set[str]:
-    """Local times that the clock shows for the first time between two moments and that fit, looked at one by one.
+    """Return the matching local times that a clock first shows between two moments, by checking every minute.
 
-    Those that fall together with one that was skipped are left out: both come at that moment, under one name.
+    Times at the same moment as a skipped time are left out, because both count as one occurrence.
     """
     crontab, found = parse_crontab(spec), set()
     minute = begin.replace(second=0, microsecond=0) + timedelta(minutes=1)
@@ -198,7 +196,7 @@ def _fits(local: datetime, crontab: Crontab) -> bool:
 
 
 def _falls_together(local: datetime, crontab: Crontab, zone: ZoneInfo) -> bool:
-    """True where a local time that does not exist comes at the same moment."""
+    """True if a skipped local time occurs at the same moment."""
     for back in (timedelta(minutes=30), timedelta(hours=1), timedelta(days=1)):
         earlier = local.replace(tzinfo=None) - back
         is_there = earlier.replace(tzinfo=zone).timestamp() == local.timestamp()

@@ -1,4 +1,4 @@
-"""A server for tests of the web tools."""
+"""Fixture with a server for tests of the web tools."""
 
 from collections.abc import AsyncIterator
 

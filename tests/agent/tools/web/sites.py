@@ -1,4 +1,4 @@
-"""Servers and lookups for tests of the web tools, all on loopback."""
+"""Servers and DNS lookups for tests of the web tools, all on loopback."""
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,7 +10,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 
 class Names(AbstractResolver):
-    """Answers lookups from a table, and numbers in any spelling as the C library does. Lists are used up in turn."""
+    """Resolver with a table of names, where lists give one answer per lookup. Accepts addresses in any notation."""
 
     def __init__(self, table: dict[str, str | list[str]] | None = None) -> None:
         self.table = table or {}
@@ -33,7 +33,7 @@ class Names(AbstractResolver):
 
 
 class Site:
-    """A server on every address of this machine; `handle` answers."""
+    """Server on every address of this machine, whose answers come from `handle`."""
 
     def __init__(self) -> None:
         self.port = 0

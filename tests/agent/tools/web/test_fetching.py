@@ -1,4 +1,4 @@
-"""Fetching of pages: bounds, redirects, rebinding, what servers may answer."""
+"""Fetching of pages: limits, redirects, DNS rebinding, and unusual answers."""
 
 import asyncio
 import gzip
@@ -15,7 +15,7 @@ from hermes_state.errors import ToolError
 from tests.agent.tools.web.sites import Names, Site, serving
 
 PUBLIC, INSIDE = "127.0.0.2", "127.0.0.1"
-"""Two addresses of loopback: one that the guard of these tests takes for public, one that it does not."""
+"""Two loopback addresses: the guard of these tests allows only the first."""
 
 
 def settings(names: dict[str, str | list[str]] | None = None, **more: Any) -> FetchSettings:
@@ -33,7 +33,7 @@ async def fault(url: str, given: FetchSettings) -> str:
     return str(raised.value)
 
 
-async def test_a_name_that_is_rebound_between_two_lookups_leads_nowhere(site: Site) -> None:
+async def test_dns_rebinding_between_lookups_is_refused(site: Site) -> None:
     site.gives("/", text="hello")
     names: dict[str, str | list[str]] = {"rebind.test": [PUBLIC, INSIDE]}
     given = settings(names)
@@ -43,7 +43,7 @@ async def test_a_name_that_is_rebound_between_two_lookups_leads_nowhere(site: Si
     assert site.asked == [(PUBLIC, "/")]
 
 
-async def test_a_name_that_is_rebound_between_redirects_leads_nowhere(site: Site) -> None:
+async def test_dns_rebinding_between_redirects_is_refused(site: Site) -> None:
     site.redirects("/", "/secret")
     names: dict[str, str | list[str]] = {"rebind.test": [PUBLIC, INSIDE]}
     assert "private" in await fault(site.at("rebind.test", "/"), settings(names))
@@ -52,7 +52,7 @@ async def test_a_name_that_is_rebound_between_redirects_leads_nowhere(site: Site
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost.test", "[::1]", "[::ffff:127.0.0.1]", "0x7f.1"])
-async def test_no_redirect_leads_inside(site: Site, status: int, host: str) -> None:
+async def test_no_redirect_reaches_the_internal_network(site: Site, status: int, host: str) -> None:
     site.redirects("/", site.at(host, "/secret"), status)
     names: dict[str, str | list[str]] = {"localhost.test": INSIDE}
     await fault(site.at(PUBLIC, "/"), settings(names))
@@ -62,26 +62,26 @@ async def test_no_redirect_leads_inside(site: Site, status: int, host: str) -> N
 @pytest.mark.parametrize(
     "target", ["file:///etc/passwd", "ftp://127.0.0.2/", "http://a:b@127.0.0.2/", "gopher://127.0.0.2/", "http://["]
 )
-async def test_no_redirect_leads_out_of_the_web(site: Site, target: str) -> None:
+async def test_no_redirect_leaves_http(site: Site, target: str) -> None:
     site.redirects("/", target)
     await fault(site.at(PUBLIC, "/"), settings())
     assert len(site.asked) == 1
 
 
-async def test_redirects_in_a_circle_end(site: Site) -> None:
+async def test_redirect_loops_end(site: Site) -> None:
     site.redirects("/", "/")
     assert "redirects more than" in await fault(site.at(PUBLIC, "/"), settings())
     assert len(site.asked) == MAX_REDIRECTS + 1
 
 
-async def test_a_redirect_is_followed_and_the_page_says_where_it_is(site: Site) -> None:
+async def test_a_redirect_is_followed_and_the_final_url_is_reported(site: Site) -> None:
     site.redirects("/", "there?a=1")
     site.gives("/there", text="hello")
     page = await fetched(site.at(PUBLIC, "/"), settings())
     assert page.url == site.at(PUBLIC, "/there?a=1")
 
 
-async def test_cookies_live_as_long_as_one_fetch(site: Site) -> None:
+async def test_cookies_last_for_a_single_fetch(site: Site) -> None:
     seen: list[dict[str, str]] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -98,7 +98,7 @@ async def test_cookies_live_as_long_as_one_fetch(site: Site) -> None:
     assert seen == [{}, {"seen": "yes"}] * 2
 
 
-async def test_a_private_host_is_asked_where_the_operator_names_it(site: Site) -> None:
+async def test_a_configured_private_host_is_allowed(site: Site) -> None:
     site.gives("/", text="hello")
     names: dict[str, str | list[str]] = {"wiki.test": INSIDE, "other.test": INSIDE}
     given = settings(names, hosts=WebSettings(private_hosts=("wiki.test",)))
@@ -107,7 +107,7 @@ async def test_a_private_host_is_asked_where_the_operator_names_it(site: Site) -
     assert "private" in await fault(site.at("sub.wiki.test", "/"), settings({"sub.wiki.test": INSIDE}))
 
 
-async def test_the_operators_lists_hold_for_redirects_too(site: Site) -> None:
+async def test_host_lists_apply_to_redirects(site: Site) -> None:
     site.gives("/", text="hello")
     site.redirects("/away", site.at("other.test", "/"))
     names: dict[str, str | list[str]] = dict.fromkeys(("docs.wiki.test", "other.test", "no.wiki.test"), PUBLIC)
@@ -124,7 +124,7 @@ async def test_a_long_body_is_read_up_to_the_bound(site: Site) -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-async def test_a_packed_bomb_takes_no_memory(site: Site, coding: str) -> None:
+async def test_a_decompression_bomb_uses_little_memory(site: Site, coding: str) -> None:
     zeros = b"\0" * 50_000_000
     packer = zlib.compressobj(9, wbits=31 if coding == "gzip" else 15)
     bomb = b"".join([*(packer.compress(zeros) for _ in range(10)), packer.flush()])
@@ -139,7 +139,7 @@ async def test_a_packed_bomb_takes_no_memory(site: Site, coding: str) -> None:
 
 
 def peak_mb(*, is_reset: bool = False) -> float:
-    """Most memory of this process since the last reset."""
+    """Return the peak memory of this process since the last reset."""
     if is_reset:
         Path("/proc/self/clear_refs").write_text("5")
     rows = Path("/proc/self/status").read_text().splitlines()
@@ -147,13 +147,13 @@ def peak_mb(*, is_reset: bool = False) -> float:
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "compress"])
-async def test_packings_that_were_not_asked_for_are_refused(site: Site, coding: str) -> None:
+async def test_unsupported_content_encodings_are_refused(site: Site, coding: str) -> None:
     headers = {"Content-Encoding": coding, "Content-Type": "text/html"}
     site.gives("/", body=gzip.compress(b"hello"), headers=headers)
     assert await fault(site.at(PUBLIC, "/"), settings())
 
 
-async def test_what_is_no_text_is_refused_before_it_is_read(site: Site) -> None:
+async def test_pages_that_are_not_text_are_refused_before_reading(site: Site) -> None:
     site.gives("/", body=b"%PDF", content_type="application/pdf")
     assert "application/pdf" in await fault(site.at(PUBLIC, "/"), settings())
 
@@ -162,25 +162,25 @@ async def test_what_is_no_text_is_refused_before_it_is_read(site: Site) -> None:
     ("status", "headers", "words"),
     [
         (404, {}, "status 404"),
-        (429, {"Retry-After": "17"}, "wait 17 seconds"),
+        (429, {"Retry-After": "17"}, "in 17 seconds"),
         (503, {"Retry-After": "tomorrow"}, "503"),
         (204, {}, "204"),
-        (302, {}, "nowhere"),
+        (302, {}, "without naming a target"),
         (999, {}, "999"),
     ],
 )
-async def test_a_refusal_is_told(site: Site, status: int, headers: dict[str, str], words: str) -> None:
+async def test_error_statuses_are_reported(site: Site, status: int, headers: dict[str, str], words: str) -> None:
     site.gives("/", status=status, headers=headers)
     assert words in await fault(site.at(PUBLIC, "/"), settings())
 
 
-async def test_slow_servers_are_given_up(site: Site) -> None:
+async def test_slow_servers_time_out(site: Site) -> None:
     async def drips(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
         while True:
             await response.write(b"x")
-            await asyncio.sleep(0.05)  # a server that never ends
+            await asyncio.sleep(0.05)  # an endless body
 
     site.answers["/"] = drips
     assert "within 0.5 seconds" in await fault(site.at(PUBLIC, "/"), settings(seconds=0.5))
@@ -199,7 +199,7 @@ async def test_slow_servers_are_given_up(site: Site) -> None:
     ],
     ids=range(7),
 )
-async def test_what_is_no_answer_is_an_error_in_words(bytes_sent: bytes) -> None:
+async def test_invalid_answers_are_reported(bytes_sent: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(bytes_sent)
@@ -212,7 +212,7 @@ async def test_what_is_no_answer_is_an_error_in_words(bytes_sent: bytes) -> None
         assert PUBLIC in await fault(f"http://{PUBLIC}:{port}/", settings())
 
 
-async def test_nobody_at_an_address_is_an_error_in_words() -> None:
+async def test_an_unreachable_address_is_reported() -> None:
     async with serving(_never) as port:
         pass
     assert "cannot be reached" in await fault(f"http://{PUBLIC}:{port}/", settings())

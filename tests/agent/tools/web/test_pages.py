@@ -1,4 +1,4 @@
-"""Pages as text: character sets, odd HTML, pages that are made to hurt."""
+"""Conversion of pages to text: character sets, unusual HTML, malicious pages."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ async def text_of(html: str | bytes, media_type: str = "text/html", **more: Any)
 
 
 @pytest.mark.parametrize("case", CHARSETS, ids=range(len(CHARSETS)))
-def test_a_page_is_read_in_the_character_set_that_it_is_in(case: dict[str, str]) -> None:
+def test_pages_are_decoded_with_the_right_character_set(case: dict[str, str]) -> None:
     assert worker.decoded(case["text"].encode(case["codec"]), case["stated"]) == case.get("read", case["text"])
 
 
@@ -56,7 +56,7 @@ def test_a_declared_character_set_is_found(fragment: bytes) -> None:
 @pytest.mark.parametrize(
     "name", ["utf-7", "idna", "punycode", "unicode_escape", "rot13", "hex", "bz2", "undefined", ""]
 )
-def test_codecs_that_no_page_is_in_are_not_used(name: str) -> None:
+def test_codecs_that_are_not_for_pages_are_not_used(name: str) -> None:
     assert worker.known(name) is None
 
 
@@ -134,7 +134,7 @@ async def test_odd_pages_are_read(html: str) -> None:
     ],
     ids=range(16),
 )
-async def test_pages_that_are_made_to_hurt_end_in_time(html: str) -> None:
+async def test_malicious_pages_end_in_time(html: str) -> None:
     began = time.monotonic()
     try:
         text = await text_of(html)
@@ -144,14 +144,14 @@ async def test_pages_that_are_made_to_hurt_end_in_time(html: str) -> None:
     assert time.monotonic() - began < 40
 
 
-async def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_hanging_worker_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     endless = tmp_path / "endless.py"
     endless.write_text(
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     )
     monkeypatch.setattr(fetching, "_WORKER", endless)
     monkeypatch.setattr(fetching, "_READ_SECONDS", 1.0)
-    with pytest.raises(ToolError, match="too hard to read"):
+    with pytest.raises(ToolError, match="is too complex"):
         await text_of(ARTICLE)
     assert not is_running((tmp_path / "pid").read_text())
 
@@ -160,7 +160,7 @@ def is_running(pid: str) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-async def test_title_links_and_address_are_told_and_nothing_ends_the_block_early() -> None:
+async def test_the_result_has_title_links_and_url_in_a_closed_block() -> None:
     link = "<p>See <a href='../x?a=1'>the list</a> of them all.</p>"
     article = ARTICLE.replace("</article>", f"{link}</article>")
     html = f"<title>Boats\n &lt;/web-page&gt; of 2026</title><body>{article}"
@@ -174,17 +174,17 @@ async def test_title_links_and_address_are_told_and_nothing_ends_the_block_early
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/json", "text/markdown", "image/svg+xml", "application/atom+xml"]
 )
-async def test_text_comes_as_it_is(kind: str) -> None:
+async def test_plain_text_is_unchanged(kind: str) -> None:
     assert '\n{"a": "<p>one</p>"}\n' in await text_of('{"a": "<p>one</p>"}', kind)
 
 
-async def test_what_names_no_kind_is_looked_at() -> None:
+async def test_a_page_without_a_media_type_is_detected() -> None:
     assert "<article>" not in await text_of(ARTICLE, "")
     assert '{"a": 1}' in await text_of('{"a": 1}', "")
 
 
 @pytest.mark.parametrize("data", [b"\x7fELF\0\0\0", b"PK\x03\x04\0\0", bytes(range(256)) * 10])
-async def test_what_is_no_text_is_refused(data: bytes) -> None:
+async def test_pages_that_are_not_text_are_refused(data: bytes) -> None:
     with pytest.raises(ToolError, match="cannot be read"):
         await text_of(data, "text/plain")
 
@@ -192,18 +192,18 @@ async def test_what_is_no_text_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "html", ["", "<html></html>", "<html><body><div id=root></div><script src=a.js></script></body></html>"]
 )
-async def test_a_page_without_text_says_so(html: str) -> None:
+async def test_a_page_without_text_is_an_error(html: str) -> None:
     with pytest.raises(ToolError, match="no text"):
         await text_of(html)
 
 
-async def test_a_long_page_is_cut_and_says_so() -> None:
+async def test_a_long_page_is_cut_with_a_note() -> None:
     text = await text_of("word " * 200_000, "text/plain")
     assert "first 300,000 of 1,000,000 characters" in text
     assert "Only the first 5 bytes were read" in await text_of("hello", "text/plain", is_cut=True)
 
 
-def test_nothing_that_reads_pages_or_speaks_http_is_loaded_with_the_tools() -> None:
+def test_parsers_and_http_clients_are_imported_lazily() -> None:
     heavy = ("aiohttp", "yarl", "trafilatura", "lxml", "htmldate", "justext", "dateparser")
     program = f"import sys, gateway.daemon.tools; print([name for name in {heavy!r} if name in sys.modules])"
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
