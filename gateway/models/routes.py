@@ -82,14 +82,14 @@ def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSi
 
 
 def window_from(source: SizeSource) -> str:
-    """Return words for people about the source of a window's size, to go on after a comma."""
+    """Describe the source of a window's size, for parentheses after the size."""
     return {
         SizeSource.CONFIGURED: "as configured",
-        SizeSource.OFFERED: "as its provider says",
-        SizeSource.CATALOGUE: f"by the built-in list of {load_catalog().sizes_taken_on}",
-        SizeSource.ASSUMED: "assumed, for nobody says it; `model.context_length` does",
-        SizeSource.LEARNED: "as its provider said when it refused a prompt",
-        SizeSource.GUESSED: "assumed for this conversation, since a prompt was refused",
+        SizeSource.OFFERED: "reported by the provider",
+        SizeSource.CATALOGUE: f"from the built-in list of {load_catalog().sizes_taken_on}",
+        SizeSource.ASSUMED: "default; set `model.context_length` to change it",
+        SizeSource.LEARNED: "reported by the provider when it refused a prompt",
+        SizeSource.GUESSED: "estimated for this conversation after a prompt was refused",
     }[source]
 
 
@@ -114,11 +114,11 @@ def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Itera
     sampling = " and ".join(f"`{key}`" for key in ("temperature", "top_p") if getattr(route, key) is not None)
     if route.protocol == "offline":
         if chosen or any(getattr(route, key) for key in CALL_KEYS):
-            yield "What is set for calls is left out: the built-in offline model takes no settings."
+            yield "The built-in offline model ignores all call settings."
     elif route.protocol == "anthropic" and sampling and (chosen or route.reasoning_effort) not in (None, "off"):
-        yield f"{sampling}: left out where the model thinks (`reasoning_effort`), for it takes none then."
+        yield f"Not sent while the model reasons (`reasoning_effort`), because it would refuse the call: {sampling}."
     elif route.protocol == "anthropic" and (" and " in sampling or (route.temperature or 0) > 1):
-        yield "This protocol takes `temperature` up to 1, and `top_p` only without it: the rest is left out."
+        yield "This protocol accepts `temperature` up to 1, and `top_p` only without it. Other values are not sent."
 
 
 def missing_keys(config: Config) -> Iterator[str]:

@@ -14,7 +14,7 @@ from tests.crash.world import World
 BEFORE = (42, 43, 44)
 AFTER = (45, 46)
 TITLE = "/title Together"
-TITLE_REPLY = "This conversation is called “Together” now."
+TITLE_REPLY = "This conversation is now called “Together”."
 BEHIND = "After this answer; /stop ends it now."
 
 

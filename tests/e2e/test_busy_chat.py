@@ -79,7 +79,7 @@ async def test_stop_all_drops_what_waits_and_says_so(world: World) -> None:
     await start_hanging_turn(world)
     await world.say("never mind")
     await world.say("/stop all")
-    assert await world.replies(1, match="Dropped 1 waiting message")
+    assert await world.replies(1, match="Removed 1 message from the queue")
     assert world.query("SELECT state FROM inbox WHERE kind = 'message' ORDER BY id") == [("done",), ("dropped",)]
 
 

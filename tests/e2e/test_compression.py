@@ -341,13 +341,13 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
     assert await world.outcomes() == {"ok"}
 
     await world.say("/compress undo")
-    [refused] = await world.replies(1, match="whole conversation takes about")
+    [refused] = await world.replies(1, match="Undoing would use about")
     assert "Nothing was changed" in refused
     assert await world.gateway.stop() == 0
     await world.llm.post("models", {"lab-32k": {"context": 32_768, "max_output": 8_192}})
     await world.gateway.start(**SMALL)
     await world.say("/compress undo")
-    assert await world.replies(1, match="^Taken back: I see 36 messages again")
+    assert await world.replies(1, match="^Compression undone: I see 36 messages again")
     await world.say("what was the first ticket?")
     assert await world.replies(1, match="first ticket")
     seen = (await turns(world))[-1]

@@ -222,7 +222,7 @@ async def test_commands_for_admins_are_slash_commands_and_others_are_refused_by_
     for number, name in enumerate(sorted(given) * 2, start=1):
         await pick(world, name, options=given[name])
         rows = await answers(world, number)
-        assert rows[-1]["text"] == f"/{name.split()[0]} is for admins."
+        assert rows[-1]["text"] == f"Only admins can use /{name.split()[0]}."
         assert rows[-1]["ephemeral"], name
     assert world.query("SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM outbox)") == [(0, 0)]
     await pick(world, "insights", BOB)

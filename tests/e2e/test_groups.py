@@ -31,7 +31,7 @@ async def test_what_changes_a_shared_conversation_is_for_admins_and_moderators(w
         await say(world, f"/{line.replace(' ', '@lab_gateway_bot ') if ' ' in line else line + '@lab_gateway_bot'}", 50)
         assert await replies(world, 1, answer), number
     await say(world, "/undo@lab_gateway_bot", 51)
-    assert await replies(world, 1, "Took back 1 exchange")
+    assert await replies(world, 1, "Undid 1 exchange")
     await say(world, "/new@lab_gateway_bot", 51)
     assert await replies(world, 1, "Started a new conversation")
     await say(world, "/new@lab_gateway_bot", 1)

@@ -263,7 +263,7 @@ async def test_a_server_that_cannot_start_holds_nothing_up(world: World) -> None
     await world.say("/mcp", chat_id=1)
     [listed] = await world.replies(1, chat_id=1, match="ghost")
     assert "there is no program no-such-program" in listed
-    assert "next try in" in listed
+    assert "next attempt in" in listed
     assert "not connected" in await call(world, "ghost__look", {})
     code, found = await world.command_line("doctor")
     assert "no-such-program" in found

@@ -58,7 +58,7 @@ async def test_a_provider_that_is_down_is_stood_in_for_and_told_once(world: Worl
         assert await keys_seen(world.llm) == {KEY}
         assert await keys_seen(other) == {OTHER_KEY}
         await world.say("/status")
-        assert await world.replies(1, match="The last answer came from lab-64k, in place of lab-128k")
+        assert await world.replies(1, match="The last answer came from lab-64k, because lab-128k failed")
         rows = world.query("SELECT model, outcome FROM model_calls ORDER BY id")
         assert rows[:2] == [("lab-128k", "auth"), ("lab-64k", "ok")]
         assert await other.get("violations") == []
@@ -70,7 +70,7 @@ async def test_a_conversation_chooses_and_its_choice_survives_a_restart(world: W
         settings = {"HERMES_MODEL__API_KEY": KEY, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__ALIASES": alias}
         await world.gateway.start(**settings)
         await world.say("/model other")
-        assert await world.replies(1, match="answered by other: lab-64k")
+        assert await world.replies(1, match="conversation uses other: lab-64k")
         await world.say("hello")
         assert await world.replies(1, match="^echo: .*hello")
         assert len(await other.get("requests")) == 1
@@ -128,7 +128,7 @@ async def test_a_reload_that_takes_a_chosen_model_away_says_so(world: World) -> 
     file.write_text("model: {aliases: {small: lab-32k}}")
     await world.gateway.start(HERMES_MODEL__NAME="lab-128k")
     await world.say("/model small")
-    assert await world.replies(1, match="answered by small: lab-32k")
+    assert await world.replies(1, match="conversation uses small: lab-32k")
     await world.converse("one")
     file.write_text("model: {aliases: {}}")
     since = len(world.gateway.log_bytes())

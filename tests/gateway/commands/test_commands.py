@@ -142,7 +142,7 @@ async def test_start_help_whoami(store: Store, tmp_path: Path) -> None:
         assert await gateway.ask("/help") == REGISTRY.help(UserRole.USER)
         said = await gateway.ask("/whoami")
         assert "`telegram:1`" in said
-        assert "role user" in said
+        assert "your role is user" in said
         assert await gateway.rows("SELECT count(*) FROM messages") == [(0,)]
 
 
@@ -156,8 +156,8 @@ async def test_without_a_model_start_and_status_say_in_the_same_words_how_to_get
 
 async def test_an_unknown_command_gets_a_suggestion_and_starts_no_turn(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        assert await gateway.ask("/stat") == "I do not know /stat. Did you mean /start? /help lists what I know."
-        assert await gateway.ask("/xyzzyq now") == "I do not know /xyzzyq. /help lists what I know."
+        assert await gateway.ask("/stat") == "There is no command /stat. Did you mean /start? /help lists all commands."
+        assert await gateway.ask("/xyzzyq now") == "There is no command /xyzzyq. /help lists all commands."
         assert gateway.model.requests == []
 
 
@@ -183,22 +183,22 @@ async def test_status_says_what_runs_what_waits_and_how_full_the_context_is(stor
         said = gateway.adapter.texts()[-1]
         assert "Model: scripted" in said
         assert "Context: about 1" in said
-        assert "compressed from" in said
+        assert "compression starts at" in said
         assert "Working on an answer" in said
-        assert "Waiting: 1 message" in said
+        assert "Queue: 1 message" in said
         assert "telegram: connected" in said
 
 
 async def test_history_shows_what_was_said_with_what_was_taken_back(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        assert "Nothing has been said" in await gateway.ask("/history")
+        assert "has no messages yet" in await gateway.ask("/history")
         await gateway.ask("one")
         await gateway.ask("two")
         await gateway.ask("/undo")
         said = await gateway.ask("/history")
         lines = said.split("\n\n")
         assert [line.splitlines()[1] for line in lines] == ["one", "echo: one", "two", "echo: two"]
-        assert ["taken back" in line for line in lines] == [False, False, True, True]
+        assert ["(undone)" in line for line in lines] == [False, False, True, True]
         assert len((await gateway.ask("/history 1")).split("\n\n")) == 1
         assert len((await gateway.ask("/history " + "9" * 5_000)).split("\n\n")) == 4
         assert "`/history 30`" in await gateway.ask("/history all")
@@ -222,7 +222,7 @@ async def test_new_starts_afresh_keeps_the_old_and_resume_goes_back(store: Store
         assert "“First things”" in await gateway.ask(f"/resume {old}")
         await gateway.ask("three")
         assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "three"]
-        assert await gateway.ask(f"/resume {old}") == "That conversation is the active one already."
+        assert await gateway.ask(f"/resume {old}") == "That conversation is already active."
         assert "“First things”" in await gateway.ask("/title")
 
 
@@ -237,9 +237,9 @@ async def test_reset_is_new(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("/resume", "/sessions shows"),
-        ("/resume zzzz", "No conversation of this chat has an id that starts with “zzzz”. /sessions lists them."),
-        ("/resume ab", "Give the id that /sessions shows, at least four characters of it."),
+        ("/resume", "an id from /sessions"),
+        ("/resume zzzz", "No conversation in this chat has an id that starts with “zzzz”. /sessions lists them."),
+        ("/resume ab", "Use at least the first four characters of an id from /sessions."),
         ("/title", "no title"),
         ("/title " + "x" * 200, "at most 100"),
         ("/new " + "x" * 200, "at most 100"),
@@ -249,11 +249,11 @@ async def test_reset_is_new(store: Store, tmp_path: Path) -> None:
         ("/undo 0", "/undo 3"),
         ("/history 0", "/history 30"),
         ("/retry", "no conversation yet"),
-        ("/queue", "Nothing is waiting"),
+        ("/queue", "The queue is empty"),
         ("/steer", "/steer <message>"),
         ("/stop", "Nothing was running"),
         ("/stop everything", "/stop all"),
-        ("/pair list", "for admins"),
+        ("/pair list", "Only admins"),
     ],
 )
 async def test_what_cannot_be_done_is_one_helpful_sentence(
@@ -339,7 +339,7 @@ async def test_undo_takes_back_whole_exchanges(store: Store, tmp_path: Path) -> 
         await gateway.ask("four")
         assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "four"]
         assert "2 exchanges" in await gateway.ask("/undo 99")
-        assert "nothing to take back" in await gateway.ask("/undo")
+        assert "nothing to undo" in await gateway.ask("/undo")
 
 
 # ---- queue, steer
@@ -424,7 +424,7 @@ async def test_a_steer_without_a_turn_is_a_message(store: Store, tmp_path: Path)
 async def test_in_a_group_only_the_starter_or_an_admin_stops(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await hanging(gateway, "ann asks", chat=GROUP)
-        assert "Only whoever started" in await _said(gateway, "/stop", BOB)
+        assert "Only the person who started" in await _said(gateway, "/stop", BOB)
         assert gateway.model.running == 1
         assert await _said(gateway, "/stop", BOSS) == "Stopped."
         await eventually(lambda: gateway.model.running == 0, "the model is let go")
@@ -439,11 +439,11 @@ async def test_in_a_group_stop_all_drops_ones_own_and_an_admins_drops_all(store:
         await gateway.say("ann waits", chat=GROUP)
         second = Hang()
         gateway.model.script.append(second)
-        assert "Dropped 1 waiting message" in await _said(gateway, "/stop all", None)
+        assert "Removed 1 message from the queue" in await _said(gateway, "/stop all", None)
         await second.begun.wait()
         assert asked(gateway.model.requests[-1])[-1] == "bob waits"
         await gateway.say("ann waits again", chat=GROUP)
-        assert await _said(gateway, "/stop all", BOSS) == "Stopped. Dropped 1 waiting message."
+        assert await _said(gateway, "/stop all", BOSS) == "Stopped. Removed 1 message from the queue."
         assert not hang.released.is_set()
         await gateway.quiet(GROUP)
 
@@ -474,12 +474,12 @@ async def test_an_admin_lets_a_stranger_in_and_out(store: Store, tmp_path: Path)
         listed = await gateway.ask("/pair list", chat=BOSS_CHAT, sender=BOSS)
         assert EVE.ref in listed
         assert code not in listed
-        assert "has access now" in await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
+        assert "now has access" in await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
         assert "You have access now" in (await gateway.replies(2, eve_chat))[1]
         assert await gateway.ask("hello", chat=eve_chat, sender=EVE) == "echo: hello"
         assert "not valid" in await gateway.ask(f"/pair approve {code} admin", chat=BOSS_CHAT, sender=BOSS)
         hang = await hanging(gateway, "long", chat=eve_chat, sender=EVE)
-        assert "no access any more" in await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
+        assert "no longer has access" in await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
         hang.release()
         await gateway.quiet(eve_chat)
         assert "no access yet" in await gateway.ask("again", chat=eve_chat, sender=EVE)
@@ -497,7 +497,7 @@ async def test_a_command_that_waited_while_access_was_taken_is_refused(store: St
         )
         hang.release()
         replies = await gateway.replies(3, GROUP)
-        assert replies[-1] == "You have no access any more."
+        assert replies[-1] == "You no longer have access to this bot."
 
 
 async def test_a_message_that_waited_while_access_was_taken_is_not_answered(store: Store, tmp_path: Path) -> None:

@@ -79,9 +79,9 @@ async def test_the_reply_has_the_sizes_the_strategy_and_the_new_id(store: Store,
         assert tokens is not None
         before, after = (int(number.replace(",", "")) for number in tokens.groups())
         assert after < before
-        assert "Summary written by scripted; it stands for " in told
+        assert "Summary written by scripted. It replaces " in told
         [(key,)] = await gateway.rows("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
-        assert f"The conversation goes on as `{key[:8]}`." in told
+        assert f"The conversation continues as `{key[:8]}`." in told
         assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "model")]
         assert gateway.adapter.texts()[-2] == STARTED
         await gateway.ask("and now?")
@@ -102,11 +102,11 @@ async def test_it_is_never_a_message_to_the_model(store: Store, tmp_path: Path) 
 async def test_a_second_one_says_how_many_messages_its_record_stands_for_in_all(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        first = re.search(r"it stands for (\d+) messages\.", await compress(gateway))
+        first = re.search(r"It replaces (\d+) messages for the model\.", await compress(gateway))
         assert first is not None
         await say_much(gateway, range(COUNT, 2 * COUNT))
         told = await compress(gateway)
-        second = re.search(r"it stands for (\d+) messages and what the one before it stood for, (\d+) in all\.", told)
+        second = re.search(r"It replaces (\d+) messages \((\d+) with those of earlier summaries\)", told)
         assert second is not None, told
         assert int(second[2]) == int(first[1]) + int(second[1])
         [summary] = [row for row in await view_of(gateway) if row.origin is Origin.SUMMARY]
@@ -218,14 +218,14 @@ async def test_preview_says_what_would_happen_and_changes_nothing(store: Store, 
         told = await compress(gateway, word)
         assert await dump(gateway) == before
         assert len(model.requests) == calls
-        counts = re.search(r"summarise (\d+) messages and keep the first (\d+) and the newest (\d+)", told)
+        counts = re.search(r"summarise (\d+) messages\. It would keep the first (\d+) and the newest (\d+)", told)
         assert counts is not None
         assert "(estimate)" in told
-        assert told.endswith("of them the summary.\nNothing was changed."), "there is no tool result to shorten"
+        assert told.endswith("for the summary.\nNothing was changed."), "there is no tool result to shorten"
         middle, head, tail = map(int, counts.groups())
         assert middle + head + tail == 2 * COUNT
         done = await compress(gateway)
-        assert f"stands for {middle:,} messages" in done
+        assert f"replaces {middle:,} messages" in done
         assert f"{2 * COUNT} → {head + 1 + tail} messages" in done
 
 
@@ -294,7 +294,7 @@ async def test_without_a_usable_summary_the_record_is_made_by_rule_and_says_so(
         told = await compress(gateway)
         assert "Compressed: " in told
         assert "No model could write a summary (" in told
-        assert "so it was made by rule" in told
+        assert "so I listed the key points by rule" in told
         assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "deterministic")]
         await gateway.ask("and now?")
         assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
@@ -409,7 +409,7 @@ async def test_in_a_group_a_compression_is_stopped_by_whoever_asked_for_it_or_an
         model.summary = hang = Hang(says="")
         await gateway.say("/compress", chat=GROUP)
         await hang.begun.wait()
-        for sender, words in ((BOB, "Only whoever gave this command"), (BOSS, "Stopped.")):
+        for sender, words in ((BOB, "Only the person who sent this command"), (BOSS, "Stopped.")):
             await gateway.say("/stop", chat=GROUP, sender=sender)
             await eventually(lambda words=words: any(words in text for text in gateway.adapter.texts(GROUP)), words)
 
@@ -451,9 +451,9 @@ async def test_two_compressions_are_taken_back_one_after_the_other(store: Store,
         second = await view_of(gateway)
         await compress(gateway, "here 2")
         assert len(await view_of(gateway)) < len(second)
-        assert "Taken back" in await compress(gateway, "undo")
+        assert "Compression undone" in await compress(gateway, "undo")
         assert await view_of(gateway) == second
-        assert "Taken back" in await compress(gateway, "UNDO")
+        assert "Compression undone" in await compress(gateway, "UNDO")
         assert (await view_of(gateway))[: len(first)] == first
         assert said(await view_of(gateway))[-1] == "MORE-11"
         assert "no compression" in await compress(gateway, "undo")
@@ -468,7 +468,7 @@ async def test_undo_after_hygiene_holds_while_the_prompt_fits(store: Store, tmp_
         await gateway.quiet()
         assert await gateway.rows(EVENTS) == [("hygiene", "compressed", None, "model")]
         told = await compress(gateway, "undo")
-        assert "Taken back: I see 52 messages again" in told
+        assert "Compression undone: I see 52 messages again" in told
         assert (await view_of(gateway))[:50] == whole
         await gateway.ask("still more")
         assert len(await gateway.rows(EVENTS)) == 1, "it waits"
@@ -491,7 +491,7 @@ async def test_what_does_not_fit_any_more_is_not_brought_back(store: Store, tmp_
             if "no room" in told:
                 break
             before = await dump(gateway)
-        assert re.search(r"takes about [\d,]+ of 6,144 tokens", told)
+        assert re.search(r"would use about [\d,]+ of 6,144 tokens", told)
         assert "Nothing was changed" in told
         assert await dump(gateway) == before
         assert (await gateway.ask("and now?")).startswith("echo: and now?")
@@ -510,17 +510,17 @@ async def test_exchanges_are_taken_back_only_as_far_as_the_summary(store: Store,
         await compress(gateway, "here 2")
         before = await view_of(gateway)
         told = await gateway.ask("/undo 3")
-        assert told.startswith("Took back 2 exchanges, from “TICKET-22.")
+        assert told.startswith("Undid 2 exchanges, starting with “TICKET-22.")
         assert "`/compress undo`" in told
         assert await view_of(gateway) == before[:-4]
         assert "`/compress undo`" in await gateway.ask("/undo")
         assert await view_of(gateway) == before[:-4]
-        assert "Taken back" in await compress(gateway, "undo")
-        assert "Took back 1 exchange, from “TICKET-21." in await gateway.ask("/undo")
+        assert "Compression undone" in await compress(gateway, "undo")
+        assert "Undid 1 exchange, starting with “TICKET-21." in await gateway.ask("/undo")
 
 
 async def test_a_compressed_conversation_has_as_many_messages_as_before(store: Store, tmp_path: Path) -> None:
     async with talking(store, tmp_path, CountingModel(), count=COUNT) as gateway:
         await compress(gateway)
         assert f"{2 * COUNT} messages" in await gateway.ask("/status")
-        assert "The last one is kept" in await gateway.ask("/new")
+        assert "goes back to the last one" in await gateway.ask("/new")

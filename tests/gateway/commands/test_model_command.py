@@ -53,7 +53,7 @@ async def test_without_a_name_it_shows_what_there_is_with_buttons(store: Store, 
             "- `slow`: large",
             "- `spare`",
         ]
-        assert "If it fails: spare" in said
+        assert "Fallbacks: spare" in said
         assert "/model default" in said
         buttons = gateway.adapter.requests[-1].part.buttons
         assert [button.command for button in buttons] == ["/model fast", "/model slow", "/model spare"]
@@ -64,7 +64,7 @@ async def test_a_choice_holds_from_the_next_turn_on_and_for_its_conversation_alo
     store: Store, tmp_path: Path
 ) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
-        assert "answered by fast: small, window 131,072 tokens (as configured)" in await gateway.ask("/model Fast")
+        assert "uses fast: small, window 131,072 tokens (as configured)" in await gateway.ask("/model Fast")
         assert await gateway.ask("q") == "from small"
         assert await gateway.ask("q", chat=GROUP) == "echo: q"
         assert "- `fast`: small (current)" in await gateway.ask("/model")
@@ -114,7 +114,7 @@ async def test_an_admin_may_choose_what_is_not_configured(store: Store, tmp_path
         assert "nothing was chosen" in asked
         assert "Did you mean" not in asked, "nothing is alike"
         said = await gateway.ask("/model =exotic", chat=chat, sender=BOSS)
-        assert "The configuration does not name it" in said
+        assert "It is not in the configuration" in said
         assert await gateway.ask("q", chat=chat) == "from exotic"
         assert "(exotic)" not in await gateway.ask("/status", chat=chat)
 
@@ -199,7 +199,7 @@ async def test_a_conversation_of_a_large_window_is_made_to_fit_before_a_small_mo
         assert (await gateway.rows("SELECT count(*) FROM compressions")) == [(0,)]
         said = await gateway.ask("/model tiny")
         assert "window 8,192 tokens" in said
-        assert "so it is compressed before the next answer" in said
+        assert "so I will compress it before the next answer" in said
         assert (await gateway.ask("and now?")).startswith("echo: ")
         [request] = windows.tiny.turns
         [(prompt,)] = await gateway.rows("SELECT reported_prompt_tokens FROM sessions ORDER BY id DESC LIMIT 1")
@@ -229,13 +229,13 @@ async def test_a_slip_chooses_nothing_and_asks(store: Store, tmp_path: Path) -> 
         assert asked.startswith("I do not know the model “fasst”, so nothing was chosen. Did you mean `/model fast`?")
         assert await gateway.rows(CHOSEN) == []
         assert await gateway.ask("q", chat=GROUP) == "echo: q"
-        assert "answered by" in await gateway.ask("/model =fasst", chat=GROUP, sender=BOSS)
+        assert "conversation uses fasst" in await gateway.ask("/model =fasst", chat=GROUP, sender=BOSS)
         assert await gateway.rows(CHOSEN) == [("=fasst",)]
 
 
 async def test_a_name_that_is_known_to_be_a_models_is_no_slip(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model={"fallbacks": ["gpt-4.1-mini"]}) as gateway:
-        assert "answered by gpt-4.1-nano" in await gateway.ask("/model gpt-4.1-nano", chat=GROUP, sender=BOSS)
+        assert "conversation uses gpt-4.1-nano" in await gateway.ask("/model gpt-4.1-nano", chat=GROUP, sender=BOSS)
         assert "Did you mean" in await gateway.ask("/model gpt-4.1-nanno", chat=GROUP, sender=BOSS)
         assert "one word" in await gateway.ask("/model =", chat=GROUP, sender=BOSS)
 
@@ -258,7 +258,7 @@ async def test_settings_are_shown_without_their_secrets(store: Store, tmp_path: 
         assert lines[0] == f"Model: scripted, window 131,072 tokens (as configured), temperature 0.2, {rest}"
         assert f"- `fast`: small, temperature 0.9, {rest}" in lines
         assert "- `same`: large" in lines, "it has nothing of its own"
-        assert f"(as configured), temperature 0.9, {rest}; " in await gateway.ask("/model fast")
+        assert f"(as configured), temperature 0.9, {rest}. " in await gateway.ask("/model fast")
         await gateway.ask("/think low")
         assert "reasoning effort low (chosen here)" in await gateway.ask("/model")
 
@@ -273,8 +273,7 @@ async def test_an_effort_holds_from_the_next_turn_on_and_for_its_conversation_al
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
         assert await gateway.ask("/think High") == (
-            "From the next message on this conversation is answered with reasoning effort high; "
-            "`/think default` goes back."
+            "From your next message on, reasoning effort in this conversation is high. `/think default` resets it."
         )
         await gateway.ask("two")
         await gateway.ask("elsewhere", chat=GROUP)
@@ -311,7 +310,7 @@ async def test_the_effort_is_shown_and_what_is_none_changes_nothing(store: Store
         assert (await gateway.ask("/think")).startswith("Reasoning effort of scripted: medium (as configured).")
         buttons = gateway.adapter.requests[-1].part.buttons
         assert [button.command for button in buttons] == ["/think low", "/think medium", "/think high", "/think off"]
-        assert "/think takes off, minimal, low" in await gateway.ask("/think lots")
+        assert "/think accepts off, minimal, low" in await gateway.ask("/think lots")
         await gateway.ask("/think none")
         assert (await gateway.ask("/think")).startswith("Reasoning effort of scripted: off (chosen here).")
 
@@ -319,4 +318,4 @@ async def test_the_effort_is_shown_and_what_is_none_changes_nothing(store: Store
 async def test_a_model_that_takes_no_settings_is_told_of(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, model={"aliases": {"none": {"protocol": "offline"}}}) as gateway:
         await gateway.ask("/model none")
-        assert "the built-in offline model takes no settings" in await gateway.ask("/think low")
+        assert "The built-in offline model ignores all call settings" in await gateway.ask("/think low")

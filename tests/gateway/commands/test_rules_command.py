@@ -27,9 +27,9 @@ async def test_rules_are_listed_before_and_behind_a_compression_until_they_are_d
         await say_much(gateway, range(12))
         await compress(gateway)
         assert line in await told(gateway, "/rules")
-        assert "No rule in force" in await told(gateway, "/rules drop m999999")
-        assert "Write `/rules`" in await told(gateway, "/rules away")
-        assert f"m{rule.id} holds no longer" in await told(gateway, f"/rules drop m{rule.id}")
+        assert "No active rule" in await told(gateway, "/rules drop m999999")
+        assert "Send `/rules`" in await told(gateway, "/rules away")
+        assert f"Rule m{rule.id} no longer applies" in await told(gateway, f"/rules drop m{rule.id}")
         assert "No standing rules" in await told(gateway, "/rules")
         assert (await view_of(gateway))[-1].origin is Origin.NOTICE
         await say_much(gateway, range(30, 42))

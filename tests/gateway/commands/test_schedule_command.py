@@ -15,14 +15,14 @@ UTC = {"time_zone": "UTC"}
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("add", "Write `/schedule`"),
-        ("add every weekday at eight: look", "Write `/schedule`"),
-        ("add 8:00 look", "Write `/schedule`"),
-        ("remove", "Write `/schedule`"),
+        ("add", "Send `/schedule`"),
+        ("add every weekday at eight: look", "Send `/schedule`"),
+        ("add 8:00 look", "Send `/schedule`"),
+        ("remove", "Send `/schedule`"),
         ("add 0 8 * * mon-fri", "A schedule needs a text"),
         ("add 0 8 * look at it", "'look' is no month"),
-        ("add 0 0 8 * * * look", "That has six fields"),
-        ("add 0 0 8 ? * * look", "That has six fields"),
+        ("add 0 0 8 * * * look", "That time has six fields"),
+        ("add 0 0 8 ? * * look", "That time has six fields"),
         ("add 0 26 * * * look", "'26' is no hour: that is 0 to 23"),
         ("add */2 * * * * look", "*/2 * * * * comes 2 minutes apart; the shortest time is 5 minutes"),
         ("add 58,1 * * * * look", "58,1 * * * * comes 3 minutes apart"),
@@ -60,9 +60,9 @@ async def test_run_brings_it_now_and_leaves_its_times(store: Store, tmp_path: Pa
         await gateway.ask("/schedule add @daily look around")
         before = await gateway.rows("SELECT next_at, state FROM schedules")
         await gateway.say("/schedule run 1")
-        assert set(await gateway.replies(3)) >= {"Schedule 1 comes now.", "echo: look around"}
+        assert set(await gateway.replies(3)) >= {"Sending schedule 1 now.", "echo: look around"}
         await gateway.say("/schedule run 1")
-        assert (await gateway.replies(5)).count("Schedule 1 comes now.") == 2
+        assert (await gateway.replies(5)).count("Sending schedule 1 now.") == 2
         assert await gateway.rows("SELECT next_at, state FROM schedules") == before
 
 
@@ -71,9 +71,10 @@ async def test_what_was_run_and_waits_is_not_run_again_behind_itself(store: Stor
         await gateway.ask("/schedule add @daily look around")
         hang = await hanging(gateway)
         await gateway.say("/schedule run 1")
-        await eventually(lambda: "Schedule 1 comes now." in gateway.adapter.texts(), "it comes")
+        await eventually(lambda: "Sending schedule 1 now." in gateway.adapter.texts(), "it comes")
         await gateway.say("/schedule run 1")
-        await eventually(lambda: "Schedule 1 waits for its turn already." in gateway.adapter.texts(), "it waits")
+        refused = "The message of schedule 1 is already in the queue."
+        await eventually(lambda: refused in gateway.adapter.texts(), "it waits")
         hang.release()
         await gateway.quiet()
         assert [text for _, text in await gateway.turns_of()][1:] == ["look around"]

@@ -27,7 +27,7 @@ async def test_status_answers_from_memory_while_the_database_is_locked_and_not_o
         assert not saying.done()
     await saying
     [said] = gateway.adapter.texts()
-    assert "Database: it takes nothing" in said
+    assert "Database: cannot be written" in said
     assert "Working on an answer" in said
     assert "telegram: connected" in said
     assert await gateway.inbox_states() == ["claimed", "done"]
@@ -58,7 +58,7 @@ async def test_a_status_that_a_full_disk_refuses_again_and_again_is_answered_onc
     await gateway.intake.accept(status)
     await gateway.quiet()
     await settled()
-    assert ["Database: it takes nothing" in text for text in gateway.adapter.texts()] == [False, True]
+    assert ["Database: cannot be written" in text for text in gateway.adapter.texts()] == [False, True]
 
 
 async def test_a_stop_says_at_once_that_it_acted_and_is_confirmed_when_it_is_stored(

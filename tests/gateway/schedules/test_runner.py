@@ -169,7 +169,7 @@ async def test_whoever_made_it_and_has_no_access_any_more_brings_nothing(store: 
             "Schedule 1 is paused: Ann, who made it, has no access any more. `/schedule remove 1` removes it."
         ]
         refused = await gateway.ask("/schedule resume 1", sender=BOSS)
-        assert refused == "Ann, who made schedule 1, has no access any more: add it anew."
+        assert refused == "Ann, who added schedule 1, no longer has access. Add it again."
         assert await gateway.ask("/schedule remove 1", sender=BOSS) == "Schedule 1 is removed."
 
 

@@ -118,8 +118,8 @@ async def test_status_says_who_answers_and_what_is_wrong(store: Store, tmp_path:
             await gateway.ask(f"q{number}")
         said = await gateway.ask("/status")
         assert "- Model: scripted, route scripted" in said
-        assert "scripted is not open to our key; it is left alone for 30 s" in said
-        assert "The last answer came from spare, in place of scripted" in said
+        assert "scripted is not open to our key; paused for 30 s" in said
+        assert "The last answer came from spare, because scripted failed" in said
 
 
 async def test_a_turn_goes_straight_to_where_an_answer_is_while_the_route_rests(store: Store, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ async def test_two_chats_on_two_routes_share_no_rest(store: Store, tmp_path: Pat
             await gateway.ask(f"q{number}", chat=GROUP)
         assert gateway.live.models.configured.client.breaker.open is not None
         assert await gateway.ask("q") == "other"
-        assert (await gateway.ask("/status")).count("left alone") == 0
+        assert (await gateway.ask("/status")).count("paused for") == 0
 
 
 async def test_a_fallback_that_is_the_chosen_model_is_not_asked_twice(store: Store, tmp_path: Path) -> None:

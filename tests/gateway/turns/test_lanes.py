@@ -212,10 +212,10 @@ async def test_stop_leaves_what_waits_and_stop_all_drops_it(store: Store, tmp_pa
         await gateway.say("/stop")
         await second.begun.wait()
         await eventually(gateway.adapter.texts, "the stop is answered")
-        assert gateway.adapter.texts() == ["Stopped. 2 messages still waiting: /stop all drops what waits."]
+        assert gateway.adapter.texts() == ["Stopped. Still queued: 2 messages. /stop all clears the queue."]
         assert asked(gateway.model.requests[1])[-1] == "two"
         await gateway.say("/stop all")
-        assert (await gateway.replies(2))[1] == "Stopped. Dropped 1 waiting message."
+        assert (await gateway.replies(2))[1] == "Stopped. Removed 1 message from the queue."
         assert await gateway.inbox_states() == ["done", "done", "dropped", "done", "done"]
 
 
@@ -266,7 +266,7 @@ async def test_a_waiting_turn_keeps_its_place_until_it_is_stopped_also_across_a_
         assert again.model.requests == []
         assert await again.turns_of() == [("waiting", "q")]
         await again.say("/stop")
-        assert "Stopped. 1 message still waiting: /stop all drops what waits." in await again.replies(2)
+        assert "Stopped. Still queued: 1 message. /stop all clears the queue." in await again.replies(2)
         assert await again.turns_of() == [("stopped", "q"), ("finished", "next")]
 
 
