@@ -57,7 +57,7 @@ def _line(request: CommandRequest, offers: OfferRegistry, tool: Tool, names: lis
     reason = tool.why_unavailable() or offers.access.refusal(tool, chat.key, chat.kind, sender)
     origin = f" (from {tool.source})" if tool.source else ""
     if reason is not None:
-        return f"- `{tool.name}`{origin}: off, {reason}"
+        return f"- `{tool.name}`{origin}: off, because {reason}"
     policy = ""
     if tool.effect is not ToolEffect.READ_ONLY and tool.needs_approval:
         policy = f", {_POLICIES[offers.access.policy(tool, chat.key)]}"

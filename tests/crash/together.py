@@ -15,7 +15,7 @@ BEFORE = (42, 43, 44)
 AFTER = (45, 46)
 TITLE = "/title Together"
 TITLE_REPLY = "This conversation is now called “Together”."
-BEHIND = "After this answer; /stop ends it now."
+BEHIND = "Queued until the current answer is finished. /stop ends that answer now."
 
 
 def answer(chat_id: int) -> str:

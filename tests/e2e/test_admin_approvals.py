@@ -198,7 +198,7 @@ async def test_a_question_that_no_admin_can_answer_any_more_is_refused_at_once(w
     elif way == "revoked":
         assert (await world.command_line("pair", "revoke", "telegram:1"))[0] == 0
     assert await world.replies(1, match="nobody answered")
-    await shown(world, 42, f"Refused, because no admin can be reached any more, {TIME}")
+    await shown(world, 42, f"Refused, because no admin can be reached, {TIME}")
     assert notebook(world) == []
 
 
@@ -209,11 +209,11 @@ async def test_a_question_of_somebody_who_loses_access_says_so(world: World) -> 
     [offer] = await world.replies(1, chat_id=77)
     code = offer.partition("Your pairing code is ")[2].partition(",")[0]
     await world.say(f"/pair approve {code}", chat_id=ADMIN)
-    assert await world.replies(1, match="You have access now", chat_id=77)
+    assert await world.replies(1, match="You now have access", chat_id=77)
     await ask(world, chat_id=77, user_id=77)
     await shown(world, ADMIN, "May I use")
     await world.say("/pair revoke telegram:77", chat_id=ADMIN)
-    await shown(world, ADMIN, f"Withdrawn, because the person has no access any more, {TIME}")
+    await shown(world, ADMIN, f"Withdrawn, because the person no longer has access, {TIME}")
     assert notebook(world) == []
 
 
@@ -305,7 +305,7 @@ async def test_a_question_with_more_parts_than_are_sent_carries_all_of_it_in_a_f
     await ask(world, line=" ".join(f"word{number}" for number in range(12_000)))
     await shown(world, ADMIN, "/approve a1 says yes")
     [sent] = await world.tg.get("sent", method="sendDocument", chat_id=ADMIN, wait=15, count=1)
-    assert "The rest is in this file, which has all of the reply" in json.dumps(sent)
+    assert "This file contains the complete reply" in json.dumps(sent)
     await press(world, ADMIN, "No")
     await shown(world, ADMIN, f"^Denied by .* {TIME}")
 

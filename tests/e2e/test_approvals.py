@@ -142,7 +142,7 @@ async def test_who_writes_while_a_question_is_open_is_told_so_once(world: World)
     await world.gateway.start()
     await ask_to_write(world, "buy flour")
     await world.say("are you there?")
-    assert await world.replies(1, match="needs an answer: /approve, /deny or /stop")
+    assert await world.replies(1, match="answer my request above with /approve or /deny, or send /stop")
     await world.say("hello?")
     await world.stored(3)
     await world.gateway.kill()
@@ -152,7 +152,7 @@ async def test_who_writes_while_a_question_is_open_is_told_so_once(world: World)
     await world.say("/approve a1")
     assert await world.replies(1, match="written: buy flour")
     assert await world.replies(1, match="anybody")
-    assert len(await world.replies(0, wait=0, match="needs an answer")) == 1
+    assert len(await world.replies(0, wait=0, match="answer my request above")) == 1
     assert notebook(world) == ["buy flour"]
 
 
@@ -187,7 +187,7 @@ async def test_a_steer_joins_a_waiting_turn_behind_the_answer(world: World, mode
     await world.gateway.start(HERMES_SESSIONS__BUSY_MODE=mode)
     await ask_to_write(world, "buy flour")
     await world.say(line)
-    assert await world.replies(1, match="needs an answer" if mode == "steer" else "take it into account")
+    assert await world.replies(1, match="answer my request above" if mode == "steer" else "I will use this")
     await world.say("/approve a1")
     assert await world.replies(1, match="^echo.*use old flour")
     [written, steer] = prompt_of((await world.asked(2))[1])[-2:]
@@ -201,7 +201,7 @@ async def test_in_a_group_nobody_interrupts_the_question_to_somebody_else(world:
     group = {"chat_id": -100200, "chat_type": "supergroup", "title": "Harbour"}
     await ask_to_write(world, "buy flour", **group, user_id=42, text="@lab_gateway_bot write it down")
     await world.tg.post("message", {**group, "user_id": 43, "text": "@lab_gateway_bot and me?"})
-    assert await world.replies(1, match="needs an answer", chat_id=-100200)
+    assert await world.replies(1, match="answer my request above", chat_id=-100200)
     assert world.query("SELECT state FROM turns") == [("waiting",)]
     await world.tg.post("message", {**group, "user_id": 1, "text": "@lab_gateway_bot never mind"})
     assert await world.replies(1, match="never mind", chat_id=-100200)
@@ -252,7 +252,7 @@ async def test_a_tool_for_admins_is_refused_in_the_turns_of_others(world: World)
     calls = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
     await world.script(match="write it down", last_role="user", tool_calls=calls, times=1)
     await world.say("write it down")
-    assert await world.replies(1, match="turns that an admin has started")
+    assert await world.replies(1, match="only turns started by an admin")
     await world.say("/tools")
     assert await world.replies(1, match="write_down: off, it is for turns")
 

@@ -279,7 +279,7 @@ async def test_a_conversation_goes_on_while_its_summary_is_written(world: World)
 async def test_who_waits_long_for_a_compression_is_told_on_each_platform(
     tmp_path: Path, protocol: ModelProtocol
 ) -> None:
-    why = "I am compressing it before I go on"
+    why = "I am compressing it before I continue"
     async with world_in(tmp_path, protocol, discord=True) as world:
         await world.dc.post("config", {"rate_limits": False})
         configure(world, "compression: {threshold: 0.5}\n")

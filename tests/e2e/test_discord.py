@@ -245,11 +245,11 @@ async def test_strangers_are_told_so_by_themselves_and_nothing_is_kept(discord_w
         await pick(world, "help", dm_user_id=ALICE)
     offers = await answers(world, 3, "interaction_edit")
     assert "pairing code" in offers[0]["text"]
-    assert "still waits" in offers[2]["text"]
+    assert "still needs approval" in offers[2]["text"]
     for number in range(6, 9):
         await pick(world, "help", dm_user_id=ALICE)
         rows = await answers(world, number)
-        assert "still waits" in rows[-1]["text"]
+        assert "still needs approval" in rows[-1]["text"]
         assert rows[-1]["ephemeral"]
     assert world.query("SELECT count(*) FROM outbox") == [(3,)]
     assert await all_acknowledged(world, 11)

@@ -45,7 +45,7 @@ async def test_a_refusal_does_not_wait_for_the_answer_that_is_being_written(worl
     await world.turn_runs()
     await say(world, "/new@lab_gateway_bot", 50)
     assert await replies(world, 1, "Others share this conversation")
-    assert not await world.replies(0, chat_id=-100200, match="After this answer", wait=0)
+    assert not await world.replies(0, chat_id=-100200, match="Queued until the current answer", wait=0)
 
 
 async def test_whoever_has_a_conversation_alone_changes_it(world: World) -> None:
@@ -61,7 +61,7 @@ async def test_messages_beyond_the_limit_are_refused_once_and_taken_a_minute_lat
     now = int(time.time())
     for number in range(8):
         await world.say(f"message {number}", date=now + number)
-    assert await world.replies(1, match="more than 3 messages within a minute")
+    assert await world.replies(1, match="limit: 3 per minute")
     await world.say("message 8", chat_id=43, date=now + 8)
     assert await world.replies(1, chat_id=43, match="message 8")
     await world.say("message 9", date=now + 61)
@@ -75,7 +75,7 @@ async def test_a_person_has_sixty_messages_a_minute_by_default(world: World) -> 
     await world.gateway.start()
     now = int(time.time())
     await world.say("message {n}", repeat=70, date=now)
-    [notice] = await world.replies(1, match="more than 60 messages within a minute")
+    [notice] = await world.replies(1, match="limit: 60 per minute")
     assert "please send it again" in notice
     await world.stored(60)
     await world.say("later", date=now + 60)

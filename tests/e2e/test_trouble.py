@@ -131,7 +131,7 @@ async def test_a_stranger_gets_a_pairing_code_that_works_once(world: World) -> N
     [reply] = await world.replies(1, chat_id=77)
     code = reply.split("pair approve ")[1].split()[0].rstrip(",")
     await world.say("hello?", chat_id=77)
-    assert await world.replies(1, chat_id=77, match="still waits")
+    assert await world.replies(1, chat_id=77, match="still needs approval")
     await world.say(f"/pair approve {code}", chat_id=42)
     assert await world.replies(1, chat_id=42, match="Only admins")
     await world.say(f"/pair approve {code}", chat_id=1)
@@ -271,7 +271,7 @@ async def _answer_at_length(world: World, chat_id: int) -> None:
 async def test_who_waits_for_a_locked_database_is_told_on_each_platform(
     tmp_path: Path, protocol: ModelProtocol
 ) -> None:
-    waits, goes_on = "waits and is not lost", "I go on with yours"
+    waits, goes_on = "message is not lost", "continue with yours"
     async with world_in(tmp_path, protocol, discord=True) as world:
         local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
         await ready(world, **local)

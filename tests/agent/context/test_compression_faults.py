@@ -208,7 +208,7 @@ def assert_made_by_rule(found: Found, trigger: Trigger) -> str:
     stands_for = re.search(r"Stands for (\d+) messages", handoff)
     assert stands_for is not None
     assert "TICKET-" in handoff
-    notices = [text for text in found.told if "without a summary" in text]
+    notices = [text for text in found.told if "could not summarise" in text]
     if trigger.layer == "manual":
         assert found.told == []
         return ""

@@ -60,14 +60,14 @@ def test_who_is_let_in_is_told_so_once_where_they_asked(db: sqlite3.Connection, 
     assert owed(db) == [OFFER.format(code="ABCDEFGH", minutes=CODE_MINUTES), WELCOME[role]]
     with pytest.raises(CommandError) as raised:
         approve(db, "ABCDEFGH", role)
-    assert str(raised.value) == "That code is not valid: it was used, has expired, or was never given out."
+    assert str(raised.value) == "That code is not valid. It was already used, has expired, or never existed."
     assert len(owed(db)) == 2
 
 
 def test_who_was_never_paired_cannot_be_revoked(db: sqlite3.Connection) -> None:
     with pytest.raises(CommandError) as raised:
         revoke_pairing(db, UserRef("telegram:9"), "x", START)
-    sentence = "telegram:9 is not paired. Access from the configuration file is taken away there."
+    sentence = "telegram:9 is not paired. To revoke access given by the configuration file, edit `access` there."
     assert str(raised.value) == sentence
 
 
@@ -110,4 +110,4 @@ async def test_a_strangers_name_puts_no_link_into_an_admins_chat(store: Store, t
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("hello", chat=EVE_CHAT, sender=replace(EVE, name="[`Approve me](https://evil.example)"))
         listed = await gateway.ask("/pair list", chat=BOSS_CHAT, sender=BOSS)
-        assert listed.startswith("- `['Approve me](https://evil.example)` (`telegram:666`): waits")
+        assert listed.startswith("- `['Approve me](https://evil.example)` (`telegram:666`): pending")

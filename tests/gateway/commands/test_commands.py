@@ -475,14 +475,14 @@ async def test_an_admin_lets_a_stranger_in_and_out(store: Store, tmp_path: Path)
         assert EVE.ref in listed
         assert code not in listed
         assert "now has access" in await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
-        assert "You have access now" in (await gateway.replies(2, eve_chat))[1]
+        assert "You now have access" in (await gateway.replies(2, eve_chat))[1]
         assert await gateway.ask("hello", chat=eve_chat, sender=EVE) == "echo: hello"
         assert "not valid" in await gateway.ask(f"/pair approve {code} admin", chat=BOSS_CHAT, sender=BOSS)
         hang = await hanging(gateway, "long", chat=eve_chat, sender=EVE)
         assert "no longer has access" in await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
         hang.release()
         await gateway.quiet(eve_chat)
-        assert "no access yet" in await gateway.ask("again", chat=eve_chat, sender=EVE)
+        assert "do not have access yet" in await gateway.ask("again", chat=eve_chat, sender=EVE)
         assert "/pair approve" in await gateway.ask("/pair what", chat=BOSS_CHAT, sender=BOSS)
 
 

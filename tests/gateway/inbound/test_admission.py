@@ -133,14 +133,14 @@ def test_beyond_the_limit_one_sentence_says_so_until_the_queue_moves(db: sqlite3
     chat = admitted[0].chat_id
     assert states(db, chat) == ["new"] * 3 + ["dropped"] * 3
     assert len(owed(db)) == 1
-    assert "3 of your messages" in owed(db)[0]
+    assert "already have 3 messages in the queue" in owed(db)[0]
     assert admit(db, admission(message(9, sender=BOB)), START).inbox_id is not None
     first = admitted[0].inbox_id
     assert first is not None
     finish(db, journal.start_turn(db, chat, [first], {}, START), "a")
     assert admit(db, admission(message(10)), START).inbox_id is not None
     assert admit(db, admission(message(11)), START).has_reply
-    assert len([sentence for sentence in owed(db) if "of your messages" in sentence]) == 2
+    assert len([sentence for sentence in owed(db) if "messages in the queue" in sentence]) == 2
 
 
 def test_a_refused_event_that_comes_again_changes_nothing(db: sqlite3.Connection) -> None:

@@ -17,7 +17,7 @@ from tests.gateway.helpers import Hang, TestGateway, answer, eventually, settled
 from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, say_much, talking
 from tests.hermes_state.helpers import accept_rows, refuse_rows
 
-PRESSURE = "% of the room before compression"
+PRESSURE = "% of the way to the next compression"
 OFTEN = "This conversation has been compressed"
 
 
@@ -44,7 +44,7 @@ async def test_pressure_is_told_once_at_85_percent_of_the_threshold(store: Store
         assert PRESSURE not in await answer_reporting(gateway, model, 42_499)
         told = await answer_reporting(gateway, model, 42_500)
         assert told.startswith("echo: hello there")
-        assert "85 % of the room before compression is used (42,500 of 50,000 tokens)" in told
+        assert "85 % of the way to the next compression (42,500 of 50,000 tokens)" in told
         assert PRESSURE not in await answer_reporting(gateway, model, 43_000)
         assert PRESSURE not in await answer_reporting(gateway, model, 49_000)
         assert PRESSURE not in read_by_the_model(model)
@@ -101,7 +101,7 @@ async def test_a_prompt_beyond_the_threshold_is_told_in_words(store: Store, tmp_
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         told = await answer_reporting(gateway, model, 52_000)
-        assert "The room before compression is used up (52,000 of 50,000 tokens)" in told
+        assert "This conversation will be compressed soon (52,000 of 50,000 tokens)" in told
 
 
 async def test_thoughts_and_answers_are_no_pressure(store: Store, tmp_path: Path) -> None:
@@ -127,9 +127,8 @@ async def test_at_the_second_compression_people_are_told_how_often(store: Store,
             assert now_done <= done + 1
             done = now_done
             assert len(notices(gateway, OFTEN)) == (done >= 2)
-        assert notices(gateway, OFTEN) == [
-            "This conversation has been compressed 2 times; details may get lost. /new starts a fresh one."
-        ]
+        [told] = notices(gateway, OFTEN)
+        assert told.startswith("This conversation has been compressed 2 times, so I may miss details.")
         assert OFTEN not in read_by_the_model(model)
 
 
@@ -163,7 +162,7 @@ async def test_the_count_can_be_switched_off(store: Store, tmp_path: Path) -> No
 # ---- long waits
 
 SOON = ContextSettings(quiet_seconds=0.05)
-WAITING = "I am compressing it before I go on"
+WAITING = "I am compressing it before I continue"
 THRESHOLD_TOKENS, HYGIENE_TOKENS = 17_000, 22_500
 """Beyond where the layers act in the window of `talking`."""
 
@@ -265,7 +264,7 @@ async def test_a_failure_is_told_once_and_the_answer_comes_all_the_same(store: S
             number += 1
         [told] = notices(gateway, "could not compress")
         assert "Nothing was changed" in told
-        assert "/compress tries now" in told
+        assert "To try now, send /compress" in told
         assert "401" not in told
         assert sum(text.startswith("echo: ") for text in gateway.adapter.texts()) == number
         await gateway.ask("and now?")
@@ -280,15 +279,15 @@ async def test_without_a_summary_people_are_told_how_many_messages_a_list_stands
     model.summary = answer("I will not do that.")
     async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}) as gateway:
         number = 0
-        while not notices(gateway, "without a summary"):
+        while not notices(gateway, "could not summarise"):
             assert number < 40
             await gateway.say(f"TICKET-{number}. {WORDS}")
             await gateway.quiet()
             number += 1
-        [told] = notices(gateway, "without a summary")
-        assert "messages are represented by a list" in told
-        assert "all of them are kept" in told
-        assert "without a summary" not in read_by_the_model(model)
+        [told] = notices(gateway, "could not summarise")
+        assert "I kept a list of key points from" in told
+        assert "All of them are still stored" in told
+        assert "could not summarise" not in read_by_the_model(model)
 
 
 async def test_compressing_in_vain_stops_and_names_the_ways_out(store: Store, tmp_path: Path) -> None:

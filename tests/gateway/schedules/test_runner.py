@@ -30,7 +30,7 @@ from tests.sampling import examples
 
 BERLIN = {"time_zone": "Europe/Berlin"}
 HOUR = 3_600_000
-LATE = "comes late"
+LATE = "is late"
 AUTUMN = datetime(2026, 10, 24, 20, tzinfo=UTC)
 
 
@@ -164,9 +164,10 @@ async def test_whoever_made_it_and_has_no_access_any_more_brings_nothing(store: 
         gateway.configure(config_of(agent=BERLIN, access={"allow": [BOB.ref], "admins": [BOSS.ref]}))
         assert await looked(gateway, clock, "2026-11-23T08:00") == []
         assert await looked(gateway, clock, "2026-11-24T08:00") == []
-        told = [text for text in gateway.adapter.texts() if "has no access any more" in text]
+        told = [text for text in gateway.adapter.texts() if "no longer has access" in text]
         assert told == [
-            "Schedule 1 is paused: Ann, who made it, has no access any more. `/schedule remove 1` removes it."
+            "Schedule 1 is paused, because Ann, who added it, no longer has access. "
+            "To remove it, send `/schedule remove 1`."
         ]
         refused = await gateway.ask("/schedule resume 1", sender=BOSS)
         assert refused == "Ann, who added schedule 1, no longer has access. Add it again."
