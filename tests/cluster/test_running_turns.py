@@ -235,7 +235,7 @@ async def test_who_was_let_in_and_turned_away_at_one_node_is_so_at_every_other(c
     await two.wait_for_log("access.loaded", since=seen)
     await cluster.release()
     assert await cluster.replies(1, match="wait for it", chat_id=77)
-    assert await cluster.replies(1, match="You have no access any more", chat_id=77)
+    assert await cluster.replies(1, match="Your access was revoked", chat_id=77)
     of_theirs = "SELECT i.state FROM inbox i JOIN chats c ON c.id = i.chat_id WHERE c.chat_ref = '77' ORDER BY i.id"
     assert cluster.query(of_theirs) == [("done",), ("dropped",)]
     await cluster.say("may I again?", chat_id=77)

@@ -270,7 +270,7 @@ async def test_a_button_that_somebody_may_not_press_is_refused_by_itself(discord
     press = {"custom_id": custom_id, "message_id": listed["message_id"], "channel": "general"}
     await world.dc.post("interaction", {**press, "user_id": ALICE})
     [row] = await answers(world, 1, "interaction_followup")
-    assert row["text"].startswith("Others share this conversation")
+    assert row["text"].startswith("In a shared chat, only admins and moderators")
     assert row["ephemeral"]
     await world.dc.post("interaction", {**press, "user_id": BOB})
     assert await world.dc.get("sent", action="send", match="Back in conversation", wait=10, count=1)

@@ -24,7 +24,7 @@ async def test_what_changes_a_shared_conversation_is_for_admins_and_moderators(w
     for number, line in enumerate(refused, start=1):
         name, _, argument = line.partition(" ")
         await say(world, f"/{name}@lab_gateway_bot {argument}", 50)
-        assert len(await replies(world, number, "Others share this conversation")) == number, line
+        assert len(await replies(world, number, "In a shared chat, only admins and moderators")) == number, line
     assert world.query("SELECT count(*) FROM sessions") == [(1,)]
     assert world.query("SELECT count(*) FROM view_edits") == [(0,)]
     for number, (line, answer) in enumerate((("model", "Model: "), ("history", "hello"), ("title Ours", "Ours"))):
@@ -44,7 +44,7 @@ async def test_a_refusal_does_not_wait_for_the_answer_that_is_being_written(worl
     await say(world, "@lab_gateway_bot hang", 42)
     await world.turn_runs()
     await say(world, "/new@lab_gateway_bot", 50)
-    assert await replies(world, 1, "Others share this conversation")
+    assert await replies(world, 1, "In a shared chat, only admins and moderators")
     assert not await world.replies(0, chat_id=-100200, match="Queued until the current answer", wait=0)
 
 
@@ -76,7 +76,7 @@ async def test_a_person_has_sixty_messages_a_minute_by_default(world: World) -> 
     now = int(time.time())
     await world.say("message {n}", repeat=70, date=now)
     [notice] = await world.replies(1, match="limit: 60 per minute")
-    assert "please send it again" in notice
+    assert "Please send them again" in notice
     await world.stored(60)
     await world.say("later", date=now + 60)
     assert await world.replies(1, match="later")

@@ -51,7 +51,7 @@ async def test_a_provider_that_is_down_is_stood_in_for_and_told_once(world: Worl
         await world.say("one")
         [first] = await world.replies(1)
         assert re.match(r"echo: \S+ \S+ one", first)
-        assert "lab-64k answers for now: lab-128k is not open to our key" in first
+        assert "lab-64k answers for now, because lab-128k is not open to our key" in first
         await world.say("two")
         [_, second] = await world.replies(2)
         assert re.fullmatch(r"echo: \S+ \S+ two", second)
@@ -114,7 +114,7 @@ async def test_any_protocol_takes_up_a_turn_behind_the_tool_calls_of_any(world: 
         await world.say('look [[tool:history_search {"query": "harbour"}]]')
         [said] = await world.replies(1)
         assert said.startswith("tool said: ")
-        assert "lab-64k answers for now: lab-128k has no credit left" in said
+        assert "lab-64k answers for now, because lab-128k has no credit left" in said
         assert len(await world.asked(0, wait=0)) == 2, "one step, and one refusal"
         [request] = await other.get("requests")
         assert request["path"] == spare.path
@@ -135,6 +135,6 @@ async def test_a_reload_that_takes_a_chosen_model_away_says_so(world: World) -> 
     world.gateway.signal(signal.SIGHUP)
     await world.gateway.wait_for_log("config.reloaded", since=since)
     await world.say("two")
-    assert await world.replies(1, match="“small” is not configured any more, so lab-128k answers here again")
+    assert await world.replies(1, match="“small” is no longer configured, so lab-128k answers here again")
     assert await world.replies(1, match="^echo: .*two")
     assert [request["body"]["model"] for request in await world.asked(2)] == ["lab-32k", "lab-128k"]

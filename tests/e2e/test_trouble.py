@@ -141,7 +141,7 @@ async def test_a_stranger_gets_a_pairing_code_that_works_once(world: World) -> N
     await world.say("now I am in", chat_id=77)
     assert await world.replies(1, chat_id=77, match="now I am in")
     await world.say("/pair revoke telegram:77", chat_id=1)
-    assert await world.replies(1, chat_id=1, match="no access any more")
+    assert await world.replies(1, chat_id=1, match="no longer has access")
     await world.say("still here?", chat_id=77)
     assert await world.replies(2, chat_id=77, match="pairing code")
     assert world.query("SELECT count(*) FROM messages WHERE text LIKE 'still%' OR text LIKE 'let me%'") == [(0,)]

@@ -153,7 +153,7 @@ async def test_a_choice_that_is_gone_falls_back_and_says_so_once(store: Store, t
         assert "- Model: scripted" in await gateway.ask("/status")
         await gateway.say("two")
         replies = await gateway.replies(5)
-        gone = "The model “fast” is not configured any more, so scripted answers here again."
+        gone = "The model “fast” is no longer configured, so scripted answers here again."
         assert gone in replies
         assert any(text.startswith("echo: ") for text in replies)
         await gateway.say("three")

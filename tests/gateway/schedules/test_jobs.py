@@ -59,7 +59,9 @@ async def test_after_the_silence_the_next_message_starts_anew(store: Store, tmp_
         await gateway.ask("three")
         assert seen_count(gateway) == 1
         [(key,)] = await gateway.rows("SELECT substr(key, 1, 8) FROM sessions ORDER BY id LIMIT 1")
-        notice = f"The last conversation rested too long, so this starts a new one; `/resume {key}` goes back."
+        notice = (
+            f"Your last conversation was idle for a long time, so this is a new one. To go back, send `/resume {key}`."
+        )
         assert gateway.adapter.texts().count(notice) == 1
         assert await gateway.rows("SELECT end_reason FROM sessions ORDER BY id") == [("expired",), (None,)]
 

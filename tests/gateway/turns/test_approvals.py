@@ -124,7 +124,7 @@ async def test_on_a_clock_that_was_set_back_a_bare_yes_is_told_which_question_wa
         await ask(gateway)
         clock.ahead_ms = -3_600_000
         await gateway.say("/approve")
-        await eventually(lambda: any("name the question" in text for text in gateway.adapter.texts()), "it is told")
+        await eventually(lambda: any("name the request" in text for text in gateway.adapter.texts()), "it is told")
         await gateway.say("/approve a1")
         await eventually(lambda: "done" in gateway.adapter.texts(), "the turn goes on")
         assert ran == ["ran"]
@@ -162,7 +162,10 @@ async def test_in_a_group_a_member_says_yes_to_one_call_only(store: Store, tmp_p
         await gateway.say("write it down", chat=GROUP)
         await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts(GROUP)), "it asks")
         await gateway.say("/approve a1 always", chat=GROUP)
-        await eventually(lambda: any("Others share" in text for text in gateway.adapter.texts(GROUP)), "it is refused")
+        await eventually(
+            lambda: any("can approve more than a single call" in text for text in gateway.adapter.texts(GROUP)),
+            "it is refused",
+        )
         await gateway.say("/approve a1 always", chat=GROUP, sender=BOSS)
         await eventually(lambda: "done" in gateway.adapter.texts(GROUP), "the turn goes on")
         assert await gateway.rows("SELECT granted_by FROM tool_grants") == [(BOSS.ref,)]

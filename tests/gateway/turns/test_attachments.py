@@ -125,16 +125,16 @@ async def test_bytes_are_stored_once_by_their_hash_and_never_in_the_history(stor
         (file("v.mp3", AttachmentKind.AUDIO), b"", "audio"),
         (file("v.mp4", AttachmentKind.VIDEO), b"", "videos"),
         (file("v.zip", AttachmentKind.DOCUMENT, mime="application/zip"), b"", "a text file or an image, or paste"),
-        (file("sticker 👍", AttachmentKind.OTHER), b"", "say it in words, or send me a text file or an image"),
-        (file("big.txt", size=10**9), b"", "larger than the 4 KB that I take; please send the part that matters"),
-        (file("big.txt"), b"x" * 5_000, "larger than the 4 KB that I take; please send the part that matters"),
-        (file("big.png", AttachmentKind.IMAGE, size=10**9), b"", "please send a smaller copy"),
-        (file("big.txt"), FileSizeExceeded(20_000_000), "larger than the 20 MB that I take"),
-        (file("gone.txt"), MessageRejected("gone"), "not there to be fetched any more; please send it again"),
+        (file("sticker 👍", AttachmentKind.OTHER), b"", "write it as text, or send a text file or an image"),
+        (file("big.txt", size=10**9), b"", "is too large (limit: 4 KB). Please send only the part that matters"),
+        (file("big.txt"), b"x" * 5_000, "is too large (limit: 4 KB). Please send only the part that matters"),
+        (file("big.png", AttachmentKind.IMAGE, size=10**9), b"", "Please send a smaller copy"),
+        (file("big.txt"), FileSizeExceeded(20_000_000), "is too large (limit: 20 MB)"),
+        (file("gone.txt"), MessageRejected("gone"), "is no longer available. Please send it again"),
         (file("lost.txt"), PlatformUnavailable("down"), "send it again"),
         (file("full.txt"), OSError(errno.ENOSPC, "No space left on device"), "send it again"),
-        (file("binary.txt"), b"\0\1\2", "please save it as UTF-8, or paste"),
-        (file("x.png", AttachmentKind.IMAGE), b"MZ", "please send it as PNG, JPEG, GIF or WebP"),
+        (file("binary.txt"), b"\0\1\2", "Please save it as UTF-8, or paste"),
+        (file("x.png", AttachmentKind.IMAGE), b"MZ", "Please send it as PNG, JPEG, GIF or WebP"),
     ],
 )
 async def test_what_cannot_be_used_gets_a_sentence_and_starts_no_turn_alone(
@@ -144,7 +144,7 @@ async def test_what_cannot_be_used_gets_a_sentence_and_starts_no_turn_alone(
         await send(gateway, one, content, text="")
         [said] = gateway.adapter.texts()
         assert sentence in said
-        assert re.findall(r"[.!?](?=\s|$)", said) == ["."], "one sentence"
+        assert len(re.findall(r"[.!?](?=\s|$)", said)) <= 2, "at most two sentences"
         assert gateway.model.requests == []
         assert await gateway.inbox_states() == ["done"]
         assert [path for path in (tmp_path / "attachments").rglob("*") if path.is_file()] == []
@@ -263,7 +263,7 @@ async def test_what_is_sent_lies_in_the_workspace_and_the_model_knows_where(stor
             (file("photo.png", AttachmentKind.IMAGE), PNG),
         ):
             await send(gateway, one, content)
-            assert noted(gateway) == (f"{one.kind} “{one.name}” lies in the workspace as inbox/{one.name}",)
+            assert noted(gateway) == (f"{one.kind} “{one.name}” is in the workspace as inbox/{one.name}",)
             assert received(tmp_path)[one.name] == content
         assert gateway.adapter.texts() == ["echo: look"] * 2
         assert len(list((tmp_path / "attachments").rglob("[0-9a-f]" * 64))) == 2, "what the model was shown"
@@ -273,10 +273,10 @@ async def test_what_is_sent_lies_in_the_workspace_and_the_model_knows_where(stor
     ("one", "content", "sentence"),
     [
         (file("report.pdf", mime="application/pdf"), b"%PDF-1.7 \0", "I cannot read “report.pdf”"),
-        (file("report.txt"), b"%PDF-1.7 \0", "“report.txt” is not text that I can read"),
+        (file("report.txt"), b"%PDF-1.7 \0", "I cannot read the text in “report.txt”"),
         (file("clip.mp4", AttachmentKind.VIDEO), b"\0\0\0 ftyp", "I cannot watch videos"),
         (file("song.mp3", AttachmentKind.AUDIO), b"ID3", "I cannot listen to audio files"),
-        (file("photo.png", AttachmentKind.IMAGE), PNG[:40], "“photo.png” is not an image that I can look at"),
+        (file("photo.png", AttachmentKind.IMAGE), PNG[:40], "I cannot open “photo.png” as an image"),
     ],
 )
 async def test_what_lies_in_the_workspace_unread_is_named_to_the_sender_and_to_the_model(
@@ -284,7 +284,7 @@ async def test_what_lies_in_the_workspace_unread_is_named_to_the_sender_and_to_t
 ) -> None:
     async with serving(store, tmp_path, workspaces=workspaces_in(tmp_path), model=SEEING) as gateway:
         await send(gateway, one, content)
-        place = f"{one.kind} “{one.name}” lies in the workspace as inbox/{one.name}"
+        place = f"{one.kind} “{one.name}” is in the workspace as inbox/{one.name}"
         assert noted(gateway) == (f"not shown to you: {place}",)
         assert received(tmp_path)[one.name] == content
         said, answer = gateway.adapter.texts()
@@ -299,7 +299,7 @@ async def test_what_has_no_file_gets_a_sentence_and_no_turn(store: Store, tmp_pa
         game = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="game")
         await gateway.say("", files=[game])
         await gateway.quiet()
-        assert gateway.adapter.texts() == ["I cannot read “game”; please say it in words, or send me a text file."]
+        assert gateway.adapter.texts() == ["I cannot read “game”. Please write it as text, or send a text file."]
         assert gateway.adapter.downloads == []
         assert gateway.model.requests == []
 
@@ -335,7 +335,7 @@ async def test_a_file_that_cannot_be_kept_at_once_lies_in_the_workspace_once(
         await gateway.say("read this", files=[file("plan.txt")])
         await gateway.quiet()
         assert received(tmp_path) == {"plan.txt": b"step one"}
-        place = "document “plan.txt” lies in the workspace as inbox/plan.txt"
+        place = "document “plan.txt” is in the workspace as inbox/plan.txt"
         lost = "document “plan.txt” was attached but could not be read"
         assert noted(gateway) == ((place,) if refusals == 2 else (place, lost))
 
@@ -345,7 +345,7 @@ async def test_files_of_one_name_are_kept_apart_and_the_same_one_once(store: Sto
         for content in (b"one", b"two", b"one", b"three"):
             await send(gateway, file("a.txt"), content)
         assert received(tmp_path) == {"a.txt": b"one", "a (2).txt": b"two", "a (3).txt": b"three"}
-        assert noted(gateway) == ("document “a.txt” lies in the workspace as inbox/a (3).txt",)
+        assert noted(gateway) == ("document “a.txt” is in the workspace as inbox/a (3).txt",)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ async def test_a_hostile_name_lands_inside_as_one_plain_name(store: Store, tmp_p
         await send(gateway, file(name), b"x")
         [landed] = received(tmp_path)
         [note] = noted(gateway)
-        assert note.endswith(f"lies in the workspace as inbox/{landed}")
+        assert note.endswith(f"is in the workspace as inbox/{landed}")
         assert "\n" not in note
         assert "[" not in note
         assert landed.isprintable()

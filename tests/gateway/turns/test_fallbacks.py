@@ -74,7 +74,7 @@ async def test_trouble_with_the_route_hands_the_turn_to_the_next_one(
         said = await gateway.ask("q")
         text, notice = said.split("\n\n")
         assert text == "from the spare one"
-        assert notice.startswith("_`spare` answers for now: `scripted` ")
+        assert notice.startswith("_`spare` answers for now, because `scripted` ")
         assert await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'") == [("from the spare one",)]
         assert await gateway.turns_of() == [("finished", "q")]
 
@@ -92,7 +92,7 @@ async def test_what_the_request_is_to_blame_for_is_told_and_tried_nowhere_else(
 async def test_a_refusal_without_a_reason_is_tried_elsewhere_and_opens_no_circuit(store: Store, tmp_path: Path) -> None:
     model, spare = broken(ModelError("x")), saying("from the spare one")
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
-        notice = "_`spare` answers for now: `scripted` refused this request._"
+        notice = "_`spare` answers for now, because `scripted` refused this request._"
         assert await gateway.ask("q") == f"from the spare one\n\n{notice}"
         for _ in range(MAX_FAILURES):
             await gateway.ask("again")
@@ -150,7 +150,7 @@ async def test_each_is_asked_once_and_the_first_failure_is_what_people_read(stor
         store, tmp_path, chat_model=model, others={"spare": spare, "last": last}, model=THREE
     ) as gateway:
         said = await gateway.ask("q")
-        assert said == f"{sentence_for(AuthRejected('x'))} The 2 fallback models failed, too."
+        assert said == f"{sentence_for(AuthRejected('x'))} The 2 fallback models also failed."
         assert [len(one.requests) for one in (model, spare)] == [1, 1]
         assert last.requests
         [(error,)] = await gateway.rows("SELECT error FROM turns")
@@ -162,7 +162,7 @@ async def test_when_all_rest_the_chosen_one_is_asked_first_and_named_first(store
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         for number in range(MAX_FAILURES + 1):
             said = await gateway.ask(f"q{number}")
-        assert said == f"{sentence_for(AuthRejected('x'))} The fallback model failed, too."
+        assert said == f"{sentence_for(AuthRejected('x'))} The fallback model also failed."
         assert len(model.requests) == len(spare.requests) == MAX_FAILURES + 1
         model.respond = model.echo
         assert (await gateway.ask("now")).endswith(" | now")

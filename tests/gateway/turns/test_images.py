@@ -146,10 +146,10 @@ async def test_a_large_picture_is_scaled_when_it_arrives_and_its_original_stays(
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"MZ" + b"\0" * 99, "is not an image that I can look at; please send it as PNG, JPEG, GIF or WebP."),
-        (b"\0\0\0\x20ftypheic" + b"\0" * 99, "please send it as PNG, JPEG, GIF or WebP."),
-        (picture(kind="JPEG")[:-100], "please send it as PNG, JPEG, GIF or WebP."),
-        (saved(Image.new("1", (20_000, 20_000))), "has more pixels than I can look at"),
+        (b"MZ" + b"\0" * 99, "as an image. Please send it as PNG, JPEG, GIF or WebP."),
+        (b"\0\0\0\x20ftypheic" + b"\0" * 99, "Please send it as PNG, JPEG, GIF or WebP."),
+        (picture(kind="JPEG")[:-100], "Please send it as PNG, JPEG, GIF or WebP."),
+        (saved(Image.new("1", (20_000, 20_000))), "has too many pixels for me"),
     ],
     ids=["no image", "heic", "cut", "bomb"],
 )

@@ -60,7 +60,7 @@ async def test_a_recording_that_is_being_fetched_when_listening_ends_is_refused(
         await gateway.say("", files=[VOICE])
         await begun.wait()
         gateway.configure(config_of())
-        assert await gateway.replies(1) == ["I cannot listen to recordings any more; please write to me instead."]
+        assert await gateway.replies(1) == ["I can no longer listen to recordings. Please send text instead."]
         assert await gateway.rows("SELECT state FROM inbox") == [("done",)]
 
 
