@@ -93,6 +93,6 @@ def test_a_token_is_a_digest_and_one_that_is_not_set_is_not_compared() -> None:
     noted = agreed_settings(Config(telegram=TelegramSettings(token=SecretStr(token))))
     assert token not in noted
     settings = json.loads(noted)
-    assert settings["telegram.token"].startswith("the one with digest ")
+    assert settings["telegram.token"].startswith("a value with digest ")
     assert "discord.token" not in settings
     assert settings["costs.daily_cap"] == "not set"

@@ -207,7 +207,7 @@ async def test_a_search_is_narrowed_and_ordered_as_on_the_command_line(store: St
         ("/search", "/search <words>"),
         ("/search --newest", "/search <words>"),
         ("/search door --role king", "`--role` must be user, assistant or tool."),
-        ("/search door --since yesterday", "“yesterday” is no date"),
+        ("/search door --since yesterday", "“yesterday” is not a date"),
         ("/search door --chat telegram:777", "No chat"),
         ("/search door --chat m1", "is no chat"),
         ("/session", "/session <id>"),

@@ -103,7 +103,9 @@ async def test_a_new_conversation_begins_with_the_configured_model_and_an_old_on
 async def test_unknown_names_are_answered_with_the_nearest_and_change_nothing(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         said = await gateway.ask("/model fats")
-        assert said == "I do not know the model “fats”. Did you mean `/model fast`? /model lists them."
+        assert (
+            said == "There is no model “fats” in my configuration. Did you mean `/model fast`? /model lists all models."
+        )
         assert await gateway.ask("q") == "echo: q"
 
 
@@ -111,7 +113,7 @@ async def test_an_admin_may_choose_what_is_not_configured(store: Store, tmp_path
     chat = GROUP
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         asked = await gateway.ask("/model exotic", chat=chat, sender=BOSS)
-        assert "nothing was chosen" in asked
+        assert "nothing was changed" in asked
         assert "Did you mean" not in asked, "nothing is alike"
         said = await gateway.ask("/model =exotic", chat=chat, sender=BOSS)
         assert "It is not in the configuration" in said
@@ -226,7 +228,9 @@ async def test_the_way_back_is_the_configured_name_or_default(store: Store, tmp_
 async def test_a_slip_chooses_nothing_and_asks(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         asked = await gateway.ask("/model fasst", chat=GROUP, sender=BOSS)
-        assert asked.startswith("I do not know the model “fasst”, so nothing was chosen. Did you mean `/model fast`?")
+        assert asked.startswith(
+            "There is no model “fasst” in my configuration, so nothing was changed. Did you mean `/model fast`?"
+        )
         assert await gateway.rows(CHOSEN) == []
         assert await gateway.ask("q", chat=GROUP) == "echo: q"
         assert "conversation uses fasst" in await gateway.ask("/model =fasst", chat=GROUP, sender=BOSS)
@@ -237,7 +241,7 @@ async def test_a_name_that_is_known_to_be_a_models_is_no_slip(store: Store, tmp_
     async with serving(store, tmp_path, others=others(), model={"fallbacks": ["gpt-4.1-mini"]}) as gateway:
         assert "conversation uses gpt-4.1-nano" in await gateway.ask("/model gpt-4.1-nano", chat=GROUP, sender=BOSS)
         assert "Did you mean" in await gateway.ask("/model gpt-4.1-nanno", chat=GROUP, sender=BOSS)
-        assert "one word" in await gateway.ask("/model =", chat=GROUP, sender=BOSS)
+        assert "a single word" in await gateway.ask("/model =", chat=GROUP, sender=BOSS)
 
 
 # ---- settings

@@ -52,7 +52,7 @@ def test_an_admin_may_choose_any_model_at_the_same_provider() -> None:
     assert route is not None
     assert (route.name, route.api_key) == ("hf.co/someone/model:Q4", MODEL.api_key)
     assert name_of(MODEL, stored) == "hf.co/someone/model:Q4"
-    with pytest.raises(CommandError, match="one word"):
+    with pytest.raises(CommandError, match="a single word"):
         choose(MODEL, "two words", UserRole.ADMIN)
 
 
