@@ -166,7 +166,7 @@ async def test_steer_joins_a_turn_of_another_node(cluster: Cluster) -> None:
     await cluster.hold(match="look it up", tool_calls=[{"name": "history_search", "arguments": {"query": "x"}}])
     await begin_elsewhere(cluster, "look it up")
     await cluster.say("/steer use metric units")
-    assert await cluster.replies(1, match="take it into account")
+    assert await cluster.replies(1, match="I will use this")
     await cluster.release()
     *_, request = await cluster.asked(3)
     assert "use metric units" in conversation_of(request)

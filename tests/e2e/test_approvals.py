@@ -254,7 +254,7 @@ async def test_a_tool_for_admins_is_refused_in_the_turns_of_others(world: World)
     await world.say("write it down")
     assert await world.replies(1, match="only turns started by an admin")
     await world.say("/tools")
-    assert await world.replies(1, match="write_down: off, it is for turns")
+    assert await world.replies(1, match="write_down: off, because only turns")
 
 
 async def test_on_discord_a_button_says_yes(tmp_path: Path, protocol: ModelProtocol) -> None:

@@ -90,7 +90,7 @@ async def test_steer_joins_the_running_turn(world: World) -> None:
     await world.say("look it up")
     await world.turn_runs()
     await world.say("/steer use metric units")
-    assert await world.replies(1, match="take it into account")
+    assert await world.replies(1, match="I will use this")
     await world.release()
     requests = await world.asked(2)
     assert "use metric units" in conversation_of(requests[1])

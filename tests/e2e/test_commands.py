@@ -29,7 +29,7 @@ async def test_undo_takes_back_and_retry_asks_again(world: World) -> None:
     assert "second" not in retried
     assert "echo" not in retried
     await world.say("/history")
-    [history] = await world.replies(1, match="taken back")
+    [history] = await world.replies(1, match="\\(undone\\)")
     assert "second" in history
 
 

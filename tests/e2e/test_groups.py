@@ -66,7 +66,7 @@ async def test_messages_beyond_the_limit_are_refused_once_and_taken_a_minute_lat
     assert await world.replies(1, chat_id=43, match="message 8")
     await world.say("message 9", date=now + 61)
     assert await world.replies(1, match="message 9")
-    assert len(await world.replies(1, match="more than 3 messages")) == 1
+    assert len(await world.replies(1, match="limit: 3 per minute")) == 1
     taken = [text for (text,) in world.query("SELECT text FROM messages WHERE role = 'user' ORDER BY id")]
     assert sorted(taken) == [f"message {number}" for number in (0, 1, 2, 8, 9)]
 

@@ -244,7 +244,7 @@ async def test_people_see_and_change_what_is_noted(world: World) -> None:
     removed, gone, unclear = (await world.replies(7))[4:]
     assert removed.startswith("Removed. MEMORY.md: 0 entries")
     assert gone.startswith("No entry has the words")
-    assert unclear.startswith("Write /memory")
+    assert unclear.startswith("Send /memory")
     assert notes_of(world, "MEMORY.md").strip() == ""
 
 
@@ -333,7 +333,7 @@ async def test_people_see_the_list_of_what_is_to_be_done_and_empty_it(world: Wor
     empty, _, shown, cleared, gone, unclear, _ = await world.replies(7)
     assert (empty, cleared, gone) == ("The list is empty.", "The to-do list is now empty.", "The list is empty.")
     assert "water the plants" in shown
-    assert unclear.startswith("Write /todo")
+    assert unclear.startswith("Send /todo")
     assert "A person cleared the to-do list" in conversation_of((await world.asked(1))[-1])
     assert not await world.violations()
 

@@ -84,7 +84,7 @@ async def test_a_model_that_nobody_knows_is_taken_for_one_of_32768_tokens(unsize
     await world.llm.post("config", {"models_status": status})
     await world.gateway.start(HERMES_MODEL__NAME="lab-64k")
     assert await first_limit(world) == 16_384, "as much as the window leaves is refused, for the model writes no more"
-    assert "32,768 tokens, assumed" in await window_line(world)
+    assert "32,768 tokens (default" in await window_line(world)
     assert await world.replies(1, match="echo: .*hello")
 
 

@@ -151,7 +151,7 @@ async def test_history_shows_the_originals_across_compressions(store: Store, tmp
         lines = (await gateway.ask("/history")).split("\n\n")
         said = [line.splitlines()[1] for line in lines]
         assert said == ["one", "echo: one", "two", "echo: two", "three", "echo: three"]
-        assert "taken back" not in "".join(lines)
+        assert "undone" not in "".join(lines)
 
 
 async def test_a_long_session_is_read_page_by_page_without_a_gap(store: Store, tmp_path: Path) -> None:
