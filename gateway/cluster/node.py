@@ -17,6 +17,7 @@ from gateway.turns.ownership import AllChats
 from hermes_state.aio import Backoff, cancel_all, retried, run_until
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
+from hermes_state.text import counted
 from hermes_state.values import ChatId
 
 log = structlog.get_logger()
@@ -72,7 +73,7 @@ class NodeState:
         """Return the `/status` line about this node, or None for a single daemon."""
         if self.seat is None or not self.seat.is_shared:
             return None
-        lost = f"; seat lost {self.seats_lost} times since its start" if self.seats_lost else ""
+        lost = f"; it lost its seat {counted(self.seats_lost, 'time')} since its start" if self.seats_lost else ""
         return f"- Node: `{info.name}`, {'active' if self.is_certain() else 'without a seat right now'}{lost}"
 
 

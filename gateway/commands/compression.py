@@ -80,12 +80,12 @@ def _details(outcome: Compressed) -> list[str]:
     # Undo is offered only if the restored prompt leaves some room in the window.
     can_undo = outcome.job.tokens_before * 100 <= outcome.job.limits.input_window * 96
     undo = " `/compress undo` reverses this." if can_undo else ""
-    replaced = counted(prepared.summarised, "message")
+    replaced = f"{counted(prepared.summarised, 'message')} for the model"
     if prepared.stands_for > prepared.summarised:
-        replaced += f" ({prepared.stands_for:,} with those of earlier summaries)"
+        replaced += f" ({prepared.stands_for:,} including earlier summaries)"
     return [
-        f"{written}{focus}. It replaces {replaced} for the model. Nothing is lost: /history shows every message.",
-        f"The conversation continues as `{outcome.child.short_key}`.{undo}",
+        f"{written}{focus}. It replaces {replaced}. Nothing is lost: /history still shows the original messages.",
+        f"The conversation continues with the id `{outcome.child.short_key}`.{undo}",
     ]
 
 
@@ -96,7 +96,7 @@ async def _plan_undo(context: ContextController, conversation: ConversationRef, 
     if not undoing.fits:
         raise CommandError(
             f"Undoing would use about {undoing.tokens:,} of {undoing.limits.input_window:,} tokens, which leaves no "
-            "room to continue. Nothing was changed. I can still look everything up, and /history shows every message."
+            "room to continue. Nothing was changed. I can still look everything up, and /history shows the originals."
         )
     return CommandResult(apply=partial(_undo, undoing))
 
@@ -108,8 +108,8 @@ def _undo(undoing: UndoPreview, db: Connection, now: Millis) -> str:
         raise CommandError("The conversation has changed, so nothing was undone. Please try again.") from None
     return (
         f"Compression undone: I see {counted(len(undoing.plan.transcript), 'message')} again, about "
-        f"{undoing.tokens:,} of {undoing.limits.input_window:,} tokens (estimate). The conversation continues as "
-        f"`{child.short_key}`. I will not compress it automatically until a prompt no longer fits."
+        f"{undoing.tokens:,} of {undoing.limits.input_window:,} tokens (estimate). The conversation continues with the "
+        f"id `{child.short_key}`. I will not compress it automatically until a prompt no longer fits."
     )
 
 

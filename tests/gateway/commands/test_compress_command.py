@@ -81,7 +81,7 @@ async def test_the_reply_has_the_sizes_the_strategy_and_the_new_id(store: Store,
         assert after < before
         assert "Summary written by scripted. It replaces " in told
         [(key,)] = await gateway.rows("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
-        assert f"The conversation continues as `{key[:8]}`." in told
+        assert f"The conversation continues with the id `{key[:8]}`." in told
         assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "model")]
         assert gateway.adapter.texts()[-2] == STARTED
         await gateway.ask("and now?")
@@ -106,7 +106,7 @@ async def test_a_second_one_says_how_many_messages_its_record_stands_for_in_all(
         assert first is not None
         await say_much(gateway, range(COUNT, 2 * COUNT))
         told = await compress(gateway)
-        second = re.search(r"It replaces (\d+) messages \((\d+) with those of earlier summaries\)", told)
+        second = re.search(r"It replaces (\d+) messages for the model \((\d+) including earlier summaries\)", told)
         assert second is not None, told
         assert int(second[2]) == int(first[1]) + int(second[1])
         [summary] = [row for row in await view_of(gateway) if row.origin is Origin.SUMMARY]
