@@ -292,7 +292,9 @@ async def test_who_waits_for_a_locked_database_is_told_on_each_platform(
             await page.until(goes_on)
             await page.until_answered(4)
         for chat_id in (1, 42):
-            told = [text for text in await world.replies(3, chat_id=chat_id, wait=30) if waits in text or goes_on in text]
+            told = [
+                text for text in await world.replies(3, chat_id=chat_id, wait=30) if waits in text or goes_on in text
+            ]
             assert [waits in told[0], goes_on in told[1], len(told)] == [True, True, 2]
         for words in (waits, goes_on):
             assert len(await world.dc.get("sent", action="send", match=words, wait=20, count=1)) == 1

@@ -75,13 +75,13 @@ def buttons(gateway: TestGateway) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("line", ["/lineage", "/search door", "/session m1"])
-async def test_only_admins_look_things_up(store: Store, tmp_path: Path, line: str) -> None:
+async def test_lookup_commands_are_for_admins_only(store: Store, tmp_path: Path, line: str) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("the red door")
         assert await gateway.ask(line) == f"Only admins can use {line.split()[0]}."
 
 
-async def test_lineage_tells_how_each_session_came_to_be_and_ended(store: Store, tmp_path: Path) -> None:
+async def test_lineage_shows_how_each_session_began_and_ended(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         assert await ask_boss(gateway, "/lineage") == "This chat has no conversation yet."
         await gateway.ask("one")
@@ -104,7 +104,7 @@ async def test_lineage_tells_how_each_session_came_to_be_and_ended(store: Store,
         assert "No chat, session or message has the id" in await ask_boss(gateway, "/lineage telegram:777")
 
 
-async def test_each_undo_names_the_compression_that_it_took_back(store: Store, tmp_path: Path) -> None:
+async def test_each_undo_names_the_undone_compression(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
         made = [await compress(gateway), await compress(gateway)]
@@ -117,13 +117,13 @@ async def test_each_undo_names_the_compression_that_it_took_back(store: Store, t
 
 
 @pytest.mark.parametrize("option", ["chat", "role", "since"])
-async def test_an_option_without_its_value_is_asked_for(store: Store, tmp_path: Path, option: str) -> None:
+async def test_a_search_option_without_a_value_is_refused(store: Store, tmp_path: Path, option: str) -> None:
     async with serving(store, tmp_path) as gateway:
         said = await ask_boss(gateway, f"/search door --{option}")
         assert said.startswith(f"`--{option}` needs a value: ")
 
 
-async def test_a_hit_opens_the_session_in_which_it_was_said(store: Store, tmp_path: Path) -> None:
+async def test_a_search_hit_opens_its_session(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("the red door")
         await compress(gateway)
@@ -154,7 +154,7 @@ async def test_history_shows_the_originals_across_compressions(store: Store, tmp
         assert "undone" not in "".join(lines)
 
 
-async def test_a_long_session_is_read_page_by_page_without_a_gap(store: Store, tmp_path: Path) -> None:
+async def test_a_long_session_is_paged_without_gaps(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         for number in range(15):
             await gateway.ask(f"word{number}")
@@ -174,7 +174,7 @@ async def test_a_long_session_is_read_page_by_page_without_a_gap(store: Store, t
 
 
 @sqlite_only
-async def test_a_search_says_that_its_index_is_being_made(store: Store, tmp_path: Path) -> None:
+async def test_a_search_mentions_an_incomplete_index(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("door door door")
         await store.write(begin_index, keeps_old=False)
@@ -186,7 +186,7 @@ async def test_a_search_says_that_its_index_is_being_made(store: Store, tmp_path
     assert "% done" not in found
 
 
-async def test_a_search_is_narrowed_and_ordered_as_on_the_command_line(store: Store, tmp_path: Path) -> None:
+async def test_search_options_match_the_command_line(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("door door door")
         await gateway.ask("a door of Bob's house, far from the other one", chat=GROUP, sender=ANN)
@@ -217,15 +217,13 @@ async def test_a_search_is_narrowed_and_ordered_as_on_the_command_line(store: St
         ("/lineage nowhere", "has the id “nowhere”"),
     ],
 )
-async def test_what_cannot_be_looked_up_is_one_helpful_sentence(
-    store: Store, tmp_path: Path, line: str, sentence: str
-) -> None:
+async def test_invalid_lookups_get_a_helpful_error(store: Store, tmp_path: Path, line: str, sentence: str) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("the red door")
         assert sentence in await ask_boss(gateway, line)
 
 
-async def test_in_a_group_an_admin_reaches_that_group_alone(store: Store, tmp_path: Path) -> None:
+async def test_in_a_group_lookups_cover_only_that_group(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("the red door")
         (key,) = await keys(gateway)
@@ -243,7 +241,7 @@ async def test_in_a_group_an_admin_reaches_that_group_alone(store: Store, tmp_pa
         assert GROUP.name in await ask_boss(gateway, "/lineage", GROUP)
 
 
-async def test_secrets_are_taken_out_of_what_is_found_and_opened(store: Store, tmp_path: Path) -> None:
+async def test_search_and_session_redact_secrets(store: Store, tmp_path: Path) -> None:
     secret = "configured-value-77"
     async with serving(store, tmp_path, telegram={"token": f"123456:{secret}"}) as gateway:
         await gateway.ask(f"the door opens with {KEY} or with 123456:{secret} " + "and so on " * 40)

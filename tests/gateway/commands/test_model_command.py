@@ -43,7 +43,7 @@ def others() -> dict[str, ScriptedModel]:
     return {name: named(name) for name in OTHERS}
 
 
-async def test_without_a_name_it_shows_what_there_is_with_buttons(store: Store, tmp_path: Path) -> None:
+async def test_model_without_a_name_lists_the_models_with_buttons(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         said = await gateway.ask("/model")
         assert said.splitlines()[:5] == [
@@ -60,9 +60,7 @@ async def test_without_a_name_it_shows_what_there_is_with_buttons(store: Store, 
         assert (await gateway.rows("SELECT count(*) FROM sessions")) == [(0,)], "looking begins no conversation"
 
 
-async def test_a_choice_holds_from_the_next_turn_on_and_for_its_conversation_alone(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_chosen_model_applies_from_the_next_turn_to_its_conversation_only(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         assert "uses fast: small, window 131,072 tokens (as configured)" in await gateway.ask("/model Fast")
         assert await gateway.ask("q") == "from small"
@@ -87,7 +85,7 @@ async def test_a_running_turn_keeps_its_model(store: Store, tmp_path: Path) -> N
         assert await gateway.ask("next") == "from small"
 
 
-async def test_a_new_conversation_begins_with_the_configured_model_and_an_old_one_has_its_own(
+async def test_a_new_conversation_uses_the_configured_model_and_an_old_one_keeps_its_choice(
     store: Store, tmp_path: Path
 ) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
@@ -100,7 +98,7 @@ async def test_a_new_conversation_begins_with_the_configured_model_and_an_old_on
         assert await gateway.ask("q") == "from small"
 
 
-async def test_unknown_names_are_answered_with_the_nearest_and_change_nothing(store: Store, tmp_path: Path) -> None:
+async def test_an_unknown_model_name_gets_a_suggestion_and_changes_nothing(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         said = await gateway.ask("/model fats")
         assert (
@@ -109,7 +107,7 @@ async def test_unknown_names_are_answered_with_the_nearest_and_change_nothing(st
         assert await gateway.ask("q") == "echo: q"
 
 
-async def test_an_admin_may_choose_what_is_not_configured(store: Store, tmp_path: Path) -> None:
+async def test_an_admin_can_choose_an_unconfigured_model(store: Store, tmp_path: Path) -> None:
     chat = GROUP
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         asked = await gateway.ask("/model exotic", chat=chat, sender=BOSS)
@@ -121,7 +119,7 @@ async def test_an_admin_may_choose_what_is_not_configured(store: Store, tmp_path
         assert "(exotic)" not in await gateway.ask("/status", chat=chat)
 
 
-async def test_the_running_turn_carries_the_choice(store: Store, tmp_path: Path) -> None:
+async def test_a_running_turn_records_its_chosen_model(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         await gateway.ask("/model fast")
         hang = Hang()
@@ -135,7 +133,7 @@ async def test_the_running_turn_carries_the_choice(store: Store, tmp_path: Path)
         await gateway.quiet()
 
 
-async def test_a_turn_taken_up_after_a_crash_is_answered_by_the_chosen_model(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_resumed_after_a_crash_uses_the_chosen_model(store: Store, tmp_path: Path) -> None:
     first = others()
     async with serving(store, tmp_path, others=first, model=MODELS) as gateway:
         await gateway.ask("/model fast")
@@ -147,7 +145,7 @@ async def test_a_turn_taken_up_after_a_crash_is_answered_by_the_chosen_model(sto
         assert await gateway.replies(1) == ["from small"]
 
 
-async def test_a_choice_that_is_gone_falls_back_and_says_so_once(store: Store, tmp_path: Path) -> None:
+async def test_a_choice_that_is_no_longer_configured_falls_back_with_one_notice(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         await gateway.ask("/model fast")
         await gateway.ask("one")
@@ -188,7 +186,7 @@ class Windows:
         return handle_of(client, settings, self._gateway.store, self._gateway.clock)
 
 
-async def test_a_conversation_of_a_large_window_is_made_to_fit_before_a_small_model_is_asked(
+async def test_a_large_conversation_is_compressed_before_a_smaller_model_is_called(
     store: Store, tmp_path: Path
 ) -> None:
     settings = {"aliases": {"tiny": "tiny"}}
@@ -215,7 +213,7 @@ async def test_a_conversation_of_a_large_window_is_made_to_fit_before_a_small_mo
 
 
 @pytest.mark.parametrize("back", ["default", "scripted"])
-async def test_the_way_back_is_the_configured_name_or_default(store: Store, tmp_path: Path, back: str) -> None:
+async def test_default_or_the_configured_name_resets_the_choice(store: Store, tmp_path: Path, back: str) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         await gateway.ask("/model slow")
         await gateway.ask(f"/model {back}")
@@ -225,7 +223,7 @@ async def test_the_way_back_is_the_configured_name_or_default(store: Store, tmp_
 # ---- slips
 
 
-async def test_a_slip_chooses_nothing_and_asks(store: Store, tmp_path: Path) -> None:
+async def test_a_misspelt_model_name_needs_confirmation(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         asked = await gateway.ask("/model fasst", chat=GROUP, sender=BOSS)
         assert asked.startswith(
@@ -237,7 +235,7 @@ async def test_a_slip_chooses_nothing_and_asks(store: Store, tmp_path: Path) -> 
         assert await gateway.rows(CHOSEN) == [("=fasst",)]
 
 
-async def test_a_name_that_is_known_to_be_a_models_is_no_slip(store: Store, tmp_path: Path) -> None:
+async def test_a_model_in_the_built_in_list_needs_no_confirmation(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model={"fallbacks": ["gpt-4.1-mini"]}) as gateway:
         assert "conversation uses gpt-4.1-nano" in await gateway.ask("/model gpt-4.1-nano", chat=GROUP, sender=BOSS)
         assert "Did you mean" in await gateway.ask("/model gpt-4.1-nanno", chat=GROUP, sender=BOSS)
@@ -255,7 +253,7 @@ SET = {
 }
 
 
-async def test_settings_are_shown_without_their_secrets(store: Store, tmp_path: Path) -> None:
+async def test_settings_are_shown_without_secrets(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=SET) as gateway:
         lines = (await gateway.ask("/model")).splitlines()
         rest = "reasoning effort high, header X-Key, field top_k"
@@ -271,7 +269,7 @@ def efforts(gateway: TestGateway) -> list[str | None]:
     return [request.reasoning_effort for request in gateway.model.requests]
 
 
-async def test_an_effort_holds_from_the_next_turn_on_and_for_its_conversation_alone(
+async def test_a_chosen_effort_applies_from_the_next_turn_to_its_conversation_only(
     store: Store, tmp_path: Path
 ) -> None:
     async with serving(store, tmp_path) as gateway:
@@ -309,7 +307,7 @@ async def test_an_effort_survives_a_restart_and_a_compression_but_not_a_new_conv
         assert efforts(gateway)[-1] is None
 
 
-async def test_the_effort_is_shown_and_what_is_none_changes_nothing(store: Store, tmp_path: Path) -> None:
+async def test_the_effort_is_shown_and_an_invalid_effort_changes_nothing(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, model={"reasoning_effort": "medium"}) as gateway:
         assert (await gateway.ask("/think")).startswith("Reasoning effort of scripted: medium (as configured).")
         buttons = gateway.adapter.requests[-1].part.buttons
@@ -319,7 +317,7 @@ async def test_the_effort_is_shown_and_what_is_none_changes_nothing(store: Store
         assert (await gateway.ask("/think")).startswith("Reasoning effort of scripted: off (chosen here).")
 
 
-async def test_a_model_that_takes_no_settings_is_told_of(store: Store, tmp_path: Path) -> None:
+async def test_the_reply_says_that_the_offline_model_ignores_settings(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, model={"aliases": {"none": {"protocol": "offline"}}}) as gateway:
         await gateway.ask("/model none")
         assert "The built-in offline model ignores all call settings" in await gateway.ask("/think low")

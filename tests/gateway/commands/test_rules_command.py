@@ -15,9 +15,7 @@ async def told(gateway: TestGateway, command: str) -> str:
     return gateway.adapter.texts()[-1]
 
 
-async def test_rules_are_listed_before_and_behind_a_compression_until_they_are_dropped(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_rules_are_listed_across_a_compression_until_they_are_dropped(store: Store, tmp_path: Path) -> None:
     async with talking(store, tmp_path, CountingModel(), count=6) as gateway:
         assert "No standing rules" in await told(gateway, "/rules")
         await gateway.ask("Always answer in German. It always rains here.")

@@ -38,7 +38,7 @@ def notices(gateway: TestGateway, words: str) -> list[str]:
 # ---- pressure
 
 
-async def test_pressure_is_told_once_at_85_percent_of_the_threshold(store: Store, tmp_path: Path) -> None:
+async def test_pressure_notice_is_shown_once_at_85_percent_of_the_threshold(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         assert PRESSURE not in await answer_reporting(gateway, model, 42_499)
@@ -52,16 +52,14 @@ async def test_pressure_is_told_once_at_85_percent_of_the_threshold(store: Store
         assert count == 0, "it belongs to what is shown, not to what was said"
 
 
-async def test_pressure_is_told_again_after_a_fall_below_it(store: Store, tmp_path: Path) -> None:
+async def test_pressure_notice_is_shown_again_after_a_drop(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_500, 30_000, 45_000, 45_100)]
         assert [PRESSURE in text for text in told] == [True, False, False, True, False]
 
 
-async def test_what_was_to_stand_below_an_answer_that_is_lost_stands_below_the_next(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_pressure_notice_of_a_lost_answer_moves_to_the_next_answer(store: Store, tmp_path: Path) -> None:
     """Whatever comes between the model's answer and its rows: people have not seen the line."""
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
@@ -78,7 +76,7 @@ async def test_pressure_can_be_switched_off(store: Store, tmp_path: Path) -> Non
         assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
 
 
-async def test_no_compression_is_announced_where_none_will_come(store: Store, tmp_path: Path) -> None:
+async def test_no_pressure_notice_when_compression_is_off(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     context = ContextSettings(enabled=False)
     async with talking(store, tmp_path, model, length=100_000, context=context) as gateway:
@@ -86,9 +84,7 @@ async def test_no_compression_is_announced_where_none_will_come(store: Store, tm
 
 
 @pytest.mark.parametrize("held_back", ['{"strikes":2,"blocked_at":54000}', '{"held_at":54000}'])
-async def test_no_compression_is_announced_while_something_holds_it_back(
-    store: Store, tmp_path: Path, held_back: str
-) -> None:
+async def test_no_pressure_notice_while_compression_is_blocked(store: Store, tmp_path: Path, held_back: str) -> None:
     """It does not help any more, or was just undone: what comes at the threshold is not a compression."""
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
@@ -97,14 +93,14 @@ async def test_no_compression_is_announced_while_something_holds_it_back(
         assert await answer_reporting(gateway, model, 55_000) == "echo: hello there"
 
 
-async def test_a_prompt_beyond_the_threshold_is_told_in_words(store: Store, tmp_path: Path) -> None:
+async def test_a_prompt_above_the_threshold_announces_a_compression_soon(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         told = await answer_reporting(gateway, model, 52_000)
         assert "This conversation will be compressed soon (52,000 of 50,000 tokens)" in told
 
 
-async def test_thoughts_and_answers_are_no_pressure(store: Store, tmp_path: Path) -> None:
+async def test_reasoning_and_answers_do_not_count_as_pressure(store: Store, tmp_path: Path) -> None:
     """A prompt of 40,000 tokens and an answer with 30,000 tokens of thinking leave the room that there was."""
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
@@ -115,7 +111,7 @@ async def test_thoughts_and_answers_are_no_pressure(store: Store, tmp_path: Path
 # ---- compressions
 
 
-async def test_at_the_second_compression_people_are_told_how_often(store: Store, tmp_path: Path) -> None:
+async def test_the_second_compression_shows_the_accuracy_notice(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}) as gateway:
         events = "SELECT count(*) FROM compressions WHERE outcome = 'compressed'"
@@ -132,13 +128,13 @@ async def test_at_the_second_compression_people_are_told_how_often(store: Store,
         assert OFTEN not in read_by_the_model(model)
 
 
-def test_after_the_second_compression_every_tenth_is_told_with_its_count() -> None:
+def test_later_accuracy_notices_come_with_every_tenth_compression() -> None:
     told = [count for count in range(40) if accuracy_sentence(count, NoticeConfig()) is not None]
     assert told == [2, 10, 20, 30]
     assert "compressed 30 times" in (accuracy_sentence(30, NoticeConfig()) or "")
 
 
-async def test_a_second_compression_by_hand_says_it_in_its_own_reply(store: Store, tmp_path: Path) -> None:
+async def test_a_second_manual_compression_has_the_notice_in_its_reply(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=24) as gateway:
         for expected in (False, True):
@@ -150,7 +146,7 @@ async def test_a_second_compression_by_hand_says_it_in_its_own_reply(store: Stor
         assert len(notices(gateway, OFTEN)) == 1
 
 
-async def test_the_count_can_be_switched_off(store: Store, tmp_path: Path) -> None:
+async def test_the_accuracy_notice_can_be_switched_off(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     quiet = {"pressure": False, "accuracy": False}
     async with talking(store, tmp_path, model, length=8_192, notices=quiet, count=40) as gateway:
@@ -183,7 +179,7 @@ async def waiting(
 
 
 @pytest.mark.parametrize(("tokens", "layer"), [(THRESHOLD_TOKENS, "preflight"), (HYGIENE_TOKENS, "hygiene")])
-async def test_who_waits_long_for_a_compression_is_told_once_and_meanwhile(
+async def test_a_chat_that_waits_for_a_compression_is_told_once(
     store: Store, tmp_path: Path, tokens: int, layer: str
 ) -> None:
     async with waiting(store, tmp_path, tokens=tokens) as (gateway, model, hang):
@@ -200,7 +196,7 @@ async def test_who_waits_long_for_a_compression_is_told_once_and_meanwhile(
         assert await gateway.rows("SELECT 1 FROM messages WHERE text LIKE ?", f"%{WAITING}%") == []
 
 
-async def test_who_waited_when_the_process_ended_is_not_told_again(store: Store, tmp_path: Path) -> None:
+async def test_the_waiting_notice_is_not_repeated_after_a_restart(store: Store, tmp_path: Path) -> None:
     async with waiting(store, tmp_path) as (gateway, model, _):
         await eventually(lambda: notices(gateway, WAITING), "the notice")
         await gateway.until_rows("SELECT 1 FROM outbox WHERE state = 'sent' AND dedupe_key LIKE '%:waiting:%'")
@@ -216,7 +212,7 @@ async def test_who_waited_when_the_process_ended_is_not_told_again(store: Store,
 @pytest.mark.parametrize(
     ("quiet_seconds", "is_on"), [(0.05, False), (30.0, True)], ids=["switched off", "the summary is soon there"]
 )
-async def test_of_other_compressions_nothing_is_said_meanwhile(
+async def test_other_compressions_send_no_waiting_notice(
     store: Store, tmp_path: Path, quiet_seconds: float, is_on: bool
 ) -> None:
     async with waiting(store, tmp_path, quiet_seconds=quiet_seconds, is_on=is_on) as (gateway, _, hang):
@@ -227,7 +223,7 @@ async def test_of_other_compressions_nothing_is_said_meanwhile(
         assert all(text.startswith("echo: ") for text in gateway.adapter.texts())
 
 
-async def test_who_asked_for_a_compression_knows_what_they_wait_for(store: Store, tmp_path: Path) -> None:
+async def test_a_manual_compression_sends_no_waiting_notice(store: Store, tmp_path: Path) -> None:
     model, hang = CountingModel(), Hang(text=SUMMARY)
     async with talking(store, tmp_path, model, context=SOON, count=24) as gateway:
         model.summary = hang
@@ -240,7 +236,7 @@ async def test_who_asked_for_a_compression_knows_what_they_wait_for(store: Store
         assert notices(gateway, WAITING) == []
 
 
-async def test_a_notice_that_cannot_be_stored_costs_no_answer(store: Store, tmp_path: Path) -> None:
+async def test_a_failed_notice_does_not_lose_the_answer(store: Store, tmp_path: Path) -> None:
     await store.write(refuse_rows, "INSERT ON outbox", "NEW.dedupe_key LIKE '%:waiting:%'")
     async with waiting(store, tmp_path) as (gateway, _, hang):
         await settled(0.2)
@@ -253,7 +249,7 @@ async def test_a_notice_that_cannot_be_stored_costs_no_answer(store: Store, tmp_
 # ---- failures
 
 
-async def test_a_failure_is_told_once_and_the_answer_comes_all_the_same(store: Store, tmp_path: Path) -> None:
+async def test_a_failed_compression_is_reported_once_and_the_answer_arrives(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     model.summary = AuthRejected("401")
     async with talking(store, tmp_path, model, length=16_384, notices={"pressure": False}) as gateway:
@@ -272,9 +268,7 @@ async def test_a_failure_is_told_once_and_the_answer_comes_all_the_same(store: S
         assert "could not compress" not in read_by_the_model(model)
 
 
-async def test_without_a_summary_people_are_told_how_many_messages_a_list_stands_for(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_without_a_summary_the_notice_counts_the_listed_messages(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     model.summary = answer("I will not do that.")
     async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}) as gateway:
@@ -290,7 +284,7 @@ async def test_without_a_summary_people_are_told_how_many_messages_a_list_stands
         assert "could not summarise" not in read_by_the_model(model)
 
 
-async def test_compressing_in_vain_stops_and_names_the_ways_out(store: Store, tmp_path: Path) -> None:
+async def test_compression_without_effect_stops_and_the_notice_gives_alternatives(store: Store, tmp_path: Path) -> None:
     """The provider counts far more than what is sent, so that no compression gets below the threshold."""
     model = CountingModel()
     context = ContextSettings(protect_last_n=1, protect_first_n=0)
@@ -313,7 +307,7 @@ async def test_compressing_in_vain_stops_and_names_the_ways_out(store: Store, tm
         assert len(notices(gateway, "hardly shortens")) == 1
 
 
-async def test_what_growth_has_lifted_stays_lifted(store: Store, tmp_path: Path) -> None:
+async def test_a_block_lifted_by_growth_stays_lifted(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}, count=2) as gateway:
 
@@ -333,7 +327,7 @@ async def test_what_growth_has_lifted_stays_lifted(store: Store, tmp_path: Path)
 # ---- too many messages
 
 
-async def test_the_limit_of_messages_is_told(store: Store, tmp_path: Path) -> None:
+async def test_the_message_limit_sends_a_notice(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     context = ContextSettings(hard_message_limit=50)
     async with talking(store, tmp_path, model, length=131_072, context=context) as gateway:
@@ -346,9 +340,7 @@ async def test_the_limit_of_messages_is_told(store: Store, tmp_path: Path) -> No
         assert "the limit is 50" not in read_by_the_model(model)
 
 
-async def test_many_short_messages_are_compressed_now_and_then_and_not_with_every_message(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_many_short_messages_are_not_compressed_on_every_message(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     context = ContextSettings(hard_message_limit=50)
     async with talking(store, tmp_path, model, length=131_072, context=context) as gateway:
@@ -363,7 +355,7 @@ async def test_many_short_messages_are_compressed_now_and_then_and_not_with_ever
 
 
 @pytest.mark.parametrize("count", [20, 24])
-async def test_below_the_limit_nothing_is_said(store: Store, tmp_path: Path, count: int) -> None:
+async def test_below_the_message_limit_no_notice_is_sent(store: Store, tmp_path: Path, count: int) -> None:
     model = CountingModel()
     context = ContextSettings(hard_message_limit=50)
     async with talking(store, tmp_path, model, length=131_072, context=context, count=count) as gateway:
