@@ -1,4 +1,4 @@
-"""Access by code: what each step changes in the database, and what people are told of it."""
+"""Pairing: database changes and replies of each step."""
 
 import sqlite3
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which tools a chat may use, in whose turns, and when a person is asked."""
+"""Tool access by chat and person, and approval policies."""
 
 from dataclasses import replace
 

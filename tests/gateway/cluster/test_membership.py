@@ -1,4 +1,4 @@
-"""A node's membership in its cluster, over a real server."""
+"""Cluster membership of a node, with a real server."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cluster
 
 @dataclass
 class WrongClock:
-    """The machine's clock, so many seconds off."""
+    """System clock with an offset in seconds."""
 
     seconds: int = 0
 

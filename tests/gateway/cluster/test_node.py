@@ -1,4 +1,4 @@
-"""A node with a seat that the test ends and others that the test lets come."""
+"""Cluster node whose seats the test ends and grants."""
 
 import asyncio
 from collections import deque
@@ -52,7 +52,7 @@ from tests.hermes_state.rows import finish, receive
 
 
 class SharedSeat(OnlySeat):
-    """A seat among others, who have `taken` some locks."""
+    """Seat in a cluster in which other nodes hold the locks in `taken`."""
 
     is_shared = True  # type: ignore[assignment]  # a property of the base
 
@@ -84,7 +84,7 @@ class SharedSeat(OnlySeat):
 
 
 class Seats:
-    """Opens seats; `refusals` tells how often that fails first."""
+    """Opens seats. The first `refusals` attempts fail."""
 
     def __init__(self) -> None:
         self.opened: list[SharedSeat] = []
@@ -100,14 +100,14 @@ class Seats:
 
 
 class Work:
-    """A duty that tells whether it runs, and breaks as it is told."""
+    """Duty that reports if it runs, and fails as scripted."""
 
     def __init__(self, name: str, lock: SeatLock) -> None:
         self.begun = self.ended = 0
         self.crashes: deque[Exception] = deque()
-        """What ends the next runs."""
+        """Errors that end the next runs."""
         self.troubles: deque[Exception] = deque()
-        """What comes of the next times that it is taken up."""
+        """Results of the next calls of `take_up`."""
         self.duty = Duty(name=name, lock=lock, run=self.run, take_up=self.take_up)
 
     async def take_up(self) -> None:
@@ -367,7 +367,7 @@ async def test_a_seat_can_be_lost_at_the_moment_work_starts(store: Store, tmp_pa
 
 
 async def chat_of(gateway: TestGateway) -> ChatId:
-    """A chat in which a first message was answered."""
+    """Return a chat with one answered message."""
     await gateway.ask("hello")
     [(chat_id,)] = await gateway.rows("SELECT id FROM chats")
     return ChatId(chat_id)

@@ -1,4 +1,4 @@
-"""What the owner of an account shows of turns that run elsewhere: the tests are the other node."""
+"""Previews of turns that run on another node, which the tests play."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ def _start(db: Connection) -> RunningTurn:
 
 @asynccontextmanager
 async def showing(store: Store, folder: Path) -> AsyncIterator[tuple[TestGateway, RemotePreviews, RunningTurn]]:
-    """An owner that shows a turn of another node, which is stored and has shown nothing yet."""
+    """Account owner that shows a stored turn of another node, before the first preview."""
     async with serving(store, folder) as gateway:
         make = partial(gateway.turns.previews.live, kind=RemotePreview)
         shown = RemotePreviews(store=store, adapters=gateway.adapters, make=make)
@@ -42,7 +42,7 @@ async def showing(store: Store, folder: Path) -> AsyncIterator[tuple[TestGateway
 
 
 async def say(store: Store, shown: RemotePreviews, turn: RunningTurn, text: str) -> None:
-    """The other node stores the text so far; the hint arrives."""
+    """Store the text so far as the other node, and deliver the hint."""
     await store.write(store_preview, turn, text, START)
     shown.note(turn.id)
 

@@ -1,4 +1,4 @@
-"""Every command as people use it: through intake, to what the chat is told."""
+"""Every command from intake to reply."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""`/compress`: what each form does, says and leaves alone. The platforms' own parts are in tests/e2e."""
+"""`/compress`: effect and reply of each form. tests/e2e covers the platforms."""
 
 import asyncio
 import re
@@ -44,7 +44,7 @@ async def view_of(gateway: TestGateway) -> Transcript:
 
 
 async def compress(gateway: TestGateway, argument: str = "") -> str:
-    """The last word on a `/compress`."""
+    """Send a `/compress` and return its final reply."""
     before = len(gateway.adapter.texts())
     await gateway.say(f"/compress {argument}".strip())
     await gateway.quiet()
@@ -59,7 +59,7 @@ def said(rows: Transcript) -> list[str]:
 
 
 async def dump(gateway: TestGateway) -> str:
-    """Everything a command may not change when it changes nothing."""
+    """Return all rows that a command without effect must not change."""
     tables = ("sessions", "session_context", "messages", "view_edits", "compressions", "model_profiles")
     return str([await gateway.rows(f"SELECT * FROM {table}") for table in tables])
 
@@ -114,7 +114,7 @@ async def test_a_second_compression_counts_the_messages_of_earlier_summaries(sto
 
 
 async def test_a_compression_that_cannot_help_makes_no_model_call(store: Store, tmp_path: Path) -> None:
-    """A record that is brought up to date by a few words is as long as before."""
+    """A summary updated with a few words is as long as before."""
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         assert "Compressed: " in await compress(gateway)
@@ -348,7 +348,7 @@ async def test_stop_cancels_a_hanging_summary_and_the_chat_continues(store: Stor
 
 
 class SlowStop:
-    """A `/stop` that is told when to store what it has decided: in between lies the time that the database takes."""
+    """`/stop` whose transaction waits for the test, to simulate a slow database."""
 
     def __init__(self) -> None:
         self.decided, self.may_store = asyncio.Event(), asyncio.Event()
@@ -498,7 +498,7 @@ async def test_compress_undo_without_a_compression_is_refused(store: Store, tmp_
 
 
 async def test_undo_reaches_back_only_to_the_summary(store: Store, tmp_path: Path) -> None:
-    """What lies behind it in the view is the beginning: nobody means that by "the last three"."""
+    """The kept head, before the summary, is not part of "the last three"."""
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         await compress(gateway, "here 2")

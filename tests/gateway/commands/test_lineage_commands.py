@@ -1,4 +1,4 @@
-"""/lineage, /search and /session as admins use them, and who may not."""
+"""/lineage, /search and /session, which are for admins only."""
 
 import re
 import sqlite3
@@ -20,7 +20,7 @@ KEY = "sk-abcdefghij0123456789"
 
 
 async def compress(gateway: TestGateway, chat: ChatKey = DIRECT, focus: str | None = None) -> str:
-    """Put a handoff in place of everything; returns the key of the session that goes on."""
+    """Replace all messages by a handoff. Return the key of the new session."""
 
     def _compress(db: sqlite3.Connection) -> str:
         found = find_chat(db, chat)
@@ -70,7 +70,7 @@ async def ask_boss(gateway: TestGateway, text: str, chat: ChatKey = BOSS_CHAT) -
 
 
 def buttons(gateway: TestGateway) -> dict[str, str]:
-    """What the newest message offers, by label."""
+    """Return the buttons of the newest message by label."""
     return {button.label: button.command for button in gateway.adapter.requests[-1].part.buttons}
 
 

@@ -1,4 +1,4 @@
-"""`/model`: what it shows, what a choice changes and when, and where it ends."""
+"""`/model` and `/think`: the list, and the scope of a choice."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -162,7 +162,7 @@ async def test_a_choice_that_is_no_longer_configured_falls_back_with_one_notice(
 
 
 class Windows:
-    """Two models that count what they are sent: the configured one of 128K, and `tiny` of 8K."""
+    """Two models that count their prompts: the configured model with 128K, and `tiny` with 8K."""
 
     SIZES = {"scripted": 131_072, "tiny": 8_192}  # noqa: RUF012 - never changed
 

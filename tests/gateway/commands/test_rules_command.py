@@ -1,4 +1,4 @@
-"""`/rules`: what is listed, who may drop what, and what a drop does."""
+"""`/rules`: the list, permissions, and the effect of `drop`."""
 
 from pathlib import Path
 

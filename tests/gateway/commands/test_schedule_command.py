@@ -1,4 +1,4 @@
-"""`/schedule`: what people may add, change and see, and the sentences that they get."""
+"""`/schedule`: adding, changing and listing, with the replies."""
 
 from pathlib import Path
 

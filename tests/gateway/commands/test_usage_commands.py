@@ -1,4 +1,4 @@
-"""/usage and /insights: who is told what, and where."""
+"""/usage and /insights: figures by role and chat."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What an event changes in the database: each function is one transaction."""
+"""Database changes of each kind of event. Each function is one transaction."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -181,7 +181,7 @@ def edit(text: str, *, number: int = 1, sender: Sender = ANN, event: str = "e") 
 
 
 def told(db: sqlite3.Connection) -> ChatId:
-    """Message 1 with the text `hello` was answered."""
+    """Store message 1 with the text `hello` as answered."""
     admitted = admit(db, admission(message()), START)
     assert admitted.inbox_id is not None
     finish(db, journal.start_turn(db, admitted.chat_id, [admitted.inbox_id], {}, START), "hi")

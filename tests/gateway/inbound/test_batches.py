@@ -1,4 +1,4 @@
-"""Events that arrive together: one commit for as many as it takes, in order, and never one past what is not stored."""
+"""Batches of events share a commit, keep their order, and stop at the first event that cannot be stored."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ def chat(number: int) -> ChatKey:
 
 
 async def deliver(gateway: TestGateway, received: Sequence[ReceivedEvent]) -> list[int]:
-    """Bring everything, as an adapter does; returns the lengths of the batches."""
+    """Deliver all events like an adapter. Return the lengths of the batches."""
     lengths: list[int] = []
     while rest := received[sum(lengths) :]:
         lengths.append(await gateway.intake.accept_batch(rest))
@@ -41,7 +41,7 @@ async def texts(gateway: TestGateway) -> list[str]:
 
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Functions of every commit from here on."""
+    """Functions of every later commit."""
     seen: list[list[str]] = []
     real = batch.run_batch
 
@@ -88,7 +88,7 @@ async def test_a_batch_starts_no_more_turns_than_allowed(store: Store, tmp_path:
 
 
 def open_conversations(db: Connection, messages: Sequence[InboundMessage]) -> None:
-    """Chats in which a message may start its turn."""
+    """Chats in which a message can start its turn at once."""
     for message in messages:
         ensure_active(db, ensure_chat(db, message.chat, message.chat_kind, "", Millis(1)), Millis(1))
 

@@ -1,4 +1,4 @@
-"""From a platform's event to a stored row: who is let in, and that it is stored before it is acknowledged."""
+"""Intake: access checks, and storage before acknowledgement."""
 
 import asyncio
 from dataclasses import replace

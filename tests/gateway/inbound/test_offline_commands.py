@@ -1,4 +1,4 @@
-"""What commands do while the database is locked or full: people are heard within a second, and once."""
+"""Commands while the database is locked or full: one reply within a second."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.gateway.turns.test_lanes import tool
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
 
 LOCK_SECONDS = 60.0
-"""Longest lock; it ends with its block."""
+"""Maximum length of a lock, which usually ends with its block."""
 
 
 async def test_status_answers_once_from_memory_while_the_database_is_locked(gateway: TestGateway, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Nobody drowns the gateway in commands, and nobody is kept from stopping an answer."""
+"""Rate limits, which never prevent a `/stop`."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def open_turn(db: Connection) -> None:
 
 
 def commands(count: int, *, every: int, first: int = 0) -> list[InboundMessage]:
-    """Sent by one person, `every` milliseconds."""
+    """Messages of one person, sent `every` milliseconds."""
     return [
         replace(message(number, "/help"), sent_at=Millis(START + index * every))
         for index, number in enumerate(range(first, first + count))

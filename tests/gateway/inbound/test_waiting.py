@@ -1,4 +1,4 @@
-"""What people hear of a message that cannot be stored: after a while that it waits, and later that it goes on."""
+"""Notices about a message that cannot be stored: first that it waits, later that it continues."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ OTHER = ChatKey(platform="telegram", account="telegram", chat_ref="2")
 
 
 async def unstored(gateway: TestGateway, text: str = "hello") -> InboundMessage:
-    """A message that the disk has no room for, as often as it comes."""
+    """Send a message repeatedly while the disk is full."""
     message = gateway.message(text + " " * 100_000)
     await gateway.store.write(set_max_pages, 0)
     for _ in range(3):

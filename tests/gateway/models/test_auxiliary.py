@@ -1,4 +1,4 @@
-"""Who does the gateway's own work: one rule for all its tasks, and the key of `model` for its own API alone."""
+"""Models for auxiliary tasks. The key of `model` is sent only to its own API."""
 
 from typing import get_args
 
@@ -26,7 +26,7 @@ MAIN = "model: {name: main, api_key: key-of-main, aliases: {fast: {name: quick, 
 
 
 def live(config: Config) -> RouteConfig:
-    """What a conversation has chosen that is not the configured model."""
+    """Return a model that a conversation has chosen instead of the configured model."""
     return completed("chosen", config.model)
 
 
@@ -36,7 +36,7 @@ def who(config: Config, task: AuxiliaryTask) -> str | None:
 
 
 ROUTED: tuple[AuxiliaryTask, ...] = ("flush", "title", "delegate", "trajectories")
-"""Tasks that have a route and no block."""
+"""Tasks with a route instead of a settings block."""
 
 
 @pytest.mark.parametrize(

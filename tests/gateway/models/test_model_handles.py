@@ -1,4 +1,4 @@
-"""Models in use: a handle for each, made when it is first needed, and one agent for all of them."""
+"""Model handles, created when first needed, and the agent that they share."""
 
 from pathlib import Path
 

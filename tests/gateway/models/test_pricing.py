@@ -1,4 +1,4 @@
-"""What the configuration says of costs: read, refused, and turned into terms for the lines to models."""
+"""Cost settings: parsing, errors, and the prices and caps of model clients."""
 
 import time
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""What people may call a model, and what their choice leads to."""
+"""Model names and the effect of a choice."""
 
 import pytest
 

@@ -16,7 +16,7 @@ NO_INTAKE: Intake = None  # type: ignore[assignment]  # these adapters receive n
 
 
 class Restless(MemoryAdapter):
-    """Ends each attempt as told; the last one lasts."""
+    """Adapter whose attempts end as scripted. The last attempt keeps running."""
 
     def __init__(self, ends: Sequence[BaseException | None]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Restless(MemoryAdapter):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of a few milliseconds."""
+    """Shorten the backoff to milliseconds."""
     monkeypatch.setattr("gateway.outbound.adapters.RETRY_BACKOFF", Backoff(0.005, 0.005))
 
 

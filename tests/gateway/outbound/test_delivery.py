@@ -1,4 +1,4 @@
-"""What is owed reaches the chat: once, whole, in order, whatever the platform says."""
+"""Delivery: every reply arrives once, complete and in order, whatever the platform does."""
 
 import asyncio
 import threading
@@ -49,7 +49,7 @@ from tests.hermes_state.helpers import one_batch
 async def owe(
     gateway: TestGateway, text: str, key: str = "k", buttons: tuple[Button, ...] = (), to: ChatKey = DIRECT
 ) -> ChatId:
-    """Owe a chat a reply and wake its delivery."""
+    """Store a reply for a chat and wake its delivery."""
     now = gateway.clock.now()
     kind = ChatKind.THREAD if to.thread_ref else ChatKind.DIRECT
     chat = await gateway.store.write(ensure_chat, to, kind, None, now)
@@ -60,7 +60,7 @@ async def owe(
 
 
 def events(logs: Sequence[Mapping[str, object]]) -> list[object]:
-    """What the log says, without its details."""
+    """Return the log events without details."""
     return [log["event"] for log in logs]
 
 
@@ -74,7 +74,7 @@ async def test_parts_arrive_in_order_with_keys_of_their_own(store: Store, tmp_pa
 
 
 class BrokenRenderer(MemoryAdapter):
-    """Cannot render what has a brace in it."""
+    """Adapter that fails to render text with a brace."""
 
     def render(self, text: str) -> Sequence[OutboundPart]:
         if "{" in text:
@@ -94,7 +94,7 @@ async def test_an_answer_that_cannot_be_rendered_arrives_as_it_was_written(
 
 
 class ThreadNotingAdapter(MemoryAdapter):
-    """Remembers which thread rendered."""
+    """Adapter that records the rendering thread."""
 
     def render(self, text: str) -> Sequence[OutboundPart]:
         self.rendered_in = threading.current_thread()
@@ -359,7 +359,7 @@ async def test_a_node_that_lost_its_account_starts_no_sends(store: Store, tmp_pa
 
 
 async def owed_and_begun(gateway: TestGateway) -> ChatId:
-    """Owe the direct chat a reply whose sender began to send it and was killed before it stored the outcome."""
+    """Store a reply whose sender was killed between the start of the request and its outcome."""
     claim = gateway.adapters.ownership_of(DIRECT)
     assert claim is not None
     gateway.adapters.supervised[DIRECT.account].ownership = None
@@ -387,7 +387,7 @@ async def test_a_row_read_before_the_account_was_taken_is_sent_as_a_repeat(store
 
 
 class LostAnswer:
-    """A store whose first `begin_send` is committed although its caller is told that it failed."""
+    """Store whose first `begin_send` commits but reports a failure."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.is_lost = store, False
@@ -458,7 +458,7 @@ async def test_a_sender_cancelled_before_it_begins_releases_its_chat(store: Stor
 
 
 class Unreadable:
-    """A store that can be written and not read."""
+    """Store that can be written but not read."""
 
     def __init__(self, store: Store) -> None:
         self.write_with_retry = store.write_with_retry

@@ -1,4 +1,4 @@
-"""What a chat is told about its conversation's room, and that the model never reads it."""
+"""Notices about the context window, which the model never reads."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ OFTEN = "This conversation has been compressed"
 
 
 async def answer_reporting(gateway: TestGateway, model: CountingModel, tokens: int) -> str:
-    """The answer to a message whose prompt the provider counts as `tokens`."""
+    """Return the answer to a message whose prompt counts as `tokens`."""
     model.reported = tokens
     return await gateway.ask("hello there")
 
@@ -60,7 +60,7 @@ async def test_pressure_notice_is_shown_again_after_a_drop(store: Store, tmp_pat
 
 
 async def test_a_pressure_notice_of_a_lost_answer_moves_to_the_next_answer(store: Store, tmp_path: Path) -> None:
-    """Whatever comes between the model's answer and its rows: people have not seen the line."""
+    """The notice was not shown, because the answer was lost before its rows were stored."""
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         await store.write(refuse_rows, "UPDATE ON turns", "NEW.state = 'finished'")
@@ -85,7 +85,7 @@ async def test_no_pressure_notice_when_compression_is_off(store: Store, tmp_path
 
 @pytest.mark.parametrize("held_back", ['{"strikes":2,"blocked_at":54000}', '{"held_at":54000}'])
 async def test_no_pressure_notice_while_compression_is_blocked(store: Store, tmp_path: Path, held_back: str) -> None:
-    """It does not help any more, or was just undone: what comes at the threshold is not a compression."""
+    """Compression no longer helps or was just undone, so the threshold does not trigger a compression."""
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         await answer_reporting(gateway, model, 1_000)
@@ -101,7 +101,7 @@ async def test_a_prompt_above_the_threshold_announces_a_compression_soon(store: 
 
 
 async def test_reasoning_and_answers_do_not_count_as_pressure(store: Store, tmp_path: Path) -> None:
-    """A prompt of 40,000 tokens and an answer with 30,000 tokens of thinking leave the room that there was."""
+    """An answer with 30,000 reasoning tokens does not count towards a prompt of 40,000 tokens."""
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         assert PRESSURE not in await answer_reporting(gateway, model, 40_000)
@@ -160,14 +160,14 @@ async def test_the_accuracy_notice_can_be_switched_off(store: Store, tmp_path: P
 SOON = ContextSettings(quiet_seconds=0.05)
 WAITING = "I am compressing it before I continue"
 THRESHOLD_TOKENS, HYGIENE_TOKENS = 17_000, 22_500
-"""Beyond where the layers act in the window of `talking`."""
+"""More tokens than every layer's threshold in the window of `talking`."""
 
 
 @asynccontextmanager
 async def waiting(
     store: Store, folder: Path, *, tokens: int = THRESHOLD_TOKENS, quiet_seconds: float = 0.05, is_on: bool = True
 ) -> AsyncIterator[tuple[TestGateway, CountingModel, Hang]]:
-    """A conversation of `tokens` that has to be compressed before "and now?" is answered; its summary hangs."""
+    """Run a conversation of `tokens` that must be compressed before "and now?" is answered. The summary hangs."""
     model, hang = CountingModel(), Hang(text=SUMMARY)
     context, told = ContextSettings(quiet_seconds=quiet_seconds), {"pressure": False, "waiting": is_on}
     async with talking(store, folder, model, context=context, count=24, notices=told) as gateway:
@@ -285,7 +285,7 @@ async def test_without_a_summary_the_notice_counts_the_listed_messages(store: St
 
 
 async def test_compression_without_effect_stops_and_the_notice_gives_alternatives(store: Store, tmp_path: Path) -> None:
-    """The provider counts far more than what is sent, so that no compression gets below the threshold."""
+    """The provider counts far too many tokens, so that no compression gets below the threshold."""
     model = CountingModel()
     context = ContextSettings(protect_last_n=1, protect_first_n=0)
     async with talking(store, tmp_path, model, length=32_768, context=context, notices={"pressure": False}) as gateway:

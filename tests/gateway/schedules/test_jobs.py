@@ -18,7 +18,7 @@ HOUR = 3_600_000
 
 
 class LaterClock:
-    """So many milliseconds ahead of the gateway's."""
+    """Clock that is `ahead` milliseconds ahead of the gateway's clock."""
 
     def __init__(self, gateway: TestGateway, ahead: int) -> None:
         self._gateway = gateway
@@ -29,7 +29,7 @@ class LaterClock:
 
 
 def seen_count(gateway: TestGateway) -> int:
-    """How many rows the model saw last."""
+    """Return the number of rows in the model's last prompt."""
     return len(gateway.model.requests[-1].transcript)
 
 

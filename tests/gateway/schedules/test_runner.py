@@ -1,4 +1,4 @@
-"""Schedules in a gateway whose clock is set: none is lost, none comes twice, whatever the clock does."""
+"""Schedules under clock changes: no message is lost, and none is sent twice."""
 
 import asyncio
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ AUTUMN = datetime(2026, 10, 24, 20, tzinfo=UTC)
 
 
 class SetClock:
-    """A clock that stands where it is set, by local time in Berlin."""
+    """Clock that stays at the set local time in Berlin."""
 
     def __init__(self, local: str) -> None:
         self.set(local)
@@ -54,7 +54,7 @@ async def store_is_due(gateway: TestGateway, clock: SetClock) -> bool:
 
 
 async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: int = 0) -> list[str]:
-    """Set the clock, let the timer look, and return the local times that have come so far, in order."""
+    """Set the clock, run the timer, and return the local times that have fired so far, in order."""
     clock.set(local)
     clock.millis = Millis(clock.millis + hours * HOUR)
     gateway.rescheduled.wake()
@@ -67,7 +67,7 @@ async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: in
 
 
 async def all_waiting(gateway: TestGateway, clock: SetClock, local: str) -> int:
-    """Set the clock, let the timer look behind a turn that hangs, and return how many rows wait then."""
+    """Set the clock, run the timer during a hanging turn, and return the number of waiting rows."""
     clock.set(local)
     gateway.rescheduled.wake()
     done = f"SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE next_at <= {clock.now()})"
@@ -76,7 +76,7 @@ async def all_waiting(gateway: TestGateway, clock: SetClock, local: str) -> int:
 
 
 def last_text(gateway: TestGateway) -> str:
-    """What the model was asked last."""
+    """Return the text of the model's last prompt."""
     text: str = chat_messages("", gateway.model.requests[-1].transcript, WireStyle())[-1]["content"]
     return text
 
@@ -238,12 +238,12 @@ SPECS = st.sampled_from(
 ZONES = st.sampled_from(["Europe/Berlin", "Australia/Lord_Howe", "America/New_York", "America/Nuuk"])
 STARTS = st.sampled_from([datetime(2026, 3, 6, tzinfo=UTC), datetime(2026, 3, 27, 7, 7, tzinfo=UTC), AUTUMN])
 JUMPS = st.lists(st.tuples(st.integers(-40 * 60, 40 * 60), st.integers(0, 50 * 60)), min_size=1, max_size=6)
-"""Minutes by which the clock is set, and minutes for which it then runs."""
+"""Minutes by which the clock is changed, and minutes that pass afterwards."""
 
 
 @contextmanager
 def _scheduled(spec: str, zone: str, now: Millis) -> Iterator[Connection]:
-    """A database with one schedule."""
+    """Create a database with one schedule."""
     first = next_occurrence(spec, zone, now)
     assert first is not None
     with migrated() as db:
@@ -254,7 +254,7 @@ def _scheduled(spec: str, zone: str, now: Millis) -> Iterator[Connection]:
 
 
 def _run(db: Connection, now: Millis, until: Millis) -> None:
-    """What the timer does while the clock runs."""
+    """Run the timer while the clock advances."""
     while (due := schedules.next_due(db, now)) is not None and due <= until:
         now = max(now, due)
         schedules.fire_due(db, lambda row, now=now: firing_plan(row, now, skips_missed=False), now)

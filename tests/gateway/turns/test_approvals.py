@@ -1,4 +1,4 @@
-"""Questions that nobody answers expire, and their turns go on with a no."""
+"""Approval requests: expiry, answers, and turns that continue afterwards."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.hermes_state.rows import LONG_CALL_ID
 
 
 class LateClock(SystemClock):
-    """The machine's clock, which can be put forward."""
+    """System clock that can be moved forward."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0
@@ -40,7 +40,7 @@ def writing(ran: list[str]) -> Tool:
 
 
 async def ask(gateway: TestGateway) -> None:
-    """Have the agent ask whether it may write; with a yes it answers `done`."""
+    """Let the agent request approval for a write. If approved, it answers `done`."""
     gateway.model.script += [calls("write_down"), answer("done")]
     await gateway.say("write it down")
     await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")

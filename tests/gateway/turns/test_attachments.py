@@ -1,4 +1,4 @@
-"""Files that people send: read into the turn, stored once, or refused with a friendly sentence."""
+"""Files that people send are added to the turn, stored once, or refused with an explanation."""
 
 import errno
 import hashlib
@@ -36,7 +36,7 @@ def file(
 
 
 def heard(gateway: TestGateway) -> tuple[Document, ...]:
-    """The documents of the newest message that the model saw."""
+    """Return the documents of the newest message that the model saw."""
     return gateway.model.requests[-1].transcript[-1].body.documents
 
 
@@ -252,7 +252,7 @@ def noted(gateway: TestGateway) -> tuple[str, ...]:
 
 
 def received(folder: Path) -> dict[str, bytes]:
-    """Files in the one chat's inbox."""
+    """Return the files in the chat's workspace inbox."""
     return {path.name: path.read_bytes() for path in folder.glob("workspaces/1/inbox/*")}
 
 
@@ -312,7 +312,7 @@ async def test_a_file_that_is_only_in_the_workspace_starts_a_turn(store: Store, 
 
 
 class BusyStore(AttachmentFolder):
-    """Keeps nothing for a while, as an object store that is too busy."""
+    """Attachment folder that fails to store for a while, like an overloaded object store."""
 
     refusals = 0
 

@@ -1,4 +1,4 @@
-"""Which waiting rows become the next turn."""
+"""Selection of the waiting rows that become the next turn."""
 
 import itertools
 
@@ -48,7 +48,7 @@ NOTICE = {"kind": InboxKind.NOTICE}
 
 
 def claimed(rows: list[InboxRow], now: int = LATER, merge: int = MERGE) -> list[int]:
-    """The indexes of the `rows` that become a turn."""
+    """Return the indexes of the `rows` that become a turn."""
     burst = next_burst(rows, merge_ms=merge)
     assert burst[0].kind is not InboxKind.COMMAND
     assert held_until(burst, rows) <= now
@@ -56,7 +56,7 @@ def claimed(rows: list[InboxRow], now: int = LATER, merge: int = MERGE) -> list[
 
 
 def held(rows: list[InboxRow]) -> int:
-    """The time until which the burst in `rows` is held."""
+    """Return the time until which the burst in `rows` is held."""
     return held_until(next_burst(rows, merge_ms=MERGE), rows)
 
 

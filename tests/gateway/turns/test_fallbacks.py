@@ -1,4 +1,4 @@
-"""A model that fails is stood in for: who is asked, how often, what people see of it, and what ends it."""
+"""Fallback models: order, number of calls, notices, and when fallbacks end."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Pictures that people send: told by their bytes, scaled when they arrive, and never the end of a chat."""
+"""Images that people send are detected by content, scaled on arrival, and never break a chat."""
 
 import base64
 import json
@@ -24,11 +24,11 @@ from tests.pictures import noise, opened, picture, saved
 
 SEEING = {"images": True}
 WEEK = 7 * 86_400_000
-"""In milliseconds."""
+"""One week in milliseconds."""
 
 
 def change_facts(db: Connection, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Store something else of the images that the models take."""
+    """Replace the learned image limits of all models."""
     query = "SELECT route, model, image_facts FROM model_profiles WHERE image_facts IS NOT NULL"
     for route, model, facts in db.execute(query).fetchall():
         changed = json.dumps(change(json.loads(facts)))
@@ -40,14 +40,14 @@ def file(name: str, kind: AttachmentKind = AttachmentKind.IMAGE, mime: str | Non
 
 
 async def send(gateway: TestGateway, text: str = "look", **contents: bytes) -> None:
-    """Send pictures by their names, as one message."""
+    """Send images as one message, with the keyword names as file names."""
     gateway.adapter.files |= contents
     await gateway.say(text, files=[file(name) for name in contents])
     await gateway.quiet()
 
 
 def shown(request: ModelRequest) -> list[bytes]:
-    """The images that a request carries, as files."""
+    """Return the images in a request as files."""
     messages = chat_messages(request.system, request.transcript, request.style)
     assert untidy(check_openai(messages)) == []
     parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
@@ -56,7 +56,7 @@ def shown(request: ModelRequest) -> list[bytes]:
 
 
 def sizes(request: ModelRequest) -> list[int]:
-    """The longest side of each image that a request carries."""
+    """Return the longest side of each image in a request."""
     return [max(opened(data).size) for data in shown(request)]
 
 
@@ -66,11 +66,11 @@ def prompt_of(request: ModelRequest) -> str:
 
 @dataclass
 class Provider:
-    """A provider that refuses requests by the images in them, and answers all others."""
+    """Provider that refuses requests with certain images and answers all others."""
 
     refuse: Callable[[Sequence[bytes]], ImageRejected | None]
     calls: list[list[int]] = field(default_factory=list)
-    """Sides of the images of every request."""
+    """Image sides of every request."""
 
     async def respond(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         images = shown(request)
@@ -302,7 +302,7 @@ async def test_a_refused_image_is_tried_again_when_sent_again(store: Store, tmp_
 
 
 async def test_an_unrelated_error_teaches_nothing_about_images(store: Store, tmp_path: Path) -> None:
-    """Without any image the call fails, too: it was not the images' fault."""
+    """The call also fails without images, so the images are not the cause."""
     async with serving(store, tmp_path, model=SEEING) as gateway:
         down = ModelUnavailable("HTTP 503", retry_after=3_600.0)
         gateway.model.script.extend([rejected(ImageFault.UNSUPPORTED), down])

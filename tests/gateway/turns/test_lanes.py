@@ -1,4 +1,4 @@
-"""Who is answered when: turns of one chat follow each other, turns of different chats do not know each other."""
+"""Lanes: turns of a chat run in order, and turns of different chats are independent."""
 
 import asyncio
 import time
@@ -267,7 +267,7 @@ async def test_a_turn_waiting_for_approval_keeps_its_place_across_a_restart(stor
 
 
 async def test_no_queued_message_starts_before_the_stop_is_stored(store: Store, tmp_path: Path) -> None:
-    """Or `/stop all` would find the next message in a turn, where it drops nothing."""
+    """Otherwise, `/stop all` could not drop the next message, because it would already be in a turn."""
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)

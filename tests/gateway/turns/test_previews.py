@@ -1,4 +1,4 @@
-"""What is seen of an answer while it grows, and that it never costs the answer."""
+"""Previews of growing answers, whose failures never affect the answer."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,7 +44,7 @@ TURN = RunningTurn(
 
 
 class Growing:
-    """An answer whose text grows as the test says."""
+    """Model whose answer grows under the test's control."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -59,11 +59,11 @@ class Growing:
 
 
 async def nothing(_turn: TurnClaim, _ref: str) -> None:
-    """Notes no placeholder."""
+    """Ignore the placeholder."""
 
 
 async def grow(gateway: TestGateway, text: str = "the") -> Growing:
-    """A turn whose preview shows `text`."""
+    """Run a turn whose preview shows `text`."""
     growing = Growing()
     gateway.model.script.append(growing)
     await gateway.say("q")

@@ -1,4 +1,4 @@
-"""Titles in the background: once, from how a conversation began, and never in anybody's way."""
+"""Titles are written once, in the background, from the beginning of a conversation."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -32,7 +32,7 @@ CALLS = "SELECT outcome FROM model_calls WHERE purpose = 'title' ORDER BY id"
 
 
 class NamingModel(ScriptedModel):
-    """Echoes people, and names conversations as `title` does."""
+    """Model that echoes messages and writes titles with `title`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ async def named(gateway: TestGateway) -> None:
 
 
 async def tried(gateway: TestGateway, count: int) -> None:
-    """Wait until so many titles have been asked for and nobody works on one."""
+    """Wait until `count` titles were requested and none is in progress."""
     await gateway.until_rows(f"SELECT 1 FROM model_calls WHERE purpose = 'title' LIMIT 1 OFFSET {count - 1}")
     await eventually(lambda: not gateway.titles._tasks, "nobody works on a title")
 

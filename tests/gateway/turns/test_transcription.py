@@ -1,4 +1,4 @@
-"""Who listens to recordings: at which API, with which key, and through a change of the configuration."""
+"""Transcription: API, key, and changes of the configuration."""
 
 import asyncio
 from pathlib import Path
