@@ -228,7 +228,7 @@ COMMANDS = (
         "lineage",
         READ,
         lineage.lineage,
-        "show which session of a chat continues which",
+        "show the chain of sessions in a chat",
         (Option("place", "a chat's name or a session's id"),),
     ),
     _admin(

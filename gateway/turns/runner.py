@@ -97,7 +97,7 @@ class TurnRunner:
     async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:
         """Run the turn to its end. Returns False if another process ended or resumed it in the meantime.
 
-        If cancelled, the turn stays open with every finished step stored. The deadline starts anew with each run, so
+        If cancelled, the turn stays open with every finished step stored. The deadline restarts with each run, so
         that a resumed turn has enough time. `MAX_RESTARTS` limits the number of runs.
 
         Raises `StoreUnavailable` if a step could not be stored. The turn is then still open.

@@ -192,7 +192,7 @@ async def test_in_a_group_a_bystander_neither_stops_nor_interrupts_a_turn_of_ano
     await cluster.tg.post("message", {**GROUP, "user_id": 43, "text": "@lab_gateway_bot and me?"})
     await cluster.stored(3)
     assert cluster.query("SELECT state FROM turns WHERE chat_id = 2") == [("running",)]
-    await said(cluster, ADMIN, "/stop", "Stopped.*1 message still waiting")
+    await said(cluster, ADMIN, "/stop", "Stopped.*Still queued: 1 message")
     await gone(cluster)
     assert await cluster.replies(1, match="and me", chat_id=GROUP["chat_id"])
 
@@ -206,7 +206,7 @@ async def test_stop_ends_a_compression_of_another_node(cluster: Cluster) -> None
     await cluster.say("what waits behind it")
     await cluster.say("/stop")
     assert await cluster.replies(1, match="^Stopped")
-    assert await cluster.replies(1, match="gave up compressing")
+    assert await cluster.replies(1, match="Compression cancelled")
     await gone(cluster, summary="true")
     assert await cluster.replies(1, match="what waits behind it")
     await cluster.converse("and now?")

@@ -166,7 +166,7 @@ async def test_power_that_was_taken_back_says_yes_to_nothing(world: World) -> No
         del world.gateway.environ[name]
     await world.gateway.start()
     await press(world, ADMIN, "Yes, once")
-    assert await world.replies(1, match="Nothing waits|Only an admin", chat_id=ADMIN)
+    assert await world.replies(1, match="There is no open request|Only an admin", chat_id=ADMIN)
     assert await world.replies(1, match="nobody answered"), "the admin of now has no chat to be asked in"
     assert world.query("SELECT state FROM approvals") == [("expired",)]
     assert notebook(world) == []

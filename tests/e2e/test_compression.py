@@ -151,7 +151,7 @@ async def test_a_summary_that_hangs_is_ended_by_stop(world: World) -> None:
     await world.asked(1, summary="true")
     await world.say("/stop")
     assert await world.replies(1, match="^Stopped")
-    assert await world.replies(1, match="gave up compressing")
+    assert await world.replies(1, match="Compression cancelled")
     await world.converse("and now?")
     assert world.query(LAYERS) == []
 

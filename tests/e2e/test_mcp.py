@@ -207,7 +207,7 @@ async def test_servers_come_go_and_change_with_a_reload(world: World) -> None:
     world.gateway.signal(signal.SIGHUP)
     assert await all_gone(str(world.home))
     await world.say("/mcp", chat_id=1)
-    assert await world.replies(1, chat_id=1, match="There are no MCP servers")
+    assert await world.replies(1, chat_id=1, match="No MCP servers are configured")
 
 
 BAD_LISTS = """
