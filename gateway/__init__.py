@@ -1,4 +1,4 @@
-"""The daemon: configuration, intake, lanes, commands, delivery, command line. Knows every part."""
+"""The daemon: configuration, intake, lanes, commands, delivery and command line. It may import every other package."""
 
 
 def installed_version() -> str:

@@ -1,6 +1,6 @@
 """Health of the daemon: a heartbeat of the event loop and the writer, for operators and systemd's watchdog.
 
-The watchdog is fed while both make progress. An unreachable platform makes the daemon not ready, but must not kill it.
+The watchdog is notified while both make progress. An unreachable platform makes the daemon unready but never kills it.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ class Heartbeat:
     adapters: AdapterRegistry
     environ: Mapping[str, str]
     on_loss: Callable[[], None] = lambda: None
-    """Called when the database's files are lost."""
+    """Called when the database files are lost."""
     home: Path = Path()
-    """Folder on the disk to check."""
+    """Folder whose disk is checked."""
     _lag: float = field(default=0.0, init=False)
     _status: str = field(default="", init=False)
     _trouble: str | None = field(default=None, init=False)
 
     def vitals(self) -> Mapping[str, bool | float | str]:
-        """Return the health for operators: delay of the loop, load of the database connections."""
+        """Return the health for operators: delay of the event loop and load of the database connections."""
         pulse, readers = self.store.pulse, self.store.readers
         return {
             "is_ready": self.store.trouble is None
@@ -62,7 +62,7 @@ class Heartbeat:
         interval = min(1.0, watchdog / 3) if watchdog else 1.0
         while True:
             before = time.monotonic()
-            await asyncio.sleep(interval)  # the delay itself is what is measured
+            await asyncio.sleep(interval)  # any extra delay is the loop's lag
             self._lag = max(0.0, time.monotonic() - before - interval)
             if self._lag > 0.5:
                 log.warning("loop.lagged", seconds=round(self._lag, 3))
@@ -98,12 +98,12 @@ class Heartbeat:
 def notify(environ: Mapping[str, str], *lines: str) -> bool:
     """Send `lines` such as `READY=1` or `STATUS=…` to systemd (`sd_notify`); returns False without a listener.
 
-    A missing or full socket is ignored: systemd then acts on its own timeouts.
+    A missing or full socket is ignored, because systemd then acts on its own timeouts.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
-    if address.startswith("@"):  # Linux's abstract namespace: a name without a file, written with a leading NUL
+    if address.startswith("@"):  # a name in Linux's abstract namespace begins with NUL
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as speaker:
@@ -115,7 +115,7 @@ def notify(environ: Mapping[str, str], *lines: str) -> bool:
 
 
 def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
-    """Return the seconds in which systemd wants a `WATCHDOG=1`; None if it does not watch this process."""
+    """Return systemd's watchdog interval in seconds, or None if it does not watch this process."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     micros = environ.get("WATCHDOG_USEC", "")

@@ -1,7 +1,7 @@
-"""Logs of the daemon: structlog events and the loggers of the libraries, one line each, redacted.
+"""Logs of the daemon: structlog events and library loggers, a line per event, redacted.
 
-Events are `noun.past_verb` with everything variable as a key. Secrets and text of people are never logged; a redactor
-over every value is the safety net.
+Event names are `noun.past_verb`, and every variable value is a key. Secrets and message text are never logged. As a
+safety net, every value is redacted.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from hermes_state.redaction import MARK, Redactor, is_secret_name
 from hermes_state.text import printable
 
 ACCEPT_ERROR_SECONDS = 60.0
-"""Seconds between two lines about connections that cannot be accepted."""
+"""Seconds between two log lines about connections that cannot be accepted."""
 
 _LEVELS = {
-    # Below WARNING, libraries print addresses with tokens in them, and whole bodies.
+    # Below WARNING, libraries log addresses that contain tokens, and whole bodies.
     **dict.fromkeys(("telegram", "httpx", "httpcore", "discord", "openai", "anthropic", "httpx2"), logging.WARNING),
     **dict.fromkeys(("httpcore2", "aiohttp", "apscheduler", "aiosqlite", "asyncio"), logging.WARNING),
     **dict.fromkeys(("markdown_it", "urllib3"), logging.WARNING),
-    # The lines of the MCP SDK repeat what servers have sent.
+    # The MCP SDK logs data that servers have sent.
     **dict.fromkeys(("mcp", "client"), logging.CRITICAL + 1),
 }
 """Levels of the libraries' loggers."""
@@ -43,16 +43,16 @@ _REDACTED_DEPTH = 6
 def configure_logging(
     settings: LoggingConfig, *, secrets: Iterable[str], directory: Path | None, stream: TextIO | None = None
 ) -> None:
-    """Send everything to `stream` (standard error), and to `gateway.log` in `directory` if `settings.file` says so.
+    """Log to `stream` (default: standard error), and with `settings.file` also to `gateway.log` in `directory`.
 
-    Replaces what an earlier call set up. `secrets` are the configured ones, for exact redaction.
+    Replaces the setup of an earlier call. `secrets` are the configured secrets, for exact redaction.
     """
     stream = stream or sys.stderr
     redaction = _LogRedactor(Redactor(secrets))
     as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
     handlers = [_with_formatter(_StreamHandler(stream), redaction, as_json=as_json, stream=stream)]
     if settings.file and directory is not None:
-        # `delay`: its first line opens it, so that a full disk does not end the start.
+        # With `delay`, the first line opens the file, so that a full disk does not prevent the start.
         path = directory / "gateway.log"
         file = _FileHandler(path, maxBytes=10_000_000, backupCount=5, encoding="utf-8", delay=True)
         handlers.append(_with_formatter(file, redaction, as_json=True))
@@ -77,7 +77,7 @@ def configure_logging(
 
 
 def update_logging(level: str, secrets: Iterable[str]) -> None:
-    """Apply a reloaded level (debug, info, warning, error) and the secrets in use now, at once."""
+    """Apply a reloaded level (debug, info, warning, error) and the current secrets at once."""
     logging.getLogger().setLevel(level.upper())
     redactor = Redactor(secrets)
     for handler in logging.getLogger().handlers:
@@ -88,14 +88,14 @@ def update_logging(level: str, secrets: Iterable[str]) -> None:
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
-    # Lines of discord.py that say nothing new: we report lost connections ourselves, and use no voice.
+    # Redundant lines of discord.py: we report lost connections ourselves and do not use voice.
     return not record.getMessage().startswith(
         ("Attempting a reconnect in", "PyNaCl is not installed", "davey is not installed")
     )
 
 
 class _AcceptErrorFilter(logging.Filter):
-    """Filter for lines about connections that cannot be accepted: one a minute passes, asyncio writes one a second."""
+    """Filter for asyncio's line about connections that cannot be accepted: pass a line per minute, not per second."""
 
     _quiet_until = 0.0
 
@@ -119,7 +119,7 @@ _SHARED: list[Processor] = [
 
 
 class _QuietHandler(logging.Handler):
-    """Handler that reports once that lines cannot be written: logging itself would print each line unredacted."""
+    """Handler that reports write errors once. The default handler would print each line without redaction."""
 
     _has_warned = False
 
@@ -129,7 +129,7 @@ class _QuietHandler(logging.Handler):
         self._has_warned = True
         error = sys.exception()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-        with contextlib.suppress(OSError, ValueError):  # standard error may be what is gone
+        with contextlib.suppress(OSError, ValueError):  # standard error itself may be closed
             print(f"log lines cannot be written to {self}: {reason}", file=sys.stderr, flush=True)
 
 
@@ -151,7 +151,7 @@ class _FileHandler(_QuietHandler, RotatingFileHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         file, stream = Path(self.baseFilename), self.stream
-        with contextlib.suppress(OSError):  # `super` says why it cannot write
+        with contextlib.suppress(OSError):  # `super` reports the write error
             if stream and not (file.exists() and os.path.samestat(file.stat(), os.fstat(stream.fileno()))):
                 self.stream = None
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ def _with_formatter(
 
 
 def _for_a_screen(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Shorten an event for a terminal: the time of day is enough, and our events' names tell their origin."""
+    """Shorten an event for a terminal: keep only the time of day, and drop our own logger names."""
     event["at"] = datetime.fromisoformat(event["at"]).astimezone().strftime("%H:%M:%S")
     if event["logger"].startswith(("gateway.", "platforms.", "agent.", "hermes_state.")):
         del event["logger"]
@@ -192,7 +192,7 @@ def _for_a_screen(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
 
 
 def _printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Remove control characters from text, because the renderer prints text as it is."""
+    """Remove control characters from text, because the renderer prints text unchanged."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 

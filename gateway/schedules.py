@@ -1,4 +1,4 @@
-"""Jobs of the gateway: fire schedules, expire questions and idle conversations, keep database and files small."""
+"""Background jobs: fire schedules, expire approval requests and idle conversations, clean up database and files."""
 
 import asyncio
 from functools import cache
@@ -24,22 +24,22 @@ from hermes_state.values import Millis
 
 log = structlog.get_logger()
 
-MISSED_NOTE = "the times before that one passed while the gateway or its machine was not running, and are left out"
+MISSED_NOTE = "earlier times were skipped, because the gateway or its machine was not running"
 
 
 async def expire_questions(lanes: LaneRegistry) -> float | None:
-    """Close the questions whose time is over or that no one can answer any more: their turns go on with a no.
+    """Deny the approval requests that have expired or that cannot be answered any more. Their turns then continue.
 
-    Returns the seconds until the next one is due, None if none is open.
+    Returns the seconds until the next request expires, or None if no request is open.
     """
 
     def why_closed(db: Connection, one: PendingApproval) -> str | None:
         role = lanes.access.role_of(one.started_by)
         if role is None:
-            return "Withdrawn, because the person has no access any more,"
+            return "Withdrawn, because the person no longer has access,"
         is_for_admins = one.answerer is Answerer.ADMIN and role is not UserRole.ADMIN
         if is_for_admins and not lanes.access.load_admin_chats(db):
-            return "Refused, because no admin can be reached any more,"
+            return "Refused, because no admin can be reached,"
         return None
 
     for chat_id in await lanes.store.write(approvals.expire_pending, why_closed, lanes.clock.now()):
@@ -52,7 +52,7 @@ async def expire_questions(lanes: LaneRegistry) -> float | None:
 
 
 async def expire_idle(lanes: LaneRegistry) -> None:
-    """End conversations that were silent for `sessions.idle_reset_hours`; off by default."""
+    """End conversations that were idle for `sessions.idle_reset_hours` (off by default)."""
     hours, now = lanes.runtime.config.sessions.idle_reset_hours, lanes.clock.now()
     if hours is None:
         return
@@ -67,16 +67,16 @@ async def expire_idle(lanes: LaneRegistry) -> None:
 
 
 async def run_housekeeping(lanes: LaneRegistry, files: AttachmentFolder) -> None:
-    """Forget settled old rows, make room for files, tidy the database."""
+    """Delete old settled rows and surplus files, and maintain the database."""
     store, now = lanes.store, lanes.clock.now()
     try:
-        # Files first: on a full disk they make the room that everything below needs.
+        # Files come first: on a full disk, the database work below needs the space.
         await asyncio.to_thread(files.remove_leftovers, now - LEFTOVER_MILLIS)
         surplus = await store.read(attachments.load_surplus, lanes.runtime.config.attachments.total_bytes)
         if surplus:
             await asyncio.to_thread(files.remove, surplus)
             await store.write(attachments.forget, surplus)
-        month = 30 * 86_400_000  # no platform repeats an event after that
+        month = 30 * 86_400_000  # no platform repeats an event after 30 days
         removed = await retention.remove_expired(store, now, month)
         if isinstance(store, SqliteStore):
             await retention.maintain(store)
@@ -92,7 +92,7 @@ async def run_housekeeping(lanes: LaneRegistry, files: AttachmentFolder) -> None
 
 
 async def fire_schedules(lanes: LaneRegistry) -> float | None:
-    """Fire the schedules that are due. Returns the seconds until the next one is due, None if there is none."""
+    """Fire the due schedules. Return the seconds until the next schedule is due, or None without schedules."""
     now = lanes.clock.now()
     due = await lanes.store.read(schedules.next_due, now)
     if due is None or due > now:
@@ -100,12 +100,13 @@ async def fire_schedules(lanes: LaneRegistry) -> float | None:
 
     def plan(row: ScheduleRow) -> FiringPlan:
         if lanes.access.role_of(row.creator_ref) is None:
-            end = f"{row.creator_name}, who made it, has no access any more. `/schedule remove {row.id}` removes it."
-            return FiringPlan(refusal=f"Schedule {row.id} is paused: {end}")
+            why = f"because {row.creator_name}, who added it, no longer has access"
+            hint = f"To remove it, send `/schedule remove {row.id}`."
+            return FiringPlan(refusal=f"Schedule {row.id} is paused, {why}. {hint}")
         try:
             return firing_plan(row, now, skips_missed=lanes.runtime.config.schedules.missed == "skip")
         except ToolError as error:
-            return FiringPlan(refusal=f"Schedule {row.id} is paused: {error}. Set it anew.")
+            return FiringPlan(refusal=f"Schedule {row.id} is paused: {error}. Please add it again.")
 
     chats = await lanes.store.write(schedules.fire_due, plan, now)
     log.info("schedules.fired", chats=len(chats))
@@ -116,31 +117,31 @@ async def fire_schedules(lanes: LaneRegistry) -> float | None:
 
 
 def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringPlan:
-    """Return what to do with a due schedule. Raises `ToolError` if its time or zone means nothing (any more)."""
-    assert row.next_at is not None, "only what is active is due"
+    """Return the plan for a due schedule. Raises `ToolError` if its time or zone is invalid."""
+    assert row.next_at is not None, "only active schedules are due"
     following = next_occurrence(row.spec, row.zone, now)
     next_at = None if following is None else following.at
     meant = last_occurrence(row.spec, row.zone, now)
-    if row.next_at > now or meant is None:  # the clock was set back: what comes again by it has its key
+    if row.next_at > now or meant is None:  # the clock was set back; keys prevent a second firing
         return FiringPlan(next_at=next_at)
-    is_late = now - meant.at >= 120_000  # a restart takes less
+    is_late = now - meant.at >= 120_000  # a restart takes less time
     if is_late and skips_missed and not is_local(row.spec):
         log.info("schedule.skipped", schedule=row.id)
         return FiringPlan(next_at=next_at)
     due = f"it was due at {meant.key.replace('T', ' ')} ({row.zone})"
-    notes = [f"{due} and comes late, for the gateway or its machine was not running then"] if is_late else []
+    notes = [f"{due} and is late, because the gateway or its machine was not running then"] if is_late else []
     notes += [MISSED_NOTE] if meant.at > row.next_at else []
     return FiringPlan(key=meant.key, notes=tuple(notes), next_at=next_at)
 
 
 def schedule_zone(config: Config) -> str:
-    """Return the time zone of new schedules: the configured one, else the server's, which may be empty."""
+    """Return the time zone for new schedules: the configured zone, else the server's zone (may be empty)."""
     return config.agent.time_zone or server_zone()
 
 
 @cache
 def server_zone() -> str:
-    """Return the name of the machine's time zone; empty if it has none, such as with `TZ=CET-1CEST`."""
+    """Return the name of the machine's time zone, or an empty string without a name (such as `TZ=CET-1CEST`)."""
     import tzlocal  # only the first schedule needs it
 
     try:

@@ -1,4 +1,4 @@
-"""Signals of the process: they end the gateway, end it at once, or reload its configuration."""
+"""Process signals, which stop the gateway, stop it at once, or reload its configuration."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class SignalHandler:
-    """Owner of the process's signals. Each of its events is a request of an operator."""
+    """Handles the process's signals. Each event is a request from an operator."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.stopping = asyncio.Event()
@@ -34,12 +34,12 @@ class SignalHandler:
 
     @contextmanager
     def _terminal_ends_watched(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Watch for the end of the terminal, because `make` may keep that signal to itself."""
+        """Watch for the end of the terminal, because `make` may not pass the signal on."""
         if not self._terminals or not hasattr(select, "epoll"):
             yield
             return
         with select.epoll() as ends:
-            ends.register(self._terminals[0], 0)  # for nothing but its end
+            ends.register(self._terminals[0], 0)  # report only the hang-up
 
             def end() -> None:
                 loop.remove_reader(ends)
@@ -57,12 +57,12 @@ class SignalHandler:
         self.stopping.set()
 
     def _hang_up(self) -> None:
-        """End if the terminal was closed, which may be signalled twice; without a terminal, reload."""
+        """Stop if the terminal was closed, which may be signalled twice. Without a terminal, reload."""
         if not self._terminals:
             self.reload_asked.set()
             return
         self.stopping.set()
         null = os.open(os.devnull, os.O_RDWR)
         for number in self._terminals:
-            if not os.isatty(number):  # gone; what cannot be written there would spoil the exit code
+            if not os.isatty(number):  # closed; a failed write to it would change the exit code
                 os.dup2(null, number)

@@ -1,4 +1,4 @@
-"""Timers of the daemon: each is a job of APScheduler that runs when something is due."""
+"""Timers of the daemon. Each timer is an APScheduler job that runs when work is due."""
 
 import asyncio
 import importlib
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_SECONDS = 10.0
-"""Seconds between two looks at the clock. If it was set back, a job is due later than it should be."""
+"""Seconds between two checks of the clock. If the clock was set back, a job would otherwise run too late."""
 
 TimerWork: TypeAlias = Callable[[], Awaitable[float | None]]
-"""Does what is due, and returns the seconds until it must run again; None: after the longest time of its timer."""
+"""Does the due work and returns the seconds until the next run; None for the timer's longest interval."""
 
 
 class Timer:
-    """Time at which a job runs: when it is woken, when it is due, and after `longest_seconds` at the latest.
+    """Runs a job when woken, when due, and after `longest_seconds` at the latest.
 
-    It may be made before its work, and woken before it is started. A job that finds the database unavailable runs again
-    after a pause.
+    A timer can be created before its work exists, and woken before it is started. If the database is unavailable, the
+    job runs again after a pause.
     """
 
     def __init__(self, name: str, longest_seconds: float, *, runs_at_once: bool = True) -> None:
@@ -46,14 +46,14 @@ class Timer:
             self._run,
             "interval",
             (work,),
-            days=365,  # after each run the next time is set; a short interval is walked through if the clock jumps
+            days=365,  # each run sets the next time; with a short interval, APScheduler steps through a clock jump
             name=self.name,
-            max_instances=2,  # the second one sees that the first one runs, and leaves the work to it
+            max_instances=2,  # a second instance returns at once while the first is running
             next_run_time=_after(self._first_seconds),
         )
 
     def stop(self) -> asyncio.Task[object] | None:
-        """Forget the job, which its scheduler ends; returns the task that runs it, if one does."""
+        """Forget the job, which its scheduler ends. Return the running task, if any."""
         self._job = None
         return self._task
 
@@ -64,7 +64,7 @@ class Timer:
         self._is_woken = True
 
     def look_at_clock(self) -> None:
-        """Run the job if it is due later than it can be: the clock was set back."""
+        """Run the job now if its due time is impossibly late, because the clock was set back."""
         is_running = self._task is not None
         if self._job is not None and not is_running and self._job.next_run_time > _after(self._longest_seconds):
             self._job.modify(next_run_time=_after(0))
@@ -82,7 +82,7 @@ class Timer:
             pause = self._longest_seconds if seconds is None else seconds
         except asyncio.CancelledError:
             if self._job is not None:
-                raise  # else `stop` came first, and APScheduler would log an error
+                raise  # after `stop`, APScheduler would log an error
         finally:
             self._task = None
             if self._job is not None:
@@ -100,14 +100,14 @@ class Timer:
 
 
 async def run_timers(works: Mapping[Timer, TimerWork], pause: float = 0.0) -> None:
-    """Run the jobs of timers until cancelled; returns after the jobs that are running have ended.
+    """Run the jobs of the timers until cancelled. Returns after running jobs have ended.
 
     APScheduler is imported after `pause` seconds.
     """
     await asyncio.sleep(pause)
     scheduling = await asyncio.to_thread(importlib.import_module, "apscheduler.schedulers.asyncio")
-    await asyncio.to_thread(importlib.import_module, "apscheduler.executors.asyncio")  # else its start imports it
-    # A late job runs once instead of being dropped: the default drops it after a second.
+    await asyncio.to_thread(importlib.import_module, "apscheduler.executors.asyncio")  # `start` would block on it
+    # A late job runs once. By default, APScheduler drops a job that is a second late.
     defaults = {"misfire_grace_time": None, "coalesce": True}
     scheduler: AsyncIOScheduler = scheduling.AsyncIOScheduler(timezone=UTC, job_defaults=defaults)
     for timer, work in works.items():
@@ -115,7 +115,7 @@ async def run_timers(works: Mapping[Timer, TimerWork], pause: float = 0.0) -> No
     scheduler.start()
     try:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)  # nothing tells that the clock was set
+            await asyncio.sleep(LOOK_SECONDS)  # no event announces a clock change
             for timer in works:
                 timer.look_at_clock()
     finally:

@@ -1,7 +1,7 @@
-"""Pairing: transactions that offer a code to a stranger, approve it and revoke access.
+"""Pairing: transactions that offer a code to a stranger, approve a code and revoke access.
 
-Each also stores the reply to the person, so that it is sent once: an admin in a chat may decide, or the command line
-with or without a running daemon.
+Each transaction also stores the reply to the person, so that the reply is sent once. The decision can come from an
+admin in a chat, or from the command line with or without a running daemon.
 """
 
 from gateway.times import format_time
@@ -16,22 +16,20 @@ from hermes_state.store.sql import Connection
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
 
 CODE_MINUTES = 60
-"""Minutes in which a code can be approved: long enough to reach an admin, short enough that a lost code is harmless."""
+"""Minutes before a code expires: enough to reach an admin, short enough that a lost code is harmless."""
 
 OFFER = (
-    "You have no access yet. Your pairing code is `{code}`, valid for {minutes} minutes: whoever runs this bot can "
-    "let you in with `hermes-gateway pair approve {code}`, and an admin with `/pair approve {code}`."
+    "You do not have access yet. Your pairing code is `{code}`, valid for {minutes} minutes. The owner of this bot can "
+    "approve it with `hermes-gateway pair approve {code}`, or an admin with `/pair approve {code}`."
 )
-STILL_WAITING = (
-    "You have no access yet: the code that I gave you still waits for whoever runs this bot, or for an admin."
-)
+STILL_WAITING = "You do not have access yet. Your code still needs approval by the owner of this bot or an admin."
 
 COMMAND_LINE = "command line"
-"""Name of the decider if no admin in a chat decided."""
+"""Name stored as the decider if no admin in a chat decided."""
 
 WELCOME = {
-    UserRole.USER: "You have access now. Write to me and I answer; /help lists what else I can do.",
-    UserRole.ADMIN: "You have access now, as an admin. Write to me and I answer; /help lists what else I can do.",
+    UserRole.USER: "You now have access. Send me a message and I will answer. /help lists all commands.",
+    UserRole.ADMIN: "You now have access as an admin. Send me a message and I will answer. /help lists all commands.",
 }
 
 
@@ -39,15 +37,15 @@ WELCOME = {
 def offer_pairing(
     db: Connection, message: InboundMessage, code: str, cursor: Cursor | None, now: Millis, max_pending: int = 100
 ) -> ChatId | None:
-    """Give a stranger a code, or tell them that theirs still waits; returns None if there is nothing to say.
+    """Give a stranger a code, or say that their code is still waiting. Return None if no reply is due.
 
-    At most `max_pending` codes wait at one time, so that strangers cannot fill the database.
+    At most `max_pending` codes are pending at a time, so that strangers cannot fill the database.
     """
     if pairings.offer(db, message.sender, code, CODE_MINUTES * 60_000, max_pending, now):
         text = OFFER.format(code=code, minutes=CODE_MINUTES)
         return refuse(db, message, message.chat, _offer_key(code), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
-        # Once in 5 minutes; but a slash command needs an answer each time, or its sender sees it hang.
+        # Once in 5 minutes, but every slash command needs a reply, because Discord shows it as hanging otherwise.
         moment = message.event_ref if message.ticket is not None else now // 300_000
         return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
     inbox.advance_cursor(db, cursor)
@@ -58,14 +56,14 @@ def offer_pairing(
 def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
-    """Turn a code into access and welcome the person in the chat of the code, if it is still known.
+    """Give the owner of a code access, and welcome them in the chat that asked, if that chat is still known.
 
     Raises `CommandError` for an invalid code.
     """
     try:
         pairing = pairings.approve(db, code, role, decided_by, now)
     except PairingNotFound as error:
-        raise CommandError("That code is not valid: it was used, has expired, or was never given out.") from error
+        raise CommandError("That code is not valid. It was already used, has expired, or never existed.") from error
     chat_id = outbox.find_recipient(db, _offer_key(code))
     if chat_id is not None:
         key = f"welcome:{pairings.hash_code(code)[:16]}"
@@ -79,15 +77,15 @@ def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:
-        text = f"{person} is not paired. Access from the configuration file is taken away there."
+        text = f"{person} is not paired. To revoke access given by the configuration file, edit `access` there."
         raise CommandError(text) from error
-    # People with access by configuration lose nothing: their message waits for the next turn.
+    # A person who also has access by configuration loses nothing: the message waits for the next turn.
     inbox.queue_steers(db, lambda ref: ref != person)
     return pairing
 
 
 def load_pairing_rows(db: Connection, now: Millis) -> list[dict[str, str]]:
-    """Return rows of all people who wait for access or have it by code."""
+    """Return rows of all paired people and pending requests."""
     return [pairing_row(pairing) for pairing in pairings.list_pairings(db, now)]
 
 
@@ -104,7 +102,7 @@ def pairing_row(pairing: Pairing) -> dict[str, str]:
 
 
 def _offer_key(code: str) -> str:
-    """Return the key of the reply with a code, by which its chat is found."""
+    """Return the dedupe key of the reply that offers a code. The key leads back to the chat."""
     return f"pairing:{pairings.hash_code(code)[:16]}"
 
 
@@ -118,7 +116,7 @@ def refuse(
     cursor: Cursor | None,
     now: Millis,
 ) -> ChatId | None:
-    """Refuse a message in the chat `key` and store nothing of it; returns None if that was said before."""
+    """Refuse a message in the chat `key` without storing it. Return None if the chat already has this refusal."""
     inbox.advance_cursor(db, cursor)
     chat_id = ensure_chat(db, key, message.chat_kind, message.chat_title, now)
     reply = Reply(

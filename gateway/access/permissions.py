@@ -1,6 +1,6 @@
-"""Permissions of people, for messages, commands, buttons and tools. Only named or paired people have access.
+"""Permissions of people for messages, commands, buttons and tools. Only configured or paired people have access.
 
-People are known by stable ids. A revocation holds from the next event on.
+People are identified by stable ids. A revocation takes effect with the next event.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ from hermes_state.values import ChatId, ChatKey, ChatKind, InboundMessage, UserR
 log = structlog.get_logger()
 
 LOCAL_OWNER = UserRef("local:owner")
-"""Person with the cookie of the local web chat."""
+"""Person who is signed in to the local web chat."""
 
 
 class AccessResult(StrEnum):
     ADMITTED = "admitted"
     UNADDRESSED = "unaddressed"
-    """Message in a shared chat that does not address the bot."""
+    """Message in a shared chat that is not addressed to the bot."""
     BOT = "bot"
     STRANGER = "stranger"
-    """Person without access in a direct chat, who is told how to get it."""
+    """Person without access in a direct chat. The bot explains how to get access."""
     DENIED = "denied"
-    """Person without access in a shared chat, who gets no answer."""
+    """Person without access in a shared chat. The bot does not answer."""
 
 
 class AccessControl:
-    """Judges senders by configuration and pairings."""
+    """Checks senders against the configuration and the pairings."""
 
     def __init__(
         self,
@@ -47,22 +47,22 @@ class AccessControl:
         live: LiveConfig,
         on_loaded: Callable[[Callable[[UserRef], bool]], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_loaded` ends what people without access have left running; it receives `has_access`."""
+        """`on_loaded` receives `has_access` and stops running work of people without access."""
         self._store = store
         self._live = live
         self._on_loaded = on_loaded
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
         self._changed = asyncio.Event()
-        """Set by the next load, and then replaced."""
+        """Set and replaced by every load."""
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
-        """Read the pairings, and keep steers of people without access out of running turns. Retries until it worked.
+        """Load the pairings and keep steers of people without access out of running turns. Retry until it works.
 
         Called at the start and after every change of access.
         """
-        async with self._loading:  # one at a time: an earlier read must not have the last word
+        async with self._loading:  # loads run one at a time, so that an older read cannot win
             await retried(self._load, StoreUnavailable, "access.stale")
         if self._on_loaded is not None:
             await self._on_loaded(self.has_access)
@@ -75,14 +75,14 @@ class AccessControl:
         log.debug("access.loaded", paired=len(self._paired))
 
     async def follow(self, changed: asyncio.Event) -> None:
-        """Load again each time the configuration has changed; until cancelled."""
+        """Load again after every change of the configuration, until cancelled."""
         while True:
             await changed.wait()
             changed.clear()
             await self.load()
 
     def role_of(self, ref: UserRef) -> UserRole | None:
-        """Return the role of a person, None without access."""
+        """Return the role of a person, or None without access."""
         access = self._live.config.access
         if ref == LOCAL_OWNER or ref in access.admins:
             return UserRole.ADMIN
@@ -97,17 +97,17 @@ class AccessControl:
         return self.role_of(ref) is UserRole.ADMIN
 
     async def load_role(self, ref: UserRef) -> UserRole | None:
-        """Return the role of a person. Reads the pairings if none is known: another node may have added one."""
+        """Return the role of a person. If it is unknown, load the pairings, which another node may have changed."""
         if self.role_of(ref) is None:
             await self.load()
         return self.role_of(ref)
 
     def may_moderate(self, ref: UserRef) -> bool:
-        """Return True for people who may change the conversation of a shared chat."""
+        """Return True for people who can change the conversation of a shared chat."""
         return self.is_admin(ref) or ref in self._live.config.access.moderators
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
-        """Return the ids of a platform's admins as soon as they differ from `known`."""
+        """Wait until the ids of a platform's admins differ from `known`, and return them."""
         while True:
             changed = self._changed
             paired = (ref for ref, role in self._paired.items() if role is UserRole.ADMIN)
@@ -118,13 +118,13 @@ class AccessControl:
             await changed.wait()
 
     def judge(self, message: InboundMessage) -> AccessResult:
-        """Judge a message before it is stored, and count the result."""
+        """Check a message before it is stored, and count the result."""
         result = self.assess(message)
         self.counts[result] += 1
         return result
 
     def assess(self, message: InboundMessage) -> AccessResult:
-        """Judge a message without counting it, because it comes again."""
+        """Check a message without counting it, because `judge` checks it later."""
         if message.sender.is_bot:
             return AccessResult.BOT
         if message.chat_kind.is_shared and not message.is_addressed:
@@ -136,25 +136,25 @@ class AccessControl:
     # ---- tools
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Return the reason why a tool may not be used in a chat, or in a turn of this person; None: it may."""
+        """Return the reason why a tool cannot be used in a chat, or in a turn of this person; None if it can."""
         switch = self._live.config.tools.switch_of(tool.name, chat)
         if switch == "off":
-            return "it is switched off here"
+            return "it is disabled in this chat"
         if switch == "admins" and person is not None and not self.is_admin(person):
-            return "it is for turns that an admin has started"
+            return "only turns started by an admin can use it"
         return None
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy:
-        """Return the policy for a call of this tool that needs approval."""
+        """Return the approval policy for calls of this tool."""
         return Policy(self._live.config.tools.approval_in(chat).policy_of(tool.effect, is_mcp=tool.is_remote))
 
     def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
-        """Return the direct chats in which admins can be asked."""
+        """Return the direct chats in which admins can approve requests."""
         return find_admin_chats(self._live.config, db)
 
 
 def find_admin_chats(config: Config, db: Connection) -> Sequence[ChatId]:
-    """Return the direct chats in which admins can be asked, on the platforms of a configuration."""
+    """Return the direct chats in which admins can approve requests, on the configured platforms."""
     tokens = {"telegram": config.telegram.token, "discord": config.discord.token, "local": config.local.enabled or None}
     platforms = [name for name, token in tokens.items() if token is not None]
     return load_admin_chats(db, {*map(UserRef, config.access.admins), LOCAL_OWNER}, platforms)

@@ -1,1 +1,1 @@
-"""This gateway among others that share its database."""
+"""Cluster: several gateways that share a PostgreSQL database."""

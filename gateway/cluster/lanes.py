@@ -1,4 +1,4 @@
-"""Ownership of chats in a cluster: a node works in a chat while it has the lock of that chat."""
+"""Ownership of chats in a cluster: a node works in a chat while it holds the chat's lock."""
 
 import asyncio
 import time
@@ -16,18 +16,18 @@ from hermes_state.turns import RunningTurn, find_unended
 from hermes_state.values import ChatId
 
 MIN_TURN_SECONDS = 0.1
-"""Seconds after which another node may have finished a turn that was stored here."""
+"""Seconds after which another node may have finished a turn that this node stored."""
 
 
 def load_of(lanes: LaneRegistry) -> float:
-    """Return the running turns as a share of `sessions.max_turns`."""
+    """Return the running turns as a fraction of `sessions.max_turns`."""
     return len(lanes.active) / lanes.runtime.config.sessions.max_turns
 
 
 class ChatQueue:
-    """Chats that wait for a node, in the order in which this node has learned of them.
+    """Chats that wait for a node, in the order in which this node learned of them.
 
-    A chat in which another node works keeps its place, and its lock is asked for again after the next sweep.
+    A chat that another node serves keeps its place. Its lock is requested again after the next sweep.
 
     >>> queue = ChatQueue()
     >>> for number in (7, 3, 5): queue.put(ChatId(number))
@@ -42,29 +42,29 @@ class ChatQueue:
 
     def __init__(self) -> None:
         self._chats: dict[ChatId, bool] = {}
-        """Chats in their order, with True while their locks are to be asked for."""
+        """Chats in order, with True if their lock must be requested."""
         self._put: set[ChatId] = set()
-        """Chats that were put here since the last sweep began, which may have missed them."""
+        """Chats that were added since the last sweep began. The sweep may have missed them."""
 
     def __bool__(self) -> bool:
-        """True while the lock of a chat is to be asked for."""
+        """True if a chat's lock must be requested."""
         return any(self._chats.values())
 
     def put(self, chat_id: ChatId) -> None:
-        """Queue a chat with work; it keeps its place if it has one."""
+        """Queue a chat with work. A queued chat keeps its place."""
         self._chats[chat_id] = True
         self._put.add(chat_id)
 
     def first(self, most: int) -> list[ChatId]:
-        """Return at most `most` chats whose locks are to be asked for."""
+        """Return up to `most` chats whose locks must be requested."""
         return list(islice((chat_id for chat_id, is_asked_for in self._chats.items() if is_asked_for), most))
 
     def remove(self, chat_id: ChatId) -> None:
-        """Remove a chat in which this node works from now on."""
+        """Remove a chat that this node now serves."""
         self._chats.pop(chat_id, None)
 
     def leave(self, chat_ids: Iterable[ChatId]) -> None:
-        """Note that other nodes work in these chats."""
+        """Note that other nodes serve these chats."""
         self._chats |= dict.fromkeys(chat_ids, False)
 
     def begin_look(self) -> None:
@@ -72,7 +72,7 @@ class ChatQueue:
         self._put.clear()
 
     def end_look(self, found: Collection[ChatId], served: Collection[ChatId]) -> None:
-        """End a sweep that has `found` chats with work, the oldest first. This node works in the `served` ones."""
+        """End a sweep. `found` are the chats with work, oldest first; `served` are the chats that this node serves."""
         waiting = {*found, *self._put}
         kept = [chat_id for chat_id in self._chats if chat_id in waiting]
         self._chats = {chat_id: True for chat_id in (*kept, *found) if chat_id not in served}
@@ -87,7 +87,7 @@ class LockedChats:
         self._queue = ChatQueue()
         """Chats with work whose locks this node does not have yet."""
         self._stored_at: dict[ChatId, float] = {}
-        """Earliest time at which the turn of a waiting chat was stored, by the monotonic clock."""
+        """Earliest monotonic time at which the turn of a waiting chat was stored."""
         self._taking: asyncio.Task[None] | None = None
 
     @property
@@ -104,14 +104,14 @@ class LockedChats:
         return load_of(self._lanes) >= 0.1
 
     async def sweep(self) -> None:
-        """Queue the chats that have work and no lane here, the one that has waited longest first."""
+        """Queue the chats that have work but no lane here, longest wait first."""
         self._queue.begin_look()
         found = await self._lanes.store.read(inbox.load_chats_with_waiting)
         self._queue.end_look(found, served=self._lanes.served)
         self._take_soon()
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Queue for a chat. A busy node with room leaves a new message to its hint, which idler nodes follow first."""
+        """Queue a chat. A busy node with room leaves a new message to the hint, to which idle nodes react first."""
         if started is not None:
             self._stored_at[chat_id] = asked_at
         elif is_new and self._is_busy and self._lanes.room > 0:
@@ -120,8 +120,8 @@ class LockedChats:
         self._take_soon()
 
     async def serve(self, chat_id: ChatId, work: Work, started: RunningTurn | None) -> None:
-        """Run the work of a chat whose lock this node has, then release the lock."""
-        with suppress(StateError):  # a sweep finds what is left
+        """Run the work of a chat whose lock this node holds, then release the lock."""
+        with suppress(StateError):  # a sweep finds the remaining work
             try:
                 await work(await self._still_open(chat_id))
             finally:
@@ -138,7 +138,7 @@ class LockedChats:
         return self._lanes.turns.previews.adapters.ownership_of(chat.key) is not None
 
     async def _still_open(self, chat_id: ChatId) -> RunningTurn | None:
-        """Return the open turn of a chat of this node, unless another node had it while this process stood still."""
+        """Return the open turn of this node's chat, unless another node took the turn while this process was frozen."""
         own, stored_at = self._lanes.own.get(chat_id), self._stored_at.pop(chat_id, 0.0)
         if own is None or time.monotonic() < stored_at + MIN_TURN_SECONDS:
             return own
@@ -151,9 +151,9 @@ class LockedChats:
             self._taking = self._lanes.begin(self._take_chats(), "lanes")
 
     async def _take_chats(self) -> None:
-        """Take the locks of waiting chats in their order, and open their lanes, while there is room."""
+        """Take the locks of waiting chats in order and open their lanes, while this node has room."""
         lanes, queue, seat = self._lanes, self._queue, self._seat
-        with suppress(StateError):  # a sweep finds what is left
+        with suppress(StateError):  # a sweep finds the remaining work
             while queue and (room := lanes.room) > 0 and lanes.works_by(self):
                 asked = queue.first(500)
                 taken = await seat.take([chat_lock(chat_id) for chat_id in asked], room)
@@ -169,5 +169,5 @@ class LockedChats:
                     return
                 others = [chat_id for chat_id in asked if chat_lock(chat_id) not in taken]
                 queue.leave(others)
-                # Turns that were stored here belong to other nodes from now on.
+                # Turns that were stored here now belong to other nodes.
                 await lanes.let_go(*(lanes.own[chat_id] for chat_id in others if chat_id in lanes.own))

@@ -1,7 +1,7 @@
-"""Membership in a cluster: settings that must be the same on all of its nodes, and clocks that must not differ.
+"""Cluster membership: some settings must be the same on all nodes, and their clocks must agree.
 
-A start fails if they differ. While the gateway runs, they are compared each minute and after a reload, and a difference
-is a warning: no node may stop answering because another one was configured.
+A start fails if they differ. A running gateway compares them every minute and after a reload. It only logs a warning,
+because a change on another node must not stop this node.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ AGREED = (
 
 
 def agreed_settings(config: Config) -> str:
-    """Return the settings that nodes must agree on as JSON, secrets as digests, without tokens that are not set."""
+    """Return the settings that nodes must agree on as JSON, with digests for secrets and without unset tokens."""
     values = {dotted(key): value for key, value in values_of(config)}
     values["agent.time_zone"] = values["agent.time_zone"] or server_zone()
     # A node without a token leaves that bot to others.
@@ -53,29 +53,29 @@ def agreed_settings(config: Config) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, SecretStr):
-        return f"the one with digest {hashlib.sha256(value.get_secret_value().encode()).hexdigest()[:8]}"
+        return f"a value with digest {hashlib.sha256(value.get_secret_value().encode()).hexdigest()[:8]}"
     if value is None:
         return "not set"
     return f"{value:g}" if isinstance(value, float) else redact(str(value))
 
 
 def node_info(config: Config, node_id: str = "") -> NodeInfo:
-    """Return a node of this configuration for other nodes."""
+    """Return the description of this node for other nodes."""
     cluster, settings = config.cluster, agreed_settings(config)
     return NodeInfo(id=node_id, name=cluster.name, version=installed_version(), role=cluster.role, settings=settings)
 
 
 def refuse_early(loaded: LoadedConfig, url: str, *, is_fresh: bool) -> None:
-    """Raise the error that a start at the database `url` would end with, before it makes anything. Blocks."""
+    """Raise the error with which a start at the database `url` would fail, before it changes anything. Blocks."""
     check_place(loaded.database, url, node_info(loaded.config), SystemClock().now(), is_fresh=is_fresh)
 
 
 class Membership:
-    """Membership of this node in its cluster: takes its seat and compares its settings with other nodes."""
+    """Cluster membership of this node: takes the seat and compares settings with other nodes."""
 
     def __init__(self, store: Store, clock: Clock, config: Callable[[], Config]) -> None:
         self.changed = asyncio.Event()
-        """Set when the configuration has changed."""
+        """Set after a change of the configuration."""
         self._store, self._clock, self._config = store, clock, config
         self._known: set[str] = set()
         self._is_admitted = False
@@ -85,9 +85,9 @@ class Membership:
         return node_info(self._config(), self._store.id)
 
     async def open_seat(self, on_hint: OnHint) -> Seat:
-        """Take the seat. Raises the errors of `engines.opening.open_seat`, and `ConfigError` for different settings.
+        """Take the seat. Raises the errors of `engines.opening.open_seat`, or `ConfigError` for different settings.
 
-        Settings are compared at the start only: turns wait for a node that takes its seat again.
+        Settings are compared only at the start, because turns wait while a node retakes its seat.
         """
         seconds = self._config().cluster.seat_seconds
         seat = await open_seat(self._store, seconds, lambda: self.node, on_hint, self._clock.now())
@@ -103,7 +103,7 @@ class Membership:
         return seat
 
     async def run(self) -> None:
-        """Compare each minute and after each change until cancelled; log a new difference as a warning."""
+        """Compare every minute and after each change, until cancelled. Log each new difference as a warning."""
         while True:
             try:
                 if await wait_until(self.changed, 60.0):
@@ -111,7 +111,7 @@ class Membership:
                     await self._store.write(save_settings, self.node)
                 found = await self._find_differences()
             except StateError as error:
-                log.debug("node.not_compared", error=str(error))  # the heartbeat says what is wrong with the store
+                log.debug("node.not_compared", error=str(error))  # the heartbeat reports store problems
                 continue
             for difference in found:
                 if difference not in self._known:
@@ -119,14 +119,14 @@ class Membership:
             self._known = set(found)
 
     async def end_left_transactions(self) -> None:
-        """End transactions that lost nodes have left open, until cancelled: others wait for their locks."""
+        """End transactions that lost nodes left open, because their locks block other nodes. Runs until cancelled."""
         while True:
             try:
                 if count := await self._store.read(end_left_transactions):
                     log.warning("node.ended_left", transactions=count)
             except StateError as error:
                 log.debug("node.not_looked", error=str(error))
-            await asyncio.sleep(2.0)  # the server sends no event for it
+            await asyncio.sleep(2.0)  # the server sends no event for this
 
     async def _find_differences(self) -> list[str]:
         return await self._store.read(find_differences, self.node, self._clock.now())

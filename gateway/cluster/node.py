@@ -1,7 +1,7 @@
-"""The node: this gateway's share of the work, taken with its seat at the database and given up when that ends.
+"""Cluster node: holds a seat at the database and does its share of the work while it has the seat.
 
-One node works in a chat, one serves an account, and one does the housekeeping. A node takes free work a few times a
-second, and hints tell it what the others store. A gateway that has its database alone does everything.
+Each chat, each account and the housekeeping belong to one node at a time. A node looks for free work twice a second,
+and hints tell it about writes of other nodes. A single daemon does all the work.
 """
 
 import asyncio
@@ -17,12 +17,13 @@ from gateway.turns.ownership import AllChats
 from hermes_state.aio import Backoff, cancel_all, retried, run_until
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
+from hermes_state.text import counted
 from hermes_state.values import ChatId
 
 log = structlog.get_logger()
 
 SWEEP_SECONDS = 0.5
-"""Seconds between two sweeps for free work, which need no hint."""
+"""Seconds between two sweeps for free work. Sweeps find work even if a hint was lost."""
 DUTY_BACKOFF = Backoff(max_seconds=60.0)
 
 OnHintOf = Callable[[int], None]
@@ -30,18 +31,18 @@ OnHintOf = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duty:
-    """Work that one node does at a time."""
+    """Work that only one node does at a time."""
 
     name: str
     lock: SeatLock
     run: Callable[[], Awaitable[None]]
     take_up: Callable[[], Awaitable[None]] | None = None
-    """Finishes the work that the last owner has left, before everything else."""
+    """Finishes work that the last owner left, before `run`."""
 
 
 @dataclass(eq=False, slots=True)
 class NodeState:
-    """Seat and duties of a node now. It is made first, for parts that ask if the work is still this node's."""
+    """Current seat and duties of a node. Other parts use it to check that work still belongs to this node."""
 
     seat: Seat | None = None
     duties: list[Duty] = field(default_factory=list)
@@ -49,18 +50,18 @@ class NodeState:
     hints_received: int = 0
 
     def is_certain(self) -> bool:
-        """Return True while no other node can have the work of this one."""
+        """Return True while no other node can have taken over this node's work."""
         return self.seat is not None and self.seat.is_certain
 
     def health(self, info: NodeInfo, chats: int) -> Mapping[str, Any]:
-        """Return the health of this node for `--json`; empty where it has its database alone."""
+        """Return the health of this node for `--json`; empty for a single daemon."""
         if self.seat is None or not self.seat.is_shared:
             return {}
         health = {
             "id": info.id,
             "name": info.name,
             "role": info.role,
-            "has_seat": self.is_certain(),  # without it others may take over its work
+            "has_seat": self.is_certain(),  # without a seat, other nodes may take over its work
             "seats_lost": self.seats_lost,
             "hints_received": self.hints_received,
             "chats": chats,
@@ -69,16 +70,16 @@ class NodeState:
         return {"node": health}
 
     def status_line(self, info: NodeInfo) -> str | None:
-        """Return the line of `/status` about this node; None where it has its database alone."""
+        """Return the `/status` line about this node, or None for a single daemon."""
         if self.seat is None or not self.seat.is_shared:
             return None
-        lost = f", {self.seats_lost} lost since its start" if self.seats_lost else ""
-        return f"- Node: `{info.name}`, {'with its seat' if self.is_certain() else 'without a seat right now'}{lost}"
+        lost = f"; it lost its seat {counted(self.seats_lost, 'time')} since its start" if self.seats_lost else ""
+        return f"- Node: `{info.name}`, {'active' if self.is_certain() else 'without a seat right now'}{lost}"
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Node:
-    """Takes the seat, free duties, and chats with work."""
+    """Takes the seat, then free duties and chats with work."""
 
     state: NodeState
     open_seat: Callable[[OnHint], Awaitable[Seat]]
@@ -86,20 +87,20 @@ class Node:
     lanes: LaneRegistry
     run_command: RunCommand
     on_hint: Mapping[HintKind, OnHintOf]
-    """Reactions to hints that are not for lanes."""
+    """Handlers for hints that do not concern lanes."""
     abandon: Callable[[], Awaitable[None]]
-    """Ends the work of duties."""
+    """Stops the work of duties."""
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def start(self) -> None:
-        """Take the seat and free work, which begins with `run`. Raises errors of opening a seat, and `SeatLost`."""
+        """Take the seat and free work, which `run` then starts. Raises the errors of `open_seat`, or `SeatLost`."""
         self.state.seat = seat = await self.open_seat(self._take_hint)
-        if seat.is_shared:  # hints about cached values were missed
+        if seat.is_shared:  # hints about cached values may have been missed
             for kind in (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED):
                 self._take_hint(Hint(kind, 0))
         try:
             if not await run_until(seat.lost, self._take_first(seat)):
-                raise SeatLost("the seat was lost while the node took up its work")
+                raise SeatLost("the node lost its seat while it started its work")
         except StateError:  # no other node can have its locks
             seat.lost.set()
             await self._give_up(seat)
@@ -107,12 +108,12 @@ class Node:
 
     async def run(self) -> None:
         """Do this node's share of the work until cancelled."""
-        assert self.state.seat is not None, "`start` comes first"
+        assert self.state.seat is not None, "`start` must run first"
         while True:
             seat = self.state.seat
             self._tasks = [asyncio.ensure_future(self._run_duty(duty)) for duty in self.state.duties]
             try:
-                if seat.is_shared:  # a sweep may hang in the database
+                if seat.is_shared:  # a sweep can hang in the database
                     await run_until(seat.lost, self._sweep(seat))
                 else:
                     await seat.lost.wait()
@@ -155,28 +156,28 @@ class Node:
         self.state.duties.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:
-        """Begin a free duty; if that fails, another node may take it, or this one at its next sweep."""
+        """Start a free duty. If this fails, another node can take it, or this node at its next sweep."""
         try:
             await self._take_up(duty, seat)
-        except Exception as error:  # the other duties, and the chats, go on
+        except Exception as error:  # other duties and the chats continue
             log.warning("duty.delayed", duty=duty.name, exc_info=not isinstance(error, StateError), error=str(error))
             await seat.let_go(duty.lock)
         else:
             self._tasks.append(asyncio.ensure_future(self._run_duty(duty)))
 
     async def _run_duty(self, duty: Duty) -> None:
-        """Do a duty, again after each crash, because no other node does it while this one has its lock."""
+        """Run a duty and restart it after a crash, because no other node can do it while this node has the lock."""
         for pause in DUTY_BACKOFF:
             try:
                 await duty.run()
-            except Exception:  # the others go on; each duty has boundaries of its own inside
+            except Exception:  # other duties continue; each duty also handles its own errors
                 log.exception("duty.crashed", duty=duty.name, retry_seconds=pause)
             else:
                 return
-            await asyncio.sleep(pause)  # there is no event for the end of a crash's cause
+            await asyncio.sleep(pause)  # no event announces that the cause is gone
 
     async def _give_up(self, seat: Seat) -> None:
-        """End all work without a write: another node may have it by now."""
+        """End all work without a write, because another node may already have taken over."""
         if not seat.lost.is_set():
             await cancel_all(self._tasks)
             return
@@ -192,7 +193,7 @@ class Node:
     def _take_hint(self, hint: Hint) -> None:
         self.state.hints_received += 1
         if hint.kind is HintKind.WORK:
-            # Leave a new message to the node that has stored it and, as this one gets busier, to idler ones.
+            # Give the node that stored the message a head start and, if this node is busy, also less busy nodes.
             pause = 0.005 + 0.05 * load_of(self.lanes)
             asyncio.get_running_loop().call_later(pause, self.lanes.wake, ChatId(hint.id))
         elif hint.kind is HintKind.STOPPED:

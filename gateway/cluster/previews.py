@@ -1,6 +1,6 @@
-"""Previews of one node's turns on another node, which serves the chat's account.
+"""Previews of turns that run on a different node than the chat's account.
 
-The node of the turn stores the text so far, and the owner of the account reads and shows it.
+The node that runs the turn stores the text so far. The node that serves the account reads the text and shows it.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from hermes_state.values import ChatId, Clock, TurnId
 log = structlog.get_logger()
 
 STORE_SECONDS = 1.0
-"""Shortest time between two writes of a preview, in seconds."""
+"""Minimum seconds between two writes of a preview."""
 BEAT_SECONDS = 2.0
-"""Longest time between them, in seconds. A preview is renewed only after a write: it must not outlive its node."""
+"""Maximum seconds between two writes. A preview is renewed only after a write, so that it does not outlive its node."""
 SILENT_SECONDS = 3 * BEAT_SECONDS
-"""Seconds without a write after which a preview ends."""
+"""Seconds without a write before a preview ends."""
 
 
 class StoredPreview(TurnPreview):
-    """Preview on another node, for which the text is stored. Nothing of it is stored after the turn has ended."""
+    """Preview whose text is stored for another node. Nothing is stored after the turn has ended."""
 
     def __init__(self, turn: RunningTurn, store: Store, clock: Clock) -> None:
         super().__init__(turn)
@@ -51,9 +51,9 @@ class StoredPreview(TurnPreview):
 
 
 class RemotePreview(LivePreview):
-    """Preview of a turn of another node, which writes at least every `BEAT_SECONDS` while it works on it."""
+    """Preview of a turn on another node, which writes at least every `BEAT_SECONDS` while the turn runs."""
 
-    _typing_overlap_seconds = BEAT_SECONDS + 0.5  # typing is renewed only when there was a write
+    _typing_overlap_seconds = BEAT_SECONDS + 0.5  # typing is renewed only after a write
     heard_at = 0.0
 
     @property
@@ -65,11 +65,11 @@ class RemotePreview(LivePreview):
         self.heard_at = time.monotonic()
 
     def move(self, turn: RunningTurn) -> None:
-        """Continue for the node that has taken the turn up; the placeholder is stored for it, too."""
+        """Continue for a node that has resumed the turn. The placeholder is also stored for that node."""
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Pause first: a text is then shown at once, because its node has collected it for a second."""
+        """Pause before waiting, so that new text is shown at once: its node has already collected it for a second."""
         if was_sent or self.text != self._shown:
             await wait_until(self._closed, pause)
         if self.text == self._shown and not self._closed.is_set():
@@ -81,7 +81,7 @@ class RemotePreview(LivePreview):
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class RemotePreviews:
-    """Shows the stored previews of other nodes, from the first hint of a turn until its answer is sent."""
+    """Shows the stored previews of other nodes, from a turn's first hint until its answer is sent."""
 
     store: Store
     adapters: AdapterRegistry
@@ -106,7 +106,7 @@ class RemotePreviews:
                 self._arrived.clear()
                 try:
                     await self._read()
-                except StateError as error:  # the next write comes with a hint, too
+                except StateError as error:  # the next write brings another hint
                     log.debug("preview.failed", error=type(error).__name__)
                 silent_since = time.monotonic() - SILENT_SECONDS
                 for one in [one for one in self._shown.values() if one.heard_at < silent_since]:
@@ -115,9 +115,9 @@ class RemotePreviews:
             await self.abandon()
 
     async def close(self, chat_id: ChatId) -> Mapping[TurnId, str]:
-        """Show no more of a chat's turns before their next write; returns their placeholders.
+        """End the previews of a chat's turns until their next write. Return their placeholders.
 
-        The sender calls this while it holds the chat's gate: an earlier read shows nothing after that.
+        The sender calls this while it holds the chat's gate, so an earlier read cannot show anything afterwards.
         """
         self._closed.add(chat_id)
         shown = [one for one in self._shown.values() if one.turn.chat_id == chat_id]
@@ -125,7 +125,7 @@ class RemotePreviews:
         return {turn_id: ref for turn_id, ref in refs.items() if ref is not None}
 
     async def abandon(self) -> None:
-        """Show and store nothing more: other nodes may serve the accounts by now."""
+        """Stop showing and storing previews, because other nodes may now serve the accounts."""
         while self._shown:
             _, one = self._shown.popitem()
             await one.abandon()

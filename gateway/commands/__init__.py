@@ -1,13 +1,13 @@
-"""Commands: what people can ask the gateway itself, the same on every platform.
+"""Chat commands, the same on every platform.
 
-A module has the handlers of some commands; `table.py` lists all of them in the order of help.
+Each module defines the handlers of related commands. `table.py` lists all commands in the order of `/help`.
 
     async def ping(request: CommandRequest) -> CommandResult:
         return say("I am here.")
 
-    COMMANDS = (..., Command("ping", CommandKind.READ, ping, "whether I am here"))
+    COMMANDS = (..., Command("ping", CommandKind.READ, ping, "check that the bot is running"))
 
-A handler reads and calls models. Its changes go into `CommandResult.apply`, which `runner.py` runs in one transaction
-with the reply and the settlement of the inbox row, so that a replay is a no-op. A `CommandError` is an answer. Long
-work runs in `CommandContext.tasks`, where `/stop` finds it.
+A handler reads and calls models. It returns its changes as `CommandResult.apply`. `runner.py` runs `apply`, the reply
+and the settlement of the inbox row in one transaction, so a replay does nothing. A `CommandError` becomes the reply.
+Long work runs in `CommandContext.tasks`, where `/stop` can cancel it.
 """

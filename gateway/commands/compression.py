@@ -1,4 +1,4 @@
-"""`/compress`: compression by hand, with a focus, up to a point, as a preview, and its undo."""
+"""`/compress`: manual compression with a focus or a cut-off point, its preview, and its undo."""
 
 import re
 from functools import partial
@@ -23,11 +23,11 @@ from hermes_state.text import counted
 from hermes_state.values import ConversationRef, Millis
 
 STARTED = "Compressing this conversation…"
-STOPPED = "I gave up compressing; nothing was changed."
+STOPPED = "Compression cancelled; nothing was changed."
 
 
 async def compress(request: CommandRequest) -> CommandResult:
-    """Compress; `preview`, `undo` and `here N` count only as the whole argument, anything else is the focus."""
+    """Compress. `preview`, `undo` and `here N` count only as the whole argument; any other text is the focus."""
     argument = request.argument
     word, here = argument.lower(), re.fullmatch(r"here\s+(\d{1,6})", argument, re.IGNORECASE)
     session = await request.load_open_session()
@@ -42,9 +42,9 @@ async def compress(request: CommandRequest) -> CommandResult:
         return await _plan_undo(context, conversation, model)
     keep_turns = int(here[1]) if here is not None else None
     if keep_turns == 0:
-        raise CommandError("Write `/compress here N` with the number of your newest messages to keep, at least 1.")
+        raise CommandError("In `/compress here N`, N is the number of your newest messages to keep, at least 1.")
     config, focus = runtime.config, None
-    if here is None:  # one line without secrets, because it is sent, stored and shown
+    if here is None:  # a single line without secrets, because the focus is sent, stored and shown
         topic = re.sub(r"\A\s*focus\s*:\s*", "", argument, flags=re.IGNORECASE)
         focus = request.redactor(" ".join(topic.split()))[:500] or None
     work = context.prepare_by_hand(
@@ -75,28 +75,28 @@ def _details(outcome: Compressed) -> list[str]:
     prepared, topic = outcome.prepared, outcome.job.focus
     written = f"Summary written by {prepared.model}"
     if prepared.failure is not None:
-        written = f"No model could write a summary ({prepared.failure.rstrip('.')}), so it was made by rule"
-    focus = f" with the focus “{topic}”" if topic else ""
+        written = f"No model could write a summary ({prepared.failure.rstrip('.')}), so I listed the key points by rule"
+    focus = f", with the focus “{topic}”" if topic else ""
     # Undo is offered only if the restored prompt leaves some room in the window.
     can_undo = outcome.job.tokens_before * 100 <= outcome.job.limits.input_window * 96
-    undo = " `/compress undo` takes it back." if can_undo else ""
-    stands_for = counted(prepared.summarised, "message")
+    undo = " `/compress undo` reverses this." if can_undo else ""
+    replaced = f"{counted(prepared.summarised, 'message')} for the model"
     if prepared.stands_for > prepared.summarised:
-        stands_for += f" and what the one before it stood for, {prepared.stands_for:,} in all"
+        replaced += f" ({prepared.stands_for:,} including earlier summaries)"
     return [
-        f"{written}{focus}; it stands for {stands_for}. Nothing that was said is lost: /history shows it.",
-        f"The conversation goes on as `{outcome.child.short_key}`.{undo}",
+        f"{written}{focus}. It replaces {replaced}. Nothing is lost: /history still shows the original messages.",
+        f"The conversation continues with the id `{outcome.child.short_key}`.{undo}",
     ]
 
 
 async def _plan_undo(context: ContextController, conversation: ConversationRef, model: ModelHandle) -> CommandResult:
     undoing = await context.plan_undo(conversation, model)
     if undoing is None:
-        raise CommandError("This conversation has no compression that could be taken back.")
+        raise CommandError("There is no compression to undo in this conversation.")
     if not undoing.fits:
         raise CommandError(
-            f"The whole conversation takes about {undoing.tokens:,} of {undoing.limits.input_window:,} tokens, which "
-            "leaves no room to go on. Nothing was changed; I can still look everything up, and /history shows it."
+            f"Undoing would use about {undoing.tokens:,} of {undoing.limits.input_window:,} tokens, which leaves no "
+            "room to continue. Nothing was changed. I can still look everything up, and /history shows the originals."
         )
     return CommandResult(apply=partial(_undo, undoing))
 
@@ -105,21 +105,21 @@ def _undo(undoing: UndoPreview, db: Connection, now: Millis) -> str:
     try:
         child = settle_undo(db, undoing, now)
     except LineageMoved:
-        raise CommandError("The conversation was changed meanwhile; nothing was taken back.") from None
+        raise CommandError("The conversation has changed, so nothing was undone. Please try again.") from None
     return (
-        f"Taken back: I see {counted(len(undoing.plan.transcript), 'message')} again, about {undoing.tokens:,} of "
-        f"{undoing.limits.input_window:,} tokens (estimate). The conversation goes on as `{child.short_key}`. "
-        "Automatic compression waits until the next prompt does not fit."
+        f"Compression undone: I see {counted(len(undoing.plan.transcript), 'message')} again, about "
+        f"{undoing.tokens:,} of {undoing.limits.input_window:,} tokens (estimate). The conversation continues with the "
+        f"id `{child.short_key}`. I will not compress it automatically until a prompt no longer fits."
     )
 
 
 def _preview_text(preview: CompressionPreview | NotNeeded) -> str:
     if isinstance(preview, NotNeeded):
         return _outcome_text(preview)
-    shorter = f"{counted(preview.pruned, 'long tool result')} would be shortened for it. " if preview.pruned else ""
+    shorter = f"It would first shorten {counted(preview.pruned, 'long tool result')}. " if preview.pruned else ""
     return (
-        f"`/compress` would summarise {counted(preview.middle, 'message')} and keep the first {preview.head:,} and "
-        f"the newest {preview.tail:,} as they are.\n"
-        f"Next prompt (estimate): about {preview.tokens_before:,} → {preview.tokens_after:,} tokens, "
-        f"{preview.summary_tokens:,} of them the summary.\n{shorter}Nothing was changed."
+        f"`/compress` would summarise {counted(preview.middle, 'message')}. It would keep the first {preview.head:,} "
+        f"and the newest {preview.tail:,} unchanged.\n"
+        f"Next prompt (estimate): about {preview.tokens_before:,} → {preview.tokens_after:,} tokens, with "
+        f"{preview.summary_tokens:,} for the summary.\n{shorter}Nothing was changed."
     )

@@ -26,7 +26,7 @@ from hermes_state.values import (
     recall_id,
 )
 
-RULES_HINT = "Write `/rules`, or `/rules drop m12` with the id of one."
+RULES_HINT = "Send `/rules` to list the rules, or `/rules drop m12` with the id of a rule."
 
 
 async def new(request: CommandRequest) -> CommandResult:
@@ -35,7 +35,7 @@ async def new(request: CommandRequest) -> CommandResult:
     before = await request.load_open_session()
 
     async def after() -> None:
-        if before is not None:  # the agent is the one after the write, because a reload replaces it
+        if before is not None:  # the agent is read after the write, because a reload replaces it
             await context.runtime.agent.context.ended(before.id, was_reset=True)
 
     return CommandResult(apply=partial(_new, request.chat.id, title), after=after)
@@ -48,25 +48,27 @@ def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str
         sessions.set_title(db, started.id, title)
     text = "Started a new conversation." if title is None else f"Started a new conversation, “{title}”."
     if before is not None and sessions.count_messages(db, before.lineage_id):
-        text += f" The last one is kept: `/resume {before.short_key}` goes back to it."
+        text += f" `/resume {before.short_key}` goes back to the last one."
     return text
 
 
 async def title(request: CommandRequest) -> CommandResult:
     if request.argument:
         text = _title(request.argument)
-        return set_in_session(request, sessions.set_title, text, f"This conversation is called “{text}” now.")
+        return set_in_session(request, sessions.set_title, text, f"This conversation is now called “{text}”.")
     session = await request.context.store.read(sessions.load_active, request.chat.id)
     current = await request.context.store.read(sessions.load_title, session.lineage_id) if session else None
     return say(
-        f"This conversation is called “{current}”." if current else "This conversation has no title: `/title <words>`."
+        f"This conversation is called “{current}”."
+        if current
+        else "This conversation has no title yet. Set one with `/title <words>`."
     )
 
 
 def _title(argument: str) -> str:
     text = " ".join(argument.split())
     if len(text) > 100:
-        raise CommandError(f"A title has at most 100 characters; this one has {len(text)}.")
+        raise CommandError(f"A title can have at most 100 characters. Yours has {len(text)}.")
     return text
 
 
@@ -83,22 +85,22 @@ async def list_sessions(request: CommandRequest) -> CommandResult:
         lines.append(f"- `{key}` {name}, {counted(conversation.message_count, 'message')}, {used}{mark}")
         if not conversation.is_active:
             buttons.append(Button(label=shortened(name, 30), command=f"/resume {key}"))
-    listed = "Conversations of this chat:\n" + "\n".join(lines) + "\n\n`/resume <id>` goes back to one."
+    listed = "Conversations in this chat:\n" + "\n".join(lines) + "\n\nTo go back to one, send `/resume <id>`."
     return say(listed, *buttons[:5])
 
 
 _RESUME_REFUSALS = {
-    LookupReason.MALFORMED: "Give the id that /sessions shows, at least four characters of it.",
-    LookupReason.NOT_FOUND: "No conversation of this chat has an id that starts with “{name}”. /sessions lists them.",
-    LookupReason.AMBIGUOUS_SESSION: "More than one conversation starts with “{name}”: give more characters.",
-    LookupReason.ALREADY_ACTIVE: "That conversation is the active one already.",
+    LookupReason.MALFORMED: "Use at least the first four characters of an id from /sessions.",
+    LookupReason.NOT_FOUND: "No conversation in this chat has an id that starts with “{name}”. /sessions lists them.",
+    LookupReason.AMBIGUOUS_SESSION: "Several conversation ids start with “{name}”. Please send more characters.",
+    LookupReason.ALREADY_ACTIVE: "That conversation is already active.",
 }
 
 
 @transaction
 def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
     if not request.argument:
-        raise CommandError("Write `/resume <id>` with an id that /sessions shows.")
+        raise CommandError("Send `/resume <id>` with an id from /sessions.")
     try:
         tip = sessions.resume(db, request.chat.id, request.argument, now)
     except LookupRejected as error:
@@ -112,28 +114,28 @@ def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
 async def history(request: CommandRequest) -> CommandResult:
     count = request.number(10)
     if count is None:
-        raise CommandError("Write `/history`, or `/history 30` for the last 30 messages.")
+        raise CommandError("Send `/history`, or `/history 30` for the last 30 messages.")
     rows, hidden = await request.context.store.read(_load_history, request.chat.id, min(50, count))
     lines = []
     for row in rows:
         who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
-        mark = " (taken back)" if row.id in hidden else ""
+        mark = " (undone)" if row.id in hidden else ""
         lines.append(f"**{who}**, {format_time(row.created_at, request.zone)}{mark}\n{shortened(row.text or '', 280)}")
-    return say("\n\n".join(lines) or "Nothing has been said in this conversation yet.")
+    return say("\n\n".join(lines) or "This conversation has no messages yet.")
 
 
 def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcript, set[MessageId]]:
     session = sessions.load_active(db, chat_id)
     if session is None:
         return (), set()
-    # Tool rows stand between the messages of people and answers, so that more rows are needed.
+    # Tool rows between messages and answers are not shown, so more rows are loaded.
     rows = load_messages(db, session.lineage_id, count * 8)
     shown = [row for row in rows if row.origin in (Origin.HUMAN, Origin.ASSISTANT) and row.text]
     return tuple(shown[-count:]), load_hidden(db, session.lineage_id)
 
 
 async def rules(request: CommandRequest) -> CommandResult:
-    """List the rules in force, or `drop` those of a message."""
+    """List the active rules, or `drop` the rules from a message."""
     session = await request.load_open_session()
     if session is None:
         return say("This chat has no conversation yet.")
@@ -146,16 +148,16 @@ async def rules(request: CommandRequest) -> CommandResult:
         rule_id = parse_recall_id(name)
         texts = [rule.text for rule in found if rule.id == rule_id]
         if rule_id is None or not texts:
-            raise CommandError(f"No rule in force has that id. {RULES_HINT}")
+            raise CommandError(f"No active rule has that id. {RULES_HINT}")
         return CommandResult(apply=partial(_drop_rule, session.lineage_id, rule_id, texts))
     if request.argument.lower() not in ("", "list"):
         raise CommandError(RULES_HINT)
     if not found:
-        return say("No standing rules: nobody has asked for anything from now on.")
-    return say("\n".join(("Standing rules, kept word for word past every compression:", *(one.line for one in found))))
+        return say("No standing rules yet. To make one, write something like “From now on, answer in German”.")
+    return say("\n".join(("Standing rules, kept word for word in every compression:", *(one.line for one in found))))
 
 
 def _drop_rule(lineage_id: LineageId, rule_id: MessageId, texts: Sequence[str], db: Connection, now: Millis) -> str:
     text = drop_notice(rule_id, texts)
     append_to_tip(db, lineage_id, NewMessage(role=MessageRole.USER, origin=Origin.NOTICE, text=text), now)
-    return f"{recall_id(rule_id)} holds no longer: {' / '.join(texts)}"
+    return f"Rule {recall_id(rule_id)} no longer applies: {' / '.join(texts)}"

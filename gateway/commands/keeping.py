@@ -1,4 +1,4 @@
-"""`/memory`, `/todo` and `/schedule`: long-term memory, the todo list and scheduled messages of a chat."""
+"""`/memory`, `/todo` and `/schedule`: long-term memory, to-do list and scheduled messages."""
 
 import asyncio
 import re
@@ -13,14 +13,15 @@ from gateway.schedules import schedule_zone
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ToolError
 from hermes_state.store.sql import Connection
+from hermes_state.text import counted
 from hermes_state.tools import schedules
 from hermes_state.tools.todos import clear_todos, load_todos
 from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.values import MessageRole, Millis, Origin
 
 _ASK_NOTE = (
-    "Write `/memory`, `/memory add <fact about the work>`, `/memory me add <fact about you>`, or `remove` in place of "
-    "`add` with the short name of an entry, such as `/memory remove 3f2a`."
+    "Send `/memory` to see the notes. Add a note with `/memory add <fact about the work>` or `/memory me add <fact "
+    "about you>`. Remove a note by its short name, for example `/memory remove 3f2a` or `/memory me remove 3f2a`."
 )
 _ADD = re.compile(
     r"add\s+(?:(?P<at>\d{4}-\S+(?:\s+\d\d?:\S+)?)|(?P<name>@\S+)|(?P<cron>[\d*?]\S*(?:\s+\S+){4}))(?:\s+(?P<text>.+))?",
@@ -29,13 +30,13 @@ _ADD = re.compile(
 
 
 async def memory(request: CommandRequest) -> CommandResult:
-    """Show the notes; `add` and `remove` change those about the work, `me add` and `me remove` those about the sender.
+    """Show the notes. `add` and `remove` change notes about the work; `me add` and `me remove`, notes about the sender.
 
-    An entry is removed by a name that no other change moves: a command that is carried out again removes nothing else.
+    Other changes do not affect an entry's name, so a repeated command cannot remove a different entry.
     """
     files = request.context.runtime.agent.prompts.files
     if files is None or files.notes is None:
-        return say("There is no memory: `memory.enabled` is off.")
+        return say("Long-term memory is turned off (`memory.enabled`).")
     try:
         if request.argument.lower() in ("", "list"):
             return say(await asyncio.to_thread(_notes_shown, files.notes, request))
@@ -61,8 +62,8 @@ def _notes_shown(notes: MemoryDirectory, request: CommandRequest) -> str:
     others = len(entries_in(about_people)) - len(own)
     lines = _entries("About the work", entries_in(notes.read(request.chat.id, "memory")))
     lines += _entries("About you", own)
-    lines += [f"And {others} about others."] if others else []
-    return "\n".join(lines) if lines else f"Nothing is noted yet. {_ASK_NOTE}"
+    lines += [f"{counted(others, 'note')} about other people."] if others else []
+    return "\n".join(lines) if lines else f"There are no notes yet. {_ASK_NOTE}"
 
 
 def _entries(title: str, entries: list[NoteEntry]) -> list[str]:
@@ -73,15 +74,15 @@ def _entries(title: str, entries: list[NoteEntry]) -> list[str]:
 def todo(request: CommandRequest, db: Connection, now: Millis) -> str:
     """Show the list, or `clear` it and tell the model."""
     if request.argument.lower() not in ("", "list", "clear"):
-        raise CommandError("Write `/todo`, or `/todo clear` to empty the list.")
+        raise CommandError("Send `/todo` to see the list, or `/todo clear` to clear it.")
     session = sessions.load_active(db, request.chat.id)
     items = [] if session is None else load_todos(db, session.lineage_id)
     if session is None or not items or request.argument.lower() != "clear":
         return shown(items)
     clear_todos(db, session.lineage_id)
-    text = "The todo list of this conversation was emptied by a person: nothing of it is to be done any more."
+    text = "A person cleared the to-do list of this conversation. Do not work on its items any more."
     append_to_tip(db, session.lineage_id, NewMessage(role=MessageRole.USER, origin=Origin.NOTICE, text=text), now)
-    return "The list is empty now."
+    return "The to-do list is now empty."
 
 
 @transaction
@@ -98,9 +99,9 @@ def schedule(request: CommandRequest, db: Connection, now: Millis) -> CommandRep
     except ToolError as error:
         raise CommandError(_sentence(str(error))) from error
     raise CommandError(
-        "Write `/schedule`, `/schedule add 0 8 * * mon-fri <text>` (five fields of cron), `/schedule add 2026-11-24 "
-        "08:00 <text>`, or `pause`, `resume`, `remove` or `run` with a number that `/schedule` shows. For any other "
-        "time ask the agent in your own words, such as “remind me every weekday at eight”."
+        "Send `/schedule` to see the list. Add a message with `/schedule add 0 8 * * mon-fri <text>` (five cron "
+        "fields) or `/schedule add 2026-11-24 08:00 <text>`. Use `pause`, `resume`, `remove` or `run` with a number "
+        "from the list. You can also ask me, for example “remind me every weekday at eight”."
     )
 
 
@@ -108,7 +109,7 @@ def _add(request: CommandRequest, db: Connection, found: re.Match[str], now: Mil
     zone = schedule_zone(request.context.runtime.config)
     spec, text = found["at"] or found["name"] or found["cron"], found["text"] or ""
     if re.match(r"\S*[*?]", text) is not None:
-        raise CommandError("That has six fields: there are five of them, without seconds and without a year.")
+        raise CommandError("That time has six fields. Use five: minute, hour, day of month, month and weekday.")
     creator = request.row.sender_ref, request.row.sender_name
     return add(db, new_schedule(zone, request.chat.id, creator, spec, text, now))
 
@@ -119,14 +120,14 @@ def _change(request: CommandRequest, db: Connection, action: str, number: int, n
     row = find(db, request.chat.id, number, who, is_in_charge=is_in_charge)
     has_access = context.access.role_of(row.creator_ref) is not None
     if action in ("resume", "run") and not has_access:
-        raise CommandError(f"{row.creator_name}, who made schedule {row.id}, has no access any more: add it anew.")
+        raise CommandError(f"{row.creator_name}, who added schedule {row.id}, no longer has access. Add it again.")
     if action != "run":
         return CommandReply(markdown=change(db, row, action, now), on_commit=context.reschedule)
     if schedules.waits(db, row, "run:%"):
-        raise CommandError(f"Schedule {row.id} waits for its turn already.")
-    note = f"{request.row.sender_name} had it come now, by a command, beside its own times"
+        raise CommandError(f"The message of schedule {row.id} is already in the queue.")
+    note = f"{request.row.sender_name} triggered it by a command, in addition to its scheduled times"
     schedules.fire(db, row, f"run:{request.row.id}", (note,), now)
-    return CommandReply(markdown=f"Schedule {row.id} comes now.", on_commit=partial(context.lanes.wake, row.chat_id))
+    return CommandReply(markdown=f"Sending schedule {row.id} now.", on_commit=partial(context.lanes.wake, row.chat_id))
 
 
 def _sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Commands for admins about stored conversations: /lineage /search /session. A shared chat reaches only itself."""
+"""Admin commands for stored conversations: /lineage /search /session. In a shared chat they cover only that chat."""
 
 import asyncio
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ async def lineage(request: CommandRequest) -> CommandResult:
         f"{counted(one.message_count, 'message')}, {_ended(one, request.zone)}"
         for one in sessions[-MAX_SESSIONS:]
     )
-    return say(f"{head}\n{lines}\n\n`/session <id>` opens one.")
+    return say(f"{head}\n{lines}\n\nTo open one, send `/session <id>`.")
 
 
 def _place(one: LineageSession) -> str:
@@ -51,7 +51,7 @@ def _begun(one: LineageSession, zone: tzinfo | None) -> str:
         details = f" ({', '.join(found)})" if (found := compression_details(one)) else ""
         return f"{at} by {one.layer.replace('_', '-')} compression{details}"
     if one.undone_key is not None:
-        return f"{at} by an undo of the compression that made `{short_key(one.undone_key)}`"
+        return f"{at} by undoing the compression that created `{short_key(one.undone_key)}`"
     return at
 
 
@@ -68,9 +68,9 @@ async def search(request: CommandRequest) -> CommandResult:
         found = await store.read_within(2.0, lookup.read, request.reachable_chat)
         notes = list(filter(None, [await store.read(incompleteness)]))
     except StoreUnavailable as error:
-        raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
+        raise CommandError("The search took too long or could not read the data. Please try rarer words.") from error
     if not found:
-        return say(" ".join(["Nothing matches.", *notes]))
+        return say(" ".join(["No message matches.", *notes]))
     redact, lines, buttons = request.redactor, notes, []
     for one in await asyncio.to_thread(lambda: [lookup.redacted(hit, redact) for hit in found]):
         name, who = recall_id(one.message_id), one.sender_name or one.role
@@ -80,11 +80,11 @@ async def search(request: CommandRequest) -> CommandResult:
     return say("\n\n".join(lines), *buttons)
 
 
-_OPTIONS = {"chat": "chat, such as `telegram:42`,", "role": "role (user, assistant or tool)", "since": "date"}
+_OPTIONS = {"chat": "a chat such as `telegram:42`", "role": "user, assistant or tool", "since": "a date"}
 
 
 def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
-    """Parse words and options in any order. Telephones make one dash of two."""
+    """Parse words and options in any order. Phones may replace two hyphens with a dash."""
     words: list[str] = []
     options: dict[str, str] = {}
     pieces = iter(argument.split())
@@ -97,12 +97,12 @@ def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
         elif (value := next(pieces, None)) is not None:
             options[name] = value
         else:
-            raise CommandError(f"Say which {_OPTIONS[name]} behind --{name}.")
+            raise CommandError(f"`--{name}` needs a value: {_OPTIONS[name]}.")
     if not words:
-        raise CommandError("Write `/search <words>`, with `--chat`, `--role`, `--since` or `--newest` if you like.")
+        raise CommandError("Send `/search <words>`, optionally with `--chat`, `--role`, `--since` or `--newest`.")
     role = options["role"].lower() if "role" in options else None
     if role is not None and role not in tuple(MessageRole):
-        raise CommandError("A role is user, assistant or tool.")
+        raise CommandError("`--role` must be user, assistant or tool.")
     return SearchRequest(
         words=" ".join(words),
         chat=options.get("chat"),
@@ -122,16 +122,16 @@ class OpenedSession:
 
 
 async def session(request: CommandRequest) -> CommandResult:
-    """Show a session from its beginning, or around one of its messages."""
+    """Show a session from its beginning, or around a given message."""
     if not request.argument:
-        raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
+        raise CommandError("Send `/session <id>` with a session's id, or a message's id such as `m123`.")
     opened = await request.context.store.read(_open, request.argument, request.reachable_chat)
     one, zone = opened.session, request.zone
     place = _place(one) if one.kind is SessionKind.SUBAGENT else f"depth {one.depth} of its conversation"
     parent = f"\nParent `{short_key(one.parent_key)}`." if one.parent_key is not None else ""
     head = (
         f"Session `{short_key(one.key)}` of `{one.chat.name}`, {place}.\n"
-        f"Began {_begun(one, zone)}; {_ended(one, zone)}; {counted(one.message_count, 'message')}.{parent}"
+        f"Started {_begun(one, zone)}; {_ended(one, zone)}; {counted(one.message_count, 'message')}.{parent}"
     )
     lines = await asyncio.to_thread(_row_lines, opened, request.redactor, zone)
     return say("\n\n".join([head, *lines]), *opened.buttons)
@@ -140,7 +140,7 @@ async def session(request: CommandRequest) -> CommandResult:
 def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
     place = find_place(db, name, within)
     if place.session is None:
-        raise CommandError(f"“{name}” is a chat; `/lineage {name}` lists its sessions.")
+        raise CommandError(f"“{name}” is a chat, not a session. `/lineage {name}` lists its sessions.")
     start = max(1, (place.message_seq or 1) - ROWS_BEFORE)
     rows = lineage_queries.load_around(db, place.session.id, start, MAX_ROWS - ROWS_BEFORE, 2 * MAX_ROWS)
     first = next((number for number, row in enumerate(rows) if row.seq >= start), 0)
@@ -163,7 +163,7 @@ def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
 def _row_lines(opened: OpenedSession, redact: Redact, zone: tzinfo | None) -> list[str]:
     lines = []
     for row in opened.rows:
-        text = redact((row.text or "")[:20_000])  # much less is shown
+        text = redact((row.text or "")[:20_000])  # the reply shows far less
         if row.body.calls:
             text += f" (called {', '.join(call.name for call in row.body.calls)})"
         mark, size = (" ←", 1_000) if row.id == opened.message_id else ("", 280)

@@ -17,7 +17,7 @@ LEVELS = (*EFFORTS, CONFIGURED)
 
 
 async def model(request: CommandRequest) -> CommandResult:
-    """List the models; with a name, choose it for this conversation from the next turn on."""
+    """List the models. With a name, choose that model for this conversation from the next turn on."""
     context, settings = request.context, request.context.runtime.config.model
     session = await request.load_open_session()
     if not request.argument:
@@ -30,22 +30,22 @@ async def model(request: CommandRequest) -> CommandResult:
     except ConfigError as error:
         raise CommandError(f"That model cannot be used here: {error}.") from error
     window, described = await _window(handle), _described(settings, route)
-    sentence = f"The configured model answers from the next message on: {described}, {window}."
+    sentence = f"From your next message on, the configured model answers: {described}, {window}."
     if choice is not None:
         name = name_of(settings, choice)
         called = f"{name}: " if name != route.label else ""
         sentence = (
-            f"From the next message on this conversation is answered by {called}{described}, "
-            f"{window}{settings_text(route)}; `/model {CONFIGURED}` goes back."
+            f"From your next message on, this conversation uses {called}{described}, "
+            f"{window}{settings_text(route)}. `/model {CONFIGURED}` switches back."
         )
     sentences = [sentence]
     if session is not None:  # a smaller window may compress the conversation
         status = await context.runtime.agent.context.status(request.conversation(session), handle)
         if status.prompt >= status.limits.threshold and handle.context.enabled:
-            takes = f"This conversation takes about {status.prompt:,} tokens"
-            sentences.append(f"{takes}, so it is compressed before the next answer.")
+            size = f"This conversation has about {status.prompt:,} tokens"
+            sentences.append(f"{size}, so I will compress it before the next answer.")
     if choice is not None and choice not in known_routes(settings):
-        sentences.append("The configuration does not name it, so whether it exists shows with the next message.")
+        sentences.append("It is not in the configuration, so your next message will show whether it exists.")
     return set_in_session(request, sessions.choose_model, choice, " ".join(sentences))
 
 
@@ -54,27 +54,28 @@ def names(runtime: Runtime) -> list[str]:
 
 
 async def think(request: CommandRequest) -> CommandResult:
-    """Show the reasoning effort; with a word, choose it for this conversation from the next turn on."""
+    """Show the reasoning effort. With a level, set it for this conversation from the next turn on."""
     settings, session = request.context.runtime.config.model, await request.load_open_session()
     route = route_of(settings, session.chosen_model if session is not None else None) or settings.route
     word = request.argument.lower()
     if not word:
         chosen = await _chosen_effort(request, session)
         by = " (chosen here)" if chosen else " (as configured)" if route.reasoning_effort else ""
-        shown = chosen or route.reasoning_effort or "as its provider has it"
+        shown = chosen or route.reasoning_effort or "the provider's default"
         lines = [f"Reasoning effort of {route.label}: {shown}{by}.", *left_out(route, chosen)]
-        lines.append(f"`/think low|medium|high|off` chooses for this conversation, `/think {CONFIGURED}` goes back.")
+        lines.append(f"`/think low|medium|high|off` sets it for this conversation. `/think {CONFIGURED}` resets it.")
         buttons = [Button(label=one, command=f"/think {one}") for one in ("low", "medium", "high", "off")]
         return say("\n".join(lines), *buttons)
     if word == CONFIGURED:
-        text = f"From the next message on the model thinks as configured: {route.reasoning_effort or 'as it likes'}."
+        value = f"the configured value: {effort}" if (effort := route.reasoning_effort) else "the provider's default"
+        text = f"From your next message on, reasoning effort is back to {value}."
         return set_in_session(request, sessions.choose_effort, None, text)
     for effort in EFFORTS:
         if effort == ("off" if word == "none" else word):
-            text = f"From the next message on this conversation is answered with reasoning effort {effort}"
-            text = " ".join([f"{text}; `/think {CONFIGURED}` goes back.", *left_out(route, effort)])
+            text = f"From your next message on, reasoning effort in this conversation is {effort}."
+            text = " ".join([text, f"`/think {CONFIGURED}` resets it.", *left_out(route, effort)])
             return set_in_session(request, sessions.choose_effort, effort, text)
-    raise CommandError(f"Nothing was changed: /think takes {', '.join(EFFORTS)} or {CONFIGURED}.")
+    raise CommandError(f"Nothing was changed: /think accepts {', '.join(EFFORTS)} or {CONFIGURED}.")
 
 
 async def _chosen_effort(request: CommandRequest, session: sessions.Session | None) -> ReasoningEffort | None:
@@ -82,7 +83,7 @@ async def _chosen_effort(request: CommandRequest, session: sessions.Session | No
 
 
 async def _window(handle: ModelHandle) -> str:
-    """Return the size of the window and its source. A model is asked for it at its first turn."""
+    """Return the size of the window and its source. The provider is asked at the model's first turn."""
     limits = await handle.load_limits()
     return f"window {limits.context_length:,} tokens ({window_from(handle.window_from)})"
 
@@ -100,11 +101,11 @@ async def _listed(request: CommandRequest, session: sessions.Session | None) -> 
     known = known_routes(settings)
     lines += [_line(settings, name, one, current) for name, one in list(known.items())[:30]]
     if settings.fallback_routes:
-        lines.append("If it fails: " + ", then ".join(_described(settings, one) for one in settings.fallback_routes))
+        lines.append("Fallbacks: " + ", then ".join(_described(settings, one) for one in settings.fallback_routes))
     if len(known) == 1 and choice is None:
-        lines.append("No others are configured; `model.aliases` names them.")
+        lines.append("No other models are configured. An operator can add some under `model.aliases`.")
     else:
-        lines.append(f"`/model <name>` chooses for this conversation, `/model {CONFIGURED}` goes back.")
+        lines.append(f"`/model <name>` chooses one for this conversation. `/model {CONFIGURED}` switches back.")
     others = [name for name in known if name != current][:8]
     buttons = [Button(label=name, command=f"/model {name}") for name in others]
     return say("\n".join(lines), *buttons)
@@ -119,5 +120,5 @@ def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) ->
 
 
 def _described(settings: ModelConfig, route: RouteConfig) -> str:
-    """Return a route in words, with its host if that differs from the configured model's."""
+    """Return the name of a route, with its host if that differs from the configured model's host."""
     return route.label if route.host in (None, settings.host) else f"{route.label} at {route.host}"

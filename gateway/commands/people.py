@@ -1,4 +1,4 @@
-"""Commands for newcomers and about people: /start /help /whoami, and /pair for admins."""
+"""Commands for new users and about people: /start /help /whoami, and /pair for admins."""
 
 from functools import partial
 
@@ -15,10 +15,10 @@ from hermes_state.values import Millis, UserRef
 
 async def start(request: CommandRequest) -> CommandResult:
     is_offline = request.context.runtime.config.model.protocol == "offline"
-    offline = f"\n\nFor now the small built-in model answers; for a real one, {MODEL_SETUP_HINT}."
+    offline = f"\n\nFor now, a small built-in model answers. To use a real one, {MODEL_SETUP_HINT}."
     return say(
-        "Hello. Write to me and I answer; I remember this conversation until you say /new. "
-        f"/help lists what else I can do.{offline if is_offline else ''}"
+        "Hello! Send me a message and I will answer. I remember this conversation until you send /new. "
+        f"/help lists all commands.{offline if is_offline else ''}"
     )
 
 
@@ -28,7 +28,7 @@ async def help_(request: CommandRequest) -> CommandResult:
 
 async def whoami(request: CommandRequest) -> CommandResult:
     row, chat = request.row, request.chat
-    who = f"You are {row.sender_name}, `{row.sender_ref}`, with the role {request.role}."
+    who = f"You are {row.sender_name} (`{row.sender_ref}`), and your role is {request.role}."
     return say(f"{who}\nThis chat is `{chat.key.name}`.")
 
 
@@ -44,34 +44,34 @@ async def pair(request: CommandRequest) -> CommandResult:
         case ["revoke", person]:
             apply = partial(_revoke, UserRef(person), decided_by)
         case _:
-            raise CommandError("Write `/pair list`, `/pair approve <code> [admin]` or `/pair revoke <platform:id>`.")
+            raise CommandError("Send `/pair list`, `/pair approve <code> [admin]` or `/pair revoke <platform:id>`.")
     return CommandResult(apply=apply, after=request.context.access.load)
 
 
 @locks(EVERYTHING)
 def _approve(code: str, role: UserRole, decided_by: str, db: Connection, now: Millis) -> CommandReply:
     pairing, chat_id = approve_pairing(db, code, role, decided_by, now)
-    return CommandReply(markdown=f"{_named(pairing)} has access now, with the role {role}.", other_chat=chat_id)
+    return CommandReply(markdown=f"{_named(pairing)} now has access with the role {role}.", other_chat=chat_id)
 
 
 @locks(EVERYTHING)
 def _revoke(person: UserRef, decided_by: str, db: Connection, now: Millis) -> str:
-    return f"{_named(revoke_pairing(db, person, decided_by, now))} has no access any more."
+    return f"{_named(revoke_pairing(db, person, decided_by, now))} no longer has access."
 
 
 def _list(db: Connection, now: Millis) -> str:
     found = pairings.list_pairings(db, now)
     if not found:
-        return "Nobody is paired and nobody waits."
+        return "No paired people and no pending requests."
     lines = []
     for pairing in found:
         minutes = max(0, pairing.expires_at - now) // 60_000
-        state = f"waits, {minutes} min left" if pairing.state is PairingState.PENDING else pairing.role
+        state = f"pending, {minutes} min left" if pairing.state is PairingState.PENDING else pairing.role
         lines.append(f"- {_named(pairing)}: {state}")
     return "\n".join(lines)
 
 
 def _named(pairing: Pairing) -> str:
-    """Return a person for admins. Strangers choose their names, so these get no links and no formatting."""
+    """Return a person's name and id for admins. Strangers choose their names, so links and formatting are disabled."""
     name = pairing.display_name.replace("`", "'").strip() or "?"
     return f"`{name}` (`{pairing.user_ref}`)"

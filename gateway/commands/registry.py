@@ -1,4 +1,4 @@
-"""Registry of commands: values that handlers work with, and parsing, help and menus for all platforms."""
+"""Command registry: the values that handlers use, and parsing, help and menus for all platforms."""
 
 import asyncio
 import re
@@ -45,13 +45,13 @@ T = TypeVar("T")
 
 class CommandKind(StrEnum):
     CONTROL = "control"
-    """Runs at once, without the chat's lock; `/stop` and `/status` also while the database cannot be written."""
+    """Runs at once, without the chat's lock. `/stop` and `/status` also run while the database cannot be written."""
     READ = "read"
     """Runs at once, without the chat's lock."""
     CHANGE = "change"
-    """Runs when the queue comes to it, never during a turn of the agent."""
+    """Runs in queue order, never during a turn."""
     MESSAGE = "message"
-    """A message that enters a turn in its own way; without words a read."""
+    """Adds its text to the current or next turn. Without text, it runs like a `read` command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,37 +59,37 @@ class CommandReply:
     markdown: str
     buttons: tuple[Button, ...] = ()
     other_chat: ChatId | None = None
-    """Another chat for which the command's transaction stores a reply."""
+    """Another chat that also receives a reply from the command's transaction."""
     on_commit: Callable[[], object] | None = None
     is_urgent: bool = False
-    """Goes out before earlier replies that are not sent yet."""
+    """Send this reply before earlier unsent replies."""
 
 
 Apply: TypeAlias = Callable[[Connection, Millis], "CommandReply | str | RunningTurn"]
-"""Effect of a command inside its transaction. A `CommandError` undoes it and is told to the chat.
+"""Effect of a command inside its transaction. A `CommandError` rolls it back and becomes the reply.
 
-A returned turn was opened by the command, is bound to its inbox row, and runs next. The command's chat is locked;
-locks for anything else are declared, see `store.locks`.
+If it opens a turn, it returns the turn, which is bound to the command's inbox row and runs next. The command's chat is
+locked. Any other lock must be declared (see `store.locks`).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """Decided effect of a command. Reads and network work are over by then."""
+    """Effect of a command, decided after all reads and network calls."""
 
     apply: Apply
     after: Callable[[], Awaitable[None]] | None = None
-    """Step after the transaction, also when that failed."""
+    """Step after the transaction. It runs even if the transaction failed."""
 
 
 class TaskRegistry:
-    """Tasks of commands that take long, such as a compression by hand, by the rows of their commands."""
+    """Tasks of slow commands, such as `/compress`, by the command's inbox row."""
 
     def __init__(self) -> None:
         self._running: dict[InboxId, asyncio.Task[Any]] = {}  # Any: the caller of `run` knows its result
 
     async def run(self, command_id: InboxId, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`, None if it was stopped. Cancelling this cancels the work."""
+        """Return the result of `work`, or None if it was stopped. Cancelling this call cancels the work."""
         task = self._running[command_id] = asyncio.create_task(work, name=f"work-{command_id}")
         try:
             await asyncio.wait({task})
@@ -99,7 +99,7 @@ class TaskRegistry:
         return None if task.cancelled() else task.result()
 
     def stop(self, command_id: InboxId) -> None:
-        """Cancel the task of a command, if it has one in this process."""
+        """Cancel the command's task if it runs in this process."""
         if command_id in self._running:
             self._running[command_id].cancel()
 
@@ -117,7 +117,7 @@ class CommandContext:
     servers: ServerRegistry
     reschedule: Callable[[], None] = lambda: None
     peer_line: Callable[[], str | None] = lambda: None
-    """Line of `/status` about this process among others that share its database; None where there are no others."""
+    """Return the `/status` line about this cluster node, or None in a single daemon."""
     tasks: TaskRegistry = field(default_factory=TaskRegistry)
 
 
@@ -131,12 +131,12 @@ class CommandRequest:
 
     @property
     def is_in_charge(self) -> bool:
-        """True if the sender decides about all of the chat: in a chat of their own, and for admins."""
+        """True if the sender controls the whole chat: in a private chat, or as an admin."""
         return self.role is UserRole.ADMIN or not self.chat.kind.is_shared
 
     @property
     def zone(self) -> tzinfo | None:
-        """Time zone of the times that people read and write, None for the server's."""
+        """Time zone for times in chats, or None for the server's zone."""
         name = self.context.runtime.config.agent.time_zone
         return ZoneInfo(name) if name is not None else None
 
@@ -146,27 +146,27 @@ class CommandRequest:
 
     @property
     def reachable_chat(self) -> ChatId | None:
-        """The only chat whose contents may be shown here, because others read this one; None: any chat."""
+        """Shared chats can only show their own contents; None means any chat."""
         return self.chat.id if self.chat.kind.is_shared else None
 
     async def load_open_session(self) -> Session | None:
-        """Return the session of the chat's next message, None if that opens one."""
+        """Return the session for the chat's next message, or None if that message opens a session."""
         return await self.context.store.read(sessions.load_open, self.chat.id)
 
     def conversation(self, session: Session) -> ConversationRef:
-        """Return the name of one of this chat's conversations in the agent's context."""
+        """Return the reference under which the agent's context knows a conversation of this chat."""
         chat = self.chat
         return ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
 
     def number(self, default: int) -> int | None:
-        """Return the argument as a positive number, `default` if it is empty, None if it is something else."""
+        """Return the argument as a positive number, `default` if it is empty, or None if it is not a number."""
         if not self.argument:
             return default
-        # Nine digits are more than there is of anything, and no number too long to be read.
+        # Nine digits exceed any real count and keep huge input cheap to parse.
         return (int(self.argument[:9]) or None) if self.argument.isdecimal() else None
 
     async def acknowledge(self, markdown: str) -> None:
-        """Reply once that this takes a while. The platform shows that itself for a slash command."""
+        """Reply once that the command takes a while. For a slash command, the platform shows this itself."""
         if self.row.payload.ticket is not None:
             return
         reply = reply_to(self.row, self.chat, CommandReply(markdown=markdown), f"inbox:{self.row.id}:begun")
@@ -198,18 +198,18 @@ class Command:
     options: tuple[CommandOption, ...] = ()
     _: KW_ONLY
     actions: tuple[CommandAction, ...] = ()
-    """Sub-commands. One of them is the command without an argument, because a menu may show these alone."""
+    """Sub-commands. One of them must equal the bare command, because some menus show only sub-commands."""
     suggest: Callable[[Runtime], Sequence[str]] = lambda _runtime: ()
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
     moderated: str | None = None
-    """Regular expression of arguments that only admins and moderators may give in a chat of several people."""
+    """Regular expression for arguments that only admins and moderators can use in a shared conversation."""
     unstored: Callable[[CommandContext, ChatKey], str] | None = None
-    """Answer from memory while nothing can be stored; None: the command waits until then."""
+    """Answer from memory while the database cannot be written; None: the command waits."""
 
     @property
     def argument(self) -> str | None:
-        """Syntax of the argument, such as `[once|session|always]` or `<id>`; None without one."""
+        """Syntax of the argument, such as `[once|session|always]` or `<id>`; None without an argument."""
         if self.actions:
             return f"[{'|'.join(action.words for action in self.actions)}]"
         names = ((one, "|".join(one.choices) or one.name) for one in self.options)
@@ -218,15 +218,15 @@ class Command:
     def refusal(
         self, argument: str, access: AccessControl, person: UserRef, chat: ChatKey, kind: ChatKind
     ) -> str | None:
-        """Return a sentence for a person who may not give this command in a chat, None for others."""
+        """Return the refusal if this person cannot use this command in this chat, else None."""
         if self.is_admin_only and access.role_of(person) is not UserRole.ADMIN:
-            return f"/{self.name} is for admins."
+            return f"Only admins can use /{self.name}."
         is_for_all = kind.is_shared and not chat.user_ref
         if self.moderated is None or not is_for_all or access.may_moderate(person):
             return None
         if re.fullmatch(self.moderated, argument, re.IGNORECASE | re.DOTALL) is None:
             return None
-        return f"Others share this conversation: /{self.name} is for admins here, and for `access.moderators`."
+        return f"In a shared chat, only admins and moderators (`access.moderators`) can do this with /{self.name}."
 
 
 class ParsedCommand(NamedTuple):
@@ -235,20 +235,20 @@ class ParsedCommand(NamedTuple):
 
 
 def parse(text: str) -> ParsedCommand | None:
-    """Return the command in a message, None for an ordinary message (a path such as `/etc/hosts` is one)."""
+    """Return the command in a message, or None for an ordinary message, such as the path `/etc/hosts`."""
     match = re.fullmatch(r"/([A-Za-z][A-Za-z0-9_-]{0,31})(?:\s+(.*))?", text.strip(), re.DOTALL)
     return ParsedCommand(match[1].lower(), (match[2] or "").strip()) if match else None
 
 
 def say(markdown: str, *buttons: Button) -> CommandResult:
-    """Return the effect of a command that only answers."""
+    """Return the effect of a command that only replies."""
     return CommandResult(apply=lambda _db, _now: CommandReply(markdown=markdown, buttons=buttons))
 
 
 def set_in_session(
     request: CommandRequest, write: Callable[[Connection, SessionId, T], None], value: T, text: str
 ) -> CommandResult:
-    """Return the effect of a command that sets one value of the chat's conversation and answers `text`."""
+    """Return the effect of a command that sets a value of the chat's conversation and replies with `text`."""
 
     def apply(db: Connection, now: Millis) -> str:
         write(db, sessions.ensure_active(db, request.chat.id, now).id, value)
@@ -258,7 +258,7 @@ def set_in_session(
 
 
 def transaction(apply: Callable[[CommandRequest, Connection, Millis], CommandReply | str | RunningTurn]) -> Handler:
-    """Return the handler of a command that is one transaction and needs nothing before it."""
+    """Return the handler of a command that consists of a single transaction."""
 
     async def handle(request: CommandRequest) -> CommandResult:
         return CommandResult(apply=partial(apply, request))
@@ -267,14 +267,14 @@ def transaction(apply: Callable[[CommandRequest, Connection, Millis], CommandRep
 
 
 class CommandRegistry:
-    """Commands by name and alias, in the order of help."""
+    """Commands by name and alias, in the order of `/help`."""
 
     def __init__(self, commands: Iterable[Command]) -> None:
         self.commands = tuple(commands)
         self.by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
 
     def resolve(self, text: str, words_by: str | None) -> tuple[ParsedCommand | None, Command | None]:
-        """Return the command line in a message and its command; None twice for other messages, and others' words."""
+        """Return the parsed command line and its command. Both are None for ordinary or quoted text."""
         parsed = parse(text) if words_by is None else None
         return parsed, self.by_name.get(parsed.name) if parsed is not None else None
 
@@ -292,7 +292,7 @@ class CommandRegistry:
         ]
 
     def help(self, role: UserRole) -> str:
-        """Return the list of commands for a role, as Markdown."""
+        """Return the list of commands for a role as Markdown."""
         lines = []
         for command in self.commands:
             if command.is_admin_only and role is not UserRole.ADMIN:

@@ -1,4 +1,4 @@
-"""Runner of commands: effect, reply and settlement of the inbox row are one transaction, so a replay is a no-op."""
+"""Command runner: effect, reply and settlement of the inbox row are one transaction, so a replay does nothing."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,22 +34,22 @@ from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
 log = structlog.get_logger()
 
 LAST_SECONDS = 2.0
-"""Longest last step of a command that was cut off, in seconds."""
-CRASH_SENTENCE = "That command failed on my side; the log has the details."
+"""Seconds that a cancelled command gets for its last step."""
+CRASH_SENTENCE = "That command failed because of an internal error. The gateway's log has the details."
 
 
 class CommandRunner:
-    """Carries out stored commands, at once or in the order of the queue."""
+    """Runs stored commands, at once or in queue order."""
 
     def __init__(self, context: CommandContext, delivery: Delivery, group: asyncio.TaskGroup) -> None:
         self._context = context
         self._delivery = delivery
         self._group = group
-        self._tasks: set[asyncio.Task[Any]] = set()  # Any: of different results, which nobody takes from here
+        self._tasks: set[asyncio.Task[Any]] = set()  # Any: the results differ and are not read here
         self._in_hand: dict[InboxId, asyncio.Event] = {}
 
     async def start(self, account: str) -> None:
-        """Carry out the stored commands of an account that its last owner left undone, before any turn resumes."""
+        """Run commands that the account's last owner left unfinished, before any turn resumes."""
         for inbox_id in await self._context.store.read(inbox.load_waiting_commands, account):
             row = await self._context.store.read(inbox.load, inbox_id)
             if row is None:
@@ -59,28 +59,28 @@ class CommandRunner:
                 await self.run_queued(row)
 
     def run_soon(self, inbox_id: InboxId) -> None:
-        """Carry out a stored `control` or `read` command now, also during a turn of its chat."""
+        """Run a stored `control` or `read` command now, even during a turn of its chat."""
         track(self._tasks, self._group.create_task(self._run_stored(inbox_id), name=f"command-{inbox_id}"))
 
     def send_unstored(
         self, message: InboundMessage, key: ChatKey, text: Callable[[CommandContext, ChatKey], str]
     ) -> asyncio.Task[bool]:
-        """Answer a command that cannot be stored now. The result of the task is True if the whole answer was sent."""
+        """Answer a command that cannot be stored now. The task returns True if the whole answer was sent."""
         work = self._delivery.send_unstored(message, key, text(self._context, key))
         return track(self._tasks, self._group.create_task(work, name=f"unstored-{message.event_ref}"))
 
     def note_dropped(self, inbox_id: InboxId) -> None:
-        """End the work of a command that another process has stopped."""
+        """Stop the work of a command that another process has stopped."""
         self._context.tasks.stop(inbox_id)
 
     async def close(self) -> None:
-        """Cancel the commands outside the lanes; the next start carries them out."""
+        """Cancel the commands outside the lanes. The next start runs them."""
         await cancel_all(self._tasks)
 
     async def run_queued(self, row: InboxRow) -> RunningTurn | None:
-        """Carry out a command; returns the turn it opened, if it opened one."""
+        """Run a command. Return the turn that it opened, if any."""
         if (elsewhere := self._in_hand.get(row.id)) is not None:
-            await elsewhere.wait()  # its side effects must not happen twice; the caller looks again
+            await elsewhere.wait()  # side effects must not happen twice; the caller checks the row again
             return None
         done = self._in_hand[row.id] = asyncio.Event()
         try:
@@ -97,14 +97,14 @@ class CommandRunner:
                 try:
                     effect = await self._decide(row, chat)
                     outcome = await self._store(row, chat, effect.apply)
-                except StoreUnavailable:  # before the handler: the caller tries again
+                except StoreUnavailable:  # raised before the handler: the caller tries again
                     raise
-                except Exception:  # the command boundary: the person gets a sentence, and the chat goes on
+                except Exception:  # command boundary: the user gets a reply, and the chat continues
                     log.exception("command.crashed", command=_name_of(row))
                     outcome = await self._store(row, chat, say(CRASH_SENTENCE).apply)
                 self._delivery.wake(row.chat_id)
             finally:
-                # A command that is told to end does not wait for a database that is away.
+                # A cancelled command does not wait long for an unavailable database.
                 task = asyncio.current_task()
                 seconds = LAST_SECONDS if task is not None and task.cancelling() else None
                 if effect.after is not None:
@@ -113,7 +113,7 @@ class CommandRunner:
                             await effect.after()
             if isinstance(outcome, CommandReply):
                 if outcome.other_chat is not None:
-                    self._delivery.wake(outcome.other_chat)  # after `after`: a person let in may answer at once
+                    self._delivery.wake(outcome.other_chat)  # after `after`, so that a new user can write at once
                 if outcome.on_commit is not None:
                     outcome.on_commit()
             log.info("command.done", command=_name_of(row))
@@ -123,7 +123,7 @@ class CommandRunner:
         return await self._context.store.write_with_retry(_carry_out, row, chat, apply, self._context.clock.now())
 
     async def _run_stored(self, inbox_id: InboxId) -> None:
-        """Carry out a stored command outside the queue, where it could wait for the very turn it is about."""
+        """Run a stored command outside the queue. In the queue, `/stop` would wait for the turn that it stops."""
 
         async def run() -> None:
             row = await self._context.store.read(inbox.load, inbox_id)
@@ -132,20 +132,20 @@ class CommandRunner:
 
         try:
             await retried(run, StateError, "command.delayed", backoff=Backoff(0.5), inbox_id=inbox_id)
-        except Exception:  # the chat boundary: one command must not end the daemon
+        except Exception:  # chat boundary: a command must not end the daemon
             log.exception("command.crashed", inbox_id=inbox_id)
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
-        """Decide what the command does; every refusal is an answer."""
+        """Return the effect of the command. Every refusal is a reply."""
         parsed, command = self._context.registry.resolve(row.payload.text, row.payload.words_by)
         assert parsed is not None, "only command lines are stored as commands"
         role = await self._context.access.load_role(row.sender_ref)
         if role is None:
-            return say("You have no access any more.")
+            return say("You no longer have access to this bot.")
         if command is None:
             meant = closest(parsed.name, self._context.registry.by_name)
             question = f" Did you mean /{meant}?" if meant is not None else ""
-            return say(f"I do not know /{parsed.name}.{question} /help lists what I know.")
+            return say(f"There is no command /{parsed.name}.{question} /help lists all commands.")
         place = (self._context.access, row.sender_ref, chat.key, chat.kind)
         if (refusal := command.refusal(parsed.argument, *place)) is not None:
             return say(refusal)
@@ -155,14 +155,14 @@ class CommandRunner:
         except CommandError as error:
             return say(str(error))
         except StoreUnavailable:
-            return say("The database does not answer right now; please try again in a moment.")
+            return say("I cannot reach my database right now. Please try again in a moment.")
 
 
 @locks(inbox="row.id", chat="row.chat_id", calls="apply")
 def _carry_out(
     db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis
 ) -> CommandReply | RunningTurn | None:
-    """Store the effect of a command. A row that was settled, or has its turn, changes nothing."""
+    """Store the effect of a command, unless its row is settled or already has a turn."""
     stored = inbox.load(db, row.id)
     if stored is None or stored.state is not InboxState.NEW:
         return None

@@ -37,19 +37,19 @@ async def status(request: CommandRequest) -> CommandResult:
     session, title, messages, waiting, turn = await context.store.read(_load_status, chat.id)
     lines = list(_model_lines(context, session.chosen_model if session is not None else None))
     if session is None:
-        lines.append("- Conversation: none yet; write to me to begin one")
+        lines.append("- Conversation: none yet; send a message to start one")
     else:
         name = f"“{title}”, " if title else ""
         lines.append(f"- Conversation: {name}`{session.short_key}`, {counted(messages, 'message')}")
         settings = context.runtime.config.model
         chosen = route_of(settings, session.chosen_model) or settings.route
         if (by := context.runtime.fallbacks.of(session.lineage_id, chosen)) is not None:
-            lines.append(f"- The last answer came from {by.label}, in place of {chosen.label}")
+            lines.append(f"- The last answer came from {by.label}, because {chosen.label} failed")
         lines += await context_lines(request, session)
     if turn is not None and not turn.is_waiting:
         lines.append(_running_line(context, turn))
     if waiting:
-        lines.append(f"- Waiting: {counted(waiting, 'message')}")
+        lines.append(f"- Queue: {counted(waiting, 'message')}")
     if request.role is UserRole.ADMIN and (line := context.peer_line()) is not None:
         lines.append(line)
     return say("\n".join([*lines, *_connection_lines(context)]))
@@ -59,7 +59,7 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
     """Answer from memory while the database cannot be written."""
     running = context.lanes.running_in(key)
     lines = [
-        "- Database: it takes nothing right now, because it is locked or its disk is full; messages wait until it does",
+        "- Database: cannot be written right now, because it is locked or its disk is full; messages wait until it can",
         *_model_lines(context, running.chosen_model if running is not None else None),
         *([_running_line(context, running)] if running is not None else []),
     ]
@@ -67,32 +67,32 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
 
 
 def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
-    """Describe the model of a conversation, and its open circuit breaker."""
+    """Describe the model of a conversation and its open circuit breaker."""
     settings = context.runtime.config.model
     known = route_of(settings, choice)
     choice, route = (None, settings.route) if known is None else (choice, known)
     if route.protocol == "offline":
-        yield f"- Model: the built-in offline model, which does not think; for a real one, {MODEL_SETUP_HINT}"
+        yield f"- Model: the built-in offline model; to use a real one, {MODEL_SETUP_HINT}"
         return
     client = context.runtime.model_of(choice).client
     name = name_of(settings, choice)
     called = f"{name} ({route.label})" if name != route.label else name
-    is_marked = marks_prompts(client.name, client.route)
-    caching = f"on ({client.route}, {settings.cache_ttl})" if is_marked else f"off ({client.route})"
+    # Some providers cache without being asked, so only caching that we request is shown.
+    caching = f"; prompt caching on ({settings.cache_ttl})" if marks_prompts(client.name, client.route) else ""
     chosen = ", chosen here" if choice is not None else ""
-    yield f"- Model: {called}, route {client.route}{chosen}; marks for prompt caching {caching}"
+    yield f"- Model: {called}, route {client.route}{chosen}{caching}"
     if (circuit := client.breaker.open) is not None:
-        yield f"- {route.label} {circuit.why}; it is left alone for {max(1, round(circuit.seconds))} s"
+        yield f"- {route.label} {circuit.why}; paused for {max(1, round(circuit.seconds))} s"
 
 
 def _running_line(context: CommandContext, running: RunningTurn) -> str:
     seconds = max(0, context.clock.now() - running.started_at) // 1000
-    return f"- Working on an answer for {seconds} s; /stop ends it"
+    return f"- Working on an answer for {seconds} s; /stop cancels it"
 
 
 def _connection_lines(context: CommandContext) -> Iterator[str]:
     if failed := [f"`{one.name}`" for one in context.servers.statuses() if one.state is ServerState.DOWN]:
-        yield f"- MCP servers that are not connected: {', '.join(failed)}"
+        yield f"- MCP servers not connected: {', '.join(failed)}"
     for name, health in sorted(context.health().items()):
         is_good = health.state is AdapterState.RUNNING
         detail = f" ({health.detail})" if health.detail and not is_good else ""
@@ -100,35 +100,35 @@ def _connection_lines(context: CommandContext) -> Iterator[str]:
 
 
 async def context_lines(request: CommandRequest, session: Session) -> list[str]:
-    """Describe how full the window is, how large it is, and a window that is too small."""
+    """Describe the size of the window, its use, and a window that is too small."""
     runtime = request.context.runtime
     model, engine = runtime.model_of(session.chosen_model), runtime.agent.context.engine.name
     status = await runtime.agent.context.status(request.conversation(session), model)
     limits, times = status.limits, status.compressions
     percent = status.prompt * 100 // limits.input_window
-    acts = f"compressed from {status.threshold:,} on"
-    if engine != BUILT_IN:  # it may have other reasons, too
-        acts = f"compressed by `{engine}`, from {status.threshold:,} on at the latest"
+    acts = f"compression starts at {status.threshold:,}"
+    if engine != BUILT_IN:  # an engine may have other reasons
+        acts = f"compression by `{engine}` starts at {status.threshold:,} or earlier"
     if not model.context.enabled:
         acts = "compressed only by /compress"
     done = f"compressed {counted(times, 'time')} so far" if times else "not compressed so far"
     used = f"about {status.prompt:,} of {limits.input_window:,} tokens ({percent} %, estimate)"
     is_bound = limits.longest_prompt < limits.context_length
-    bound = f"; a prompt may take {limits.longest_prompt:,} of them" if is_bound else ""
+    bound = f"; a prompt can use {limits.longest_prompt:,} of them" if is_bound else ""
     lines = [
-        f"- Context: {used}, {acts}, {done}",
-        f"- Window: {limits.context_length:,} tokens, {window_from(status.window_from)}{bound}",
+        f"- Context: {used}; {acts}; {done}",
+        f"- Window: {limits.context_length:,} tokens ({window_from(status.window_from)}){bound}",
     ]
     if status.is_crowded:
         lines.append(
-            f"- The system prompt and the tools alone take {status.fixed:,} tokens, half of the "
-            f"{status.threshold:,} at which conversations are compressed: a larger `model.context_length` would help"
+            f"- The system prompt and tools use {status.fixed:,} tokens, half or more of the compression threshold "
+            f"({status.threshold:,}); a larger `model.context_length` would help"
         )
     return lines
 
 
 def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str | None, int, int, RunningTurn | None]:
-    """Load the chat's session, its title, the numbers of stored and of waiting messages, and the open turn."""
+    """Load the chat's session and title, the counts of stored and queued messages, and the open turn."""
     session, turn = load_active(db, chat_id), find_open_turn(db, chat_id)
     waiting = sum(row.kind is inbox.InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
     if session is None:
@@ -137,7 +137,7 @@ def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str |
 
 
 async def usage(request: CommandRequest) -> CommandResult:
-    """Show this conversation, this chat today, and caps; the whole gateway only to admins, or where it is capped."""
+    """Show this conversation, this chat today, and caps. The whole gateway is shown only to admins or if capped."""
     context, chat = request.context, request.chat
     session = await context.store.read(load_active, chat.id)
     place = LookupResult(chat_id=chat.id, session=session)
@@ -146,16 +146,16 @@ async def usage(request: CommandRequest) -> CommandResult:
     if session is not None:
         context_line = (await context_lines(request, session))[0]
         lines = [f"This conversation, `{session.short_key}`:", *usage_lines(found), context_line]
-    lines += ["", "Caps and today:" if found.caps else "Today:"]
+    lines += ["", "Spending caps and today's usage:" if found.caps else "Today:"]
     lines += today_lines(found, tells_all=request.role is UserRole.ADMIN and not chat.kind.is_shared)
     return say("\n".join(lines))
 
 
 async def insights(request: CommandRequest) -> CommandResult:
-    """Show the spending of the last days; in a chat that others can read, of that chat alone."""
+    """Show the spending of the last days. A shared chat sees only its own spending."""
     days = request.number(DEFAULT_DAYS)
     if days is None or days > MAX_DAYS:
-        raise CommandError(f"Write `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")
+        raise CommandError(f"Send `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")
     context, within = request.context, request.reachable_chat
     caps, now = cap_limits(context.runtime.config), context.clock.now()
     found = await context.store.read(load_insights, caps, now, days, within)

@@ -1,4 +1,4 @@
-"""Table of all commands, in the order in which help and menus show them."""
+"""Table of all commands, in the order of `/help` and the menus."""
 
 from functools import partial
 
@@ -14,12 +14,12 @@ _admin = partial(Command, is_admin_only=True)
 
 _TITLE = Option("title", "a title for the conversation")
 _FACT = Option("fact", "the fact to remember", is_required=True)
-_ENTRY = Option("entry", "the short name of the entry, or words that only it has", is_required=True)
-_NUMBER = Option("number", "the number of the schedule, from the list", is_number=True, is_required=True)
+_ENTRY = Option("entry", "the entry's short name, or words that no other entry contains", is_required=True)
+_NUMBER = Option("number", "the schedule's number from the list", is_number=True, is_required=True)
 
 
 COMMANDS = (
-    Command("start", READ, people.start, "what this is"),
+    Command("start", READ, people.start, "introduce the bot"),
     Command("help", READ, people.help_, "list the commands"),
     Command(
         "new",
@@ -36,22 +36,22 @@ COMMANDS = (
         "resume",
         CHANGE,
         conversations.resume,
-        "go back to a conversation",
-        (Option("id", "the id of the conversation, from /sessions", is_required=True),),
+        "go back to an earlier conversation",
+        (Option("id", "the conversation's id from /sessions", is_required=True),),
         moderated=".+",
     ),
     Command(
         "history",
         READ,
         conversations.history,
-        "what was said, as it was said",
+        "show the original messages of this conversation",
         (Option("n", "how many messages to show", is_number=True),),
     ),
     Command(
         "compress",
         CHANGE,
         compression.compress,
-        "shorten what the model sees of this conversation; also `here N`, `preview`, `undo`",
+        "summarise older messages for the model; also `here N`, `preview`, `undo`",
         (Option("topic", "the topic to keep in full detail", has_suggestions=True),),
         suggest=lambda _runtime: ("preview", "undo", "here 3"),
         moderated="undo",
@@ -60,13 +60,13 @@ COMMANDS = (
         "rules",
         CHANGE,
         conversations.rules,
-        "the standing rules of this conversation; `drop m12` ends those of a message",
+        "show the standing rules; `drop m12` drops the rules from message m12",
         actions=(
             Action("list", "show the standing rules"),
             Action(
                 "drop",
-                "end the rules of a message",
-                (Option("id", "the id of the message, such as m12", is_required=True),),
+                "drop the rules from a message",
+                (Option("id", "the message's id, such as m12", is_required=True),),
             ),
         ),
         moderated="drop.*",
@@ -75,9 +75,9 @@ COMMANDS = (
         "memory",
         CHANGE,
         keeping.memory,
-        "what is remembered for this chat; `me add`, `me remove`: about you",
+        "show or edit what I remember about this chat, or about you with `me`",
         actions=(
-            Action("list", "show what is remembered"),
+            Action("list", "show what I remember"),
             Action("add", "remember a fact about the work", (_FACT,)),
             Action("remove", "forget a fact about the work", (_ENTRY,)),
             Action("me add", "remember a fact about you", (_FACT,)),
@@ -89,15 +89,15 @@ COMMANDS = (
         "todo",
         CHANGE,
         keeping.todo,
-        "what the agent has to do here",
-        actions=(Action("list", "show the list"), Action("clear", "empty the list")),
+        "show or clear the agent's to-do list",
+        actions=(Action("list", "show the list"), Action("clear", "clear the list")),
         moderated="clear",
     ),
     Command(
         "schedule",
         CONTROL,
         keeping.schedule,
-        "messages that come back here at a time; ask the agent, or `add` one with a cron expression",
+        "list, add or change scheduled messages",
         actions=(
             Action("list", "show the scheduled messages"),
             Action(
@@ -111,7 +111,7 @@ COMMANDS = (
             Action("pause", "pause a scheduled message", (_NUMBER,)),
             Action("resume", "resume a paused message", (_NUMBER,)),
             Action("remove", "remove a scheduled message", (_NUMBER,)),
-            Action("run", "send a scheduled message now as well", (_NUMBER,)),
+            Action("run", "send a scheduled message now", (_NUMBER,)),
         ),
         moderated=r"add\b.*",
     ),
@@ -119,7 +119,7 @@ COMMANDS = (
         "model",
         CHANGE,
         models.model,
-        "which model answers here, and which others there are; with a name: choose one",
+        "show the models, or choose one for this conversation",
         (Option("name", "the model to choose", has_suggestions=True),),
         suggest=models.names,
         moderated=".+",
@@ -128,45 +128,45 @@ COMMANDS = (
         "think",
         CHANGE,
         models.think,
-        "how much the model thinks here before it answers; with a word: choose it",
-        (Option("level", "how much to think", models.LEVELS),),
+        "show or set how hard the model thinks in this conversation",
+        (Option("level", "how hard to think", models.LEVELS),),
     ),
     Command(
         "approve",
         CONTROL,
         tools.approve,
-        "say yes to what the agent asks about: this time, in this conversation, or always here",
+        "allow what the agent asked for: once, in this conversation, or always in this chat",
         (
-            Option("id", "the number of the question, or all"),
-            Option("scope", "how long it is allowed", ("once", "session", "always")),
+            Option("id", "the number of the request, or all"),
+            Option("scope", "how long the permission lasts", ("once", "session", "always")),
         ),
     ),
     Command(
         "deny",
         CONTROL,
         tools.deny,
-        "say no to what the agent asks about",
-        (Option("answer", "the number of the question, or all; then the reason, for the agent"),),
+        "deny what the agent asked for",
+        (Option("answer", "the number of the request, or all; then an optional reason for the agent"),),
     ),
     Command(
         "tools",
         READ,
         tools.tools,
-        "what the agent may use here, and why",
-        actions=(Action("list", "show the tools"), Action("forget", "take back what was allowed for longer")),
+        "list the agent's tools and which of them ask first",
+        actions=(Action("list", "show the tools"), Action("forget", "revoke all saved permissions")),
     ),
     Command(
         "stop",
         CONTROL,
         turns.stop,
-        "end the running turn; `all` also drops what waits",
-        (Option("scope", "all: also drop the waiting messages", ("all",)),),
+        "stop the current answer; `all` also clears the queue",
+        (Option("scope", "all: also clear the queue", ("all",)),),
     ),
     Command(
         "status",
         CONTROL,
         status.status,
-        "model, conversation, context and connections",
+        "show the model, conversation, context and connections",
         unstored=status.status_unstored,
     ),
     Command("retry", CHANGE, turns.retry, "answer the last message again"),
@@ -174,43 +174,43 @@ COMMANDS = (
         "undo",
         CHANGE,
         turns.undo,
-        "take back the last exchange, or the last n",
-        (Option("n", "how many exchanges to take back", is_number=True),),
+        "undo the last exchange, or the last n",
+        (Option("n", "how many exchanges to undo", is_number=True),),
         moderated=".*",
     ),
     Command(
         "queue",
         MESSAGE,
         turns.queue,
-        "let a message wait for the next turn; alone: what waits",
+        "send a message after the current answer; without text, show the queue",
         (Option("message", "the message"),),
     ),
     Command(
         "steer",
         MESSAGE,
         turns.steer,
-        "add a message to the running turn",
+        "add a message to the current answer",
         (Option("message", "the message", is_required=True),),
     ),
-    Command("usage", READ, status.usage, "what this conversation has used and cost, and what may still be spent"),
+    Command("usage", READ, status.usage, "show usage, cost and spending caps for this conversation"),
     _admin(
         "insights",
         READ,
         status.insights,
-        "what was spent by day, chat, model and purpose",
+        "show spending by day, chat, model and purpose",
         (Option("days", "how many days to show", is_number=True),),
     ),
-    Command("whoami", READ, people.whoami, "your id, your role and this chat's name"),
+    Command("whoami", READ, people.whoami, "show your id, your role and this chat's name"),
     _admin(
         "pair",
         CONTROL,
         people.pair,
-        "see who asks for access, give it or take it away",
+        "list, approve or revoke access",
         actions=(
-            Action("list", "show who has access and who asks for it"),
+            Action("list", "show pairing requests and paired people"),
             Action(
                 "approve",
-                "give access",
+                "approve a pairing code",
                 (
                     Option("code", "the pairing code", is_required=True),
                     Option("role", "the person's role", ("user", "admin")),
@@ -218,32 +218,32 @@ COMMANDS = (
             ),
             Action(
                 "revoke",
-                "take access away",
+                "revoke a person's access",
                 (Option("person", "the person's id, such as telegram:42", is_required=True),),
             ),
         ),
     ),
-    _admin("mcp", READ, tools.mcp, "the MCP servers, their tools, and what is wrong with them"),
+    _admin("mcp", READ, tools.mcp, "show the MCP servers, their tools and errors"),
     _admin(
         "lineage",
         READ,
         lineage.lineage,
-        "how the sessions of a chat continue one another",
-        (Option("place", "the name of a chat, or the id of a session"),),
+        "show the chain of sessions in a chat",
+        (Option("place", "a chat's name or a session's id"),),
     ),
     _admin(
         "search",
         READ,
         lineage.search,
-        "find what was said, in any chat",
+        "search the messages of all chats",
         (Option("words", "the words to find", is_required=True),),
     ),
     _admin(
         "session",
         READ,
         lineage.session,
-        "open a session, or the one in which a message was said",
-        (Option("id", "the id of a session, or of a message such as m123", is_required=True),),
+        "open a session, or the session that contains a message",
+        (Option("id", "a session's id, or a message's id such as m123", is_required=True),),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""`/tools` and `/mcp` list the tools of the agent; `/approve` and `/deny` answer its questions."""
+"""`/tools` and `/mcp` list the agent's tools. `/approve` and `/deny` answer its approval requests."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,32 +23,32 @@ from hermes_state.tools.approvals import Answerer, ApprovalState, GrantKind, Pen
 from hermes_state.values import Millis, ToolEffect
 
 Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApproval], Millis], str]
-"""Stores the answer to questions and returns the reply."""
+"""Stores the decision on approval requests and returns the reply."""
 
 _NUMBER = re.compile(r"a?(\d{1,18})", re.IGNORECASE)
 _POLICIES = {
-    Policy.ASK: "asks a person first",
+    Policy.ASK: "asks first",
     Policy.ASK_ADMIN: "asks an admin first",
-    Policy.ALLOW: "needs no question here",
-    Policy.DENY: "refused here (`tools.approval`)",
+    Policy.ALLOW: "needs no approval here",
+    Policy.DENY: "denied here (`tools.approval`)",
 }
 _EFFECTS = {ToolEffect.READ_ONLY: "reads", ToolEffect.WRITES: "writes", ToolEffect.EXECUTES: "executes"}
 
 
 async def tools(request: CommandRequest) -> CommandResult:
-    """List the tools; `forget` takes back what was allowed for longer."""
+    """List the tools. `forget` revokes all saved permissions."""
     word = request.argument.lower()
     if word == "forget":
         return CommandResult(apply=partial(_forget, request))
     if word not in ("", "list"):
-        raise CommandError("Write `/tools`, or `/tools forget` to be asked again about everything.")
+        raise CommandError("Send `/tools` to list the tools, or `/tools forget` to revoke all saved permissions.")
     store, offers = request.context.store, request.context.runtime.agent.offers
     session = await request.load_open_session()
     names = await store.read(load_offer, session.id) if session is not None else None
     lines = [_line(request, offers, tool, names) for tool in offers.registry.by_name.values()]
     if granted := await store.read(approvals.list_grants, request.chat.id):
         allowed = ", ".join(f"`{one}`" for one in granted)
-        lines.append(f"\nAllowed for longer: {allowed}. `/tools forget` takes all of that back.")
+        lines.append(f"\nSaved permissions: {allowed}. `/tools forget` revokes them.")
     return say("\n".join(lines) if lines else "There are no tools.")
 
 
@@ -57,34 +57,34 @@ def _line(request: CommandRequest, offers: OfferRegistry, tool: Tool, names: lis
     reason = tool.why_unavailable() or offers.access.refusal(tool, chat.key, chat.kind, sender)
     origin = f" (from {tool.source})" if tool.source else ""
     if reason is not None:
-        return f"- `{tool.name}`{origin}: off, {reason}"
+        return f"- `{tool.name}`{origin}: off, because {reason}"
     policy = ""
     if tool.effect is not ToolEffect.READ_ONLY and tool.needs_approval:
         policy = f", {_POLICIES[offers.access.policy(tool, chat.key)]}"
-    behind = ", found through `more_tools`" if names is not None and tool.name not in names else ""
-    return f"- `{tool.name}`{origin}: on{policy}{behind}"
+    offered = ", offered through `more_tools`" if names is not None and tool.name not in names else ""
+    return f"- `{tool.name}`{origin}: on{policy}{offered}"
 
 
 def _forget(request: CommandRequest, db: Connection, _now: Millis) -> str:
     if not request.is_in_charge and not request.chat.key.user_ref:
-        raise CommandError("In a chat of several people that is for admins.")
+        raise CommandError("In a shared chat, only admins can revoke saved permissions.")
     count = approvals.revoke_grants(db, request.chat.id)
-    return f"Took back {counted(count, 'permission')}: I ask again." if count else "Nothing was allowed for longer."
+    return f"Revoked {counted(count, 'permission')}. I will ask again." if count else "There are no saved permissions."
 
 
 async def approve(request: CommandRequest) -> CommandResult:
-    """Say yes to one question, or to `all` that wait."""
+    """Approve a request, or `all` open requests."""
     words = request.argument.lower().split()
     scope = GrantKind.ONCE
     if words and words[-1] in tuple(GrantKind):
         scope = GrantKind(words.pop())
     if len(words) > 1:
-        raise CommandError("Write `/approve`, with the number of the question, and `session` or `always` if you like.")
+        raise CommandError("Send `/approve`, optionally with the number of a request and with `session` or `always`.")
     return _answer(request, partial(_approve, scope), words[0] if words else None)
 
 
 async def deny(request: CommandRequest) -> CommandResult:
-    """Say no, and give the agent the reason."""
+    """Deny a request and give the agent the reason."""
     word, _, rest = request.argument.partition(" ")
     which = word.lower() if word.lower() == "all" or _NUMBER.fullmatch(word) else None
     reason = (rest if which is not None else request.argument).strip()
@@ -109,30 +109,30 @@ def _answer(request: CommandRequest, decide: Decide, which: str | None) -> Comma
 
 
 def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequence[PendingApproval]:
-    """Return the questions that an answer is about. Raises `CommandError` if the sender may not answer them."""
+    """Return the requests that an answer is about. Raises `CommandError` if the sender may not answer them."""
     is_named, person = which is not None and which != "all", request.row.sender_ref
-    is_admin = request.role is UserRole.ADMIN  # in whose direct chat all questions to admins can be answered
+    is_admin = request.role is UserRole.ADMIN  # an admin's direct chat can answer all requests to admins
     load = partial(approvals.load_pending, db, request.chat.id, is_admins=is_admin and not request.chat.kind.is_shared)
     pending = load(None if is_named else request.row.received_at)
     if which is not None and is_named:
         number = _NUMBER.fullmatch(which)
         pending = [one for one in pending if number is not None and one.id == int(number[1])]
-    if not pending and not is_named and (later := load()):  # or the clock was set back meanwhile
+    if not pending and not is_named and (later := load()):  # a clock that was set back has the same effect
         name = f"a{later[0].id}"
-        asked_later = "By the clock I asked after you wrote that, so name the question"
+        asked_later = "I asked this after you sent your answer, so please name the request"
         raise CommandError(f"{asked_later}: `/approve {name}` or `/deny {name}`.")
     if not pending:
-        raise CommandError("Nothing waits for a yes here: it was answered, or has expired, or its turn has ended.")
+        raise CommandError("There is no open request here. It was answered or has expired, or its turn has ended.")
     if which is None and len(pending) > 1:
         names = ", ".join(f"a{one.id} (`{one.tool_name}` for `{one.started_by}`)" for one in pending)
-        raise CommandError(f"{counted(len(pending), 'question')} wait: name one ({names}), or write `all`.")
+        raise CommandError(f"There are {len(pending)} open requests. Please name one of them, or `all`: {names}.")
     for one in () if is_admin else pending:
         if one.answerer is Answerer.STARTER and one.started_by != person:
-            raise CommandError("Only whoever started this turn, or an admin, can answer that.")
+            raise CommandError("Only the person who started this turn, or an admin, can answer that request.")
         if one.answerer is Answerer.MODERATOR and not request.context.access.may_moderate(person):
-            raise CommandError("Only an admin or a moderator can answer that.")
+            raise CommandError("Only an admin or a moderator can answer that request.")
         if one.answerer is Answerer.ADMIN:
-            raise CommandError("Only an admin can answer that.")
+            raise CommandError("Only an admin can answer that request.")
     return pending
 
 
@@ -143,7 +143,7 @@ def _approve(
     is_for_all = chat.kind.is_shared and not chat.key.user_ref
     if scope is not GrantKind.ONCE and is_for_all and not context.access.may_moderate(request.row.sender_ref):
         raise CommandError(
-            "Others share this chat: for longer than this call that is for admins, and for `access.moderators`."
+            "In a shared chat, only admins and moderators (`access.moderators`) can approve more than a single call."
         )
     lines = []
     for one in meant:
@@ -152,8 +152,8 @@ def _approve(
         if lasts:
             approvals.grant(db, one, scope, request.row.sender_ref, now)
         reach = "conversation" if scope is GrantKind.SESSION else "chat"
-        longer = f"; calls of this kind need no question any more in the {reach} that asked" if lasts else ""
-        lines.append(f"Yes to a{one.id} (`{one.tool_name}`){longer}.")
+        longer = f" Calls of this kind no longer need approval in that {reach}." if lasts else ""
+        lines.append(f"Approved: a{one.id} (`{one.tool_name}`).{longer}")
     return "\n".join(lines)
 
 
@@ -162,23 +162,23 @@ def _deny(
 ) -> str:
     for one in meant:
         approvals.decide(db, one, ApprovalState.DENIED, request.row.sender_ref, reason, now, request.row.sender_name)
-    return "\n".join(f"No to a{one.id} (`{one.tool_name}`)." for one in meant)
+    return "\n".join(f"Denied: a{one.id} (`{one.tool_name}`)." for one in meant)
 
 
 async def mcp(request: CommandRequest) -> CommandResult:
-    """List the MCP servers, their tools and their faults."""
+    """List the MCP servers, their tools and their errors."""
     config, now = request.context.runtime.config.mcp, request.context.clock.now()
     lines = [line for one in request.context.servers.statuses() for line in _server_lines(one, now, request.zone)]
-    lines += [f"- **{name}**: switched off" for name, one in config.servers.items() if not one.enabled]
-    return say("\n".join(lines) or "There are no MCP servers (`mcp.servers`).")
+    lines += [f"- **{name}**: disabled" for name, one in config.servers.items() if not one.enabled]
+    return say("\n".join(lines) or "No MCP servers are configured (`mcp.servers`).")
 
 
 def _server_lines(status: ServerStatus, now: Millis, zone: tzinfo | None) -> Iterator[str]:
     words = f"{status.state.value} since {format_time(status.since, zone)}"
     if status.state is ServerState.DOWN:
-        words += f" ({inline(status.error or 'no reason is known')})"
+        words += f" ({inline(status.error or 'reason unknown')})"
         if status.next_try_at is not None:
-            words += f", next try in {max(0, status.next_try_at - now) // 1000} s"
+            words += f", next attempt in {max(0, status.next_try_at - now) // 1000} s"
     yield f"- **{status.name}**: {words}"
     if status.tools:
         yield f"  - tools: {', '.join(f'`{name}` {_EFFECTS[effect]}' for name, effect in status.tools.items())}"

@@ -1,4 +1,4 @@
-"""Commands about the turns of a chat: /stop /retry /undo, and /queue and /steer, whose words go into a turn."""
+"""Commands about the turns of a chat: /stop /retry /undo, and /queue and /steer, which add text to a turn."""
 
 from functools import partial
 
@@ -16,19 +16,19 @@ from hermes_state.values import ChatId, InboxId, Message, Millis, Origin, UserRe
 
 STOPPED = "stopped by the person"
 
-BEFORE_IS_COMPRESSED = "What came before is compressed; `/compress undo` brings it back first."
+BEFORE_IS_COMPRESSED = "Earlier messages are compressed. To bring them back first, send `/compress undo`."
 
 
 async def stop(request: CommandRequest) -> CommandResult:
-    """Cancel a turn that runs in this process at once; then one transaction stores the stop, for all, and answers.
+    """Cancel a turn of this process at once. A transaction then stores the stop for all nodes and replies.
 
-    A command is cancelled after that transaction. Before it, the chat would begin the next waiting message, which would
-    be stopped in the command's place.
+    A running command is cancelled after that transaction. If it were cancelled earlier, the chat would start the next
+    queued message, and the stop would hit that message instead.
     """
     lanes, store, chat_id = request.context.lanes, request.context.store, request.chat.id
     argument = request.argument.lower()
     if argument not in ("", "all"):
-        raise CommandError("Say /stop to end the running turn, or /stop all to drop what waits as well.")
+        raise CommandError("Send /stop to stop the current answer, or /stop all to clear the queue as well.")
     running = lanes.running_turn(chat_id)
     stopping = None
     if running is not None and _is_meant(request, running):
@@ -41,12 +41,12 @@ async def stop(request: CommandRequest) -> CommandResult:
         if stopping is not None:
             stopping.settle_stop()
             return
-        # The turn may have begun between our look and our transaction: its work must not go on for nothing.
+        # A turn may have started between our check and our transaction. If it was stopped, its work must end.
         begun = lanes.running_turn(chat_id)
         is_late = begun is not None and await store.read(find_turn, begun.id) is None
         if is_late and (late := lanes.begin_stop(chat_id, STOPPED)) is not None:
             late.settle_stop()
-        lanes.wake(chat_id)  # a turn that waited had no lane to go on with what waits behind it
+        lanes.wake(chat_id)  # a turn that waited for approval had no lane to continue with the queue
 
     return CommandResult(apply=partial(_stop, request, stopping, argument == "all"), after=settle)
 
@@ -54,14 +54,14 @@ async def stop(request: CommandRequest) -> CommandResult:
 def _check_may_stop(request: CommandRequest, started_by: UserRef | None, did: str, what: str) -> None:
     """Raise `CommandError` in a shared chat, unless the sender started the work or is an admin."""
     if not request.is_in_charge and started_by != request.row.sender_ref:
-        raise CommandError(f"Only whoever {did} this {what}, or an admin, can stop it.")
+        raise CommandError(f"Only the person who {did} this {what}, or an admin, can stop it.")
 
 
 def _stop(
     request: CommandRequest, stopping: ActiveTurn | None, is_all: bool, db: Connection, now: Millis
 ) -> CommandReply:
     chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
-    # Before the turn ends: its partial answer is new, and kept.
+    # Called before the turn ends, so that the new partial answer is still delivered.
     has_stopped_delivery = outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
     turn, command = find_open_turn(db, chat_id), None
     if turn is not None and _is_meant(request, turn):
@@ -69,7 +69,7 @@ def _stop(
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else None
         has_stopped = journal.stop_turn(db, turn, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
     else:
-        earlier = request.context.lanes.stopped_for.get(request.row.id)  # its lane has stored the end already
+        earlier = request.context.lanes.stopped_for.get(request.row.id)  # the lane has already stored its end
         has_stopped = stopping is not None or (earlier is not None and was_stopped(db, earlier))
         if turn is None and not has_stopped:
             command = _drop_command(request, db, now)
@@ -78,17 +78,17 @@ def _stop(
     waiting = sum(row.kind is inbox.InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
     text = "Stopped." if has_stopped or has_stopped_delivery else "Nothing was running."
     if has_stopped_delivery:
-        text += " What I had not sent yet of my answer is not sent any more; /history has it."
+        text += " I will not send the rest of that answer, but /history shows it."
     if dropped:
-        text += f" Dropped {counted(dropped, 'waiting message')}."
+        text += f" Removed {counted(dropped, 'message')} from the queue."
     elif waiting:
-        text += f" {counted(waiting, 'message')} still waiting: /stop all drops what waits."
+        text += f" Still queued: {counted(waiting, 'message')}. /stop all clears the queue."
     end_task = partial(request.context.tasks.stop, command) if command is not None else None
     return CommandReply(markdown=text, is_urgent=True, on_commit=end_task)
 
 
 def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> InboxId | None:
-    """Settle the `/compress` that comes first in the queue: it runs, or is about to."""
+    """Settle a `/compress` at the front of the queue, which runs now or next."""
     waiting = [row for row in inbox.load_waiting(db, request.chat.id) if not row.runs_at_once]
     first = next((row for row in waiting if row.kind is not inbox.InboxKind.NOTICE), None)
     if first is None or first.kind is not inbox.InboxKind.COMMAND or first.id > request.row.id:
@@ -96,7 +96,7 @@ def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> Inbox
     parsed = parse(first.payload.text)
     if parsed is None or parsed.name != "compress":
         return None
-    _check_may_stop(request, first.sender_ref, "gave", "command")
+    _check_may_stop(request, first.sender_ref, "sent", "command")
     inbox.settle(db, first.id, inbox.InboxState.DROPPED, now)
     reply = CommandReply(markdown=compression.STOPPED)
     outbox.enqueue(db, reply_to(first, request.chat, reply, f"inbox:{first.id}"), now)
@@ -104,7 +104,7 @@ def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> Inbox
 
 
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
-    """True unless the turn was asked for after this `/stop`, or follows the one that it has ended from memory."""
+    """True unless the turn's message came after this `/stop`, or after the turn that `/stop` ended from memory."""
     earlier = request.context.lanes.stopped_for.get(request.row.id)
     return turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)
 
@@ -114,7 +114,7 @@ def retry(request: CommandRequest, db: Connection, now: Millis) -> RunningTurn:
     view = _active_view(db, request.chat.id)
     exchanges = _exchanges(view)
     if not exchanges:
-        raise CommandError("There is no message to try again.")
+        raise CommandError("There is no message to answer again.")
     answers = [message.id for message in exchanges[-1] if message.origin in (Origin.ASSISTANT, Origin.TOOL)]
     hide(db, view.session.id, answers, "retry", now)
     return journal.start_retry(db, request.row.id, request.chat.id, request.row.sender_ref, now)
@@ -124,20 +124,20 @@ def retry(request: CommandRequest, db: Connection, now: Millis) -> RunningTurn:
 def undo(request: CommandRequest, db: Connection, now: Millis) -> str:
     count = request.number(1)
     if count is None:
-        raise CommandError("Write `/undo`, or `/undo 3` to take back three exchanges.")
+        raise CommandError("Send `/undo`, or `/undo 3` to undo three exchanges.")
     view = _active_view(db, request.chat.id)
     exchanges = _exchanges(view)
-    # After the newest handoff of a compression: what precedes it in the view is the beginning.
+    # Undo reaches back to the newest compression handoff. In the view, the kept head precedes the handoff.
     handoffs = (at for at, rows in enumerate(exchanges, 1) if any(row.origin is Origin.SUMMARY for row in rows))
     exchanges = exchanges[max(handoffs, default=0) :]
     is_compressed = any(message.origin is Origin.SUMMARY for message in view.transcript)
     if not exchanges:
-        raise CommandError(BEFORE_IS_COMPRESSED if is_compressed else "There is nothing to take back.")
+        raise CommandError(BEFORE_IS_COMPRESSED if is_compressed else "There is nothing to undo.")
     taken = exchanges[-count:]
     hide(db, view.session.id, [message.id for exchange in taken for message in exchange], "undo", now)
     words = shortened(taken[0][0].text or "")
-    text = f"Took back {counted(len(taken), 'exchange')}, from “{words}” on. "
-    text += "The model does not see it any more; /history does."
+    text = f"Undid {counted(len(taken), 'exchange')}, starting with “{words}”. "
+    text += "The model no longer sees this part, but /history still shows it."
     return f"{text} {BEFORE_IS_COMPRESSED}" if len(taken) < count and is_compressed else text
 
 
@@ -149,7 +149,7 @@ def _active_view(db: Connection, chat_id: ChatId) -> View:
 
 
 def _exchanges(view: View) -> list[list[Message]]:
-    """Cut the model's view before each human message that opens a turn; leave out what precedes the first."""
+    """Split the model's view before each human message that opens a turn. Drop rows before the first split."""
     exchanges: list[list[Message]] = []
     turn = None
     for message in view.transcript:
@@ -162,18 +162,18 @@ def _exchanges(view: View) -> list[list[Message]]:
 
 
 async def queue(request: CommandRequest) -> CommandResult:
-    """List the waiting messages. With words after it the command is a message and never comes here."""
+    """List the queued messages. `/queue` with text is stored as a message and never reaches this handler."""
     rows = await request.context.store.read(inbox.load_waiting, request.chat.id)
     waiting = [row for row in rows if row.kind is inbox.InboxKind.MESSAGE]
     if not waiting:
-        return say("Nothing is waiting. `/queue <message>` makes a message wait for the next turn.")
+        return say("The queue is empty. `/queue <message>` sends a message after the current answer.")
     lines = []
     for number, row in enumerate(waiting[:20], start=1):
         who = f"{row.sender_name}: " if request.chat.kind.is_shared else ""
         lines.append(f"{number}. {who}{shortened(row.payload.text) or '(a file)'}")
     more = f"\n… and {len(waiting) - 20} more" if len(waiting) > 20 else ""
-    return say("Waiting for the next turn:\n" + "\n".join(lines) + more)
+    return say("Queued for the next turn:\n" + "\n".join(lines) + more)
 
 
 async def steer(_request: CommandRequest) -> CommandResult:
-    raise CommandError("Write `/steer <message>`: it joins the answer that is being worked on.")
+    raise CommandError("Send `/steer <message>` to add a message to the current answer.")

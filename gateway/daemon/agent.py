@@ -1,4 +1,4 @@
-"""The agent of the daemon and its models, made from the configuration, again when a reload changes it."""
+"""The daemon's agent and models. They are built from the configuration, and rebuilt when a reload changes it."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -44,9 +44,9 @@ from hermes_state.values import Clock, Tokens
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class AgentMaker:
-    """Maker of the agent and the models of a configuration.
+    """Builds the agent and the models from a configuration.
 
-    A running turn may still use older ones after a reload, so all of them are closed at the end.
+    After a reload, a running turn may still use the old ones, so everything is closed only at the end.
     """
 
     store: Store
@@ -55,7 +55,7 @@ class AgentMaker:
     spending: SpendingControl
     access: ToolAccess
     tools: Callable[[LoadedConfig], Sequence[Tool]] = lambda _: ()
-    """Makes the tools that need a part of the daemon."""
+    """Builds the tools that need a part of the daemon."""
     tool_source: ToolSource | None = None
     notices: NoticeWriter
     _pending: CompressionRegistry = field(default_factory=CompressionRegistry, init=False)
@@ -63,9 +63,9 @@ class AgentMaker:
     _clients: list[ClientRegistry] = field(default_factory=list, init=False)
 
     def make(self, loaded: LoadedConfig) -> tuple[Agent, ModelRegistry]:
-        """Return an agent, which runs the turns of all models, and the models, the configured one first.
+        """Return the agent, which runs the turns of all models, and the models.
 
-        Raises `ConfigError` for a protocol that cannot be spoken here, and for a missing or broken context engine.
+        Raises `ConfigError` if a protocol's SDK is missing, or if the context engine is missing or broken.
         """
         clients = ClientRegistry(loaded.config, self.spending)
         self._clients.append(clients)
@@ -74,7 +74,7 @@ class AgentMaker:
         return agent, self._models(loaded, clients)
 
     def expire_learned(self) -> None:
-        """Let what the clients have learned be read again when it is needed."""
+        """Reload the learned limits of the models when next needed."""
         for clients in self._clients:
             clients.expire_learned()
 
@@ -199,15 +199,15 @@ def _model_info(route: RouteConfig) -> ModelInfo:
 
 
 def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) -> list[SummaryRoute]:
-    """Return the summary routes of conversations with a model: the model named for that task, then the model itself.
+    """Return the summary routes for conversations with a model: the configured summary model, then the model itself.
 
-    The built-in offline model is never one of them: it cannot write a summary.
+    The built-in offline model is never included, because it cannot write a summary.
     """
     mark, routes, is_own = settings_mark(config), [], False
     named = route_for(config, "compression", own)
     if named is not None and named != own:
         length = _context_of(named, own, config)
-        # A conversation's own model with settings for this task keeps its window, and is asked once.
+        # The conversation's own model with summary settings keeps its window, and is called only once.
         is_own = length is None
         routes.append(SummaryRoute(client=clients.of(named), context_length=length, mark=mark))
     if own.protocol != "offline" and not is_own:
@@ -216,7 +216,7 @@ def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) ->
 
 
 def _context_of(route: RouteConfig, own: RouteConfig, config: Config) -> Tokens | None:
-    """Return the context of a model that only does a task, whose provider is not asked; None for the own model."""
+    """Return the context length of a task model without asking its provider; None for the conversation's own model."""
     if (route.name, route.protocol, route.address) == (own.name, own.protocol, own.address):
         return None
     known = known_model(route.label)
@@ -225,15 +225,15 @@ def _context_of(route: RouteConfig, own: RouteConfig, config: Config) -> Tokens 
 
 
 def agent_inputs(config: Config) -> tuple[object, ...]:
-    """Return the blocks of the configuration that an agent is made from. If one changes, a new agent is needed."""
+    """Return the configuration blocks from which an agent is built. A change requires a new agent."""
     blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
     return (*blocks, config.costs, config.tools, config.memory, config.subagents)
 
 
 def settings_mark(config: Config) -> str:
-    """Return a fingerprint of the agent's settings and keys, six hexadecimal digits. A change clears cooldowns.
+    """Return a fingerprint of the agent's settings and keys: six hexadecimal digits. A change clears cooldowns.
 
-    It is stored with conversations, so it is too short to tell anything about a key.
+    The fingerprint is stored with conversations. It is too short to reveal anything about a key.
     """
     blocks = [block_json(block) for block in agent_inputs(config)]
     keys = [key for block in agent_inputs(config) for key in secrets_of(block)]

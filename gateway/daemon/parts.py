@@ -1,4 +1,4 @@
-"""Parts of the daemon, built in the order in which they need each other."""
+"""Parts of the daemon, built in dependency order."""
 
 import asyncio
 import sys
@@ -50,10 +50,10 @@ from platforms.base import Intake, PlatformAdapter
 
 
 class Parts:
-    """Every part of a daemon. Nothing runs yet after construction.
+    """All parts of a daemon. The constructor starts nothing.
 
-    If two parts need each other, a small value made first breaks the circle: the configuration in force, the state of
-    the node, or a timer. Each method of construction reads the parts that were made before it is called.
+    If two parts need each other, a small shared value is created first: the current configuration, the node's state, or
+    a timer. Each `_make_` method uses the parts that were created before the call.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Parts:
         self.signals = SignalHandler(environ)
         self.live = live = LiveConfig(loaded)
         self.access_changed = asyncio.Event()
-        """Set when access may have changed: by a reload, or at another node."""
+        """Set when access may have changed, by a reload or on another node."""
         self.is_shared = not isinstance(store, SqliteStore)
-        """Other nodes may use the database."""
+        """True if other nodes may use the database."""
         self.clock = clock = SystemClock()
         self.scaler, self.state, self.gates = ImageScaler(files), NodeState(), GateRegistry()
         self.approval_timer, self.schedule_timer = Timer("approvals", 300.0), Timer("schedules", LOOK_SECONDS)
@@ -123,7 +123,7 @@ class Parts:
         )
 
     async def _end_revoked(self, has_access: Callable[[UserRef], bool]) -> None:
-        """End the open questions and background commands of people without access."""
+        """End the open requests and background commands of people without access."""
         self.approval_timer.wake()
         await self.background.stop("access was revoked", lambda it: not has_access(it.started_by))
 
@@ -225,7 +225,7 @@ class Parts:
         )
 
     def _duties(self, intake: Intake) -> list[Duty]:
-        """Return the accounts to serve, none for a `worker`, and the work that one node does for all."""
+        """Return the duties: serving accounts (none for a `worker`) and the housekeeping."""
 
         def serving(account: str) -> Duty:
             async def take_up() -> None:
@@ -247,7 +247,7 @@ class Parts:
         return [*map(serving, accounts), housekeeping]
 
     def _on_hint(self) -> Mapping[HintKind, OnHintOf]:
-        """Return the work to do at hints of other nodes that are not for lanes."""
+        """Return the handlers for hints from other nodes that do not concern lanes."""
 
         def expire_learned(_: int) -> None:
             self.runtime.models.expire_learned()
@@ -264,7 +264,7 @@ class Parts:
         }
 
     async def _abandon(self) -> None:
-        """End what was begun for accounts, which may be another node's by now."""
+        """Stop deliveries and previews, because another node may now serve the accounts."""
         await self.delivery.abandon()
         await self.previews.abandon()
 
@@ -285,7 +285,7 @@ class Parts:
         )
 
     async def close(self) -> None:
-        """Give the seat back, and close the connections to models."""
+        """Release the seat and close the connections to models."""
         await self.node.close()
         await self.titles.close()
         await self.agents.close()
@@ -295,11 +295,11 @@ class Parts:
 def make_adapters(
     loaded: LoadedConfig, environ: Mapping[str, str], store: Store, files: AttachmentFolder, clock: Clock
 ) -> dict[str, PlatformAdapter]:
-    """Return every configured adapter by account name. A platform is on as soon as it has a token."""
+    """Return every configured adapter by account name. A platform with a token is enabled."""
     adapters: dict[str, PlatformAdapter] = {}
     menu = REGISTRY.menu()
     telegram, discord, local = loaded.config.telegram, loaded.config.discord, loaded.config.local
-    # Each platform brings some 10 MB, so only those that are on are imported.
+    # Each platform uses about 10 MB, so only enabled platforms are imported.
     if telegram.token is not None:
         from platforms.telegram import TelegramAdapter
 
@@ -327,9 +327,9 @@ def make_adapters(
 
 
 def _announce(environ: Mapping[str, str], url: str) -> None:
-    """Print how to open the web chat. A journal keeps what is printed, so it does not receive the token."""
+    """Print how to open the web chat. The journal keeps its lines, so under systemd the token is not printed."""
     is_terminal = sys.stdout.isatty()
     if not is_terminal and "INVOCATION_ID" in environ:  # systemd started us
-        print("The web chat is up: `hermes-gateway url` prints its address.", flush=True)
+        print("The web chat is running. To get a link, run `hermes-gateway url`.", flush=True)
     else:
         print(f"\n  Open {url}\n" if is_terminal else f"Open {url}", flush=True)

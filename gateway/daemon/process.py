@@ -1,4 +1,4 @@
-"""Process of the daemon: its set-up, its locks and its exit code."""
+"""The daemon's process: set-up, locks and exit code."""
 
 import asyncio
 import gc
@@ -24,26 +24,27 @@ from hermes_state.store.lock import FileLock
 log = structlog.get_logger()
 
 SWITCH_SECONDS = 0.001
-"""Seconds that a thread computes before the event loop may go on.
+"""Seconds that a thread can compute before the event loop gets its turn.
 
-The loop waits that long at every step while a long conversation is compressed. Python's own 5 ms add up.
+While a long conversation is compressed, the loop waits this long at every step. Python's default of 5 ms adds up.
 """
 
 
 def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any) -> int:
-    """Load, prepare the process and run the daemon; returns its exit code. `is_fresh` and `options` go to `run_daemon`.
+    """Load the configuration, prepare the process and run the daemon. Return the exit code.
 
-    Raises `ConfigError`, `DatabaseRejected` and `LockUnavailable` before anything is made, `StoreUnavailable` if the
-    database cannot be used. Any other error is a bug: it is logged without secrets, and the exit code is 1.
+    `is_fresh` and `options` are passed to `run_daemon`. Raises `ConfigError`, `DatabaseRejected` or `LockUnavailable`
+    before it changes anything, or `StoreUnavailable` if the database cannot be used. Any other error is a bug, which is
+    logged without secrets and gives exit code 1.
     """
     loaded = load_config(environ)
     url = loaded.config.store.url
     if url is not None:
-        from gateway.cluster.membership import refuse_early  # which a file needs as little as most errors do
+        from gateway.cluster.membership import refuse_early  # not needed with SQLite
 
         refuse_early(loaded, url, is_fresh=is_fresh)
-    gc.disable()  # until all is made: nothing of it is garbage, and walking over it takes a tenth of a start
-    # The SDKs take half a second to import; a configuration error needs none of them.
+    gc.disable()  # until all parts exist: they contain no garbage, and scanning them takes a tenth of the start
+    # The SDKs take half a second to import, and a configuration error does not need them.
     from gateway.daemon.run import run_daemon
     from gateway.turns.attachments import open_attachments
 
@@ -51,20 +52,20 @@ def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any)
     prepare_process(loaded)
     try:
         with ExitStack() as held:
-            # Nodes that share a database have the same tokens; one of them serves an account at a time.
+            # Cluster nodes share the same tokens, and seats decide which node serves an account.
             for what, path in token_locks(loaded, lock_folder(environ)) if url is None else ():
                 held.enter_context(FileLock.acquire(path, what=what, is_shared=True))
             runner = held.enter_context(asyncio.Runner(loop_factory=loop_factory(environ)))
             return runner.run(run_daemon(loaded, files, environ=environ, is_fresh=is_fresh, **options))
     except HermesError:
         raise
-    except Exception:  # Python's own traceback would not reach the log file, nor pass the redaction
+    except Exception:  # Python's own traceback would bypass the log file and the redaction
         log.exception("daemon.crashed")
         return 1
 
 
 def loop_factory(environ: Mapping[str, str]) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's factory of event loops; None, for Python's own, without it or if the environment says so."""
+    """Return uvloop's loop factory, or None to use asyncio's loop (no uvloop, or `HERMES_EVENT_LOOP=asyncio`)."""
     if environ.get("HERMES_EVENT_LOOP") != "asyncio":
         with suppress(ImportError):
             import uvloop
@@ -74,9 +75,9 @@ def loop_factory(environ: Mapping[str, str]) -> Callable[[], asyncio.AbstractEve
 
 
 def prepare_process(loaded: LoadedConfig) -> None:
-    """Set up private files, the state directory, logs, and signals without a meaning; log each warning."""
+    """Set up file permissions, the state directory, logs and unused signals. Log each warning."""
     os.umask(0o077)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # they end a process that does not ignore them
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # by default, they would end the process
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
     prepare_home(loaded.home)
@@ -85,14 +86,14 @@ def prepare_process(loaded: LoadedConfig) -> None:
         log.warning("config.warned", reason=warning)
     if Room.is_used_up(loaded.home):
         log.error("disk.full", directory=str(loaded.home), hint="nothing can be stored until you free some space")
-        release_reserve(loaded.home)  # taken again once the gateway has started
+        release_reserve(loaded.home)  # reserved again after the start
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder in which all processes of this machine meet: of every user, in or outside a systemd sandbox.
+    """Return the folder for lock files that all processes of this machine can see, inside or outside a systemd sandbox.
 
-    If users cannot write to `/run/lock`, only the processes of one user meet. A temporary folder comes last: it may be
-    private to a service, and old files in it are removed.
+    If users cannot write to `/run/lock`, only processes of the same user share the folder. A temporary folder is the
+    last choice, because it may be private to a service and its old files are removed.
     """
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     folders = map(Path, ("/run/lock", runtime, "/tmp"))
@@ -101,7 +102,7 @@ def lock_folder(environ: Mapping[str, str]) -> Path:
 
 
 def token_locks(loaded: LoadedConfig, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the lock file of each configured bot token. A token counts together with its server."""
+    """Yield the name and lock file of each configured bot token. The lock depends on the token and its server."""
     telegram, discord = loaded.config.telegram, loaded.config.discord
     bots = (
         ("the Telegram token", telegram.base_url, telegram.token),

@@ -1,8 +1,8 @@
-"""One run of the daemon: the order in which its parts start and stop, and the reload.
+"""One run of the daemon: the order of start and stop, and the reload.
 
 Start: database, access, unfinished commands, unfinished deliveries, open turns, then the adapters.
-Stop: no new turn is claimed (messages that arrive are still stored), running turns drain, replies go out, then the
-adapters, the models and, last, the database close.
+Stop: no new turn starts (new messages are still stored), running turns finish, replies are sent. Then the adapters, the
+models and finally the database close.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from hermes_state.search.index import keep_index
 log = structlog.get_logger()
 
 FLUSH_SECONDS = 10.0
-"""Seconds for deliveries after the last turn. The next start sends the rest."""
+"""Seconds for deliveries after the last turn. The rest is sent after the next start."""
 
 
 async def run_daemon(
@@ -46,10 +46,10 @@ async def run_daemon(
     extra_tools: Sequence[Tool] = (),
     is_fresh: bool = False,
 ) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit code. `is_fresh`: begin without the database that was there.
+    """Run until SIGTERM or SIGINT and return the exit code. `is_fresh` starts with an empty database.
 
-    Raises `LockUnavailable` if another process holds the database, `DatabaseRejected` if it is not ours to open,
-    `StoreUnavailable` if it cannot be opened.
+    Raises `LockUnavailable` if another process holds the database, `DatabaseRejected` if it belongs to another program
+    or version, or `StoreUnavailable` if it cannot be opened.
     """
     wanted = loaded.config.store
     async with open_store(loaded.database, wanted.url, wanted, is_fresh=is_fresh) as store:
@@ -60,7 +60,7 @@ async def run_daemon(
             async with group, parts.signals.handled():
                 await _serve(parts)
         except ExceptionGroup as failed:
-            if isinstance(failed.exceptions[0], HermesError):  # a sentence for the operator, the group only hides it
+            if isinstance(failed.exceptions[0], HermesError):  # a message for the operator, which the group would hide
                 raise failed.exceptions[0] from failed
             raise
         finally:
@@ -70,7 +70,7 @@ async def run_daemon(
 
 async def _serve(parts: Parts) -> None:
     left = None
-    if parts.is_shared:  # before anything that may wait for what was left
+    if parts.is_shared:  # first, because other work may wait for locks of these transactions
         left = parts.group.create_task(parts.membership.end_left_transactions(), name="left")
 
     async def take_up() -> None:
@@ -79,7 +79,7 @@ async def _serve(parts: Parts) -> None:
 
     if await run_until(parts.signals.stopping, take_up()):
         await _serve_until_stopped(parts)
-    else:  # a database that another process locks can hold up a start for as long as it likes
+    else:  # stopped during the start, which a locked database can delay indefinitely
         notify(parts.environ, "STOPPING=1")
         await _drain_within(parts, 0.0)
         await parts.commands.close()
@@ -107,7 +107,8 @@ async def _serve_until_stopped(parts: Parts) -> None:
         model = loaded.config.model
         log.info("daemon.started", adapters=sorted(parts.adapters.supervised), model=model.name or "offline")
         if model.protocol == "offline":
-            log.warning("model.offline", hint=f"the built-in offline model answers; for a real one, {MODEL_SETUP_HINT}")
+            hint = f"the built-in offline model answers; to use a real one, {MODEL_SETUP_HINT}"
+            log.warning("model.offline", hint=hint)
         _log_prices_and_caching(loaded.config)
         await parts.signals.stopping.wait()
         notify(parts.environ, "STOPPING=1")
@@ -120,21 +121,21 @@ async def _serve_until_stopped(parts: Parts) -> None:
 
 
 async def _load_late(parts: Parts) -> None:
-    """Load what the first answer needs, after the platforms have connected (5 seconds at most)."""
+    """Import the modules for the first answer, once the platforms have connected (after 5 seconds at most)."""
     await parts.adapters.listening(5.0)
     config = parts.live.config
     try:
         await asyncio.to_thread(preload, config)
         await asyncio.to_thread(schedule_zone, config)  # reads the time zone of the machine
         await asyncio.to_thread(terminal_fault, config.terminal)
-    except OSError as error:  # such as no file descriptor: the first answer loads it, only later
+    except OSError as error:  # for example, no free file descriptor; the first answer imports them instead
         log.warning("daemon.load_delayed", error=str(error))
     _freeze_memory()
     parts.tools.connect(parts.group)
 
 
 async def _drain(parts: Parts) -> None:
-    """Let turns finish and answers go out, within bounds. A second signal cuts it short."""
+    """Let turns finish and send answers, within time limits. A second signal ends this early."""
     parts.titles.stop()
     seconds = parts.live.config.lifecycle.drain_seconds
     turns = len(parts.lanes.active)
@@ -151,14 +152,14 @@ async def _drain_within(parts: Parts, seconds: float) -> None:
 
 
 def _freeze_memory() -> None:
-    """Keep the garbage collector away from what stays for the whole run.
+    """Exclude long-lived objects from garbage collection.
 
-    The SDKs bring some hundred thousand objects, almost none of them garbage. Without this, every full collection walks
-    over all of them in the event loop.
+    The SDKs create some hundred thousand objects, almost none of them garbage. Otherwise, every full collection would
+    scan all of them in the event loop.
     """
     gc.freeze()
     gc.enable()
-    gc.collect()  # tells the collector how little is left to walk: it waits for a quarter more than that
+    gc.collect()  # resets the collector's threshold, a quarter above the number of remaining objects
 
 
 # ---- reload
@@ -172,7 +173,7 @@ async def _reload_when_asked(parts: Parts) -> None:
 
 
 async def _reload(parts: Parts) -> None:
-    """Put a changed configuration in force, for the next turns. A bad file changes nothing."""
+    """Apply a changed configuration to the next turns. A bad file changes nothing."""
     loaded, runtime = parts.live.loaded, parts.runtime
     try:
         new = await asyncio.to_thread(load_config, parts.environ)

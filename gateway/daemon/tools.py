@@ -1,4 +1,4 @@
-"""Tools that need a part of the daemon: files, the terminal, the web, schedules, MCP servers."""
+"""Tools that need parts of the daemon: files, terminal, web, schedules and MCP servers."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ _WEB_OFF = "web.enabled is false"
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class BuiltInTools:
-    """Maker of the built-in tools, and owner of background commands and MCP servers, which outlive a call."""
+    """Builds the built-in tools, and owns background commands and MCP servers, which outlive a call."""
 
     live: LiveConfig
     access: AccessControl
@@ -38,7 +38,7 @@ class BuiltInTools:
     reschedule: Callable[[], None]
 
     def make(self, loaded: LoadedConfig) -> tuple[Tool, ...]:
-        """Return new tools. All but the size of images follows the configuration in force."""
+        """Return new tools. All settings except the image size follow the current configuration."""
         live, workspaces, files, clock = self.live, self.workspaces, self.sending.files, self.sending.clock
         max_bytes = loaded.config.attachments.max_bytes
         images = ImageReader(files=files, max_bytes=max_bytes, scaler=self.scaler, clock=clock)
@@ -52,7 +52,7 @@ class BuiltInTools:
         )
 
     async def reload(self, tools: Mapping[str, Tool], group: asyncio.TaskGroup) -> None:
-        """Bring background commands and servers in line with the configuration in force."""
+        """Apply the current configuration to background commands and MCP servers."""
         probe_sandbox.cache_clear()
 
         def has_no_terminal(context: ToolContext) -> bool:
@@ -63,12 +63,12 @@ class BuiltInTools:
         self.connect(group)
 
     def connect(self, group: asyncio.TaskGroup) -> None:
-        """Start the configured MCP servers, and end those that are not configured any more."""
+        """Start the configured MCP servers and stop servers that are no longer configured."""
         self.servers.configure(self.live.config.mcp.enabled_servers, group)
 
 
 def web_tools(live: LiveConfig) -> tuple[Tool, ...]:
-    """Return the web tools. They follow the configuration in force."""
+    """Return the web tools, which follow the current configuration."""
 
     def holds_secret(text: str) -> bool:
         return live.redactor().would_leak(text)
@@ -83,15 +83,15 @@ def web_tools(live: LiveConfig) -> tuple[Tool, ...]:
 
 
 def search_service(config: WebSettings) -> SearchService | str:
-    """Return the configured search service, or the reason why there is none."""
+    """Return the configured search service, or the reason why none is available."""
     key, url = config.search_key.get_secret_value() if config.search_key is not None else "", config.search_url
     if not config.enabled:
         return _WEB_OFF
     if config.search is None:
-        return "no search is configured: web.search names a service"
+        return "no search service is configured; set web.search"
     if config.search == "searxng":
-        return searxng(url, key) if url else "web.search is searxng, and web.search_url does not say where it is"
+        return searxng(url, key) if url else "web.search is searxng, but web.search_url is not set"
     if not key:
-        return f"web.search is {config.search}, and web.search_key is not set"
+        return f"web.search is {config.search}, but web.search_key is not set"
     service = brave if config.search == "brave" else tavily
     return service(key, url) if url else service(key)

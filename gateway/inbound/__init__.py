@@ -1,1 +1,1 @@
-"""Inbound events: authorised, stored, deduplicated, and only then acknowledged."""
+"""Inbound events: each is authorised, deduplicated and stored before it is acknowledged."""

@@ -1,4 +1,4 @@
-"""Transactions of intake: dedupe and store an event, its acknowledgement and the channel's cursor with it."""
+"""Intake transactions: deduplicate and store an event, together with its acknowledgement and the channel's cursor."""
 
 import time
 from collections import Counter
@@ -25,37 +25,37 @@ from hermes_state.values import ChatId, ChatKey, Cursor, EditEvent, InboundMessa
 BusyMode: TypeAlias = Literal["queue", "steer", "interrupt"]
 
 QUESTION_IS_OPEN = (
-    "I have this. Before I go on, my question above needs an answer: /approve, /deny or /stop. Where it says that I "
-    "have asked the admins, only they can approve."
+    "I have your message. Before I continue, please answer my request above with /approve or /deny, or send /stop. "
+    "If I asked the admins, only they can approve."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedEvent:
-    """Authorised event, and how it goes on."""
+    """Authorised event and the decision how to process it."""
 
     message: InboundMessage
     key: ChatKey
-    """Chat as sessions see it: with the person under `sessions.groups: per_user`."""
+    """Chat key of the session. With `sessions.groups: per_user`, the key includes the person."""
     kind: InboxKind
     mode: InboxMode
     text: str
     max_waiting: int | None
-    """Most messages of its sender that may wait; None: it runs at once."""
+    """Maximum number of queued messages from this sender; None if the event runs at once."""
     cursor: Cursor | None
     steered_notice: str | None = None
     queued_notice: str | None = None
-    """Acknowledgement in the same transaction, if the event must wait."""
+    """Acknowledgement stored in the same transaction if the event must wait."""
     busy_mode: BusyMode | None = None
-    """Effect on a running turn of the chat; None: none."""
+    """Effect on a running turn of the chat; None for no effect."""
     running_here: TurnId | None = None
-    """Turn of the chat on this node, whose lane stores its end with the newest words of the answer."""
+    """Running turn of the chat on this node. Its lane stores the end, with the newest text of the answer."""
     may_join_any: bool = False
-    """Its sender may join and end turns of this chat that other people started."""
+    """True if the sender can join and end turns that other people started in this chat."""
     may_start: bool = False
-    """In an idle chat a turn may start in the same transaction: nothing needs to be prepared or waited for."""
+    """True if an idle chat can start the turn in the same transaction, because nothing needs preparation."""
     asked_at: float = field(default_factory=time.monotonic, compare=False)
-    """Time before it was stored, in monotonic seconds."""
+    """Monotonic time in seconds before the event was stored."""
 
     @property
     def runs_at_once(self) -> bool:
@@ -69,29 +69,29 @@ class StoredEvent:
 
     chat_id: ChatId
     inbox_id: InboxId | None
-    """Row that waits; None for a duplicate that was taken up already, and if too many messages wait."""
+    """Waiting row; None for a duplicate that was already processed, or if the sender's queue is full."""
     has_reply: bool
-    """Delivery has something to send to the chat."""
+    """True if delivery must send something to the chat."""
     started: RunningTurn | None = None
     interrupts: TurnId | None = None
-    """Turn that ends for this message, on any node."""
+    """Turn on any node that this message interrupts."""
 
 
 @locks(chat="events.key events.cursor cursors")
 def admit_all(
     db: Connection, events: Sequence[AcceptedEvent], cursors: Iterable[Cursor], now: Millis
 ) -> list[StoredEvent]:
-    """Store events that arrived together, in order, and move the cursors of their channels."""
+    """Store events that arrived together, in order, and advance the cursors of their channels."""
     for cursor in cursors:
         inbox.advance_cursor(db, cursor)
     chats = Counter(event.key for event in events)
-    # Messages that arrive together in a chat are a burst, which its lane takes up as one.
+    # Messages that arrive together in a chat form a burst, which the lane turns into a single turn.
     return [admit(db, event if chats[event.key] == 1 else replace(event, may_start=False), now) for event in events]
 
 
 @locks(chat="event.key event.cursor")
 def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
-    """Store an event once; with it its acknowledgement and the channel's cursor, or its turn in an idle chat."""
+    """Store an event once, with the channel's cursor, and either its acknowledgement or its turn in an idle chat."""
     message = event.message
     inbox.advance_cursor(db, event.cursor)
     chat_id, unreachable_since = meet_chat(db, event.key, message.chat_kind, message.chat_title, now)
@@ -116,7 +116,7 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
         return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
-        # The first attempt may have been cancelled right after the commit: its row must not be forgotten.
+        # The first attempt may have been cancelled right after the commit, so its row still needs processing.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
         return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
     limit = event.max_waiting
@@ -136,7 +136,7 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
 
 
 def is_busy(db: Connection, key: ChatKey) -> bool:
-    """True for a chat with a turn, on any node."""
+    """Return True if the chat has an open turn on any node."""
     chat = find_chat(db, key)
     return chat is not None and find_open_turn(db, chat.id) is not None
 
@@ -144,9 +144,9 @@ def is_busy(db: Connection, key: ChatKey) -> bool:
 def _meet_turn(
     db: Connection, event: AcceptedEvent, turn: RunningTurn, inbox_id: InboxId, now: Millis
 ) -> BusyMode | None:
-    """Let a message join or end the turn of its chat, or tell its chat once that the turn waits for a yes.
+    """Let a message join or end the chat's turn, or tell the chat once that the turn waits for approval.
 
-    In a shared chat only admins and the user who started the turn can join or end it. Returns the message's mode.
+    In a shared chat, only admins and the user who started the turn can join or end it. Returns the message's mode.
     """
     may_join = event.may_join_any or turn.started_by == event.message.sender.ref
     mode = event.busy_mode if may_join else "queue"
@@ -162,7 +162,7 @@ def _meet_turn(
 
 
 def _without_known(db: Connection, chat_id: ChatId, message: InboundMessage) -> InboundMessage:
-    """Shorten a quoted message that the model sees anyway to both ends, or to the names of its files."""
+    """Shorten a quoted message that the conversation already contains to its two ends, or to its file names."""
     quote = message.quote
     if quote is None or not inbox.is_known(db, chat_id, quote.message_ref):
         return message
@@ -197,15 +197,15 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Say once that too many messages wait, and again only after the queue has moved on."""
+    """Refuse a message because the queue is full. The notice is repeated only after the queue has advanced."""
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (
-        f"{limit} of your messages wait already, so I did not take this one. "
-        "/stop all drops what waits; otherwise send it again later."
+        f"You already have {limit} messages in the queue, so I ignored this one. "
+        "Please send it again later, or clear the queue with /stop all."
     )
     reply = replace(_reply(event, chat_id, f"full:{chat_id}:{sender}:{oldest}", sentence), kind=OutboxKind.ERROR)
-    # Every slash command is answered in its own place, because without an answer it hangs in Discord.
+    # Every slash command needs its own reply, because Discord shows an unanswered command as hanging.
     if event.message.ticket is not None:
         reply = replace(reply, ticket=event.message.ticket, dedupe_key=f"full:{event.message.event_ref}")
     return outbox.enqueue(db, reply, now) is not None
@@ -218,9 +218,9 @@ def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, markdown: str
 
 @locks(chat="key cursor")
 def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
-    """Apply an edit to the waiting row, or as a notice for the next turn; None if it changes nothing for the model.
+    """Apply an edit to the waiting row, or store a notice for the next turn. Return None if the edit has no effect.
 
-    A notice is only for the conversation that saw the message, and never starts a turn.
+    The notice is stored only in the conversation that saw the message. It never starts a turn.
     """
     inbox.advance_cursor(db, cursor)
     chat = find_chat(db, key)
@@ -244,6 +244,6 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
 
 @locks(chat="deletion.chat cursor")
 def apply_deletion(db: Connection, deletion: values.DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
-    """Withdraw a message that still waits; returns how many rows that were."""
+    """Withdraw a message that still waits. Return the number of withdrawn rows."""
     inbox.advance_cursor(db, cursor)
     return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in find_chats_at(db, deletion.chat))

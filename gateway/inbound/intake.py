@@ -1,6 +1,7 @@
 """Intake: authorises and stores every event of every platform before it is acknowledged.
 
-Messages, commands and buttons are authorised here alone. Decides how a message joins a busy chat, and wakes its lane.
+This is the only place that authorises messages, commands and buttons. The intake also decides how a message joins a
+busy chat, and wakes the chat's lane.
 """
 
 import asyncio
@@ -35,45 +36,45 @@ from platforms.base import ReceivedEvent
 log = structlog.get_logger()
 
 MAX_WAITING = 100
-"""Most messages of one sender that may wait in a chat; one sentence refuses the next. More are a flood."""
+"""Maximum number of queued messages per sender and chat. Further messages are refused."""
 
 COMMANDS_PER_MINUTE = 30
-"""Most commands of one person within a minute that run at once.
+"""Maximum number of immediate commands per person and minute.
 
-Far more than people type, and few enough for the database and a platform's flood control.
+People never type that fast, and the database and the platform's flood control can handle that many.
 """
 
 TOO_FAST = (
-    f"That is more than {COMMANDS_PER_MINUTE} commands within a minute, so I did not take this one; please wait a "
-    "little. /stop still ends a running turn."
+    f"You are sending commands too fast (limit: {COMMANDS_PER_MINUTE} per minute), so I ignored this one. Please wait "
+    "a moment. /stop still cancels a running answer."
 )
 TOO_MANY = (
-    "That is more than {limit} messages within a minute: I did not take this one, and take none of yours for the next "
-    "{seconds} seconds. Nothing of what you send until then is kept; please send it again afterwards."
+    "You are sending messages too fast (limit: {limit} per minute). I ignored this one and will ignore any others for "
+    "{seconds} seconds. Please send them again after that."
 )
 
 MINUTE_MS = 60_000
 
-NO_ACCESS = "You have no access to this bot. Whoever runs it can give it to you."
-AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
-STEERED = "Noted: I take it into account in the answer I am working on."
+NO_ACCESS = "You do not have access to this bot. Please ask the person who runs it."
+AFTER_THIS_ANSWER = "Queued until the current answer is finished. /stop ends that answer now."
+STEERED = "Noted. I will use this in the answer I am working on."
 
 
 class RateLimiter:
-    """Counts each person's events in windows of one length; the first event after a window opens the next one.
+    """Counts each person's events in windows of fixed length. The first event after a window opens the next window.
 
-    Counts by the platform's time: messages that arrive together after an outage were not written fast.
+    The windows use the platform's time, because messages that arrive together after an outage were not sent fast.
     """
 
     def __init__(self, window_ms: int = MINUTE_MS) -> None:
         self._window_ms = window_ms
         self._windows: dict[UserRef, tuple[Millis, set[str]]] = {}
-        """Beginning of each person's window and the events in it; the person of the newest event is at the end."""
+        """Start and events of each person's window, in the order of the newest event."""
 
     def full_since(self, message: InboundMessage, limit: int) -> Millis | None:
-        """Return the beginning of a window that has `limit` events already (0: any number); None: the message passes.
+        """Return the start of a window that already has `limit` events (0 for no limit), or None to accept the message.
 
-        A message that has passed passes again.
+        An accepted message is accepted again if it is repeated.
         """
         if not limit:
             return None
@@ -91,7 +92,7 @@ class RateLimiter:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class GatewayIntake:
-    """Intake that adapters are given; implements `platforms.base.Intake`."""
+    """Intake for all adapters. Implements `platforms.base.Intake`."""
 
     store: Store
     runtime: Runtime
@@ -115,13 +116,13 @@ class GatewayIntake:
         await self.accept_batch([ReceivedEvent(event, cursor)])
 
     async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
-        count = min(len(received), 100)  # an answer of a platform, and few enough rows for one function of a commit
+        count = min(len(received), 100)  # a platform's usual batch, and small enough for a single write
         while count:
             try:
                 return await self._accept_batch(received[:count])
             except StoreUnavailable:
                 raise
-            except Exception:  # one of them cannot be stored: a shorter batch shows which, and its caller handles it
+            except Exception:  # an event cannot be stored: smaller batches isolate it for the caller
                 if count == 1:
                     raise
                 count //= 2
@@ -138,7 +139,7 @@ class GatewayIntake:
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         if command.name == "stop":
             if self.lanes.running_in(key) is None:
-                return  # its message may wait in front of it: it is overheard again when its turn comes
+                return  # the message to stop may still be ahead in the queue: the command is overheard again later
         elif self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return
         self._offline.run(event, key, command)
@@ -149,13 +150,13 @@ class GatewayIntake:
         if self.access.role_of(event.sender.ref) is None:
             has_pairing = self.runtime.config.pairing.enabled and not event.chat_kind.is_shared
             if has_pairing and self._stranger_limiter.full_since(event, 3) is None:
-                return None  # an offer of access, or its result
+                return None  # pairing will answer
             self.access.judge(event)
             return STILL_WAITING if has_pairing else NO_ACCESS
         if command is None or parsed is None:
             return None
         if command.name == "stop":
-            return None  # another node may run the turn, which is looked up when the command is stored
+            return None  # another node may run the turn, which is known only when the command is stored
         if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return TOO_FAST
         return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
@@ -187,7 +188,7 @@ class GatewayIntake:
             schedules.note_reach_of, platform, account, chat_ref, now, is_reachable=is_reachable
         )
         log.info("chat.reachable" if is_reachable else "chat.unreachable", platform=platform, chat_ref=chat_ref)
-        self.lanes.turns.on_question()  # it may have been an admin's chat
+        self.lanes.turns.on_question()  # an admin's chat may have become reachable or unreachable
         for chat_id in told:
             self.lanes.wake(chat_id)
             self.delivery.wake(chat_id)
@@ -217,12 +218,12 @@ class GatewayIntake:
         return len(together)
 
     def _joins_batch(self, batch: list[AcceptedEvent], event: InboundEvent | None) -> bool:
-        """Add an event to a batch; False for an event that needs more than its own row and must be accepted alone."""
+        """Add an event to a batch. Return False if the event needs more than its own row and must be accepted alone."""
         if not isinstance(event, InboundMessage):
             return event is None
         parsed, command = self.registry.resolve(event.text, event.words_by)
         if event.is_bare_command and command is None:
-            event = replace(event, is_addressed=False)  # for another bot of the group
+            event = replace(event, is_addressed=False)  # meant for another bot in the group
         result = self.access.assess(event)
         is_ignored = result in (AccessResult.BOT, AccessResult.UNADDRESSED)
         if is_ignored or (result is AccessResult.DENIED and event.ticket is None):
@@ -230,7 +231,7 @@ class GatewayIntake:
             return True
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         sessions = self.runtime.config.sessions
-        # In the other modes a message may join or end the turn that the one before it in its chat begins.
+        # In the other modes, a message may join or end the turn that the previous message of its chat starts.
         is_apart = sessions.busy_mode == "queue" or all(admission.key != key for admission in batch)
         is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart
         if not is_plain or self._message_limiter.full_since(event, sessions.messages_per_minute) is not None:
@@ -263,7 +264,7 @@ class GatewayIntake:
         if admitted.has_reply:
             self.delivery.wake(admitted.chat_id)
         if admitted.inbox_id is None:
-            self.lanes.wake(admitted.chat_id)  # the first attempt may have been cancelled before it woke the lane
+            self.lanes.wake(admitted.chat_id)  # a cancelled first attempt may not have woken the lane
             return
         log.debug("inbox.accepted", chat=admission.key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
@@ -274,7 +275,7 @@ class GatewayIntake:
             self.lanes.interrupt(admitted.chat_id, admitted.interrupts)
 
     async def _is_refused(self, admission: AcceptedEvent, is_stop: bool) -> bool:
-        """Refuse messages above the rate limit. Says so once, but answers every slash command."""
+        """Refuse messages above the rate limit. The sender is told once, but every slash command gets a reply."""
         message, who, now = admission.message, admission.message.sender.ref, self.clock.now()
         is_command, limit = admission.runs_at_once, self.runtime.config.sessions.messages_per_minute
         limiter = self._command_limiter if is_command else self._message_limiter
@@ -301,7 +302,7 @@ class GatewayIntake:
         *,
         ahead: int = 0,
     ) -> AcceptedEvent:
-        """Decide how an event goes on; `ahead` events are stored together with it, before it."""
+        """Decide how to process an event. `ahead` counts the events stored before it in the same transaction."""
         sessions, running = self.runtime.config.sessions, self.lanes.running_in(key)
         admission = AcceptedEvent(
             message=message,
@@ -317,7 +318,7 @@ class GatewayIntake:
         )
         if parsed is None:
             waits = message.words_by is not None or (sessions.busy_mode == "steer" and message.attachments)
-            mode = "queue" if waits else sessions.busy_mode  # words of others neither steer nor end a turn
+            mode = "queue" if waits else sessions.busy_mode  # other people's words never steer or end a turn
             return replace(admission, busy_mode=mode)
         if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument:
             joins_running = command.name == "steer" and not message.attachments
@@ -332,7 +333,7 @@ class GatewayIntake:
         is_queued = command is not None and command.kind is CommandKind.CHANGE
         if command is not None and is_queued:
             refusal = command.refusal(parsed.argument, self.access, message.sender.ref, key, message.chat_kind)
-            is_queued = refusal is None  # a refusal waits for nothing
+            is_queued = refusal is None  # a refusal does not need to wait
         if is_queued:
             return replace(admission, kind=InboxKind.COMMAND, queued_notice=AFTER_THIS_ANSWER)
         return replace(admission, kind=InboxKind.COMMAND, mode=InboxMode.ALONE, max_waiting=None)
@@ -340,19 +341,19 @@ class GatewayIntake:
     async def _store_messages(
         self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]
     ) -> Sequence[StoredEvent]:
-        """Store messages in one commit; while the database takes nothing, their chats are told that they wait."""
+        """Store messages in one commit. While the database cannot be written, their chats are told that they wait."""
         now = self.clock.now()
         for admission in admissions:
             self.waiting.note_waiting(admission.message)
         try:
             try:
                 stored = await self.store.write(admit_all, admissions, cursors, now)
-            except StoreBroken:  # perhaps in the pages of the transcript, which nothing touches without a turn
+            except StoreBroken:  # only the transcript may be damaged, and storing without a turn does not touch it
                 waiting = [replace(admission, may_start=False) for admission in admissions]
                 stored = await self.store.write(admit_all, waiting, cursors, now)
         except StoreUnavailable:
             for admission in admissions:
-                if admission.message.chat_kind is ChatKind.LOCAL:  # the page gives it back; others bring it again
+                if admission.message.chat_kind is ChatKind.LOCAL:  # the page keeps the text; other platforms resend it
                     self.waiting.forget(admission.message.chat)
             raise
         for admission in admissions:
@@ -360,19 +361,19 @@ class GatewayIntake:
         return stored
 
     async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
-        """Store a command, which first runs from memory while the database is slow or locked."""
+        """Store a command. While the database is slow or locked, the command first runs from memory."""
         message, now = admission.message, self.clock.now()
         offline = self._offline.find(message.event_ref)
         write = asyncio.ensure_future(self.store.write(admit, admission, now))
         try:
-            await asyncio.wait({write}, timeout=0.7)  # people must get an answer within a second
+            await asyncio.wait({write}, timeout=0.7)  # every command is answered within a second
             if not write.done() or isinstance(write.exception(), StoreUnavailable):
                 offline = self._offline.run(message, admission.key, command)
             admitted = await write
         except BaseException:
             write.cancel()
             if offline is not None:
-                offline.settle_stop()  # no stored command will do it
+                offline.settle_stop()  # no stored command will settle it
             raise
         if admitted.inbox_id is None:
             if offline is not None:
@@ -395,7 +396,7 @@ class GatewayIntake:
         if result is AccessResult.STRANGER and self.runtime.config.pairing.enabled:
             chat_id = await self.store.write(offer_pairing, message, pairings.new_code(), cursor, now)
         else:
-            # Once a day is enough, but a slash command without an answer hangs in Discord.
+            # Once a day is enough, but Discord shows an unanswered slash command as hanging.
             which = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{now // 86_400_000}"
             reason = f"no-access:{which}"
             chat_id = await self.store.write(refuse, message, message.chat, reason, NO_ACCESS, cursor, now)
@@ -413,7 +414,7 @@ class GatewayIntake:
         parsed, command = self.registry.resolve(edit.text, edit.words_by)
         is_message = command is not None and command.kind is CommandKind.MESSAGE
         if parsed is not None and is_message and parsed.argument:
-            edit = replace(edit, text=parsed.argument)  # `/queue <words>` is a message made of its words
+            edit = replace(edit, text=parsed.argument)  # `/queue <message>` was stored as the message alone
         chat_id = await self.store.write(apply_edit, edit, key, cursor, self.clock.now())
         if chat_id is not None:
             log.info("inbox.edited", chat=key.name)
@@ -421,5 +422,5 @@ class GatewayIntake:
 
 
 def _dated(event: InboundEvent | None, now: Millis) -> InboundEvent | None:
-    """Replace an impossible time of an event, such as one more than a day ahead: every later view shows it."""
+    """Replace an impossible event time, such as a time over a day in the future, because every later view shows it."""
     return event if event is None or 0 <= event.sent_at <= now + 86_400_000 else replace(event, sent_at=now)

@@ -1,7 +1,7 @@
-"""Offline answers: commands run from memory, and chats learn that their messages wait, while nothing can be stored.
+"""Offline answers while the database is locked or its disk is full.
 
-The database is locked then, or its disk is full. No command runs twice when its event is stored in the end.
-docs/decisions/0008-commands-while-nothing-can-be-stored.md
+Commands run from memory, and chats are told that their messages wait. A command does not run again when its event is
+stored later. See docs/decisions/0008-commands-while-nothing-can-be-stored.md.
 """
 
 import asyncio
@@ -21,30 +21,30 @@ from hermes_state.values import ChatKey, InboundMessage
 log = structlog.get_logger()
 
 NOT_TAKEN = (
-    "My database takes nothing right now, so I have not taken this yet. /stop ends a running answer meanwhile, and "
-    "/status says more."
+    "I cannot save anything right now, so I have not run this command yet. /stop still cancels a running answer, and "
+    "/status shows details."
 )
-STOPPED = "I have stopped working on this. My database takes nothing right now; I confirm it as soon as it does."
+STOPPED = "I have stopped this answer. I cannot save anything right now, so I will confirm the stop as soon as I can."
 WAITS: Final = (
-    "My database takes nothing right now: it is locked, or its disk is full. Your message waits and is not lost; I go "
-    "on with it as soon as I can."
+    "I cannot save anything right now, because my database is locked or its disk is full. Your message is not lost. "
+    "I will answer it as soon as I can."
 )
-GOES_ON: Final = "My database takes messages again: I go on with yours."
+GOES_ON: Final = "I can save messages again and continue with yours."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineResult:
     stopping: ActiveTurn | None = None
     answering: asyncio.Task[bool] | None = None
-    """Its result is True if the whole answer was sent."""
+    """Task that returns True if the whole answer was sent."""
 
     def settle_stop(self) -> None:
-        """Let a lane that was stopped go on."""
+        """Let a stopped lane continue."""
         if self.stopping is not None:
             self.stopping.settle_stop()
 
     async def is_answered(self) -> bool:
-        """Tell whether the command is done and only its row is missing."""
+        """Return True if the command is done and only its row is missing."""
         if self.answering is None:
             return False
         await asyncio.wait({self.answering})
@@ -53,19 +53,19 @@ class OfflineResult:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class OfflineCommandRunner:
-    """Runs commands without the database: `/stop` and `/status` work, others are told that they were not accepted."""
+    """Runs `/stop` and `/status` without the database. Other commands get a reply that they have not run yet."""
 
     access: AccessControl
     lanes: LaneRegistry
     commands: CommandRunner
     _results: dict[str, OfflineResult] = field(default_factory=dict, init=False)
-    """Newest results by the commands' events."""
+    """Newest results by command event."""
 
     def find(self, event_ref: str) -> OfflineResult | None:
         return self._results.get(event_ref)
 
     def run(self, message: InboundMessage, key: ChatKey, command: Command) -> OfflineResult:
-        """Run a command as far as that is possible now, once for each event."""
+        """Run a command once per event, as far as possible without the database."""
         if (known := self._results.get(message.event_ref)) is not None:
             return known
         log.warning("command.from_memory", command=command.name, chat=key.name)
@@ -86,35 +86,35 @@ class OfflineCommandRunner:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class WaitNoticeSender:
-    """Tells each chat once that its messages wait, and again when they are stored.
+    """Tells each chat once that its messages wait, and once more when they are stored.
 
-    The notices go straight to the platform, because nothing can be stored in the outbox either.
+    The notices go straight to the platform, because the outbox cannot be written either.
     """
 
     commands: CommandRunner
     seconds: float = 5.0
-    """Seconds that a message waits until its chat is told: most locks are gone by then.
+    """Seconds before a chat is told that its message waits. Most locks are gone by then.
 
-    Together with a pause between two fetches of messages, that is less than 10 seconds.
+    With the pause between two fetches of messages, the total stays below 10 seconds.
     """
     _chats: dict[ChatKey, asyncio.TimerHandle | asyncio.Task[bool]] = field(default_factory=dict, init=False)
-    """Timer until the notice begins, then its task, with the result True if the notice was sent."""
+    """Timer for the notice, then the task that sends it and returns True if it was sent."""
 
     def note_waiting(self, message: InboundMessage) -> None:
-        """Tell the chat of a message that is not stored in time."""
+        """Tell the chat if this message is not stored in time."""
         if message.chat not in self._chats and len(self._chats) < 1_000:
             timer = asyncio.get_running_loop().call_later(self.seconds, self._tell_waiting, message)
             self._chats[message.chat] = timer
 
     def note_stored(self, message: InboundMessage) -> None:
-        """Tell the chat that its message is stored, if it was told that it waits."""
+        """If the chat was told that its message waits, tell it that the message is now stored."""
         if (telling := self.forget(message.chat)) is not None:
             telling.add_done_callback(
                 lambda told: None if told.cancelled() or not told.result() else self._send(message, GOES_ON)
             )
 
     def forget(self, key: ChatKey) -> asyncio.Task[bool] | None:
-        """Stop waiting for messages of a chat; returns the notice that was begun."""
+        """Stop waiting for messages of a chat. Return the task of a notice that is being sent."""
         waiting = self._chats.pop(key, None)
         if waiting is None or isinstance(waiting, asyncio.Task):
             return waiting
@@ -126,6 +126,6 @@ class WaitNoticeSender:
         self._chats[message.chat] = self._send(message, WAITS)
 
     def _send(self, message: InboundMessage, text: str) -> asyncio.Task[bool]:
-        # Each notice needs its own reference: platforms take messages with the same one for the same message.
+        # Each notice needs its own reference, because platforms drop a second message with the same reference.
         named = replace(message, event_ref=f"{message.event_ref}:{text}")
         return self.commands.send_unstored(named, message.chat, lambda _context, _key: text)

@@ -1,1 +1,1 @@
-"""Models of the configuration: which one answers, clients, prices and context windows."""
+"""Configured models: selection, clients, prices and context windows."""

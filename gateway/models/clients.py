@@ -1,6 +1,6 @@
-"""Clients of models, made from a route when first needed.
+"""Model clients, created from a route when first needed.
 
-The protocols' modules are imported late because their SDKs take half a second. `preload` imports them in advance.
+The protocol modules are imported late, because their SDKs take half a second. `preload` imports them in advance.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from hermes_state.errors import ConfigError
 
 
 class LateModel:
-    """Model with an SDK, which is made when it is first called."""
+    """Model that is created, and its SDK imported, on the first call."""
 
     def __init__(self, route: RouteConfig, settings: ModelConfig) -> None:
         self.route, self.name = f"{route.protocol}:{route.host}", route.label
@@ -33,7 +33,7 @@ class LateModel:
         return self._make()
 
     async def _loaded(self) -> ChatModel:
-        """Return the model. A thread makes it, because importing its SDK would stop the event loop for seconds."""
+        """Return the model. A thread creates it, because the import of its SDK would block the event loop."""
         return self.made if "made" in self.__dict__ else await asyncio.to_thread(lambda: self.made)
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
@@ -48,10 +48,10 @@ class LateModel:
 
 
 class ClientRegistry:
-    """Clients by route, made when first needed and shared by all their users."""
+    """Clients by route, created when first needed and shared by all users."""
 
     def __init__(self, config: Config, spending: SpendingControl) -> None:
-        """Raises `ConfigError` if the SDK of a protocol of the configuration is not installed."""
+        """Raises `ConfigError` if the SDK of a configured protocol is not installed."""
         self._config = config
         self._spending = spending
         self._clients: dict[RouteConfig, ModelClient] = {}
@@ -81,7 +81,7 @@ class ClientRegistry:
 
 
 def preload(config: Config) -> None:
-    """Import the modules that call the models of a configuration, and read the certificates."""
+    """Import the modules for the configured models and read the certificates."""
     protocols = {route.protocol for route in all_routes(config) if missing_extra(route.protocol) is None} - {"offline"}
     if protocols:
         for name in sorted(protocols):
@@ -99,8 +99,8 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
     if (missing := missing_extra(route.protocol)) is not None:
         raise ConfigError(missing)
     assert route.name is not None, "the settings require a name for this protocol"
-    # Every request to Anthropic names a limit, and prompt and limit must fit the window together: by default, half of a
-    # small window leaves room for the prompt. A limit that the provider refuses is lowered.
+    # Every request to Anthropic needs an output limit, and prompt and limit must fit the window together. On a small
+    # window, the default is half of it, to leave room for the prompt. A limit that the provider refuses is lowered.
     known = known_model(route.label)
     written = route.max_output_tokens or (known.max_output_tokens if known is not None else None)
     endpoint = Endpoint(

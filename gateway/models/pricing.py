@@ -1,4 +1,4 @@
-"""Prices, spending caps and the ledger, as the clients of models need them."""
+"""Prices, spending caps and the ledger for model clients."""
 
 from collections.abc import Iterator
 from zoneinfo import ZoneInfo
@@ -13,7 +13,7 @@ from hermes_state.values import Clock, MicroUsd, micro_usd
 
 
 class SpendingControl:
-    """Ledger and caps for all clients of a gateway, across reloads."""
+    """Ledger and caps for all clients, kept across reloads."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -22,7 +22,7 @@ class SpendingControl:
         self.ledger = StoreLedger(store, clock)
 
     def caps_in(self, config: Config, name: str | None) -> Caps | None:
-        """Return the caps for the model `name`; None is the built-in one, which costs nothing."""
+        """Return the caps for the model `name`, or for the free built-in model if `name` is None."""
         if not config.costs.has_caps:
             return None
         if price_in(config, name) is None:
@@ -31,7 +31,7 @@ class SpendingControl:
 
 
 def price_in(config: Config, name: str | None) -> Price | None:
-    """Return the price of a model by this configuration; None if it is unknown."""
+    """Return the price of a model with this configuration, or None if the price is unknown."""
     if name is None:
         return FREE
     return price_of(name, config.costs.prices, keeps_cache_for_an_hour=config.model.cache_ttl == "1h")
@@ -43,7 +43,7 @@ def cap_limits(config: Config) -> SpendingCapSettings:
         daily=_limit(costs.daily_cap),
         chat_daily=_limit(costs.chat_daily_cap),
         conversation=_limit(costs.conversation_cap),
-        # Days begin by it. The machine's own zone is not read here: its offset changes twice a year.
+        # Days begin at midnight in this zone. The machine's zone is not used: its offset changes twice a year.
         zone=None if zone is None else ZoneInfo(zone),
     )
 
@@ -53,14 +53,14 @@ def _limit(amount: float | None) -> MicroUsd | None:
 
 
 def unpriced_models(config: Config) -> list[str]:
-    """Return the models that are never called, because spending is capped and their price is unknown."""
+    """Return the models that are never called because spending is capped and their price is unknown."""
     if not config.costs.has_caps:
         return []
     return [name for name in dict.fromkeys(_configured_names(config)) if price_in(config, name) is None]
 
 
 def estimated_models(config: Config) -> list[str]:
-    """Return the models of the configuration with an estimated price."""
+    """Return the configured models with an estimated price."""
     prices = {name: price_in(config, name) for name in _configured_names(config)}
     return [name for name, price in prices.items() if price is not None and price.is_estimated]
 
@@ -69,8 +69,8 @@ def unpriced_sentence(names: list[str]) -> str:
     """Return the warning for operators about models that are never called."""
     listed = ", ".join(f"`{name}`" for name in names)
     return (
-        f"spending is capped, and the price of {listed} is not known: a model without a price is not asked. Add it to "
-        "costs.prices, in US dollars for a million tokens; a model of your own costs input: 0, output: 0"
+        f"a spending cap is set, and models without a known price are not called: {listed}. Add the price to "
+        "costs.prices in US dollars per million tokens, or input: 0, output: 0 for a model of your own"
     )
 
 

@@ -1,6 +1,6 @@
-"""Routes of a configuration: which model does a task, how large it is, and what every call to it says.
+"""Configured routes: the model for each task, its size, and its call settings.
 
-Light: the command line imports it.
+The command line imports this module, so it must stay light.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from hermes_state.values import ReasoningEffort, Tokens
 
 
 def route_for(config: Config, task: AuxiliaryTask, own: RouteConfig) -> RouteConfig | None:
-    """Return the route that does `task` for conversations with the model at `own`; None: the task is left out.
+    """Return the route for `task` in conversations with the model `own`, or None to skip the task.
 
-    Summaries have a block of settings. Every other task has a route: the conversation's own model, the configured one,
-    an alias, or none. The offline model cannot do any of them.
+    Summaries have their own settings. Every other task uses the conversation's own model, the configured model, an
+    alias, or no model. The offline model cannot do any task.
     """
     if task == "compression":
         settings = config.auxiliary.compression
@@ -36,15 +36,15 @@ def route_for(config: Config, task: AuxiliaryTask, own: RouteConfig) -> RouteCon
 
 
 def all_routes(config: Config) -> tuple[RouteConfig, ...]:
-    """Return every route of the configuration once: those that people may choose, and that of summaries."""
+    """Return every configured route once: the routes that people can choose and the summary route."""
     route = _summary_model(config)
     return tuple(dict.fromkeys((*config.model.routes, *((route,) if route is not None else ()))))
 
 
 def _summary_model(config: Config) -> RouteConfig | None:
-    """Return the route that is named for summaries: an alias, or a model at the API of `model` or at another.
+    """Return the route configured for summaries: an alias, or a model at the same or another API as `model`.
 
-    The key of `model` goes along only to the API that it is for.
+    The key of `model` is sent only to its own API.
     """
     settings, main = config.auxiliary.compression, config.model
     name = (settings.model or "").strip()
@@ -63,7 +63,7 @@ def _summary_model(config: Config) -> RouteConfig | None:
 
 
 def configured_limits(route: RouteConfig) -> ModelLimits:
-    """Return the size of a model by the configuration alone."""
+    """Return the configured size of a model, without other sources."""
     context, output = route.context_length, route.max_output_tokens
     return ModelLimits(
         context_length=None if context is None else Tokens(context),
@@ -72,9 +72,9 @@ def configured_limits(route: RouteConfig) -> ModelLimits:
 
 
 def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSize:
-    """Return the size of a model by the configuration, its provider's `offer` and the catalogue.
+    """Return the size of a model from the configuration, its provider's `offer` and the catalogue.
 
-    `gateway.models.window` makes the window of conversations of this and of what was learned.
+    `gateway.models.window` combines this size with learned limits into the window of conversations.
     """
     said = offer or UNKNOWN_LIMITS
     offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
@@ -82,14 +82,14 @@ def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSi
 
 
 def window_from(source: SizeSource) -> str:
-    """Return words for people about the source of a window's size, to go on after a comma."""
+    """Describe the source of a window's size, for parentheses after the size."""
     return {
         SizeSource.CONFIGURED: "as configured",
-        SizeSource.OFFERED: "as its provider says",
-        SizeSource.CATALOGUE: f"by the built-in list of {load_catalog().sizes_taken_on}",
-        SizeSource.ASSUMED: "assumed, for nobody says it; `model.context_length` does",
-        SizeSource.LEARNED: "as its provider said when it refused a prompt",
-        SizeSource.GUESSED: "assumed for this conversation, since a prompt was refused",
+        SizeSource.OFFERED: "reported by the provider",
+        SizeSource.CATALOGUE: f"from the built-in list of {load_catalog().sizes_taken_on}",
+        SizeSource.ASSUMED: "default; set `model.context_length` to change it",
+        SizeSource.LEARNED: "reported by the provider when it refused a prompt",
+        SizeSource.GUESSED: "estimated for this conversation after a prompt was refused",
     }[source]
 
 
@@ -97,9 +97,9 @@ def window_from(source: SizeSource) -> str:
 
 
 def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> str:
-    """Return settings of calls, to go on after a comma: `, temperature 0.2, reasoning effort high`; else nothing.
+    """Return the call settings as text, such as `, temperature 0.2, reasoning effort high`; may be empty.
 
-    `chosen`: the effort of a conversation. Headers and further fields are told by name only.
+    `chosen` is the effort chosen for a conversation. Headers and extra fields are listed only by name.
     """
     words = [f"{key} {value:g}" for key in ("temperature", "top_p") if (value := getattr(route, key)) is not None]
     if effort := chosen or route.reasoning_effort:
@@ -110,23 +110,23 @@ def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> 
 
 
 def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Iterator[str]:
-    """Yield sentences about settings that a route's protocol does not accept; the log has what a model refuses."""
+    """Yield sentences about settings that the route's protocol does not accept. The log shows a model's refusals."""
     sampling = " and ".join(f"`{key}`" for key in ("temperature", "top_p") if getattr(route, key) is not None)
     if route.protocol == "offline":
         if chosen or any(getattr(route, key) for key in CALL_KEYS):
-            yield "What is set for calls is left out: the built-in offline model takes no settings."
+            yield "The built-in offline model ignores all call settings."
     elif route.protocol == "anthropic" and sampling and (chosen or route.reasoning_effort) not in (None, "off"):
-        yield f"{sampling}: left out where the model thinks (`reasoning_effort`), for it takes none then."
+        yield f"Not sent while the model reasons (`reasoning_effort`), because it would refuse the call: {sampling}."
     elif route.protocol == "anthropic" and (" and " in sampling or (route.temperature or 0) > 1):
-        yield "This protocol takes `temperature` up to 1, and `top_p` only without it: the rest is left out."
+        yield "This protocol accepts `temperature` up to 1, and `top_p` only without it. Other values are not sent."
 
 
 def missing_keys(config: Config) -> Iterator[str]:
-    """Yield sentences about models on the internet that are called without a key."""
+    """Yield warnings about models on the internet that are called without a key."""
     for route in all_routes(config):
         host, headers = route.host or "", route.extra_headers.values()
         is_own = "." not in host or host.endswith((".local", ".localhost", ".lan", ".internal", ".home.arpa"))
         is_public = (route.address or "").startswith("https:") and not is_own and not host.replace(".", "").isdecimal()
         if is_public and route.api_key is None and not any(isinstance(value, SecretStr) for value in headers):
             where = "model.api_key" if route == config.model.route else f"api_key of the model {route.label}"
-            yield f"{where} is missing: {host} is asked without a key; if it needs none, write any word"
+            yield f"{where} is not set, so {host} is called without a key; if it needs none, set any value"

@@ -1,4 +1,4 @@
-"""Selection of models: what people call them, who may choose which, and which one answers a conversation."""
+"""Model selection: names, permission to choose a model, and the model that answers a conversation."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from hermes_state.text import closest
 from hermes_state.values import LineageId
 
 _EXACT: Final = "="
-"""Begins a stored choice that is a model's own name, not one of the configuration."""
+"""Prefix of a stored choice that is a provider's model name, not a configured name."""
 MAX_NAME_CHARACTERS = 200
-"""Longest name of a model that may be chosen, in characters."""
+"""Longest model name that can be chosen, in characters."""
 
 
 class ModelRegistry:
-    """Models that answer turns, by route. A handle is made when a model is first chosen."""
+    """Models that answer turns, by route. A handle is created when a model is first chosen."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class ModelRegistry:
         make: Callable[[RouteConfig], ModelHandle],
         client_of: Callable[[RouteConfig], ModelClient] | None = None,
     ) -> None:
-        """Make the handle of the `configured` route at once; raises the errors of `make`.
+        """Create the handle of the `configured` route at once. Raises the errors of `make`.
 
-        `client_of` returns the client of a model that answers no turns; by default that of its handle.
+        `client_of` returns the client of a model that answers no turns. By default, it is the client of its handle.
         """
         self._make = make
         self.client_of = client_of or (lambda route: self.of(route).client)
@@ -42,19 +42,19 @@ class ModelRegistry:
         self._handles = {configured: self.configured}
 
     def of(self, route: RouteConfig) -> ModelHandle:
-        """Return the model of a route. Raises `ConfigError` if it cannot be made."""
+        """Return the model of a route. Raises `ConfigError` if it cannot be created."""
         handle = self._handles.get(route)
         if handle is None:
             handle = self._handles[route] = self._make(route)
         return handle
 
     def open_circuit(self, route: RouteConfig) -> CircuitState | None:
-        """Return why a route is not used for now; None also for an unused one."""
+        """Return the open circuit breaker of a route, or None if it is closed or the route was never used."""
         handle = self._handles.get(route)
         return handle.client.breaker.open if handle is not None else None
 
     def expire_learned(self) -> None:
-        """Let what is known of the models be read again."""
+        """Reload the learned limits of the models when next needed."""
         for handle in self._handles.values():
             handle.expire_learned()
 
@@ -64,19 +64,19 @@ class ModelRegistry:
 
 
 class FallbackState:
-    """Conversations that another model than theirs answers. Kept in memory: a restart announces it again."""
+    """Conversations that a fallback currently answers. Kept in memory, so the notice is repeated after a restart."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[LineageId, tuple[RouteConfig, RouteConfig]] = OrderedDict()
         """The chosen route, and the route that answered last."""
 
     def of(self, lineage_id: LineageId, chosen: RouteConfig) -> RouteConfig | None:
-        """Return the route that answered last in place of `chosen`; None if `chosen` answered."""
+        """Return the fallback that answered last instead of `chosen`, or None if `chosen` answered."""
         route, by = self._seen.get(lineage_id, (None, None))
         return by if route == chosen else None
 
     def note(self, lineage_id: LineageId, chosen: RouteConfig, by: RouteConfig) -> RouteConfig | None:
-        """Note which route has answered; returns the one that answered before in place of `chosen`."""
+        """Record the route that answered. Return the fallback that answered the previous turn, if any."""
         before = self.of(lineage_id, chosen)
         self._seen.pop(lineage_id, None)
         if by != chosen:
@@ -88,7 +88,7 @@ class FallbackState:
 
 @dataclass(slots=True)
 class Runtime:
-    """Configuration, agent and models in force. A reload replaces them; a running turn keeps its own."""
+    """Current configuration, agent and models. A reload replaces them, but a running turn keeps the old ones."""
 
     live: LiveConfig
     agent: Agent
@@ -100,13 +100,13 @@ class Runtime:
         return self.live.config
 
     def model_of(self, choice: str | None) -> ModelHandle:
-        """Return the model that a conversation has chosen, or the configured one if the choice is gone."""
+        """Return the model that a conversation has chosen, or the configured model if the choice no longer exists."""
         route = route_of(self.config.model, choice)
         return self.models.configured if choice is None or route is None else self.models.of(route)
 
 
 def known_routes(model: ModelConfig) -> dict[str, RouteConfig]:
-    """Return every name that people may choose, with its route: the configured model, aliases and fallbacks."""
+    """Return every name that people can choose, with its route: the configured model, aliases and fallbacks."""
     found = {model.label: model.route}
     for alias in model.aliases:
         found.setdefault(alias, model.alias_route(alias))
@@ -117,8 +117,8 @@ def known_routes(model: ModelConfig) -> dict[str, RouteConfig]:
 
 
 def route_of(model: ModelConfig, choice: str | None) -> RouteConfig | None:
-    """Return the route of a stored choice; None if the configuration does not know it any more."""
-    if choice is None or choice == model.label:  # it may have become that since it was chosen
+    """Return the route of a stored choice, or None if it is no longer configured."""
+    if choice is None or choice == model.label:  # the chosen model may have become the configured model
         return model.route
     if choice.startswith(_EXACT):
         return completed(choice.removeprefix(_EXACT), model)
@@ -128,15 +128,15 @@ def route_of(model: ModelConfig, choice: str | None) -> RouteConfig | None:
 
 
 def name_of(model: ModelConfig, choice: str | None) -> str:
-    """Return the name of a stored choice for people."""
+    """Return the display name of a stored choice."""
     return model.label if choice is None else choice.removeprefix(_EXACT)
 
 
 def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
-    """Return the stored form of a choice; None for the configured model. Raises `CommandError`.
+    """Return the stored form of a choice, or None for the configured model. Raises `CommandError`.
 
-    Everyone may choose the models of the configuration. Another model of the same provider may cost anything, so only
-    admins may, and must confirm a name that the built-in list does not know.
+    Everyone can choose a configured model. Other models of the same provider may be expensive, so only admins can
+    choose them. Admins must confirm a name that is not in the built-in list.
     """
     known = known_routes(model)
     alike = (one for one in known if one.lower() == written.lower())
@@ -147,15 +147,15 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
         return name
     meant = closest(written, (*known, CONFIGURED))
     question = f" Did you mean `/model {meant}`?" if meant is not None else ""
-    unknown = f"I do not know the model “{written[:MAX_NAME_CHARACTERS]}”"
+    unknown = f"There is no model “{written[:MAX_NAME_CHARACTERS]}” in my configuration"
     if role is not UserRole.ADMIN:
-        raise CommandError(f"{unknown}.{question} /model lists them.")
+        raise CommandError(f"{unknown}.{question} /model lists all models.")
     if len(written) > MAX_NAME_CHARACTERS or len(written.strip(_EXACT).split()) != 1:
-        raise CommandError("A model's name is one word.")
+        raise CommandError("A model name must be a single word of at most 200 characters.")
     is_model = any(name in load_catalog().prices for name in spellings(written))
     if not is_model and not written.startswith(_EXACT):
         raise CommandError(
-            f"{unknown}, so nothing was chosen.{question} If your provider has one of just that name, "
-            f"`/model {_EXACT}{written}` chooses it."
+            f"{unknown}, so nothing was changed.{question} If your provider has a model with exactly this name, "
+            f"send `/model {_EXACT}{written}`."
         )
     return _EXACT + written.removeprefix(_EXACT)

@@ -1,4 +1,4 @@
-"""Window that conversations must fit into, by the configuration. Loads no SDK."""
+"""Window that conversations must fit into, computed from the configuration. Loads no SDK."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
@@ -18,13 +18,13 @@ from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
 
 
 def zone_of(config: Config) -> tzinfo:
-    """Return the zone of `agent.time_zone`, else the zone of this machine."""
+    """Return the time zone in `agent.time_zone`, or this machine's zone."""
     name = config.agent.time_zone
     return (ZoneInfo(name) if name is not None else datetime.now().astimezone().tzinfo) or UTC
 
 
 def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
-    """Return the context settings of a model, by default the configured one, with its own overrides."""
+    """Return the context settings of a model (default: the configured model), including its overrides."""
     compression = config.compression.for_model(model or config.model.name or "")
     return replace(
         compression,
@@ -35,9 +35,9 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
 
 
 def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limits, SizeSource]:
-    """Return the limits of the configured model, for compression, and the source of its size.
+    """Return the compression limits of the configured model and the source of its size.
 
-    They follow from the configuration and the stored profile of the model.
+    Both follow from the configuration and the stored profile of the model.
     """
     profile = profile or ModelProfile()
     capacity = capacity_in(config.model, profile.offer)
@@ -54,7 +54,7 @@ def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
 
 
 def fixed_prompt_tokens(config: Config, limits: Limits) -> EstimatedTokens:
-    """Return the most tokens of a prompt's fixed part: the system prompt of a private chat, and the tools."""
+    """Return the maximum tokens of a prompt's fixed part: the system prompt of a private chat plus the tools."""
     prompt = system_prompt(
         persona=config.agent.persona or DEFAULT_PERSONA,
         chat=ChatKey(platform="telegram", account="telegram", chat_ref=""),

@@ -1,1 +1,1 @@
-"""Outbound messages: delivery, the gates that throttle it, notices, and the supervised adapters that send."""
+"""Outbound messages: delivery, the gates that throttle delivery, notices, and the supervised adapters."""

@@ -1,4 +1,4 @@
-"""Supervised adapters: each runs again with a backoff whenever it ends, while this process serves its account."""
+"""Supervised adapters: each is restarted with a backoff while this process serves its account."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ RETRY_BACKOFF = Backoff(max_seconds=60.0)
 
 
 class SupervisedAdapter:
-    """One adapter with its supervisor, which runs it again after every end unless only a new token helps."""
+    """Adapter with its supervisor, which restarts it unless its token was rejected."""
 
     def __init__(self, adapter: PlatformAdapter) -> None:
         self.adapter = adapter
@@ -32,7 +32,7 @@ class SupervisedAdapter:
         self._is_rejected = False
 
     def health(self) -> AdapterHealth:
-        """Return the adapter's own health while it runs, the supervisor's view while it waits or has failed."""
+        """Return the adapter's own health while it runs, or the supervisor's state while it waits or has failed."""
         health = self.adapter.health()
         if self.ownership is None:
             return replace(health, state=AdapterState.STANDBY, detail="another node serves it")
@@ -45,7 +45,7 @@ class SupervisedAdapter:
         return health
 
     async def run(self, intake: Intake) -> None:
-        """Keep the adapter running until cancelled or its token is rejected."""
+        """Keep the adapter running until this is cancelled or the token is rejected."""
         delays = iter(RETRY_BACKOFF)
         self._is_rejected = False
         while True:
@@ -62,19 +62,19 @@ class SupervisedAdapter:
             except PlatformError as error:
                 self._error = str(error)
                 log.warning("adapter.failed", adapter=self.name, error=type(error).__name__, detail=str(error))
-            except Exception as error:  # an SDK's bug must not end the daemon: it is a failed attempt
+            except Exception as error:  # a bug in an SDK counts as a failed attempt and must not end the daemon
                 is_cut_off = isinstance(error, CancelledElsewhereError)
                 self._error = "the connection was cut off" if is_cut_off else type(error).__name__
                 log.exception("adapter.crashed", adapter=self.name)
-            if time.monotonic() - began >= 60.0:  # it was healthy: the next pause starts small again
+            if time.monotonic() - began >= 60.0:  # the adapter was healthy, so the backoff starts over
                 delays = iter(RETRY_BACKOFF)
             pause = next(delays) * random.uniform(0.8, 1.2)
             self._pause_ends = time.monotonic() + pause
-            await asyncio.sleep(pause)  # nothing tells when the service is back
+            await asyncio.sleep(pause)  # no event announces that the service is back
 
 
 class AdapterRegistry:
-    """Configured adapters by the account that a chat belongs to."""
+    """Configured adapters by account."""
 
     def __init__(
         self,
@@ -83,20 +83,20 @@ class AdapterRegistry:
         is_certain: Callable[[], bool] = lambda: True,
         is_shared: bool = False,
     ) -> None:
-        """`is_certain` returns True while no other process can have taken the accounts of this one.
+        """`is_certain` returns True while no other process can have taken over accounts of this process.
 
-        `is_shared`: other processes may serve accounts, configured here or not.
+        `is_shared` is True if other processes may serve accounts, even unconfigured ones.
         """
         self.supervised = {name: SupervisedAdapter(adapter) for name, adapter in adapters.items()}
         self.is_certain = is_certain
         self.is_shared = is_shared
 
     def of(self, chat: ChatKey) -> PlatformAdapter | None:
-        """Return the adapter that reaches a chat; None if its platform is not configured any more."""
+        """Return the adapter for a chat, or None if its platform is no longer configured."""
         return found.adapter if (found := self.supervised.get(chat.account)) is not None else None
 
     def ownership_of(self, chat: ChatKey) -> AccountClaim | None:
-        """Return the ownership of a chat's account; None where another process serves it."""
+        """Return the ownership of a chat's account, or None if another process serves it."""
         return found.ownership if (found := self.supervised.get(chat.account)) is not None else None
 
     @property
@@ -105,18 +105,18 @@ class AdapterRegistry:
         return any(one.ownership is not None for one in self.supervised.values())
 
     def max_file_bytes(self, chat: ChatKey) -> int:
-        """Return the size of the largest file that a chat accepts from us, in bytes; 0: none."""
+        """Return the largest file size in bytes that can be sent to a chat; 0 if files cannot be sent."""
         if (adapter := self.of(chat)) is not None:
             return adapter.capabilities.max_file_bytes
-        return 10 << 20 if self.is_shared else 0  # every platform accepts that much
+        return 10 << 20 if self.is_shared else 0  # every platform accepts 10 MiB
 
     def health(self) -> Mapping[str, AdapterHealth]:
-        """Return the health of each account, by its name."""
+        """Return the health of each account by name."""
         return {name: one.health() for name, one in self.supervised.items()}
 
     async def listening(self, within: float) -> None:
-        """Wait until every adapter has begun to listen, or failed to; at most `within` seconds."""
+        """Wait at most `within` seconds until every adapter listens or has failed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while any(one.state is AdapterState.STARTING for one in self.health().values()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)  # adapters tell nobody
+                    await asyncio.sleep(0.02)  # adapters send no event for this

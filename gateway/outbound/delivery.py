@@ -1,7 +1,7 @@
-"""Delivery of outbox rows: each chat's in order, retried with a backoff until the platform has them.
+"""Delivery of outbox rows: in order within each chat, retried with a backoff until the platform accepts them.
 
-A row is rendered once: every retry sends the parts that were committed before the first send. `sending` is committed
-before the request leaves, so that a crash leaves a trace of an attempt with unknown outcome.
+A row is rendered once, and every retry sends the same committed parts. The state `sending` is committed before the
+request leaves, so that a crash leaves a record of the attempt.
 """
 
 import asyncio
@@ -55,20 +55,20 @@ RETRY_BACKOFF = Backoff(0.5, 30.0)
 STORE_PAUSE_SECONDS = 2.0
 LAST_REQUEST_SECONDS = 5.0
 RENDERED_AT_ONCE = 500
-"""Longest reply that is rendered on the event loop, in characters: the worst of that length takes ten milliseconds."""
+"""Longest reply in characters that is rendered on the event loop. The slowest such reply takes 10 ms."""
 MAX_PARTS = 20
-"""Most messages of a reply. The last message of a longer one carries all of it as a file."""
+"""Maximum number of messages per reply. A longer reply is attached to the last message as a file."""
 REST_LEFT_OUT = (
-    "The rest is too long to be sent as messages, and here I cannot attach a file. It is kept, and I can give it to "
-    "you in smaller pieces; whoever runs this bot reads it with `hermes-gateway history`."
+    "The rest is too long for messages, and I cannot attach a file here. It is saved, so I can send it to you in "
+    "smaller pieces. The owner of this bot can read it with `hermes-gateway history`."
 )
 _Send: TypeAlias = Callable[[], Awaitable[float | None]]
-"""Sends something. Returns seconds to wait, 0 for none, or None if the chat has no more unsent rows."""
+"""Sends something. Returns the seconds to wait, or None if the chat has no more unsent rows."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Delivery:
-    """Owner of a sender task for every chat that has unsent rows."""
+    """Runs a sender task for every chat with unsent rows."""
 
     store: Store
     adapters: AdapterRegistry
@@ -78,32 +78,32 @@ class Delivery:
     files: AttachmentFolder
     zone: Callable[[], tzinfo] = lambda: UTC
     close_remote: Callable[[ChatId], Awaitable[Mapping[TurnId, str]]] | None = None
-    """Ends the previews of a chat's turns in other processes; returns their placeholders."""
+    """Ends the previews of a chat's turns in other processes and returns their placeholders."""
     on_unreachable: Callable[[], None] = lambda: None
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
-    """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
+    """Monotonic time of the next attempt for failed rows. The system clock may be changed."""
     _left: set[OutboxId] = field(default_factory=set, init=False)
-    """Rows whose request has left, until its outcome is stored."""
+    """Rows whose request was sent and whose outcome is not stored yet."""
     _under_way: dict[OutboxId, asyncio.Event] = field(default_factory=dict, init=False)
-    """Rows that a sender is busy with right now, each with an event for the end of that."""
+    """Rows that a sender is sending now, with an event that is set at the end."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _unstored: set[asyncio.Task[bool]] = field(default_factory=set, init=False)
     _told_broken: set[ChatKey] = field(default_factory=set, init=False)
     _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    """Set when the last sender has gone; awaited only while there are any."""
+    """Set when the last sender ends. Awaited only while senders run."""
     _is_closed: bool = field(default=False, init=False)
 
     async def start(self, account: str) -> None:
-        """Take the ownership of an account and resume the deliveries to its chats.
+        """Take ownership of an account and resume the deliveries to its chats.
 
-        Raises `AccountMoved`, and `StoreUnavailable` if the unsent rows cannot be read; it is not served then.
+        Raises `AccountMoved`, or `StoreUnavailable` if the unsent rows cannot be read. The account is not served then.
         """
         one = self.adapters.supervised[account]
         ownership, interrupted = await self.store.write_with_retry(take_account, account, self.adapters.is_certain)
         if interrupted:
             log.warning("delivery.interrupted", account=account, count=interrupted)
-        one.ownership = ownership  # before the read: every later row wakes its chat
+        one.ownership = ownership  # set before the read, so that every later row wakes its chat
         try:
             owed = await self.store.read(outbox.load_chats_owed, account)
         except StateError:
@@ -113,14 +113,14 @@ class Delivery:
             self.wake(chat_id)
 
     async def abandon(self) -> None:
-        """Send nothing more, and leave the rows as they are: another process may serve their accounts by now."""
+        """Stop sending and leave the rows unchanged, because another process may now serve their accounts."""
         for one in self.adapters.supervised.values():
             one.ownership = None
         await cancel_all([*self._tasks, *self._unstored])
         self._left.clear()
 
     def wake(self, chat_id: ChatId) -> None:
-        """Wake the sender of a chat with unsent rows. A process that serves no account has no senders."""
+        """Wake the sender of a chat with unsent rows. Only a process that serves accounts has senders."""
         if (event := self._wakes.get(chat_id)) is not None:
             event.set()
         elif not self._is_closed and (self.adapters.serves_any or not self.adapters.is_shared):
@@ -131,7 +131,7 @@ class Delivery:
         self._idle.clear()
         work = self._serve(chat_id, event, first)
         task = track(self._tasks, self.group.create_task(work, name=f"delivery-{chat_id}"))
-        # For a task that is cancelled before it begins; any other has let go at its end.
+        # A task that is cancelled before it begins never reaches its own clean-up.
         task.add_done_callback(lambda _: self._let_go(chat_id, event))
 
     def _let_go(self, chat_id: ChatId, event: asyncio.Event) -> None:
@@ -143,10 +143,10 @@ class Delivery:
     async def store_and_send(
         self, turn: RunningTurn, markdown: str, store: Callable[[RenderedReply | None], Awaitable[OutboxRow | None]]
     ) -> None:
-        """Let `store` store the reply to a turn, and deliver it.
+        """Let `store` store the reply to a turn, then deliver the reply.
 
-        If the reply can be sent at once, `store` receives its parts. It returns the row if it has stored that as
-        `sending`, and the chat's gate is held until the row is sent.
+        If the reply can be sent at once, `store` receives the rendered parts. It returns the row if it stored the row
+        as `sending`. The chat's gate is then held until the row is sent.
         """
         chat_id, chat, rendered = turn.chat_id, turn.chat, None
         adapter, gate, ownership = self.adapters.of(chat), self.gates.of(chat_id), self.adapters.ownership_of(chat)
@@ -168,28 +168,28 @@ class Delivery:
         self.wake(chat_id)
 
     async def close_previews(self, chat_id: ChatId) -> Mapping[TurnId, str]:
-        """Show no more of a chat's turns in other processes; returns their placeholders.
+        """End the previews of a chat's turns in other processes. Return their placeholders.
 
-        A turn that has ended may have left one, whose place its unsent answer takes.
+        A finished turn may have left a placeholder, which its unsent answer replaces.
         """
         return {} if self.close_remote is None else await self.close_remote(chat_id)
 
     async def send_unstored(self, message: InboundMessage, chat: ChatKey, markdown: str) -> bool:
-        """Answer a message that could not be stored, without a second attempt; True if all of the answer was sent.
+        """Answer a message that could not be stored. There is no second attempt. Return True if everything was sent.
 
-        It does not pass the chat's gate, whose holder may be waiting for the database.
+        The answer bypasses the chat's gate, whose holder may be waiting for the database.
         """
         reply_to = message.message_ref if message.chat_kind.is_shared else None
         return await self._send_now(chat, markdown, message.event_ref, reply_to=reply_to, ticket=message.ticket)
 
     def tell_broken(self, chat: ChatKey) -> None:
-        """Tell a chat once that its messages wait until the database is repaired; from memory, as `send_unstored`."""
+        """Tell a chat once that its messages wait until the database is repaired. Nothing is stored."""
         place = replace(chat, user_ref="")
         if place not in self._told_broken and not self._is_closed:
             self._told_broken.add(place)
             text = (
-                "My database is damaged or gone, so I cannot go on here. What you write now waits, and is answered "
-                "once whoever runs me has mended that."
+                "My database is damaged or missing, so I cannot continue here. New messages will be answered after "
+                "the owner of this bot has repaired it."
             )
             work = self._send_now(place, text, f"broken:{place.name}:{self.clock.now()}")
             track(self._unstored, self.group.create_task(work, name=f"broken-{place.name}"))
@@ -210,15 +210,15 @@ class Delivery:
         except PlatformError as error:
             log.info("delivery.unstored_failed", chat=chat.name, error=type(error).__name__)
             return False
-        except Exception:  # an SDK's bug must not end the daemon, whose task this is
+        except Exception:  # a bug in an SDK must not end the daemon
             log.exception("delivery.crashed", chat=chat.name)
             return False
         return True
 
     async def flush(self, seconds: float) -> None:
-        """Deliver for at most `seconds`, then end; the rest goes out at the next start.
+        """Deliver for at most `seconds`, then stop. The rest is sent after the next start.
 
-        A request that is under way gets `LAST_REQUEST_SECONDS` more, because its outcome would be unknown otherwise.
+        A request in flight gets `LAST_REQUEST_SECONDS` more, because its outcome would otherwise be unknown.
         """
         if self._wakes and not await wait_until(self._idle, seconds):
             log.warning("delivery.unfinished", chats=len(self._wakes))
@@ -242,45 +242,45 @@ class Delivery:
             self._let_go(chat_id, event)
 
     async def _send_next(self, chat_id: ChatId, first: _Send | None) -> float | None:
-        """Send `first`, or else the row that is due first; returns the pause as a `_Send`."""
+        """Send `first`, or else the next due row. Return the pause like a `_Send`."""
         try:
             if first is not None:
                 return await first()
-            # The row is read while the gate is held: a preview may just have named its place.
+            # The row is read while the gate is held, because a preview may just have stored its placeholder.
             async with self.gates.of(chat_id).passing():
                 return await self._send_first(chat_id)
         except StateError as error:
             log.warning("delivery.delayed", error=str(error))
             return STORE_PAUSE_SECONDS
-        except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
+        except Exception:  # chat boundary: the rows are safe, and other chats are not affected
             log.exception("delivery.crashed", chat_id=chat_id)
             return 30.0
 
     async def _send_first(self, chat_id: ChatId) -> float | None:
         chat, rows = await self.store.read_short(_load, chat_id)
-        if rows and await self.close_previews(chat_id):  # it may have been named only now
+        if rows and await self.close_previews(chat_id):  # a placeholder may have been stored just now
             chat, rows = await self.store.read_short(_load, chat_id)
         if not rows:
             return None
         row = rows[0]
-        if (ended := self._under_way.get(row.id)) is not None:  # its chat has moved here meanwhile
+        if (ended := self._under_way.get(row.id)) is not None:  # the chat has moved here in the meantime
             await ended.wait()
             return 0.0
         adapter, ownership = self.adapters.of(chat), self.adapters.ownership_of(chat)
         if adapter is None or ownership is None:
             if adapter is None and not self.adapters.is_shared:
                 log.warning("delivery.no_adapter", chat=chat.name)
-            return None  # its owner learned of the row when it was stored
+            return None  # the account's owner was notified when the row was stored
         if adapter.health().state is AdapterState.STARTING:
-            return 0.2  # an attempt now would certainly fail, and count as one that may be repeated
+            return 0.2  # an attempt would certainly fail and count as a possible repeat
         if (pause := max(self._pause_before(row), self.gates.flood_of(chat).penalty_seconds)) > 0:
             return pause
         parts = None if row.written is None else await render_reply(adapter, row.written, self.zone())
         begun = await self.store.write(outbox.begin_send, row.id, parts, ownership, self.clock.now())
         self._due.pop(row.id, None)
-        if begun is None:  # stopped meanwhile
+        if begun is None:  # stopped in the meantime
             return 0.0
-        # A row that was `sending` although no request has left was stored for a turn that was cancelled before it knew.
+        # A `sending` row without a sent request belongs to a turn that was cancelled before the request.
         is_repeat = begun.state is OutboxState.AMBIGUOUS or row.id in self._left
         return await self._request(chat, begun, adapter, ownership, is_repeat)
 
@@ -292,7 +292,7 @@ class Delivery:
             return await self._request(chat, row, adapter, ownership, is_repeat=False)
 
     def _pause_before(self, row: OutboxRow) -> float:
-        """Return the seconds until a row is due. After a restart they are at most the longest backoff."""
+        """Return the seconds until a row is due. After a restart, this is at most the longest backoff."""
         if not row.attempts:
             return 0.0
         if row.id not in self._due:
@@ -303,7 +303,7 @@ class Delivery:
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, is_repeat: bool
     ) -> float | None:
-        """Send a row that is `sending` by now, and store the outcome; returns the pause as a `_Send`."""
+        """Send a row in state `sending` and store the outcome. Return the pause like a `_Send`."""
         self._left.add(row.id)
         ended = self._under_way[row.id] = asyncio.Event()
         try:
@@ -341,7 +341,7 @@ class Delivery:
             is_unreachable = isinstance(error, ChatUnreachable)
             if await self.store.write_with_retry(outbox.mark_dead, *given_up, is_unreachable=is_unreachable):
                 self.on_unreachable()
-                log.warning("chat.unreachable", hint="schedules of this chat wait until the bot can write there again")
+                log.warning("chat.unreachable", hint="schedules of this chat wait until the bot can write to it again")
         except PlatformError as error:
             moved: Sequence[ChatId] = ()
             pause, is_ambiguous = RETRY_BACKOFF.after(row.attempts), is_repeat or isinstance(error, SendAmbiguous)
@@ -364,19 +364,19 @@ class Delivery:
         return True
 
     async def _send_or_plain(self, adapter: PlatformAdapter, request: SendRequest) -> str:
-        """Send; a part whose marked-up form or file is rejected goes out as plain text. Raises `PlatformError`."""
+        """Send a part. If its formatting or file is rejected, send it as plain text. Raises `PlatformError`."""
         try:
             with own_cancellation(), self.gates.flood_of(request.chat).obeyed():
                 try:
                     return await adapter.send(request)
                 except (MessageRejected, ChatUnreachable) as error:
-                    if isinstance(error, ChatUnreachable) and request.file is None:  # else only files may be forbidden
+                    if isinstance(error, ChatUnreachable) and request.file is None:  # with a file, text may still work
                         raise
                     log.warning("delivery.sent_plain", detail=str(error))
                 return await adapter.send(replace(request, is_plain=True, file=None))
         except PlatformError:
             raise
-        except Exception as error:  # an SDK's bug must not cost the answer: the outcome is unknown
+        except Exception as error:  # a bug in an SDK must not lose the answer, so the outcome counts as unknown
             log.exception("delivery.crashed", chat=request.chat.name)
             raise SendAmbiguous(f"{type(error).__name__}: {error}") from error
 
@@ -386,9 +386,9 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
 
 
 async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tzinfo) -> Sequence[OutboundPart]:
-    """Render a reply into at least one part. The last part holds the footer, with the whole reply or alone.
+    """Render a reply into at least one part. The last part contains the footer, with the whole reply or alone.
 
-    `zone` is the time zone of the times that people read.
+    `zone` is the time zone for displayed times.
     """
     footer, edited_at = written.footer, written.edited_at
     if edited_at is not None:
@@ -399,27 +399,27 @@ async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tz
         return parts
     last = await _rendered(adapter, msgspec.structs.replace(written, markdown=footer))
     if edited_at is not None:
-        return last  # the others stay as they are
+        return last  # the other parts stay unchanged
     return [*await _rendered(adapter, msgspec.structs.replace(written, buttons=()), MAX_PARTS - 1), *last]
 
 
 async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int = MAX_PARTS) -> Sequence[OutboundPart]:
-    """Render a reply into parts, at most `most` where files can be sent; its buttons hang under the last one."""
+    """Render a reply into parts, at most `most` if files can be sent. The last part gets the buttons."""
     if (file := written.attached) is not None:
         lost = f"{written.markdown}\n(The file “{file.name}” could not be sent here.)".strip()
         return [OutboundPart(text=written.markdown, plain=lost, attached=file)]
     text = written.markdown
     try:
-        # A long answer can take seconds, in which no other chat may wait.
+        # A long answer can take seconds, and other chats must not wait for it.
         is_long = len(text) > RENDERED_AT_ONCE
         parts = list(await asyncio.to_thread(adapter.render, text) if is_long else adapter.render(text))
-    except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows
+    except Exception:  # a bug in the converter would fail every attempt and block all later replies
         log.exception("delivery.rendered_plain")
         size = adapter.capabilities.max_part_units // 2
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         parts = [OutboundPart(text=one, plain=one) for one in [piece for piece in pieces if piece.strip()] or ["…"]]
     if len(parts) > most and adapter.capabilities.has_files:
-        rest_in_file = "The rest is in this file, which has all of the reply."
+        rest_in_file = "This file contains the complete reply."
         parts[most - 1 :] = [OutboundPart(text=rest_in_file, plain=REST_LEFT_OUT, file=text)]
     if written.buttons and adapter.capabilities.has_buttons:
         parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
@@ -427,7 +427,7 @@ async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int =
 
 
 def file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:
-    """Return the file of a part, None if it has none."""
+    """Return the file of a part, or None if it has no file."""
     if (kept := part.attached) is not None:
         return OutboundFile(
             name=kept.name,

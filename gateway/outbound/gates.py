@@ -1,7 +1,7 @@
-"""Gates and flood control, which throttle what a chat receives.
+"""Gates and flood control, which throttle the messages to a chat.
 
-A gate lets one thing through at a time. The outbox waits for the gate and for penalties to end. Previews and typing
-pass while the gate is free and no penalty is on, and are dropped otherwise.
+A gate allows one request at a time. The outbox waits for the gate and until penalties have ended. Previews and typing
+signals are sent only if the gate is free and no penalty is active; otherwise they are dropped.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from hermes_state.values import ChatId, ChatKey
 
 
 class Gate:
-    """Lock around everything that is sent to one chat."""
+    """Lock for all requests to a chat."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -40,27 +40,27 @@ class Gate:
 
 
 class FloodControl:
-    """Penalty of a platform on one of its chats, with all its topics and people."""
+    """Penalty of a platform for a chat, including its topics and people."""
 
     def __init__(self) -> None:
         self._ends = 0.0
 
     @property
     def penalty_seconds(self) -> float:
-        """Seconds until a request is allowed; 0 without a penalty."""
+        """Seconds until the next request is allowed; 0 without a penalty."""
         return max(0.0, self._ends - time.monotonic())
 
     def close_for(self, seconds: float) -> None:
-        """Note that the platform asked for silence; a shorter penalty never shortens a longer one."""
+        """Record a penalty of the platform. A shorter penalty never replaces a longer penalty."""
         self._ends = max(self._ends, time.monotonic() + seconds)
-        # The timer refers to this object, so that a penalty outlives the senders of the moment.
+        # The timer keeps a reference to this object, so that the penalty outlives the current senders.
         asyncio.get_running_loop().call_later(seconds, lambda: self)
 
     @contextmanager
     def obeyed(self) -> Iterator[None]:
-        """Guard a request: raises `RateLimited` at once while a penalty is on, and notes a new one."""
+        """Guard a request: raise `RateLimited` at once during a penalty, and record a new penalty."""
         if (seconds := self.penalty_seconds) > 0:
-            raise RateLimited(seconds)  # every request would make the penalty longer
+            raise RateLimited(seconds)  # a request now would extend the penalty
         try:
             yield
         except RateLimited as error:
@@ -69,7 +69,7 @@ class FloodControl:
 
 
 class GateRegistry:
-    """Gates and flood control of all chats; each is freed with its last user."""
+    """Gates and flood control of all chats. Each is freed with its last user."""
 
     def __init__(self) -> None:
         self._gates: WeakValueDictionary[ChatId, Gate] = WeakValueDictionary()
@@ -79,5 +79,5 @@ class GateRegistry:
         return self._gates.setdefault(chat_id, Gate())
 
     def flood_of(self, chat: ChatKey) -> FloodControl:
-        """Return the one flood control of a platform's chat, with all its topics and people."""
+        """Return the flood control that all topics and people of a chat share."""
         return self._floods.setdefault((chat.platform, chat.account, chat.chat_ref), FloodControl())

@@ -1,7 +1,7 @@
-"""Notices to a chat about its context window, for people only, and about background commands, for the model, too.
+"""Notices to a chat: about its context window (for people only) and about background commands (also for the model).
 
-A notice is stored in the transaction of its event, so that a crash neither loses nor repeats it. Only the notice that
-a compression takes long is stored alone.
+A notice is stored in the transaction of its event, so that a crash neither loses nor repeats it. Only the notice about
+a slow compression is stored on its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ from hermes_state.transcripts import View
 from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef
 
 ACCURACY_FROM = 2
-"""Compressions before the first notice about accuracy: a summary of a summary begins to lose details."""
+"""Compressions before the first notice about accuracy. A summary of a summary starts to lose details."""
 ACCURACY_EVERY = 10
-"""Compressions between two later notices: people do not read a sentence that comes each time."""
+"""Compressions between two later notices, because people ignore a notice that always appears."""
 
 _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
     Compressed: "compressed",
@@ -33,7 +33,7 @@ _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
     BlockedEvent: "blocked",
     MessageLimitEvent: "hardlimit",
 }
-"""Words of the stored dedupe keys by which a notice is told once."""
+"""Words in the stored dedupe keys, which make sure that each notice is sent once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class NoticeWriter:
         if isinstance(event, Compressed) and event.prepared.passed_over is not None:
             self._tell_admin(db, conversation, event, event.prepared.passed_over, now)
         if (sentence := self._sentence(event)) is not None:
-            # One notice a compression, and one a turn in which several layers could not compress.
+            # One notice per compression, and one per turn if several layers could not compress.
             part = str(event.child.id) if isinstance(event, Compressed) else str(now)
             if isinstance(event, Aborted) and conversation.turn_id is not None:
                 part = f"turn:{conversation.turn_id}"
@@ -60,21 +60,21 @@ class NoticeWriter:
     def _tell_admin(
         self, db: Connection, conversation: ConversationRef, event: Compressed, model: str, now: Millis
     ) -> None:
-        """Tell an admin once, in their own chat, that the configured model for summaries failed."""
+        """Tell an admin once, in their direct chat, that the configured summary model failed."""
         writers = [row.sender_ref for row in event.job.view.transcript if row.sender_ref is not None]
         if conversation.chat_kind.is_shared or not writers or not self.is_admin(UserRef(writers[-1])):
             return
         sentence = (
-            f"{model}, which is to write summaries, failed, so {event.prepared.model} wrote this one. The log says why "
-            "(`compression.summary_failed`); I do not mention it again."
+            f"The summary model {model} failed, so {event.prepared.model} wrote this summary. The log gives the reason "
+            "(`compression.summary_failed`). I will not mention this again."
         )
         chat_id, key = conversation.chat_id, f"summary-route:{conversation.chat_id}:{model}"
         outbox.enqueue(db, Reply(chat_id=chat_id, markdown=sentence, dedupe_key=key), now)
 
     async def write_waiting(self, conversation: ConversationRef, view: View) -> None:
-        """Tell a chat that its answer waits for a compression, once also across restarts and several passes."""
+        """Tell a chat once that its answer waits for a compression, even across restarts and several passes."""
         if self.settings().waiting:
-            text = "This conversation has grown long: I am compressing it before I go on, which takes a moment."
+            text = "This conversation has grown long. I am compressing it before I continue, which takes a moment."
             reply = _reply(conversation, text, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")
             await self.store.write(outbox.enqueue, reply, self.clock.now())
             self.deliver(conversation.chat_id)
@@ -87,45 +87,48 @@ class NoticeWriter:
                 sentences, prepared = [], event.prepared
                 if prepared.failure is not None:
                     sentences.append(
-                        f"I had to shorten this conversation without a summary ({prepared.failure.rstrip('.')}). "
-                        f"{prepared.summarised:,} messages are represented by a list of what could be found in them; "
-                        "all of them are kept, and I can look them up."
+                        f"I could not summarise this conversation ({prepared.failure.rstrip('.')}). Instead, I kept a "
+                        f"list of key points from {prepared.summarised:,} messages. All of them are still stored, and "
+                        "I can look them up."
                     )
                 if (accuracy := accuracy_sentence(event.compressions, self.settings())) is not None:
                     sentences.append(accuracy)
                 return " ".join(sentences) or None
             case Aborted():
                 return (
-                    f"I could not compress this conversation: {event.reason} Nothing was changed, and there is still "
-                    "room; I try again later. /compress tries now."
+                    f"I could not compress this conversation: {event.reason} Nothing was changed. There is still room, "
+                    "so I will try again later. To try now, send /compress."
                 )
             case BlockedEvent():
                 return (
                     f"Compressing hardly shortens this conversation any more ({event.tokens:,} tokens; compression "
-                    f"starts at {event.threshold:,}). From now on I only compress it when it no longer fits the "
-                    "model's window. /new starts a fresh conversation, `/compress <topic>` keeps one topic and "
-                    "shortens the rest."
+                    f"starts at {event.threshold:,}). I will compress it again only when it no longer fits the model's "
+                    "window. You can start fresh with /new, or keep one topic and shorten the rest with "
+                    "`/compress <topic>`."
                 )
             case MessageLimitEvent():
                 return (
-                    f"This conversation had {event.messages:,} messages and the limit is {event.limit:,}, so I "
-                    "compressed it although there was room."
+                    f"This conversation had {event.messages:,} messages (the limit is {event.limit:,}), so I "
+                    "compressed it although the model had room for more."
                 )
 
 
 def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
-    """Return a sentence about lost details, at the second compression and every tenth."""
+    """Return the notice about lost details, due at the second and every tenth compression."""
     if not settings.accuracy or count == 0 or (count != ACCURACY_FROM and count % ACCURACY_EVERY):
         return None
-    return f"This conversation has been compressed {count} times; details may get lost. /new starts a fresh one."
+    return (
+        f"This conversation has been compressed {count} times, so I may miss details. "
+        "You can ask me to look things up, or start fresh with /new."
+    )
 
 
 def pressure_sentence(pressure: PressureEvent) -> str:
-    """Return the sentence below an answer about how full the conversation is."""
+    """Return the line below an answer that shows how full the conversation is."""
     figures = f"({pressure.tokens:,} of {pressure.threshold:,} tokens)"
     if pressure.tokens >= pressure.threshold:
-        return f"_The room before compression is used up {figures}._"
-    return f"_{pressure.percent} % of the room before compression is used {figures}._"
+        return f"_This conversation will be compressed soon {figures}._"
+    return f"_{pressure.percent} % of the way to the next compression {figures}._"
 
 
 def _reply(conversation: ConversationRef, sentence: str, what: str, which: str) -> Reply:
@@ -139,16 +142,16 @@ def _reply(conversation: ConversationRef, sentence: str, what: str, which: str) 
 async def tell_background_end(
     store: Store, clock: Clock, deliver: Callable[[ChatId], None], ended: BackgroundCommand
 ) -> None:
-    """Tell a conversation that a background command has ended: its people now, the model with its next call."""
+    """Tell a conversation that a background command has ended. The model is told with its next call."""
     if await store.write_with_retry(_write_background_end, ended, clock.now()):
         deliver(ended.context.chat_id)
 
 
 @locks(chat="ended.context.chat_id")
 def _write_background_end(db: Connection, ended: BackgroundCommand, now: Millis) -> bool:
-    """Return False if the conversation is closed: the next one has never heard of the command.
+    """Return False if the conversation is closed, because a new conversation knows nothing of the command.
 
-    The model reads no output here: output is a tool's result, and this notice is the gateway's own words.
+    The notice contains no command output. Output is untrusted and belongs in a tool result.
     """
     context = ended.context
     active = load_active(db, context.chat_id)
@@ -165,13 +168,13 @@ def _write_background_end(db: Connection, ended: BackgroundCommand, now: Millis)
         sender_ref=context.started_by,
         sender_name="",
         message_ref="",
-        payload=InboxPayload(text=f"{sentence} Its output waits for poll."),
+        payload=InboxPayload(text=f"{sentence} Use poll to read its output."),
         expects_more=False,
         sent_at=now,
     )
     inbox.insert(db, notice, now)
     command = shortened(ended.command).replace("`", "'")
-    markdown = f"{sentence} It was `{command}`."
+    markdown = f"{sentence} Command: `{command}`."
     reply = Reply(chat_id=context.chat_id, kind=OutboxKind.STATUS, markdown=markdown, dedupe_key=key)
     outbox.enqueue(db, reply, now)
     return True

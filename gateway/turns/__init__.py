@@ -1,1 +1,1 @@
-"""Turns: a lane for every chat, and one turn after the other in it, from the claim to the stored answer."""
+"""Turns: each chat has a lane that runs its turns in order, from the waiting message to the stored answer."""

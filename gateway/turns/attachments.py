@@ -1,7 +1,7 @@
-"""Attachments: files that people send, fetched and made ready for a turn.
+"""Attachments: files that people send, fetched and prepared for a turn.
 
-Text documents are read into the turn, images are stored for models that see, recordings are transcribed if that is
-configured. Other files get a friendly sentence. Bytes are kept by their hash and never enter the history.
+Text documents are added to the turn, images are stored for models with vision, and recordings are transcribed if this
+is configured. Other files are refused with an explanation. Bytes are stored by hash and never enter the history.
 """
 
 import asyncio
@@ -52,16 +52,16 @@ from platforms.base import PlatformAdapter
 log = structlog.get_logger()
 
 MAX_TEXT_CHARS = 50_000
-"""Longest part of a text document that is read into the turn; tools read the rest."""
+"""Number of characters of a text document that are added to the turn. Tools can read the rest."""
 FETCH_ATTEMPTS = 3
 
 T = TypeVar("T")
 
 
 def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
-    """Open the files of attachments: in the state directory unless `attachments.url` names another place.
+    """Open the folder of attachments: in the state directory unless `attachments.url` names another place.
 
-    Blocks. Raises `ConfigError` and `StoreUnavailable` for a place that cannot be written.
+    Blocks. Raises `ConfigError` or `StoreUnavailable` if the folder cannot be written.
     """
     config = loaded.config.attachments
     if config.url is None:
@@ -71,7 +71,7 @@ def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
 
 @dataclass(slots=True)
 class _ReadResult:
-    """Results of reading one message's files."""
+    """Results of reading the files of a message."""
 
     documents: list[Document] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
@@ -83,15 +83,15 @@ class _ReadResult:
     """Sentences for the model."""
     is_in_workspace: bool = False
     transcripts: list[str] = field(default_factory=list)
-    """Transcripts of recordings, which are stored in the message by now."""
+    """Transcripts of recordings. They are already stored in the message."""
 
     def note(self, sentence: str) -> None:
-        """Tell the model something once, however often a file is fetched."""
+        """Add a note for the model, but only once if a file is fetched again."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
     def is_useful_in(self, row: InboxRow) -> bool:
-        """Return True if the message has something for a turn: words, or a file that can be used."""
+        """Return True if the message has usable content: text or a readable file."""
         quote, found = row.payload.quote, (self.transcripts, self.documents, self.images, row.payload.transcripts)
         has_words = row.payload.text.strip() or (quote is not None and quote.text)
         return bool(has_words or any(found) or self.is_in_workspace)
@@ -109,12 +109,13 @@ class AttachmentHandler:
     clock: Clock
     files: AttachmentFolder
     workspaces: WorkspaceStore | None = None
-    """Folders of the file tools; None without file tools."""
+    """Workspaces of the file tools; None without file tools."""
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedMessage] | None:
         """Read the files of `rows` for their turn.
 
-        Returns None if a message held only unusable files: it was answered and settled, and the caller looks again.
+        Returns None if a message had only unusable files. That message is answered and settled, and the caller starts
+        over.
         """
         if not any(row.payload.attachments for row in rows):
             return {}
@@ -151,7 +152,7 @@ class AttachmentHandler:
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:
         limit = self.runtime.config.attachments.max_bytes
-        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # a game, a story: nothing to fetch
+        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # a game or a story has no file
             raise AttachmentError(file_kinds.unreadable(attachment, sees_images=await self._sees_images(chat)))
         if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
             file_kinds.refuse_large(attachment, limit)
@@ -176,12 +177,12 @@ class AttachmentHandler:
         gathered.documents.append(found)
         if found.was_truncated:
             gathered.hints.append(
-                f"“{file_kinds.quoted_name(attachment)}” is long: I read its first {len(found.text):,} characters; "
-                "to show me more, send the rest as a file of its own."
+                f"“{file_kinds.quoted_name(attachment)}” is long, so I only read the first {len(found.text):,} "
+                "characters. To show me more, send the rest as a separate file."
             )
 
     async def _sees_images(self, chat: Chat) -> bool:
-        """Return True if the model of the chat's conversation sees images."""
+        """Return True if the model of the chat's conversation accepts images."""
         session = await self.store.read(load_open, chat.id)
         images = self.runtime.model_of(session.chosen_model if session is not None else None).images
         return images is not None and not (await images.learned()).takes_none
@@ -191,39 +192,39 @@ class AttachmentHandler:
     ) -> T:
         """Fetch a file, let `use` read it, and remove it unless it was moved away.
 
-        Raises `AttachmentError`, and the errors of `use` that are no `PlatformError` or `OSError`.
+        Raises `AttachmentError`, and every error of `use` except `PlatformError` and `OSError`.
         """
         adapter, name = self.delivery.adapters.of(chat), file_kinds.quoted_name(attachment)
         if adapter is None:
-            raise AttachmentError(f"I could not fetch “{name}” right now; please send it again later.")
+            raise AttachmentError(f"I could not download “{name}” right now. Please send it again later.")
         try:
             target = await asyncio.to_thread(self.files.new_file)
         except OSError as error:
             log.warning("attachment.not_stored", error=type(error).__name__)
-            raise AttachmentError(f"I cannot store “{name}” right now; please send it again later.") from error
+            raise AttachmentError(f"I cannot store “{name}” right now. Please send it again later.") from error
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
                 try:
-                    async with asyncio.timeout(120.0):  # its chat waits, others do not
+                    async with asyncio.timeout(120.0):  # only this chat waits
                         await adapter.download(attachment, target, limit)
                     return await use(target)
                 except FileSizeExceeded as error:
                     raise AttachmentError(file_kinds.too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:
-                    sentence = f"“{name}” is not there to be fetched any more; please send it again."
+                    sentence = f"“{name}” is no longer available. Please send it again."
                     raise AttachmentError(sentence) from error
-                except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
+                except (PlatformError, OSError) as error:  # a full disk must not look like a harmful message
                     log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
                 if attempt < FETCH_ATTEMPTS:
                     await _wait_until_ready(adapter)
-            raise AttachmentError(f"I could not fetch “{name}”; please send it again.")
+            raise AttachmentError(f"I could not download “{name}”. Please send it again.")
         finally:
             await asyncio.to_thread(target.unlink, missing_ok=True)
 
     async def _use(
         self, fetched: Path, *, chat: Chat, attachment: IncomingAttachment, sees_images: bool, gathered: _ReadResult
     ) -> tuple[StoredFile, Document | str] | tuple[None, None]:
-        """Put a fetched file into the workspace, and read it. Returns nothing of a file that lies only there."""
+        """Copy a fetched file to the workspace and read it. Return two Nones if only the workspace has the file."""
         is_there = await self._put_into_workspace(fetched, chat, attachment, gathered)
         try:
             file_kinds.refuse_unusable(attachment, sees_images=sees_images)
@@ -236,7 +237,7 @@ class AttachmentHandler:
             return None, None
 
     def _workspace_of(self, chat: Chat) -> WorkspaceHandle | None:
-        """Return the workspace of a chat; None if no tool of the chat reads one."""
+        """Return the workspace of a chat, or None if no tool of the chat can read it."""
         switch_of = self.runtime.config.tools.switch_of
         if self.workspaces is None or all(switch_of(name, chat.key) == "off" for name in ("read_file", "terminal")):
             return None
@@ -245,7 +246,7 @@ class AttachmentHandler:
     async def _put_into_workspace(
         self, fetched: Path, chat: Chat, attachment: IncomingAttachment, gathered: _ReadResult
     ) -> bool:
-        """Copy a fetched file to where tools reach it, and tell the model its path. Returns False if that failed."""
+        """Copy a fetched file to the workspace and tell the model its path. Return False if the copy failed."""
         if (workspace := self._workspace_of(chat)) is None:
             return False
         name = file_kinds.quoted_name(attachment)
@@ -254,16 +255,16 @@ class AttachmentHandler:
         except ToolError as error:
             gathered.note(f"{attachment.kind} “{name}” could not be put into the workspace: {error}")
             return False
-        gathered.note(f"{attachment.kind} “{name}” lies in the workspace as {path}")
+        gathered.note(f"{attachment.kind} “{name}” is in the workspace as {path}")
         gathered.is_in_workspace = True
         return True
 
     async def _take_in(
         self, fetched: Path, *, attachment: IncomingAttachment, sees_images: bool
     ) -> tuple[StoredFile, Document | str]:
-        """Read a fetched file and keep it. Returns text as a document, an image as its MIME type.
+        """Read a fetched file and store it. Return the document of a text file, or the MIME type of an image.
 
-        Only usable files are kept, because nothing would ever remove others.
+        Only usable files are stored, because other files would never be removed.
         """
         is_image = attachment.kind is AttachmentKind.IMAGE
         no_image = None if is_image else AttachmentError(file_kinds.unreadable(attachment, sees_images=sees_images))
@@ -286,7 +287,7 @@ class AttachmentHandler:
 
 @locks(inbox="row.id", chat="row.chat_id")
 def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all: bool, now: Millis) -> None:
-    """Tell the sender, and settle a message that held nothing of use."""
+    """Notify the sender. Settle the message if it had no usable content (`is_all`)."""
     if is_all:
         inbox.settle(db, row.id, InboxState.DONE, now)
     reply = Reply(
@@ -300,8 +301,8 @@ def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all:
 
 
 async def _wait_until_ready(adapter: PlatformAdapter) -> None:
-    """Wait up to a minute for the platform to come back: just after a start it may not be connected yet."""
+    """Wait up to a minute until the platform is connected, which takes a moment after a start."""
     for _ in range(300):
         if adapter.health().is_ready:
             return
-        await asyncio.sleep(0.2)  # nothing tells when the service is back
+        await asyncio.sleep(0.2)  # no event announces that the service is back

@@ -1,6 +1,6 @@
-"""Bursts: waiting rows that become one turn, namely consecutive messages of a sender within `sessions.merge_seconds`.
+"""Bursts: consecutive messages of a sender within `sessions.merge_seconds`, which become a single turn.
 
-Only a message that announces another piece (a paste cut at the platform's limit, an album) waits for a moment.
+A message waits only if it announces another piece, such as a paste cut at the platform's limit or an album.
 """
 
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from hermes_state.inbox import InboxKind, InboxMode, InboxRow
 from hermes_state.values import Millis
 
 ARRIVAL_SLACK_MS = 300
-"""Time on the network, in milliseconds, for a piece sent exactly `PASTE_MS` after the last one."""
+"""Milliseconds of network delay to allow for a piece sent `PASTE_MS` after the previous piece."""
 PASTE_MS = 1_500
-"""Longest wait for the next piece of a paste, in milliseconds. Clients send all pieces within a second."""
+"""Milliseconds to wait for the next piece of a paste. Clients send all pieces within a second."""
 PLATFORM_CLOCK_MS = 1_000
-"""Resolution of Telegram's times, in milliseconds."""
+"""Resolution of Telegram's times in milliseconds."""
 
 
 def next_burst(rows: Sequence[InboxRow], *, merge_ms: int) -> list[InboxRow]:
-    """Return the rows of the next turn, or one command, among all waiting rows of a chat.
+    """Return the rows of the next turn, or a single command, from all waiting rows of a chat.
 
-    Notices alone start no turn; they join the next one.
+    Notices alone do not start a turn. They join the next turn.
     """
     messages = [row for row in rows if row.kind is not InboxKind.NOTICE]
     burst = messages[:1]
@@ -43,7 +43,7 @@ def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
 
 
 def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow]) -> Millis:
-    """Return the time until which a burst waits for its next piece; 0 if none is announced or others wait, too."""
+    """Return the time until which a burst waits for its next piece; 0 if no piece is announced or others wait."""
     last = burst[-1]
     is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)
     if not (last.expects_more and is_newest):

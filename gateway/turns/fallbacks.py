@@ -1,7 +1,6 @@
-"""Fallback models: the routes that answer a turn, one after the other, when the chosen one fails.
+"""Fallback models: the routes that are tried in order when the chosen model fails.
 
-The next route resumes the same turn from its rows, as after a restart. Only the unfinished text of the failed model is
-forgotten.
+Each fallback resumes the same turn from its rows, as after a restart. Only unfinished text of the failed model is lost.
 """
 
 from collections.abc import Sequence
@@ -22,27 +21,27 @@ from hermes_state.turns import RunningTurn
 log = structlog.get_logger()
 
 MIN_HYGIENE_MESSAGES = 4
-"""Messages below which a conversation is left to the agent, however large they are."""
+"""Minimum number of messages for hygiene. Shorter conversations are left to the agent, even if they are large."""
 
 
 class FallbacksFailedError(HermesError):
     """The model of a conversation and all its fallbacks have failed."""
 
     def __init__(self, first: ModelError, count: int) -> None:
-        super().__init__(f"{type(first).__name__}: {first}; {count} fallback models failed, too")
+        super().__init__(f"{type(first).__name__}: {first}; {count} fallback models also failed")
         self.first = first
         self.count = count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAnswer:
-    """Answer of a turn, and its model."""
+    """Answer of a turn and the model that gave it."""
 
     answer: Answer
     chosen: RouteConfig
     by: RouteConfig
     why: str | None
-    """Trouble with the chosen model; None if it answered."""
+    """Reason why the chosen model did not answer; None if it did."""
 
 
 async def answer_with_fallbacks(
@@ -53,10 +52,10 @@ async def answer_with_fallbacks(
     chosen: RouteConfig,
     fallbacks: Sequence[RouteConfig],
 ) -> TurnAnswer:
-    """Answer a turn with the chosen model, or with the first fallback that can.
+    """Answer a turn with the chosen model, or with the first fallback that works.
 
-    Each is called at most once, models with an open circuit last. Raises the errors of `Agent.run`, and
-    `FallbacksFailedError` if all fallbacks failed.
+    Each model is tried at most once, and models with an open circuit breaker come last. Raises the errors of
+    `Agent.run`, or `FallbacksFailedError` if all fallbacks failed.
     """
     routes = [chosen, *(route for route in fallbacks if route != chosen)]
     open_circuits = {route: state for route in routes if (state := models.open_circuit(route)) is not None}
@@ -81,13 +80,13 @@ async def answer_with_fallbacks(
 
 
 async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> MeasuredPrompt | None:
-    """Check the size of a conversation before the agent works on it (hygiene), and compress it if it is near the limit.
+    """Check the size of a conversation before its turn (hygiene), and compress the conversation near the limit.
 
-    It acts at 85 % of the context window (`hygiene.threshold`), far above the agent's own threshold, and at 5,000
-    messages: for conversations that grew by one huge message or by a switch to a smaller model. The turn waits for at
-    most 10 seconds if it could also begin.
+    Hygiene acts at 85 % of the context window (`hygiene.threshold`) or at 5,000 messages. It handles conversations that
+    grew by a huge message or after a switch to a smaller model. If the prompt still has room, the turn waits for at
+    most 10 seconds.
 
-    Returns the measured prompt, for the turn to begin with; None if the conversation may have changed.
+    Returns the measured prompt for the turn, or None if the conversation may have changed.
     """
     context, conversation = agent.context, turn.conversation
     prompt = await context.measure(conversation, model)
@@ -100,9 +99,9 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """Return True if another model may do better, such as a larger one.
+    """Return True if another model may succeed, such as a larger model.
 
-    A refusal without a reason counts, too: its circuit stays closed, because other requests may work.
+    A refusal without a reason also counts. It does not open the circuit breaker, because other requests may work.
     """
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
@@ -110,12 +109,12 @@ def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
-    """Return the line below the answer if another model answers than before; `before`: the last fallback."""
+    """Return the line below the answer if the answering model has changed. `before` is the last fallback."""
     if done.why is None:
         return f"_{_named(done.chosen)} answers again._" if before is not None else None
     if before == done.by:
         return None
-    return f"_{_named(done.by)} answers for now: {_named(done.chosen)} {done.why}._"
+    return f"_{_named(done.by)} answers for now, because {_named(done.chosen)} {done.why}._"
 
 
 def _named(route: RouteConfig) -> str:

@@ -1,6 +1,6 @@
-"""Kinds of files that people send, told by name, MIME type and bytes, and the use of each.
+"""Kinds of files that people send, detected by name, MIME type and bytes, and how each kind is used.
 
-Unusable files are refused at once: an image that a provider refuses later would be refused with every later message.
+Unusable files are refused at once. If a provider refused an image later, it would also refuse every later message.
 """
 
 import re
@@ -10,7 +10,7 @@ from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, 
 from hermes_state.values import AttachmentKind, Document, IncomingAttachment
 
 NAME_CHARACTERS = 80
-"""Longest file name in a sentence, in characters."""
+"""Longest file name in a reply, in characters."""
 
 TEXT_MIME_PREFIXES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/yaml")
 TEXT_MIMES = ("application/toml", "application/javascript", "application/sql", "application/x-sh", "application/csv")
@@ -28,27 +28,27 @@ IMAGE_SUFFIXES = frozenset((
 ))
 # fmt: on
 UNSUPPORTED_SENTENCES = {
-    AttachmentKind.VOICE: "I cannot listen to voice messages here; please write to me instead.",
-    AttachmentKind.AUDIO: "I cannot listen to audio files here; please write to me instead.",
-    AttachmentKind.IMAGE: "The model that answers here cannot see images; please describe it in words.",
-    AttachmentKind.VIDEO: "I cannot watch videos; please describe in words what matters in it.",
+    AttachmentKind.VOICE: "I cannot listen to voice messages here. Please send text instead.",
+    AttachmentKind.AUDIO: "I cannot listen to audio files here. Please send text instead.",
+    AttachmentKind.IMAGE: "The current model cannot see images. Please describe the image in words.",
+    AttachmentKind.VIDEO: "I cannot watch videos. Please describe what matters in it.",
 }
 RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 
 
 class AttachmentError(Exception):
-    """A file cannot be used; the message is the sentence for its sender."""
+    """A file cannot be used. The message is the reply to its sender."""
 
 
 def refuse_unusable(attachment: IncomingAttachment, *, sees_images: bool) -> None:
-    """Raise `AttachmentError` for a file that is known to be unusable before it is fetched."""
+    """Raise `AttachmentError` for a file that is already known to be unusable."""
     if not is_text(attachment) and not (sees_images and may_be_image(attachment)):
         sentence = UNSUPPORTED_SENTENCES.get(attachment.kind)
         raise AttachmentError(sentence or unreadable(attachment, sees_images=sees_images))
 
 
 def is_text(attachment: IncomingAttachment) -> bool:
-    """Return True if name or MIME type promise a text document."""
+    """Return True if the name or MIME type indicates a text document."""
     mime, name = (attachment.mime or "").lower(), attachment.name.lower()
     if attachment.kind is not AttachmentKind.DOCUMENT:
         return mime == "image/svg+xml"
@@ -58,7 +58,7 @@ def is_text(attachment: IncomingAttachment) -> bool:
 
 
 def may_be_image(attachment: IncomingAttachment) -> bool:
-    """Return True if the file may be an image, so that it is worth a download."""
+    """Return True if the file may be an image and is worth downloading."""
     if attachment.kind is AttachmentKind.IMAGE:
         return True
     if attachment.kind not in (AttachmentKind.DOCUMENT, AttachmentKind.OTHER):
@@ -70,15 +70,15 @@ def may_be_image(attachment: IncomingAttachment) -> bool:
 
 
 def refuse_large(attachment: IncomingAttachment, max_bytes: int) -> None:
-    """Raise `AttachmentError` for a file that is known to be larger than the limit."""
+    """Raise `AttachmentError` for a file whose known size exceeds the limit."""
     if attachment.size_bytes is not None and attachment.size_bytes > max_bytes:
         raise AttachmentError(too_large(attachment, max_bytes))
 
 
 def read_text(path: Path, attachment: IncomingAttachment, max_characters: int) -> Document:
-    """Return the beginning of a fetched text file. Raises `AttachmentError` if it is none."""
+    """Return the beginning of a fetched text file. Raises `AttachmentError` if the file is not text."""
     data, name = path.read_bytes(), quoted_name(attachment)
-    no_text = AttachmentError(f"“{name}” is not text that I can read; please save it as UTF-8, or paste what matters.")
+    no_text = AttachmentError(f"I cannot read the text in “{name}”. Please save it as UTF-8, or paste the text here.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -94,29 +94,29 @@ def read_text(path: Path, attachment: IncomingAttachment, max_characters: int) -
 async def scaled_image(
     scaler: ImageScaler, fetched: Path, attachment: IncomingAttachment, no_image: AttachmentError | None = None
 ) -> bytes:
-    """Return the copy of a fetched image that models are shown.
+    """Return the scaled copy of a fetched image for models.
 
-    Raises `AttachmentError`: `no_image`, if given, for a file that is no image.
+    Raises `AttachmentError`. If the file is not an image and `no_image` is given, raises `no_image`.
     """
     name = quoted_name(attachment)
     try:
         return await scaler.scaled(fetched, ImageLimits())
     except OversizedImageError as error:
-        raise AttachmentError(f"“{name}” has more pixels than I can look at; please send a smaller copy.") from error
+        raise AttachmentError(f"“{name}” has too many pixels for me. Please send a smaller copy.") from error
     except UnreadableImageError as error:
         raise no_image or AttachmentError(
-            f"“{name}” is not an image that I can look at; please send it as PNG, JPEG, GIF or WebP."
+            f"I cannot open “{name}” as an image. Please send it as PNG, JPEG, GIF or WebP."
         ) from error
 
 
 def quoted_name(attachment: IncomingAttachment) -> str:
-    """Return the name of the file for a sentence, which it cannot break: the model trusts our notes."""
+    """Return the file's name without quotes, brackets and line breaks, because the model trusts our notes."""
     flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
     return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
 
 
 def file_name(attachment: IncomingAttachment) -> str:
-    """Return a name for the file in a folder and in sentences: no path, not hidden, not too long."""
+    """Return a safe file name: without a path, not hidden and not too long."""
     last = re.split(r"[/\\]", quoted_name(attachment).removesuffix("…"))[-1].strip(" .")
     suffix = PurePath(attachment.name).suffix if "…" in quoted_name(attachment) else PurePath(last).suffix
     stem = "".join(character for character in last.removesuffix(suffix) if character.isprintable())
@@ -125,15 +125,15 @@ def file_name(attachment: IncomingAttachment) -> str:
 
 
 def too_large(attachment: IncomingAttachment, max_bytes: int) -> str:
-    """Return the sentence about a file beyond the limit, which is rounded down."""
+    """Return the reply about a file above the limit. The limit is rounded down."""
     limit = f"{max_bytes // 1_000_000:,} MB" if max_bytes >= 1_000_000 else f"{max_bytes // 1_000:,} KB"
-    smaller = "a smaller copy" if attachment.kind is AttachmentKind.IMAGE else "the part that matters"
-    return f"“{quoted_name(attachment)}” is larger than the {limit} that I take; please send {smaller}."
+    smaller = "a smaller copy" if attachment.kind is AttachmentKind.IMAGE else "only the part that matters"
+    return f"“{quoted_name(attachment)}” is too large (limit: {limit}). Please send {smaller}."
 
 
 def unreadable(attachment: IncomingAttachment, *, sees_images: bool) -> str:
-    """Return the sentence about a file of an unusable kind."""
+    """Return the reply about a file of an unusable kind."""
     files = "a text file or an image" if sees_images else "a text file"
     is_document = attachment.kind is AttachmentKind.DOCUMENT
-    way = f"send me {files}, or paste what matters" if is_document else f"say it in words, or send me {files}"
-    return f"I cannot read “{quoted_name(attachment)}”; please {way}."
+    way = f"send {files}, or paste the text here" if is_document else f"write it as text, or send {files}"
+    return f"I cannot read “{quoted_name(attachment)}”. Please {way}."

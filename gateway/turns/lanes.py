@@ -1,7 +1,7 @@
-"""Lanes, the workers of chats. Inside a chat the order is first in, first out; chats run in parallel.
+"""Lanes, the workers of chats. Work runs in order inside a chat, and in parallel across chats.
 
-A lane is a task while work waits in its chat: it runs turns and queued commands, and resumes a turn that a restart left
-open. `ownership` says in which chats this process works.
+A lane is a task that exists while its chat has work. It runs turns and queued commands, and resumes a turn after a
+restart. `ownership` decides in which chats this process works.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ from hermes_state.values import ChatId, ChatKey, Clock, EndReason, InboxId, Inpu
 log = structlog.get_logger()
 
 INTERRUPTED = "stopped: the person sent a newer message"
-TURNED_AWAY = "You have no access any more, so I did not answer what still waited."
-DEAD_LETTER_SENTENCE = "Something in this message breaks me, so I have put it aside; please try it in other words."
+TURNED_AWAY = "Your access was revoked, so I did not answer your queued messages."
+DEAD_LETTER_SENTENCE = "I could not process this message. Please try wording it differently."
 RETRY_BACKOFF = Backoff()
 
 RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
-"""Runs a queued command; returns the turn that it opened, if any (`/retry`)."""
+"""Runs a queued command and returns the turn that it opened, if any (`/retry`)."""
 
 
 class Lane:
-    """Worker of one chat. It ends when no work is left."""
+    """Worker of a chat. It ends when no work is left."""
 
     def __init__(self, chat_id: ChatId, lanes: "LaneRegistry", ownership: Ownership, run_command: RunCommand) -> None:
         self._chat_id, self._lanes, self._ownership, self._run_command = chat_id, lanes, ownership, run_command
@@ -55,12 +55,12 @@ class Lane:
         self.woken = asyncio.Event()
 
     def close(self) -> None:
-        """Finish what runs and claim nothing more."""
+        """Finish the running work and start nothing new."""
         self._is_closing = True
         self.woken.set()
 
     async def run(self, started: RunningTurn | None) -> None:
-        """Work until nothing waits. `started`: a turn that was stored for this lane to begin with."""
+        """Work until the queue is empty. `started` is a stored turn to begin with."""
         delays = iter(RETRY_BACKOFF)
         while not self._is_closing:
             self.woken.clear()
@@ -74,26 +74,26 @@ class Lane:
                 delays = iter(RETRY_BACKOFF)
                 self._crashes = 0
                 if self._ownership.has_queue:
-                    return  # others have waited for longer
+                    return  # other chats have waited longer
             except StateError as error:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
                 if isinstance(error, StoreBroken):
-                    with suppress(StateError):  # nothing says whose chat it is
+                    with suppress(StateError):  # without the row, the chat is unknown
                         chat = await self._lanes.store.read(load_chat, self._chat_id)
                         self._lanes.turns.delivery.tell_broken(chat.key)
                 await wait_until(self.woken, pause)
-            except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
+            except Exception:  # chat boundary: the rows are safe, and other chats are not affected
                 log.exception("lane.crashed", chat_id=self._chat_id)
                 self._crashes += 1
-                self._lanes.own.pop(self._chat_id, None)  # what crashed its lane counts as if it had ended the process
+                self._lanes.own.pop(self._chat_id, None)  # a crash of the lane counts like a crash of the process
                 await wait_until(self.woken, next(delays))
 
     async def _step(self) -> bool:
-        """Do the next thing; False when there is none."""
+        """Do the next piece of work. Return False if no work is left."""
         turn, rows = await self._lanes.store.read_short(_load_work, self._chat_id)
         if turn is not None and turn.is_waiting:
-            return False  # it keeps its place; the decision about it wakes the lane
+            return False  # the turn stays open, and the decision wakes the lane
         if turn is not None:
             await self._resume(turn)
             return True
@@ -115,7 +115,7 @@ class Lane:
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
-        """Seconds for which a burst is still held, counted since it was first seen: the clock may be set back."""
+        """Return the seconds to hold a burst, counted from its first sight because the clock may be set back."""
         if self._held[0] != last.id:
             held_ms = min(until - self._lanes.clock.now(), until - last.received_at)
             self._held = last.id, time.monotonic() + held_ms / 1000
@@ -129,7 +129,7 @@ class Lane:
             lanes.turns.delivery.wake(self._chat_id)
             return
         if any(row.payload.attachments for row in rows) and not await self._ownership.can_fetch(self._chat_id):
-            self._is_closing = True  # the owner of the chat's account goes on here
+            self._is_closing = True  # the owner of the chat's account continues
             return
         prepared = await lanes.attachments.prepare(self._chat_id, rows)
         if prepared is None:
@@ -141,11 +141,11 @@ class Lane:
             try:
                 turn = await lanes.store.write(_start_turn, self._chat_id, ids, prepared, lanes.clock.now())
             except InboxMoved:
-                return  # a message was withdrawn meanwhile: look again
+                return  # a message was withdrawn in the meantime, so the rows are read again
             await self._execute(turn)
 
     async def _dead_letter(self, rows: Sequence[InboxRow]) -> None:
-        """Put the message aside that crashes the lane again and again. The chat goes on without it."""
+        """Set aside the message that crashes the lane repeatedly. The chat continues without it."""
         first = next((row for row in rows if row.kind is not InboxKind.NOTICE), None)
         if first is not None:
             log.error("inbox.buried", chat_id=self._chat_id, inbox_id=first.id)
@@ -154,7 +154,7 @@ class Lane:
             self._lanes.turns.delivery.wake(self._chat_id)
 
     async def _resume(self, turn: RunningTurn) -> None:
-        """Resume an open turn that no process works on. Unless it was left in order, it may have ended its process."""
+        """Resume an open turn that no process works on. If its process crashed, this counts as a restart."""
         is_restart = not self._lanes.is_own(turn)
         if is_restart and turn.restarts >= MAX_RESTARTS:
             await self._lanes.turns.give_up(turn)
@@ -162,19 +162,19 @@ class Lane:
         async with self._lanes.slots:
             if self._is_closing:
                 return
-            # Counting is also the proof that the database takes writes again, before a model call is paid for.
+            # This write also proves that the database works again, before a model call costs money.
             turn = await self._lanes.store.write(journal.take_up, turn, is_restart)
             log.info("turn.resumed", turn_id=turn.id, chat=turn.chat.name, restarts=turn.restarts)
             await self._execute(turn)
 
     async def _execute_in_slot(self, turn: RunningTurn) -> None:
-        """Work on a turn that was stored just now, as soon as a slot is free."""
+        """Work on a newly stored turn as soon as a slot is free."""
         has_to_wait = self._lanes.slots.locked()
         async with self._lanes.slots:
             if self._is_closing:
                 return
             if has_to_wait and await self._lanes.store.read_short(find_unended, turn) is None:
-                self._lanes.disown(turn)  # it was stopped meanwhile
+                self._lanes.disown(turn)  # the turn was stopped in the meantime
                 return
             await self._execute(turn)
 
@@ -185,7 +185,7 @@ class Lane:
         task = asyncio.create_task(turns.run(turn, preview), name=f"turn-{turn.id}")
         active = self._lanes.active[turn.chat] = ActiveTurn(turn=turn, preview=preview, task=task)
         try:
-            # Until its end is stored the turn is the chat's, and a stop finds it here.
+            # Until its end is stored, the turn stays active, so that a stop can find it.
             await active.wait_for_end()
         finally:
             self._lanes.active.pop(turn.chat, None)
@@ -202,7 +202,7 @@ class Lane:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class LaneRegistry:
-    """Lanes by chat. Opens them where work waits; stops and drains running turns."""
+    """Lanes by chat. Opens lanes for chats with work, and stops and drains running turns."""
 
     store: Store
     runtime: Runtime
@@ -212,38 +212,38 @@ class LaneRegistry:
     clock: Clock
     group: asyncio.TaskGroup
     slots: asyncio.Semaphore
-    """Turns that may run at one time."""
+    """Limit for turns that run at the same time."""
     active: dict[ChatKey, ActiveTurn] = field(default_factory=dict, init=False)
-    """Running turns by the chats that people write in."""
+    """Running turns by chat."""
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
-    """Open turns that this process has stored or resumed. Going on with one is no restart; leaving one is stored."""
+    """Open turns that this process has stored or resumed. Continuing such a turn does not count as a restart."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
-    """Turns that a `/stop` has ended from memory, by the row of the command, until it is carried out."""
+    """Turns that a `/stop` has ended from memory, by the command's row, until the command runs."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
     _ownership: Ownership | None = field(default=None, init=False)
-    """None before `start` and after `abandon`: no lane is opened then."""
+    """None before `start` and after `abandon`, when no lane may open."""
     _is_closing: bool = field(default=False, init=False)
 
     async def start(self, run_command: RunCommand, ownership: Ownership) -> None:
-        """Begin the work that waits, and resume turns of processes that ended. `run_command` runs queued commands."""
+        """Start the waiting work and resume interrupted turns. `run_command` runs queued commands."""
         self._run_command, self._ownership = run_command, ownership
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Find chats in the database that have work and no lane. Raises `StateError`."""
+        """Find chats in the database that have work but no lane. Raises `StateError`."""
         if self._ownership is not None:
             await self._ownership.sweep()
 
     async def abandon(self) -> None:
-        """End all work and store nothing: the chats may be another process's. `let_go` tells it later."""
+        """End all work and store nothing, because another process may own the chats. `let_go` stores the end later."""
         self._ownership = None
-        await asyncio.sleep(0)  # a lane that is cancelled before it began would never let go of its chat
+        await asyncio.sleep(0)  # a lane that is cancelled before its first step would never release its chat
         await cancel_all(self._tasks)
 
     def works_by(self, ownership: Ownership) -> bool:
-        """Return True while lanes may be opened for the chats of this ownership."""
+        """Return True while lanes may open under this ownership."""
         return ownership is self._ownership and not self._is_closing
 
     @property
@@ -253,11 +253,11 @@ class LaneRegistry:
 
     @property
     def room(self) -> int:
-        """Lanes that can be opened now without waiting for a slot."""
+        """Number of lanes that can open now without waiting for a slot."""
         return self.runtime.config.sessions.max_turns - len(self._lanes)
 
     def has_room(self, ahead: int = 0) -> bool:
-        """Return True if a turn that starts now, after `ahead` others, runs at once and overtakes no chat."""
+        """Return True if a new turn, after `ahead` others, can run at once without overtaking another chat."""
         ownership = self._ownership
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
         return is_open and self.room > ahead and not self.slots.locked()
@@ -265,10 +265,10 @@ class LaneRegistry:
     def wake(
         self, chat_id: ChatId, started: RunningTurn | None = None, asked_at: float = 0.0, *, is_new: bool = False
     ) -> None:
-        """Wake the chat's lane because work waits. Before `start` no lane is opened: `start` finds the work.
+        """Wake the chat's lane because work waits. Before `start`, no lane opens, and `start` finds the work.
 
-        `started`: a turn that was stored for the chat after `asked_at` (monotonic clock). `is_new`: for a message that
-        this process has just stored.
+        `started` is a turn that was stored for the chat after `asked_at` (monotonic clock). `is_new` is True for a
+        message that this process has just stored.
         """
         if started is not None:
             self.own[chat_id] = started
@@ -279,17 +279,17 @@ class LaneRegistry:
             self._ownership.want(chat_id, started, asked_at, is_new=is_new)
 
     def is_own(self, turn: RunningTurn) -> bool:
-        """Return True for an open turn that is known to have ended no process."""
+        """Return True if this process stored or resumed the turn and its lane has not crashed since."""
         own = self.own.get(turn.chat_id)
         return own is not None and own.id == turn.id
 
     def disown(self, turn: RunningTurn) -> None:
-        """Forget a turn that has ended or is left to others."""
+        """Forget a turn that has ended or that another node continues."""
         if self.is_own(turn):
             del self.own[turn.chat_id]
 
     def tell_all_broken(self) -> None:
-        """Tell every chat with a running turn that its answer cannot be finished."""
+        """Tell every chat with a running turn that the database is broken."""
         for chat in self.active:
             self.turns.delivery.tell_broken(chat)
 
@@ -306,23 +306,23 @@ class LaneRegistry:
         return active.begin_stop(reason) if (active := self._active_in(chat_id)) is not None else None
 
     def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> ActiveTurn | None:
-        """Stop a chat's turn while the database is unavailable; the stored `/stop` settles it later."""
+        """Stop a chat's turn while the database is unavailable. The stored `/stop` settles it later."""
         if (active := self.active.get(key)) is None:
             return None
         may_stop = is_admin or active.turn.started_by == sender_ref or not active.turn.chat_kind.is_shared
         return active.begin_stop("stopped by the person") if may_stop else None
 
     def interrupt(self, chat_id: ChatId, turn_id: TurnId) -> None:
-        """Stop a turn in favour of a message that has just been stored, unless the chat is in another turn by now."""
-        self.turns.on_question()  # it may have waited for an answer
+        """Stop a turn in favour of a newly stored message, unless the chat already runs another turn."""
+        self.turns.on_question()  # the turn may have waited for approval
         active = self._active_in(chat_id)
         if active is not None and active.turn.id == turn_id:
             active.begin_stop(INTERRUPTED).settle_stop()
 
     async def drain(self, seconds: float) -> int:
-        """Let running turns finish for at most `seconds`, then cut the rest; returns how many were cut.
+        """Let running turns finish for at most `seconds`, then cancel the rest. Return the number of cancelled turns.
 
-        A turn that is cut stays open in the database and resumes at the next start, which is no restart for it.
+        A cancelled turn stays open in the database and resumes at the next start. This does not count as a restart.
         """
         self._is_closing = True
         for lane in self._lanes.values():
@@ -330,13 +330,13 @@ class LaneRegistry:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
         cut = await cancel_all(self._tasks)
-        with suppress(StateError, TimeoutError):  # it counts as a restart then, of which a turn has some to spare
+        with suppress(StateError, TimeoutError):  # on failure it counts as a restart, and turns survive several
             async with asyncio.timeout(2.0):
                 await self.let_go(*self.own.values())
         return cut
 
     async def let_go(self, *turns: RunningTurn) -> None:
-        """Store that turns of this process were left in order, so that resuming them is no restart."""
+        """Store that this process left turns in an orderly way, so that resuming them does not count as a restart."""
         if turns:
             await self.store.write(journal.let_go, [turn.id for turn in turns])
         for turn in turns:
@@ -346,17 +346,17 @@ class LaneRegistry:
         return next((active for active in self.active.values() if active.turn.chat_id == chat_id), None)
 
     def open(self, chat_id: ChatId, started: RunningTurn | None = None) -> None:
-        """Open the lane of a chat that this process owns, unless it is open or lanes are not opened any more."""
+        """Open the lane of a chat that this process owns, unless the lane is open or the registry is closing."""
         ownership = self._ownership
         if ownership is None or self._is_closing or chat_id in self._lanes:
             return
-        assert self._run_command is not None, "`start` has come with the ownership"
+        assert self._run_command is not None, "`start` sets it together with the ownership"
         lane = self._lanes[chat_id] = Lane(chat_id, self, ownership, self._run_command)
         if self.begin(self._serve(chat_id, lane, ownership, started), f"lane-{chat_id}") is None:
             self._lanes.pop(chat_id, None)
 
     def begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None] | None:
-        """Start a task that `drain` waits for and `abandon` cancels; None if the daemon is ending."""
+        """Start a task that `drain` waits for and `abandon` cancels. Return None if the daemon is ending."""
         try:
             return track(self._tasks, self.group.create_task(work, name=name))
         except RuntimeError:  # the work is stored, and the next start finds it
@@ -380,7 +380,7 @@ def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:
 
 @locks(inbox="row.id", chat="row.chat_id")
 def _refuse(db: Connection, row: InboxRow, state: InboxState, sentence: str, dedupe_key: str, now: Millis) -> None:
-    """Settle a row that gets no turn, and tell its sender, except of a notice."""
+    """Settle a row that gets no turn, and tell its sender unless the row is a notice."""
     if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
         chat_id, ref = row.chat_id, row.message_ref or None
         reply = Reply(chat_id=chat_id, kind=OutboxKind.ERROR, markdown=sentence, dedupe_key=dedupe_key, reply_to=ref)
@@ -395,11 +395,11 @@ def _start_turn(
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> RunningTurn:
-    """Open a turn. If the last conversation has expired, people are told why this one is new."""
+    """Open a turn. If the last conversation has expired, tell the chat why it has a new conversation."""
     last = load_active(db, chat_id)
     if last is not None and last.end_reason is EndReason.EXPIRED:
-        text = "The last conversation rested too long, so this starts a new one; "
-        text, key = text + f"`/resume {last.short_key}` goes back.", f"expired:{last.id}:{last.version}"
+        text = "Your last conversation was idle for a long time, so this is a new one. "
+        text, key = text + f"To go back, send `/resume {last.short_key}`.", f"expired:{last.id}:{last.version}"
         outbox.enqueue(db, Reply(chat_id=chat_id, markdown=text, dedupe_key=key), now)
     return journal.start_turn(db, chat_id, inbox_ids, prepared, now)
 

@@ -1,4 +1,4 @@
-"""Ownership of chats: a single daemon works in every chat, a node of a cluster in those whose lock it has."""
+"""Ownership of chats: a single daemon owns every chat; a cluster node owns the chats whose locks it holds."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId
 
 Work: TypeAlias = Callable[[RunningTurn | None], Awaitable[None]]
-"""Works in a chat until no work is left. It begins with the given turn, if there is one."""
+"""Works in a chat until no work is left, starting with the given turn if any."""
 
 
 class Ownership(Protocol):
-    """Decides when a lane may open. It ends when the registry of lanes abandons it."""
+    """Decides when a lane may open. It is valid until the lane registry abandons it."""
 
     @property
     def leaves_new(self) -> bool:
@@ -22,19 +22,19 @@ class Ownership(Protocol):
 
     @property
     def has_queue(self) -> bool:
-        """True if a lane should end after its turn, because other chats wait for its place."""
+        """True if a lane should end after its turn, because other chats wait for its slot."""
 
     async def sweep(self) -> None:
-        """Find chats in the database that have work and no lane. Raises `StateError`."""
+        """Find chats in the database that have work but no lane. Raises `StateError`."""
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Open a lane for a chat that has work, now or later. The arguments are those of `LaneRegistry.wake`."""
+        """Open a lane for a chat with work, now or later. `LaneRegistry.wake` explains the arguments."""
 
     async def serve(self, chat_id: ChatId, work: Work, started: RunningTurn | None) -> None:
         """Run the work of an open lane."""
 
     def note_end(self, chat_id: ChatId, is_woken: bool) -> None:
-        """Note that a lane has ended. `is_woken`: more work came while it ended."""
+        """Note that a lane has ended. `is_woken` is True if more work arrived meanwhile."""
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
         """Return False if another process must fetch the files of a chat."""
@@ -42,7 +42,7 @@ class Ownership(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class AllChats:
-    """Ownership of a daemon that has its database to itself."""
+    """Ownership of a single daemon, which does not share its database."""
 
     store: Store
     open: Callable[[ChatId, RunningTurn | None], None]
@@ -61,7 +61,7 @@ class AllChats:
         await work(started)
 
     def note_end(self, chat_id: ChatId, is_woken: bool) -> None:
-        """Do nothing: no other process waits for the chat."""
+        """Do nothing, because no other process waits for the chat."""
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Previews of turns: they show an answer while it grows. The answer itself is its outbox row."""
+"""Previews show an answer while the model writes it. The final answer is a separate outbox row."""
 
 import asyncio
 import contextlib
@@ -21,20 +21,20 @@ from platforms.base import PlatformAdapter, Preview
 log = structlog.get_logger()
 
 FIRST_SIGN_SECONDS = 0.4
-"""Seconds before the first preview. An answer that is ready sooner needs none."""
+"""Seconds before the first preview. A faster answer needs no preview."""
 
 REQUEST_SECONDS = 10.0
-"""Longest request for one preview, in seconds, because the final answer waits for it."""
+"""Timeout of a preview request in seconds. It is short because the final answer waits for the request."""
 
 PREVIEW_OVERLAP_SECONDS = 5.0
-"""Seconds before the end of a fading preview at which it is renewed: time for a pause and a slow request."""
+"""Seconds before a preview fades at which it is renewed. This leaves time for a pause and a slow request."""
 
 
 class TurnPreview:
-    """Preview of one turn that is not shown. After the end, `text` is the partial answer of a stopped turn."""
+    """Preview of a turn that is not shown. After a stop, `text` is the partial answer."""
 
     is_stored = False
-    """The text may be in the database."""
+    """True if the text may be in the database."""
     _first_sign_seconds = FIRST_SIGN_SECONDS
 
     def __init__(self, turn: RunningTurn) -> None:
@@ -45,28 +45,28 @@ class TurnPreview:
         self.text = ""
 
     def show(self, text: str) -> None:
-        """Note the whole text of the answer so far; never waits."""
+        """Set the text of the answer so far. Never waits."""
         self.text = text
         self._changed.set()
 
     def forget(self) -> None:
-        """Forget the text, which is no part of an answer. It stays in sight until there is another one."""
+        """Forget the text, because it is not part of an answer. It stays visible until new text is shown."""
         self.text = ""
 
     def open(self, ref: str | None = None) -> None:
-        """Begin to show previews, in the placeholder `ref` if there is one. The caller must await `close`."""
+        """Start to show previews, in the placeholder `ref` if given. The caller must await `close`."""
         self._first_sign = asyncio.get_running_loop().call_later(self._first_sign_seconds, self.begin)
 
     def begin(self) -> None:
-        """Begin at once, because the answer takes a while."""
+        """Start to show previews at once."""
         self._task = asyncio.create_task(self._run(), name=f"preview-{self._turn.id}")
 
     async def close(self) -> None:
-        """End the preview. Returns when no request is in flight, so that the final answer comes last."""
+        """End the preview. Returns when no request is in flight, so that the final answer arrives last."""
         await self.abandon()
 
     async def abandon(self) -> None:
-        """End the preview and store nothing: turn and account may be another node's by now."""
+        """End the preview without storing anything, because another node may now own the turn or the account."""
         if self._first_sign is not None:
             self._first_sign.cancel()
         if self._task is not None:
@@ -77,10 +77,10 @@ class TurnPreview:
 
 
 class LivePreview(TurnPreview):
-    """Preview that is shown as often as the platform allows."""
+    """Preview that is updated as often as the platform allows."""
 
     _typing_overlap_seconds = 1.0
-    """Seconds before the end of a typing signal at which it is renewed."""
+    """Seconds before a typing signal ends at which it is renewed."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LivePreview(TurnPreview):
         *,
         is_certain: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_certain`: no other node serves the account."""
+        """`is_certain` returns True while no other node can serve the account."""
         super().__init__(turn)
         self._adapter = adapter
         self._gate = gate
@@ -120,16 +120,16 @@ class LivePreview(TurnPreview):
         if self._task is None:
             return
         await self._task
-        with contextlib.suppress(StateError):  # a stale copy next to the answer is better than no answer
+        with contextlib.suppress(StateError):  # a stale preview next to the answer is better than no answer
             await self._save()
 
     @property
     def _is_lost(self) -> bool:
-        """True while there may be a placeholder that a killed process could not store."""
+        """True if a killed process may have sent a placeholder without storing its reference."""
         return self.ref is None and self._turn.restarts > 0 and self._adapter.capabilities.finds_previews
 
     async def _find(self) -> None:
-        """Find that placeholder, which the answer will replace. The platform may still be connecting."""
+        """Find the lost placeholder, so that the answer can replace it. The platform may still be connecting."""
         until = time.monotonic() + 30
         while time.monotonic() < until:
             try:
@@ -140,7 +140,7 @@ class LivePreview(TurnPreview):
                 return await self._save()
             except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.not_found", error=type(error).__name__)
-            except Exception:  # an SDK's bug must cost neither the answer nor its preview
+            except Exception:  # a bug in an SDK must not stop the answer or its preview
                 log.exception("preview.crashed")
                 return
             await asyncio.sleep(0.5)
@@ -150,7 +150,7 @@ class LivePreview(TurnPreview):
             if self._is_lost:
                 await self._find()
             await self._show_until_closed()
-        except Exception:  # an SDK's bug must not cost the answer
+        except Exception:  # a bug in an SDK must not stop the answer
             log.exception("preview.crashed")
 
     async def _show_until_closed(self) -> None:
@@ -169,25 +169,25 @@ class LivePreview(TurnPreview):
             await self._rest(was_sent, max(self._interval, self._flood.penalty_seconds))
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Wait for something to show, then for as long as the platform wants; in seconds."""
+        """Wait for new text or a due renewal, then for `pause` seconds."""
         if self.text == self._shown and not self._closed.is_set():
             await wait_until(self._changed, self._renewal_seconds())
         await wait_until(self._closed, pause)
 
     @property
     def _interval(self) -> float:
-        """Seconds from one preview to the next."""
+        """Seconds between two previews."""
         capabilities, is_shared = self._adapter.capabilities, self._turn.chat_kind.is_shared
         return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
 
     async def _show_something(self) -> bool:
-        """Show the text or typing if it is due; return True if it was."""
+        """Show the text or a typing signal if due. Return True if something was sent."""
         if not self._gate.is_free or self._flood.penalty_seconds > 0 or not self._is_certain():
             return False
         async with self._gate.passing():
             with self._flood.obeyed():
                 left = self._fades_in()
-                is_fading = left is not None and left <= 0  # it may be a long time until a tool is done
+                is_fading = left is not None and left <= 0  # a tool may run for a long time without new text
                 if self.text.strip() and (self.text != self._shown or is_fading):
                     text = self.text
                     self.ref = await self._adapter.show(self._preview(text)) or self.ref
@@ -212,7 +212,7 @@ class LivePreview(TurnPreview):
         )
 
     async def _save(self) -> None:
-        """Store the placeholder unless it is stored."""
+        """Store the placeholder's reference unless it is already stored."""
         if self.ref is not None and self.ref != self._saved_ref:
             await self._save_ref(self._turn, self.ref)
             self._saved_ref = self.ref
@@ -222,14 +222,14 @@ class LivePreview(TurnPreview):
         return fades is not None and time.monotonic() - self._typed_at >= fades - self._typing_overlap_seconds
 
     def _fades_in(self) -> float | None:
-        """Return the seconds until the preview must be shown again, None if it stays by itself."""
+        """Return the seconds until the preview must be renewed, or None if it does not fade."""
         seconds = self._adapter.capabilities.preview_seconds
         if seconds is None or self.ref is not None or not self._shown:
             return None
         return self._shown_at + seconds - PREVIEW_OVERLAP_SECONDS - time.monotonic()
 
     def _renewal_seconds(self) -> float | None:
-        """Return the seconds until something must be renewed without new text; None: not before `show`."""
+        """Return the seconds until a renewal is due without new text, or None if only `show` causes one."""
         fades = self._adapter.capabilities.typing_seconds
         typing = None if fades is None else fades - self._typing_overlap_seconds
         waits = [wait for wait in (typing, self._fades_in()) if wait is not None]
@@ -241,13 +241,13 @@ LivePreviewT = TypeVar("LivePreviewT", bound=LivePreview)
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class PreviewMaker:
-    """Maker of the previews of turns."""
+    """Makes the previews of turns."""
 
     store: Store
     adapters: AdapterRegistry
     gates: GateRegistry
     elsewhere: Callable[[RunningTurn], TurnPreview] | None = None
-    """Makes the preview of a turn whose chat another process may serve; None if this one serves all chats."""
+    """Makes the preview of a turn whose chat another process may serve; None if this process serves all chats."""
 
     def of(self, turn: RunningTurn) -> TurnPreview:
         """Return the preview that shows a turn of this process."""
@@ -258,7 +258,7 @@ class PreviewMaker:
     def live(self, turn: RunningTurn, kind: type[LivePreviewT]) -> LivePreviewT:
         """Return a preview for a chat whose account is configured here."""
         adapter = self.adapters.of(turn.chat)
-        assert adapter is not None, "only what is configured is served"
+        assert adapter is not None, "only configured accounts are served"
         return kind(
             turn,
             adapter,

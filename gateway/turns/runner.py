@@ -1,4 +1,4 @@
-"""Runner of turns: the agent, its preview, its deadline, and the sentences for the chat."""
+"""Turn runner: runs the agent with a preview and a deadline, and reports errors to the chat."""
 
 import asyncio
 import time
@@ -38,44 +38,44 @@ from hermes_state.values import Clock, Millis
 log = structlog.get_logger()
 
 MAX_RESTARTS = 3
-"""Restarts after which a turn is more likely the cause than the victim."""
+"""Restarts after which the turn itself is probably the cause."""
 
-DEADLINE_SENTENCE = "This took longer than a turn may take, so I stopped. /retry tries again."
-CRASH_SENTENCE = "Something went wrong on my side while I worked on this. Your message is kept; /retry tries again."
+DEADLINE_SENTENCE = "This took too long, so I stopped. Send /retry to try again."
+CRASH_SENTENCE = "An internal error stopped my answer. Your message is saved. Send /retry to try again."
 STOPPED_NOTICE = "(stopped)"
-"""Replaces a preview if nothing of the answer was written yet."""
+"""Replaces a preview if the answer has no text yet."""
 RESTART_SENTENCE = (
-    "I was restarted several times while I worked on this, so I have stopped trying. "
-    "Your message is kept; /retry tries again."
+    "I was interrupted several times while working on this, so I stopped trying. "
+    "Your message is saved. Send /retry to try again."
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class ActiveTurn:
-    """Turn that a lane runs."""
+    """Turn that a lane is running."""
 
     turn: RunningTurn
     preview: TurnPreview
     task: asyncio.Task[bool]
     stop_reason: str | None = None
-    """Reason of a requested stop: the work is cancelled, its end is not stored yet."""
+    """Reason for a requested stop. The work is cancelled, but the end of the turn is not stored yet."""
     partial_text: str = ""
-    """Text of the answer when the stop was requested."""
+    """Text of the answer at the time of the stop."""
     _stop_is_settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin_stop(self, reason: str) -> Self:
-        """Cancel the work now. All callers share a stop that is not stored yet."""
+        """Cancel the work now. Further calls share the same stop."""
         if self.stop_reason is None:
             self.stop_reason, self.partial_text = reason, self.preview.text
             self.task.cancel()
         return self
 
     def settle_stop(self) -> None:
-        """Let the lane go on: the stop was stored, or could not be."""
+        """Let the lane continue, because the stop was stored or could not be stored."""
         self._stop_is_settled.set()
 
     async def wait_for_end(self) -> None:
-        """Wait for the end of the work, and for a minute until its stop is stored; after that the lane stores it."""
+        """Wait for the work to end. After a stop, wait up to a minute until it is stored; then the lane stores it."""
         await asyncio.wait({self.task})
         if self.stop_reason is not None:
             await wait_until(self._stop_is_settled, 60.0)
@@ -83,7 +83,7 @@ class ActiveTurn:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TurnRunner:
-    """Runs turns. Each is its own error boundary: an error in one is told to its chat and no other."""
+    """Runs turns. Each turn is an error boundary: an error is reported only to its own chat."""
 
     store: Store
     runtime: Runtime
@@ -95,12 +95,12 @@ class TurnRunner:
     """Called when a turn begins or ends to wait for an approval."""
 
     async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:
-        """Run the turn to its end. Returns False if another process ended or resumed it meanwhile.
+        """Run the turn to its end. Returns False if another process ended or resumed it in the meantime.
 
-        If cancelled, it leaves the turn open with every finished step stored. The deadline counts from here: with the
-        time left before a restart, a resumed turn would only fail. `MAX_RESTARTS` bounds how often.
+        If cancelled, the turn stays open with every finished step stored. The deadline restarts with each run, so
+        that a resumed turn has enough time. `MAX_RESTARTS` limits the number of runs.
 
-        Raises `StoreUnavailable` if a step could not be stored; the turn is still open then.
+        Raises `StoreUnavailable` if a step could not be stored. The turn is then still open.
         """
         began = time.monotonic()
         with bound_contextvars(
@@ -124,7 +124,7 @@ class TurnRunner:
                 kind = type(error.first if isinstance(error, FallbacksFailedError) else error).__name__
                 log.warning("turn.failed", error=kind, detail=str(error))
                 await self._fail(turn, kind, _sentence(error))
-            except Exception as error:  # the turn boundary: the others must not notice
+            except Exception as error:  # turn boundary: other turns are not affected
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
         return True
@@ -150,15 +150,15 @@ class TurnRunner:
                     _finish_turn, turn, final, pressure, clock, rendered, preview.is_stored
                 ),
             )
-        except TurnMoved:  # the turn was stopped meanwhile: only its cost is kept
+        except TurnMoved:  # the turn was stopped in the meantime, so only its cost is recorded
             await StoreLedger(self.store, self.clock).record(Payer.of(turn.conversation), final.call)
             raise
         self.titles.answered(turn, done.by)
 
     async def _close(self, preview: TurnPreview, turn: RunningTurn, done: TurnAnswer | None) -> None:
-        """End the preview. If the turn is stopped meanwhile, the cost of its answer is kept.
+        """End the preview. If the turn is stopped meanwhile, record the cost of its answer.
 
-        A request in flight is awaited, unless the account may be another node's by now, whose answer comes last.
+        A request in flight is awaited, unless another node may now serve the account and send the answer.
         """
         try:
             await (preview.close() if self.previews.adapters.is_certain() else preview.abandon())
@@ -174,26 +174,26 @@ class TurnRunner:
         await self._fail(turn, "restarted too often", RESTART_SENTENCE)
 
     async def stop(self, turn: RunningTurn, partial_text: str, reason: str) -> None:
-        """Record that people stopped the turn; does nothing if it has ended meanwhile."""
+        """Store the stop of the turn, unless the turn has ended in the meantime."""
         args = turn, partial_text, reason, self.clock.now()
         if await self.store.write_with_retry(journal.stop_turn, *args, notice=STOPPED_NOTICE):
             log.info("turn.stopped", turn_id=turn.id, chat=turn.chat.name)
         self.delivery.wake(turn.chat_id)
 
     async def _chosen(self, turn: RunningTurn, model: ModelConfig) -> RouteConfig:
-        """Return the route that the conversation has chosen. A choice that is gone is forgotten and told."""
+        """Return the conversation's chosen route. A choice that no longer exists is cleared, and the chat is told."""
         route = route_of(model, turn.chosen_model)
         if route is not None:
             return route
         assert turn.chosen_model is not None, "the configured model is always known"
         gone = name_of(model, turn.chosen_model)
-        sentence = f"The model “{gone}” is not configured any more, so {model.label} answers here again."
+        sentence = f"The model “{gone}” is no longer configured, so {model.label} answers here again."
         await self.store.write(_forget_choice, turn, sentence, self.clock.now())
         self.delivery.wake(turn.chat_id)
         return model.route
 
     def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> ModelAnswer:
-        """Return the answer to store. Notices below it are for the chat: the model never sees them."""
+        """Return the answer to store. The notices below it are for the chat, and the model never sees them."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
         image_notice = f"_{answer.notice}_" if answer.notice is not None else None
@@ -221,9 +221,9 @@ def _finish_turn(
     rendered: RenderedReply | None,
     has_stored_preview: bool,
 ) -> OutboxRow | None:
-    """End a turn and note what people were told. Returns the reply if it must be sent now.
+    """End a turn and record the notices that were shown. Return the reply if it must be sent now.
 
-    It takes the clock, not a time: a retry after an hour must count for the costs of that day.
+    The function reads the clock itself, because a retry after an hour must count towards the costs of that day.
     """
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if pressure is not None:
@@ -235,16 +235,16 @@ def _finish_turn(
 
 @locks(chat="turn.chat_id")
 def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:
-    """Forget a choice that is gone, and say so once, in the same transaction."""
+    """Clear a choice that no longer exists, and tell the chat once in the same transaction."""
     if turn.chosen_model is not None and sessions.forget_model(db, turn.lineage_id, turn.chosen_model):
         outbox.enqueue(db, Reply(chat_id=turn.chat_id, markdown=sentence, dedupe_key=f"turn:{turn.id}:model"), now)
 
 
 def _sentence(error: HermesError | TimeoutError) -> str:
-    """Return a helpful sentence for the chat, without the details of the log."""
+    """Return the error message for the chat. The log has the details."""
     if isinstance(error, FallbacksFailedError):
         others = "The fallback model" if error.count == 1 else f"The {error.count} fallback models"
-        return f"{sentence_for(error.first)} {others} failed, too."
+        return f"{sentence_for(error.first)} {others} also failed."
     if isinstance(error, ModelError):
         return sentence_for(error)
     return DEADLINE_SENTENCE if isinstance(error, TimeoutError) else CRASH_SENTENCE

@@ -1,6 +1,6 @@
 """Titles of conversations, written by a model in the background after the first answer.
 
-A conversation without a title is tried again after each answer, also by another process. The ledger bounds the calls.
+Without a title, the gateway tries again after each answer, even in another process. The ledger limits the calls.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ from hermes_state.values import ChatId, Clock, LineageId, Millis, ModelCall, Ori
 log = structlog.get_logger()
 
 MAX_CALLS = 3
-"""Most calls without a reply for one conversation. After a reply there is no further call."""
+"""Maximum number of failed calls per conversation. After a reply, no further call is made."""
 _REPLIED = frozenset({OUTCOME_OK, remedy_for(ReplyMalformed("")).outcome})
 MAX_CONCURRENT = 2
-"""Calls at one time, over all chats: answers come first."""
+"""Maximum number of concurrent calls over all chats, because answers have priority."""
 MAX_WAITING = 100
-"""Conversations that wait for a title. Others are tried after their next answer."""
+"""Maximum number of conversations that wait for a title. Others are tried after their next answer."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TitleWriter:
-    """Names conversations. Failures are only logged."""
+    """Gives conversations titles. Failures are only logged."""
 
     store: Store
     runtime: Runtime
@@ -50,7 +50,7 @@ class TitleWriter:
     _is_stopped: bool = field(default=False, init=False)
 
     def answered(self, turn: RunningTurn, by: RouteConfig) -> None:
-        """Give the conversation a title in the background, after an answer of the model at `by` was stored."""
+        """Give the conversation a title in the background. Called after an answer of the model `by` was stored."""
         lineage_id = turn.lineage_id
         if self._is_stopped or lineage_id in self._settled or lineage_id in self._tasks:
             return
@@ -62,7 +62,7 @@ class TitleWriter:
         task.add_done_callback(lambda _: self._tasks.pop(lineage_id, None))
 
     def stop(self) -> None:
-        """Begin nothing more and cancel running calls: the process is about to end."""
+        """Start nothing new and cancel running calls, because the process is ending."""
         self._is_stopped = True
         for task in self._tasks.values():
             task.cancel()
@@ -82,11 +82,11 @@ class TitleWriter:
                     self._settled.add(lineage_id)
         except HermesError as error:
             log.info("title.failed", error=type(error).__name__, detail=str(error))
-        except Exception:  # no other task waits for this one, and the chats must not notice
+        except Exception:  # no other task awaits this task, and the chats must not be affected
             log.exception("title.crashed")
 
     async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> bool:
-        """Ask for a title and store it; return True if there is nothing more to do for this conversation."""
+        """Ask for a title and store it. Return True if this conversation needs no further call."""
         rows = await self.store.read(_load_untitled, lineage_id)
         if rows is None:
             return True
@@ -96,7 +96,7 @@ class TitleWriter:
         redact, payer = self.runtime.live.redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
         request = await asyncio.to_thread(title_request, rows, redact, now=self.clock.now(), payer=payer)
 
-        once = client.with_policy(RetryPolicy(max_attempts=1))  # the next answer is a better moment to try again
+        once = client.with_policy(RetryPolicy(max_attempts=1))  # the next retry comes after the next answer
         done = await once.complete(request, purpose="title", within=60.0)
         try:
             title = checked_title(done.reply, redact)
@@ -109,7 +109,7 @@ class TitleWriter:
 
 
 def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:
-    """Return the first rows of a conversation; None if it has a title or a further call is hopeless."""
+    """Return the first rows of a conversation, or None if it has a title or no calls left."""
     if sessions.load_title(db, lineage_id) is not None:
         return None
     outcomes = ledger.call_outcomes(db, lineage_id, "title")
@@ -120,6 +120,6 @@ def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:
 
 @locks(lineage="lineage_id")
 def _keep(db: Connection, lineage_id: LineageId, title: str, call: ModelCall, now: Millis) -> bool:
-    """Record the call and store the title, unless people have named the conversation meanwhile."""
+    """Record the call and store the title, unless a person has set a title in the meantime."""
     ledger.record(db, None, lineage_id, call, now)
     return sessions.give_title(db, lineage_id, title)

@@ -1,7 +1,7 @@
 """Transcription of recordings by the configured speech-to-text model.
 
-One transaction stores the transcript in the waiting message and records its cost, so a crash neither loses it nor pays
-twice.
+A single transaction stores the transcript in the waiting message and records the cost. A crash neither loses the
+transcript nor causes a second charge.
 """
 
 import asyncio
@@ -35,45 +35,45 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCall
 
-if TYPE_CHECKING:  # it brings an SDK, which `gateway.models.clients` loads late
+if TYPE_CHECKING:  # the module imports an SDK, which `gateway.models.clients` loads late
     from agent.model.transcription import TranscriptionClient
 
 log = structlog.get_logger()
 
 MAX_MINUTES = 10
-"""Longest recording, in minutes. They are paid by the minute."""
+"""Longest recording in minutes. Transcription is billed by the minute."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TranscriptionHandler:
-    """Transcribes recordings as the configuration in force says."""
+    """Transcribes recordings with the current configuration."""
 
     store: Store
     runtime: Runtime
     clock: Clock
     make_client: "Callable[[Config], TranscriptionClient]"
     _clients: "list[TranscriptionClient]" = field(default_factory=list, init=False)
-    """The last one is in use. Older ones may be for a moment after a reload."""
+    """The last client is current. Older clients may still be in use shortly after a reload."""
     _inputs: object = field(default=None, init=False)
 
     @property
     def is_enabled(self) -> bool:
-        """True if recordings are transcribed."""
+        """True if a transcription model is configured."""
         return self.runtime.config.transcription.model is not None
 
     def refuse_long(self, recording: IncomingAttachment) -> None:
-        """Raise `AttachmentError` for a recording that is known to be longer than `MAX_MINUTES`."""
+        """Raise `AttachmentError` for a recording whose known length exceeds `MAX_MINUTES`."""
         if recording.seconds is not None and recording.seconds > MAX_MINUTES * 60:
-            sentence = f"I listen to at most {MAX_MINUTES} minutes at a time; please say it in shorter pieces."
+            sentence = f"Recordings can be at most {MAX_MINUTES} minutes long. Please send shorter pieces."
             raise AttachmentError(sentence)
 
     async def transcribe(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
-        """Return the transcript of a fetched recording, which is then stored in the waiting message.
+        """Transcribe a fetched recording and store the transcript in the waiting message. Return the transcript.
 
-        Raises `AttachmentError` with the reason if there is none.
+        Raises `AttachmentError` with the reason if this fails.
         """
-        if not self.is_enabled:  # a reload may have closed them while the recording was fetched
-            raise AttachmentError("I cannot listen to recordings any more; please write to me instead.")
+        if not self.is_enabled:  # a reload may have disabled it while the recording was fetched
+            raise AttachmentError("I can no longer listen to recordings. Please send text instead.")
         try:
             name, within = _file_name(recording), self.runtime.config.model.turn_seconds
             client, payer = await asyncio.to_thread(self._client), Payer(chat_id=row.chat_id)
@@ -83,7 +83,7 @@ class TranscriptionHandler:
             raise AttachmentError(_sentence(error)) from error
         await self.store.write(_keep, row, recording, text, call, self.clock.now())
         if not text:
-            sentence = "I could not make out any words in your recording; please send it again, or write to me."
+            sentence = "I could not hear any words in your recording. Please send it again, or send text instead."
             raise AttachmentError(sentence)
         log.info("recording.heard", seconds=recording.seconds, characters=len(text))
         return text
@@ -111,7 +111,7 @@ def _keep(
 
 
 def _file_name(recording: IncomingAttachment) -> str:
-    """Return a file name whose suffix tells the format, as transcription endpoints require."""
+    """Return a file name with the right suffix for the format, as transcription endpoints require."""
     suffix = Path(recording.name).suffix.lower()
     if suffix not in (".flac", ".m4a", ".mp3", ".mp4", ".mpeg", ".mpga", ".oga", ".ogg", ".wav", ".webm"):
         suffix = _SUFFIX_OF.get((recording.mime or "").partition(";")[0].strip().lower(), ".ogg")
@@ -134,14 +134,14 @@ def _sentence(error: ModelError) -> str:
         return sentence_for(error)
     if isinstance(error, AuthRejected | QuotaExceeded | ModelNotFound):
         return (
-            "I could not listen to your recording: the transcription service refused. Whoever runs this gateway has "
-            "to check `transcription`; until then, please write to me."
+            "I could not listen to your recording, because the transcription service refused the request. The owner of "
+            "this bot needs to check the `transcription` settings. Until then, please send text."
         )
-    return "I could not listen to your recording right now; please send it again in a minute, or write to me."
+    return "I could not listen to your recording right now. Please send it again in a minute, or send text instead."
 
 
 def transcription_client(config: Config, spending: SpendingControl) -> "TranscriptionClient":
-    """Return a client of the configured speech-to-text model."""
+    """Return a client for the configured speech-to-text model."""
     from agent.model.transcription import TranscriptionClient, TranscriptionModel
 
     endpoint = endpoint_of(config)
@@ -150,9 +150,9 @@ def transcription_client(config: Config, spending: SpendingControl) -> "Transcri
 
 
 def endpoint_of(config: Config) -> Endpoint:
-    """Return the endpoint for recordings. The key of `model` is sent only to its own API."""
+    """Return the endpoint for transcription. The key of `model` is sent only to that model's own API."""
     settings, model = config.transcription, config.model
-    assert settings.model is not None, "asked only while a model is configured"
+    assert settings.model is not None, "called only while a model is configured"
     url, key = settings.base_url or model.base_url, settings.api_key
     values = {"name": settings.model, "protocol": "chat_completions", "base_url": url, "api_key": key}
     route = completed(written_route(values, "transcription"), model)

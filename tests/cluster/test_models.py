@@ -21,4 +21,4 @@ async def test_a_window_that_a_provider_stated_to_one_node_holds_on_the_others(c
     await cluster.converse("and now?")
     assert b"model.window_known" in one.log_bytes()[seen:]
     await cluster.say("/status")
-    assert await cluster.replies(1, match="16,384 tokens, as its provider said when it refused a prompt")
+    assert await cluster.replies(1, match=r"16,384 tokens \(reported by the provider when")

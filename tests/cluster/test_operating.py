@@ -58,7 +58,7 @@ async def test_status_names_the_node_and_its_seat(cluster: Cluster) -> None:
     assert (said["vitals"]["writes_waiting"], said["vitals"]["reads_waiting"]) == (0, 0)
     await cluster.say("/status")
     [reply] = await cluster.replies(1)
-    assert "Node: one, with its seat" in reply
+    assert "Node: one, active" in reply
 
 
 async def test_a_gateway_that_runs_knows_the_address_that_its_unit_was_given(cluster: Cluster, tmp_path: Path) -> None:

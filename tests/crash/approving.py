@@ -19,7 +19,7 @@ CHAT, ADMIN = 42, 1
 ASKS_ADMIN = {"HERMES_TOOLS__APPROVAL__WRITES": "ask_admin", "HERMES_ACCESS__ADMINS": "telegram:1"}
 QUESTION = "May I use sign?"
 HELLO = "Hello."
-YES = "Yes to a1 (sign)."
+YES = "Approved: a1 (sign)."
 ANSWER = "It is signed, or nobody knows."
 UNKNOWN = "Outcome unknown"
 

@@ -13,7 +13,7 @@ from tests.crash.invariants import copies, file_problems, opened, undecided_rows
 from tests.crash.world import World
 from tests.fakes.llm_legality import untidy
 
-_PRESSURE = re.compile(r"\n\n\d+ % of the room before compression is used .*")
+_PRESSURE = re.compile(r"\n\n\d+ % of the way to the next compression .*")
 """Below an answer; a kill right before the answer is stored takes it along."""
 
 

@@ -20,9 +20,9 @@ TITLE = "/title Crash suite"
 HELLO_ANSWER = "Hello answered."
 STEER_ANSWER = "Blue noted."
 GOODBYE_ANSWER = "Goodbye answered in full, to the last word."
-TITLE_REPLY = "This conversation is called “Crash suite” now."
-JOINED = "Noted: I take it into account in the answer I am working on."
-BEHIND = "After this answer; /stop ends it now."
+TITLE_REPLY = "This conversation is now called “Crash suite”."
+JOINED = "Noted. I will use this in the answer I am working on."
+BEHIND = "Queued until the current answer is finished. /stop ends that answer now."
 UNKNOWN = "Outcome unknown"
 
 LONG_ANSWER = "\n".join(f"LONG ANSWER line {number:03d}: " + "words of the answer " * 9 for number in range(62))

@@ -20,7 +20,7 @@ from tests.fakes.llm_legality import untidy
 
 CHAT = 42
 TEXTS = ("take the cake out", "count the boats", "read the mail")
-RUN = "Schedule 3 comes now."
+RUN = "Sending schedule 3 now."
 SCRIPT: list[dict[str, object]] = [{"match": text, "text": f"Done: {text}."} for text in reversed(TEXTS)]
 
 

@@ -14,8 +14,8 @@ from tests.crash.world import World
 BEFORE = (42, 43, 44)
 AFTER = (45, 46)
 TITLE = "/title Together"
-TITLE_REPLY = "This conversation is called “Together” now."
-BEHIND = "After this answer; /stop ends it now."
+TITLE_REPLY = "This conversation is now called “Together”."
+BEHIND = "Queued until the current answer is finished. /stop ends that answer now."
 
 
 def answer(chat_id: int) -> str:

@@ -147,7 +147,7 @@ async def test_several_questions_are_listed_and_answered_by_number(world: World)
     await shown(world, ADMIN, "May I use", 2)
     await world.say("/approve", chat_id=ADMIN)
     assert await world.replies(
-        1, match=r"2 questions wait: name one \(a1 .*write_down for telegram:42.*, a2", chat_id=ADMIN
+        1, match=r"There are 2 open requests\. .*: a1 .*write_down for telegram:42.*, a2", chat_id=ADMIN
     )
     await world.say("/approve a2", chat_id=ADMIN)
     assert await world.replies(1, match="written", chat_id=43)
@@ -166,7 +166,7 @@ async def test_power_that_was_taken_back_says_yes_to_nothing(world: World) -> No
         del world.gateway.environ[name]
     await world.gateway.start()
     await press(world, ADMIN, "Yes, once")
-    assert await world.replies(1, match="Nothing waits|Only an admin", chat_id=ADMIN)
+    assert await world.replies(1, match="There is no open request|Only an admin", chat_id=ADMIN)
     assert await world.replies(1, match="no one approved this call"), "the admin of now has no chat to be asked in"
     assert world.query("SELECT state FROM approvals") == [("expired",)]
     assert notebook(world) == []
@@ -198,7 +198,7 @@ async def test_a_question_that_no_admin_can_answer_any_more_is_refused_at_once(w
     elif way == "revoked":
         assert (await world.command_line("pair", "revoke", "telegram:1"))[0] == 0
     assert await world.replies(1, match="no one approved this call")
-    await shown(world, 42, f"Refused, because no admin can be reached any more, {TIME}")
+    await shown(world, 42, f"Refused, because no admin can be reached, {TIME}")
     assert notebook(world) == []
 
 
@@ -209,11 +209,11 @@ async def test_a_question_of_somebody_who_loses_access_says_so(world: World) -> 
     [offer] = await world.replies(1, chat_id=77)
     code = offer.partition("Your pairing code is ")[2].partition(",")[0]
     await world.say(f"/pair approve {code}", chat_id=ADMIN)
-    assert await world.replies(1, match="You have access now", chat_id=77)
+    assert await world.replies(1, match="You now have access", chat_id=77)
     await ask(world, chat_id=77, user_id=77)
     await shown(world, ADMIN, "May I use")
     await world.say("/pair revoke telegram:77", chat_id=ADMIN)
-    await shown(world, ADMIN, f"Withdrawn, because the person has no access any more, {TIME}")
+    await shown(world, ADMIN, f"Withdrawn, because the person no longer has access, {TIME}")
     assert notebook(world) == []
 
 
@@ -251,7 +251,7 @@ async def test_a_question_of_a_turn_that_is_stopped_loses_its_buttons_everywhere
 async def press_again(world: World, chat_id: int) -> None:
     """Approve what is closed already."""
     await world.say("/approve a1", chat_id=chat_id)
-    assert await world.replies(1, match="Nothing waits for a yes", chat_id=chat_id)
+    assert await world.replies(1, match="There is no open request here", chat_id=chat_id)
     assert notebook(world) == []
 
 
@@ -305,7 +305,7 @@ async def test_a_question_with_more_parts_than_are_sent_carries_all_of_it_in_a_f
     await ask(world, line=" ".join(f"word{number}" for number in range(12_000)))
     await shown(world, ADMIN, "Press a button, or send /approve a1")
     [sent] = await world.tg.get("sent", method="sendDocument", chat_id=ADMIN, wait=15, count=1)
-    assert "The rest is in this file, which has all of the reply" in json.dumps(sent)
+    assert "This file contains the complete reply" in json.dumps(sent)
     await press(world, ADMIN, "No")
     await shown(world, ADMIN, f"^Denied by .* {TIME}")
 
@@ -374,7 +374,7 @@ async def test_in_a_group_a_member_does_not_change_notes_by_command(world: World
     await world.gateway.start()
     group = {"chat_id": GROUP, "chat_type": "supergroup", "title": "Harbour"}
     await world.tg.post("message", {**group, "user_id": 42, "text": f"/memory@lab_gateway_bot {line}"})
-    assert await world.replies(1, chat_id=GROUP, match="for admins here")
+    assert await world.replies(1, chat_id=GROUP, match="only admins and moderators")
     assert written(world) == ""
 
 
@@ -417,7 +417,7 @@ async def test_in_a_discord_channel_instructions_and_notes_need_the_yes_of_a_mod
     people = {"HERMES_ACCESS__ALLOW": f"discord:{ALICE},discord:{BOB}", "HERMES_ACCESS__MODERATORS": f"discord:{BOB}"}
     await ready(world, **people, HERMES_TOOLS__APPROVAL__WRITES="allow")
     await say(world, "/memory add the pier is closed", channel="general", mention=True)
-    assert await world.dc.get("sent", match="for admins here", wait=15, count=1)
+    assert await world.dc.get("sent", match="only admins and moderators", wait=15, count=1)
     await world.script(match="do it", last_role="user", tool_calls=[{"name": tool, "arguments": arguments}], times=1)
     await say(world, "do it", channel="general", mention=True)
     [question] = await world.dc.get("sent", match="May I use", wait=15, count=1)

@@ -93,7 +93,7 @@ async def test_several_calls_are_asked_about_one_by_one(world: World) -> None:
     await world.gateway.start()
     await ask_to_write(world, "buy flour", "sell boat")
     await world.say("/approve")
-    assert await world.replies(1, match="2 questions wait")
+    assert await world.replies(1, match="There are 2 open requests")
     await world.say("/approve a1")
     await world.say("/deny a2")
     assert await world.replies(1, match="written: buy flour")
@@ -105,7 +105,7 @@ async def test_in_a_group_only_whoever_asked_or_an_admin_answers(world: World) -
     group = {"chat_id": -100200, "chat_type": "supergroup", "title": "Harbour"}
     await ask_to_write(world, "buy flour", **group, user_id=42, text="@lab_gateway_bot write it down")
     await world.tg.post("message", {**group, "user_id": 43, "text": "/approve@lab_gateway_bot a1"})
-    assert await world.replies(1, match="Only whoever started", chat_id=-100200)
+    assert await world.replies(1, match="Only the person who started", chat_id=-100200)
     assert notebook(world) == []
     await world.tg.post("message", {**group, "user_id": 1, "text": "/approve@lab_gateway_bot a1"})
     assert await world.replies(1, match="written: buy flour", chat_id=-100200)
@@ -121,10 +121,10 @@ async def test_what_was_allowed_for_longer_is_not_asked_again_until_it_is_taken_
     await world.say("once more")
     assert await world.replies(1, match="written: buy salt")
     await world.say("/tools")
-    [listed] = await world.replies(1, match="Allowed for longer")
+    [listed] = await world.replies(1, match="Saved permissions")
     assert "write_down: buy" in listed
     await world.say("/tools forget")
-    assert await world.replies(1, match="Took back 1 permission")
+    assert await world.replies(1, match="Revoked 1 permission")
     await ask_to_write(world, "buy rope")
     assert notebook(world) == ["buy flour", "buy salt"]
 
@@ -142,7 +142,7 @@ async def test_who_writes_while_a_question_is_open_is_told_so_once(world: World)
     await world.gateway.start()
     await ask_to_write(world, "buy flour")
     await world.say("are you there?")
-    assert await world.replies(1, match="needs an answer: /approve, /deny or /stop")
+    assert await world.replies(1, match="answer my request above with /approve or /deny, or send /stop")
     await world.say("hello?")
     await world.stored(3)
     await world.gateway.kill()
@@ -152,7 +152,7 @@ async def test_who_writes_while_a_question_is_open_is_told_so_once(world: World)
     await world.say("/approve a1")
     assert await world.replies(1, match="written: buy flour")
     assert await world.replies(1, match="anybody")
-    assert len(await world.replies(0, wait=0, match="needs an answer")) == 1
+    assert len(await world.replies(0, wait=0, match="answer my request above")) == 1
     assert notebook(world) == ["buy flour"]
 
 
@@ -163,7 +163,7 @@ async def test_a_message_interrupts_a_turn_that_waits_for_a_yes(world: World) ->
     assert await world.replies(1, match="something else")
     assert world.query("SELECT state, error FROM turns ORDER BY id") == [("stopped", INTERRUPTED), ("finished", None)]
     await world.say("/approve a1")
-    assert await world.replies(1, match="Nothing waits for a yes")
+    assert await world.replies(1, match="There is no open request here")
     assert notebook(world) == []
     assert [one for one in await world.violations() if one["severity"] != "warn"] == []
 
@@ -187,7 +187,7 @@ async def test_a_steer_joins_a_waiting_turn_behind_the_answer(world: World, mode
     await world.gateway.start(HERMES_SESSIONS__BUSY_MODE=mode)
     await ask_to_write(world, "buy flour")
     await world.say(line)
-    assert await world.replies(1, match="needs an answer" if mode == "steer" else "take it into account")
+    assert await world.replies(1, match="answer my request above" if mode == "steer" else "I will use this")
     await world.say("/approve a1")
     assert await world.replies(1, match="^echo.*use old flour")
     [written, steer] = prompt_of((await world.asked(2))[1])[-2:]
@@ -201,7 +201,7 @@ async def test_in_a_group_nobody_interrupts_the_question_to_somebody_else(world:
     group = {"chat_id": -100200, "chat_type": "supergroup", "title": "Harbour"}
     await ask_to_write(world, "buy flour", **group, user_id=42, text="@lab_gateway_bot write it down")
     await world.tg.post("message", {**group, "user_id": 43, "text": "@lab_gateway_bot and me?"})
-    assert await world.replies(1, match="needs an answer", chat_id=-100200)
+    assert await world.replies(1, match="answer my request above", chat_id=-100200)
     assert world.query("SELECT state FROM turns") == [("waiting",)]
     await world.tg.post("message", {**group, "user_id": 1, "text": "@lab_gateway_bot never mind"})
     assert await world.replies(1, match="never mind", chat_id=-100200)
@@ -217,7 +217,7 @@ async def test_what_waits_keeps_its_place_and_stop_ends_it(world: World) -> None
     assert await world.replies(1, match="Stopped")
     assert await world.replies(1, match="hello")
     await world.say("/approve a1")
-    assert await world.replies(1, match="Nothing waits for a yes")
+    assert await world.replies(1, match="There is no open request here")
     assert notebook(world) == []
 
 
@@ -252,9 +252,9 @@ async def test_a_tool_for_admins_is_refused_in_the_turns_of_others(world: World)
     calls = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
     await world.script(match="write it down", last_role="user", tool_calls=calls, times=1)
     await world.say("write it down")
-    assert await world.replies(1, match="turns that an admin has started")
+    assert await world.replies(1, match="only turns started by an admin")
     await world.say("/tools")
-    assert await world.replies(1, match="write_down: off, it is for turns")
+    assert await world.replies(1, match="write_down: off, because only turns")
 
 
 async def test_on_discord_a_button_says_yes(tmp_path: Path, protocol: ModelProtocol) -> None:

@@ -79,7 +79,7 @@ async def test_stop_all_drops_what_waits_and_says_so(world: World) -> None:
     await start_hanging_turn(world)
     await world.say("never mind")
     await world.say("/stop all")
-    assert await world.replies(1, match="Dropped 1 waiting message")
+    assert await world.replies(1, match="Removed 1 message from the queue")
     assert world.query("SELECT state FROM inbox WHERE kind = 'message' ORDER BY id") == [("done",), ("dropped",)]
 
 
@@ -90,7 +90,7 @@ async def test_steer_joins_the_running_turn(world: World) -> None:
     await world.say("look it up")
     await world.turn_runs()
     await world.say("/steer use metric units")
-    assert await world.replies(1, match="take it into account")
+    assert await world.replies(1, match="I will use this")
     await world.release()
     requests = await world.asked(2)
     assert "use metric units" in conversation_of(requests[1])
@@ -115,7 +115,7 @@ async def test_new_waits_for_its_place_and_is_acknowledged_at_once(world: World)
     await world.say("first")
     await world.turn_runs()
     await world.say("/new")
-    assert await world.replies(1, match="After this answer")
+    assert await world.replies(1, match="Queued until the current answer")
     await world.say("second")
     await world.stored(2)
     await world.release()

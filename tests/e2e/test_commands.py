@@ -21,7 +21,7 @@ async def test_undo_takes_back_and_retry_asks_again(world: World) -> None:
     await world.gateway.start()
     await world.converse("first", "second")
     await world.say("/undo")
-    assert await world.replies(1, match="Took back 1 exchange")
+    assert await world.replies(1, match="Undid 1 exchange")
     await world.script(match="first", text="another answer")
     await world.say("/retry")
     assert await world.replies(1, match="another answer")
@@ -29,7 +29,7 @@ async def test_undo_takes_back_and_retry_asks_again(world: World) -> None:
     assert "second" not in retried
     assert "echo" not in retried
     await world.say("/history")
-    [history] = await world.replies(1, match="taken back")
+    [history] = await world.replies(1, match="\\(undone\\)")
     assert "second" in history
 
 

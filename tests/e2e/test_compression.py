@@ -151,7 +151,7 @@ async def test_a_summary_that_hangs_is_ended_by_stop(world: World) -> None:
     await world.asked(1, summary="true")
     await world.say("/stop")
     assert await world.replies(1, match="^Stopped")
-    assert await world.replies(1, match="gave up compressing")
+    assert await world.replies(1, match="Compression cancelled")
     await world.converse("and now?")
     assert world.query(LAYERS) == []
 
@@ -279,7 +279,7 @@ async def test_a_conversation_goes_on_while_its_summary_is_written(world: World)
 async def test_who_waits_long_for_a_compression_is_told_on_each_platform(
     tmp_path: Path, protocol: ModelProtocol
 ) -> None:
-    why = "I am compressing it before I go on"
+    why = "I am compressing it before I continue"
     async with world_in(tmp_path, protocol, discord=True) as world:
         await world.dc.post("config", {"rate_limits": False})
         configure(world, "compression: {threshold: 0.5}\n")
@@ -341,13 +341,13 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
     assert await world.outcomes() == {"ok"}
 
     await world.say("/compress undo")
-    [refused] = await world.replies(1, match="whole conversation takes about")
+    [refused] = await world.replies(1, match="Undoing would use about")
     assert "Nothing was changed" in refused
     assert await world.gateway.stop() == 0
     await world.llm.post("models", {"lab-32k": {"context": 32_768, "max_output": 8_192}})
     await world.gateway.start(**SMALL)
     await world.say("/compress undo")
-    assert await world.replies(1, match="^Taken back: I see 36 messages again")
+    assert await world.replies(1, match="^Compression undone: I see 36 messages again")
     await world.say("what was the first ticket?")
     assert await world.replies(1, match="first ticket")
     seen = (await turns(world))[-1]

@@ -31,7 +31,7 @@ async def test_what_was_used_is_told_alike_in_the_chat_and_on_the_command_line(w
     assert f"Read: {prompt:,} tokens: {prompt - 400:,} new, 400 from the cache ({40_000 // prompt} %)" in said
     assert f"Written: {output:,} tokens" in said
     assert "Calls: 2" in said
-    assert re.search(r"tokens \([12] %, estimate\), compressed from 64,000 on, not compressed so far", said)
+    assert re.search(r"tokens \([12] %, estimate\); compression starts at 64,000; not compressed so far", said)
     [(key,)] = world.query("SELECT key FROM sessions")
     beside = [await as_json(world, "usage", *place) for place in ([], ["telegram:42"], [key[:8]])]
     days = await as_json(world, "insights", "--days", "2")

@@ -7,7 +7,7 @@ from tests.e2e.world import TOKEN, World
 
 LONG = {"HERMES_MODEL__NAME": "lab-200k", "HERMES_MODEL__CONTEXT_LENGTH": "200000"}
 """A model that can write as much."""
-CAPTION = "The rest is in this file, which has all of the reply."
+CAPTION = "This file contains the complete reply."
 WORDS = 12_000
 """Words of an answer that takes more than 20 messages on Telegram, and many more on Discord."""
 

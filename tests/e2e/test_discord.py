@@ -222,7 +222,7 @@ async def test_commands_for_admins_are_slash_commands_and_others_are_refused_by_
     for number, name in enumerate(sorted(given) * 2, start=1):
         await pick(world, name, options=given[name])
         rows = await answers(world, number)
-        assert rows[-1]["text"] == f"/{name.split()[0]} is for admins."
+        assert rows[-1]["text"] == f"Only admins can use /{name.split()[0]}."
         assert rows[-1]["ephemeral"], name
     assert world.query("SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM outbox)") == [(0, 0)]
     await pick(world, "insights", BOB)
@@ -245,11 +245,11 @@ async def test_strangers_are_told_so_by_themselves_and_nothing_is_kept(discord_w
         await pick(world, "help", dm_user_id=ALICE)
     offers = await answers(world, 3, "interaction_edit")
     assert "pairing code" in offers[0]["text"]
-    assert "still waits" in offers[2]["text"]
+    assert "still needs approval" in offers[2]["text"]
     for number in range(6, 9):
         await pick(world, "help", dm_user_id=ALICE)
         rows = await answers(world, number)
-        assert "still waits" in rows[-1]["text"]
+        assert "still needs approval" in rows[-1]["text"]
         assert rows[-1]["ephemeral"]
     assert world.query("SELECT count(*) FROM outbox") == [(3,)]
     assert await all_acknowledged(world, 11)
@@ -270,7 +270,7 @@ async def test_a_button_that_somebody_may_not_press_is_refused_by_itself(discord
     press = {"custom_id": custom_id, "message_id": listed["message_id"], "channel": "general"}
     await world.dc.post("interaction", {**press, "user_id": ALICE})
     [row] = await answers(world, 1, "interaction_followup")
-    assert row["text"].startswith("Others share this conversation")
+    assert row["text"].startswith("In a shared chat, only admins and moderators")
     assert row["ephemeral"]
     await world.dc.post("interaction", {**press, "user_id": BOB})
     assert await world.dc.get("sent", action="send", match="Back in conversation", wait=10, count=1)

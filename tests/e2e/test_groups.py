@@ -24,14 +24,14 @@ async def test_what_changes_a_shared_conversation_is_for_admins_and_moderators(w
     for number, line in enumerate(refused, start=1):
         name, _, argument = line.partition(" ")
         await say(world, f"/{name}@lab_gateway_bot {argument}", 50)
-        assert len(await replies(world, number, "Others share this conversation")) == number, line
+        assert len(await replies(world, number, "In a shared chat, only admins and moderators")) == number, line
     assert world.query("SELECT count(*) FROM sessions") == [(1,)]
     assert world.query("SELECT count(*) FROM view_edits") == [(0,)]
     for number, (line, answer) in enumerate((("model", "Model: "), ("history", "hello"), ("title Ours", "Ours"))):
         await say(world, f"/{line.replace(' ', '@lab_gateway_bot ') if ' ' in line else line + '@lab_gateway_bot'}", 50)
         assert await replies(world, 1, answer), number
     await say(world, "/undo@lab_gateway_bot", 51)
-    assert await replies(world, 1, "Took back 1 exchange")
+    assert await replies(world, 1, "Undid 1 exchange")
     await say(world, "/new@lab_gateway_bot", 51)
     assert await replies(world, 1, "Started a new conversation")
     await say(world, "/new@lab_gateway_bot", 1)
@@ -44,8 +44,8 @@ async def test_a_refusal_does_not_wait_for_the_answer_that_is_being_written(worl
     await say(world, "@lab_gateway_bot hang", 42)
     await world.turn_runs()
     await say(world, "/new@lab_gateway_bot", 50)
-    assert await replies(world, 1, "Others share this conversation")
-    assert not await world.replies(0, chat_id=-100200, match="After this answer", wait=0)
+    assert await replies(world, 1, "In a shared chat, only admins and moderators")
+    assert not await world.replies(0, chat_id=-100200, match="Queued until the current answer", wait=0)
 
 
 async def test_whoever_has_a_conversation_alone_changes_it(world: World) -> None:
@@ -61,12 +61,12 @@ async def test_messages_beyond_the_limit_are_refused_once_and_taken_a_minute_lat
     now = int(time.time())
     for number in range(8):
         await world.say(f"message {number}", date=now + number)
-    assert await world.replies(1, match="more than 3 messages within a minute")
+    assert await world.replies(1, match="limit: 3 per minute")
     await world.say("message 8", chat_id=43, date=now + 8)
     assert await world.replies(1, chat_id=43, match="message 8")
     await world.say("message 9", date=now + 61)
     assert await world.replies(1, match="message 9")
-    assert len(await world.replies(1, match="more than 3 messages")) == 1
+    assert len(await world.replies(1, match="limit: 3 per minute")) == 1
     taken = [text for (text,) in world.query("SELECT text FROM messages WHERE role = 'user' ORDER BY id")]
     assert sorted(taken) == [f"message {number}" for number in (0, 1, 2, 8, 9)]
 
@@ -75,8 +75,8 @@ async def test_a_person_has_sixty_messages_a_minute_by_default(world: World) -> 
     await world.gateway.start()
     now = int(time.time())
     await world.say("message {n}", repeat=70, date=now)
-    [notice] = await world.replies(1, match="more than 60 messages within a minute")
-    assert "please send it again" in notice
+    [notice] = await world.replies(1, match="limit: 60 per minute")
+    assert "Please send them again" in notice
     await world.stored(60)
     await world.say("later", date=now + 60)
     assert await world.replies(1, match="later")

@@ -74,7 +74,7 @@ async def test_only_the_starter_or_an_admin_stops_a_turn_in_a_shared_group(world
     await world.tg.post("message", {**group, "user_id": 50, "text": "@lab_gateway_bot hang"})
     await world.turn_runs()
     await world.tg.post("message", {**group, "user_id": 51, "text": "/stop@lab_gateway_bot"})
-    assert await world.replies(1, chat_id=-100200, match="Only whoever started")
+    assert await world.replies(1, chat_id=-100200, match="Only the person who started")
     await world.tg.post("message", {**group, "user_id": 50, "text": "/stop@lab_gateway_bot"})
     assert await world.replies(1, chat_id=-100200, match="Stopped")
     await world.tg.post("message", {**group, "user_id": 50, "text": "@lab_gateway_bot hang"})

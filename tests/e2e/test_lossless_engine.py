@@ -79,7 +79,7 @@ async def test_facts_are_found_again_through_compressions_undo_kills_and_new(wor
     summaries = "SELECT count(*) FROM model_calls WHERE purpose = 'summary' AND outcome = 'ok'"
     asked = world.query(summaries)[0][0]
     assert asked >= count > 0, "each summary is in the ledger"
-    await command(world, "/compress undo", "^Taken back")
+    await command(world, "/compress undo", "^Compression undone")
     assert places(await call(world, "lcm_grep", pattern="pier-17"), "PIER-17") == {"in view"}
     await command(world, "/compress the berths", "^Compressed")
     assert places(await call(world, "lcm_grep", pattern="pier-17"), "PIER-17") == {place}, "the node of before"

@@ -69,8 +69,8 @@ async def _lose_and_bring_back(world: World, tmp_path: Path, what: str) -> None:
     await world.gateway.wait_for_log(LOST)
     await world.say("into the gap")
     await world.say("mine waits too", chat_id=43)
-    assert await world.replies(1, match="waits and is not lost", wait=30)
-    assert await world.replies(1, chat_id=43, match="waits and is not lost", wait=30)
+    assert await world.replies(1, match="message is not lost", wait=30)
+    assert await world.replies(1, chat_id=43, match="message is not lost", wait=30)
     await assert_told(world, "replaced by another file" if what == "replaced" else "was deleted")
     target = tmp_path / "backup" / "state.db"
     code, output = await world.command_line("backup", str(target))
@@ -88,7 +88,7 @@ async def _lose_and_bring_back(world: World, tmp_path: Path, what: str) -> None:
     await world.gateway.start()
     assert await world.replies(1, match="echo.*into the gap", wait=20)
     assert await world.replies(1, chat_id=43, match="echo.*mine waits too", wait=20)
-    assert len(await world.replies(0, match="waits and is not lost", wait=0)) == 1, "each chat was told once"
+    assert len(await world.replies(0, match="message is not lost", wait=0)) == 1, "each chat was told once"
     assert world.query("SELECT text FROM messages WHERE role = 'user' AND chat_id = 1 ORDER BY id") == [
         ("before the loss",),
         ("into the gap",),
@@ -101,7 +101,7 @@ async def test_a_database_that_was_moved_goes_on_where_it_was_once_it_is_back(wo
     (world.home / "state.db").rename(tmp_path / "away.db")
     await assert_told(world, f"was moved to {tmp_path / 'away.db'}")
     await world.say("two")
-    assert await world.replies(1, match="waits and is not lost", wait=30)
+    assert await world.replies(1, match="message is not lost", wait=30)
     (tmp_path / "away.db").rename(world.home / "state.db")
     assert await world.replies(1, match="echo.*two", wait=40)
     assert (await report(world, "status"))["vitals"]["database"] == ""
@@ -115,7 +115,7 @@ async def test_a_running_answer_whose_database_goes_is_told_and_finished_from_th
     await world.say("a long one")
     await world.turn_runs()
     (world.home / "state.db").unlink()
-    assert await world.replies(1, match="damaged or gone")
+    assert await world.replies(1, match="damaged or missing")
     await world.release()
     code, output = await world.command_line("backup", str(tmp_path / "copy.db"))
     assert code == 0, output
@@ -163,7 +163,7 @@ async def test_a_damaged_page_is_told_of_once_and_repaired(world: World) -> None
     _damage_newest_messages(world.home / "state.db")
     await world.gateway.start()
     await world.say("are you there?")
-    assert await world.replies(1, match="damaged or gone")
+    assert await world.replies(1, match="damaged or missing")
     await world.gateway.wait_for_log(LOST)
     code, output = await world.command_line("doctor", "--repair")
     assert code == 75, output
@@ -171,7 +171,7 @@ async def test_a_damaged_page_is_told_of_once_and_repaired(world: World) -> None
     assert "--repair" in findings["database"]["text"]
     await world.say("and now?")
     assert await world.gateway.stop() == 0
-    assert len(await world.replies(0, match="damaged or gone", wait=0)) == 1
+    assert len(await world.replies(0, match="damaged or missing", wait=0)) == 1
     repaired = await report(world, "doctor", "--repair")
     [messages] = [table for table in repaired["tables"] if table["name"] == "messages"]
     assert 0 < messages["rows"] < messages["expected"]

@@ -207,7 +207,7 @@ async def test_servers_come_go_and_change_with_a_reload(world: World) -> None:
     world.gateway.signal(signal.SIGHUP)
     assert await all_gone(str(world.home))
     await world.say("/mcp", chat_id=1)
-    assert await world.replies(1, chat_id=1, match="There are no MCP servers")
+    assert await world.replies(1, chat_id=1, match="No MCP servers are configured")
 
 
 BAD_LISTS = """
@@ -263,7 +263,7 @@ async def test_a_server_that_cannot_start_holds_nothing_up(world: World) -> None
     await world.say("/mcp", chat_id=1)
     [listed] = await world.replies(1, chat_id=1, match="ghost")
     assert "the program no-such-program is not on the PATH" in listed
-    assert "next try in" in listed
+    assert "next attempt in" in listed
     assert "not connected" in await call(world, "ghost__look", {})
     code, found = await world.command_line("doctor")
     assert "no-such-program" in found

@@ -235,7 +235,7 @@ async def test_people_see_and_change_what_is_noted(world: World) -> None:
         "/memory", "/memory add The release is on Fridays", "/memory me add I like tea", "/memory list"
     )
     empty, added, _, shown = await world.replies(4)
-    assert "Nothing is noted yet" in empty
+    assert "There are no notes yet" in empty
     assert added == "Noted. MEMORY.md: 1 entry, 27 of 2,200 characters."
     assert "The release is on Fridays" in shown
     assert notes_of(world, "USER.md") == "- I like tea\n"
@@ -244,7 +244,7 @@ async def test_people_see_and_change_what_is_noted(world: World) -> None:
     removed, gone, unclear = (await world.replies(7))[4:]
     assert removed.startswith("Removed. MEMORY.md: 0 entries")
     assert gone.startswith("No entry contains")
-    assert unclear.startswith("Write /memory")
+    assert unclear.startswith("Send /memory")
     assert notes_of(world, "MEMORY.md").strip() == ""
 
 
@@ -255,7 +255,7 @@ async def test_in_a_group_notes_are_added_by_moderators_and_everybody_removes_th
     for person, line in ((42, "add a fact"), (43, "me add I like tea"), (43, "add a fact")):
         text = f"/memory@lab_gateway_bot {line}"
         await world.tg.post("message", {"chat_id": -100200, "chat_type": "supergroup", "text": text, "user_id": person})
-    assert await world.replies(1, chat_id=-100200, match="Others share this conversation: /memory")
+    assert await world.replies(1, chat_id=-100200, match="can do this with /memory")
     assert await world.replies(1, chat_id=-100200, match="USER.md: 1 entry")
     assert await world.replies(1, chat_id=-100200, match="MEMORY.md: 1 entry")
     assert "(telegram:43)\n- I like tea" in notes_of(world, "USER.md")
@@ -331,10 +331,10 @@ async def test_people_see_the_list_of_what_is_to_be_done_and_empty_it(world: Wor
         "/todo", f"Take care of everything {call}", "/todo", "/todo clear", "/todo", "/todo all", "and now?"
     )
     empty, _, shown, cleared, gone, unclear, _ = await world.replies(7)
-    assert (empty, cleared, gone) == ("The list is empty.", "The list is empty now.", "The list is empty.")
+    assert (empty, cleared, gone) == ("The list is empty.", "The to-do list is now empty.", "The list is empty.")
     assert "water the plants" in shown
-    assert unclear.startswith("Write /todo")
-    assert "was emptied by a person" in conversation_of((await world.asked(1))[-1])
+    assert unclear.startswith("Send /todo")
+    assert "A person cleared the to-do list" in conversation_of((await world.asked(1))[-1])
     assert not await world.violations()
 
 

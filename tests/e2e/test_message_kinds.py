@@ -288,7 +288,7 @@ async def test_a_picture_is_shown_or_its_sender_and_the_model_are_told(
             assert prompt_of((await world.asked(count))[-1])[-1].images == 1, kind
         for number, (name, content) in enumerate(UNSHOWN.items(), start=count + 1):
             await chat.send(f"unshown {number};", name, f"image/{name.partition('.')[2]}", content)
-            await chat.until(f"“{name}” is not an image that I can look at", f"unshown {number};")
+            await chat.until(f"I cannot open “{name}” as an image", f"unshown {number};")
             heard = prompt_of((await world.asked(number))[-1])[-1]
             assert heard.images == 0
             assert f"not shown to you: image “{name}”" in heard.text

@@ -51,14 +51,14 @@ async def test_a_provider_that_is_down_is_stood_in_for_and_told_once(world: Worl
         await world.say("one")
         [first] = await world.replies(1)
         assert re.match(r"echo: \S+ \S+ one", first)
-        assert "lab-64k answers for now: lab-128k rejects our API key" in first
+        assert "lab-64k answers for now, because lab-128k rejects our API key" in first
         await world.say("two")
         [_, second] = await world.replies(2)
         assert re.fullmatch(r"echo: \S+ \S+ two", second)
         assert await keys_seen(world.llm) == {KEY}
         assert await keys_seen(other) == {OTHER_KEY}
         await world.say("/status")
-        assert await world.replies(1, match="The last answer came from lab-64k, in place of lab-128k")
+        assert await world.replies(1, match="The last answer came from lab-64k, because lab-128k failed")
         rows = world.query("SELECT model, outcome FROM model_calls ORDER BY id")
         assert rows[:2] == [("lab-128k", "auth"), ("lab-64k", "ok")]
         assert await other.get("violations") == []
@@ -70,7 +70,7 @@ async def test_a_conversation_chooses_and_its_choice_survives_a_restart(world: W
         settings = {"HERMES_MODEL__API_KEY": KEY, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__ALIASES": alias}
         await world.gateway.start(**settings)
         await world.say("/model other")
-        assert await world.replies(1, match="answered by other: lab-64k")
+        assert await world.replies(1, match="conversation uses other: lab-64k")
         await world.say("hello")
         assert await world.replies(1, match="^echo: .*hello")
         assert len(await other.get("requests")) == 1
@@ -114,7 +114,7 @@ async def test_any_protocol_takes_up_a_turn_behind_the_tool_calls_of_any(world: 
         await world.say('look [[tool:history_search {"query": "harbour"}]]')
         [said] = await world.replies(1)
         assert said.startswith("tool said: ")
-        assert "lab-64k answers for now: lab-128k has no credit left" in said
+        assert "lab-64k answers for now, because lab-128k has no credit left" in said
         assert len(await world.asked(0, wait=0)) == 2, "one step, and one refusal"
         [request] = await other.get("requests")
         assert request["path"] == spare.path
@@ -128,13 +128,13 @@ async def test_a_reload_that_takes_a_chosen_model_away_says_so(world: World) -> 
     file.write_text("model: {aliases: {small: lab-32k}}")
     await world.gateway.start(HERMES_MODEL__NAME="lab-128k")
     await world.say("/model small")
-    assert await world.replies(1, match="answered by small: lab-32k")
+    assert await world.replies(1, match="conversation uses small: lab-32k")
     await world.converse("one")
     file.write_text("model: {aliases: {}}")
     since = len(world.gateway.log_bytes())
     world.gateway.signal(signal.SIGHUP)
     await world.gateway.wait_for_log("config.reloaded", since=since)
     await world.say("two")
-    assert await world.replies(1, match="“small” is not configured any more, so lab-128k answers here again")
+    assert await world.replies(1, match="“small” is no longer configured, so lab-128k answers here again")
     assert await world.replies(1, match="^echo: .*two")
     assert [request["body"]["model"] for request in await world.asked(2)] == ["lab-32k", "lab-128k"]

@@ -62,7 +62,7 @@ async def test_a_forwarded_pairing_command_lets_nobody_in(world: World) -> None:
     assert "passed this message on" in await seen(world, 1)
     assert world.query("SELECT state FROM pairings") == [("pending",)]
     await world.say(f"/pair approve {code}", chat_id=1)  # their own words are the command
-    assert await world.replies(1, chat_id=77, match="You have access now")
+    assert await world.replies(1, chat_id=77, match="You now have access")
 
 
 @pytest.mark.parametrize("mark", [FORWARDED, VIA_BOT], ids=["forwarded", "via a bot"])

@@ -118,14 +118,14 @@ async def test_whoever_lost_access_brings_nothing_and_the_chat_is_told_once(
         await world.gateway.stop()
         turn_clock(world, 3)
         await world.gateway.start(HERMES_ACCESS__ALLOW="telegram:43")
-        assert await world.replies(1, match="has no access any more")
+        assert await world.replies(1, match="no longer has access")
         await delivered(world)
         await world.gateway.kill()
         turn_clock(world, 6)
         await world.gateway.start()
         await world.say("hello", chat_id=43)
         assert await world.replies(1, chat_id=43)
-        assert len(await world.replies(0, wait=0, match="has no access any more")) == 1
+        assert len(await world.replies(0, wait=0, match="no longer has access")) == 1
         assert world.query("SELECT state FROM schedules") == [("paused",)]
         assert world.query("SELECT count(*) FROM turns WHERE started_by = 'telegram:42'") == [(0,)]
 

@@ -41,7 +41,7 @@ async def test_the_providers_window_is_respected_and_asked_for_once(unsized: Wor
     assert await questions(world) == 0, "not at the start"
     await talk(world, 28)
     assert world.query(LAYERS) == [("preflight", "compressed")]
-    assert "32,768 tokens, as its provider says" in await window_line(world)
+    assert "32,768 tokens (reported by the provider)" in await window_line(world)
     requests = await turns(world)
     largest = max(row["prompt_tokens"] for row in requests)
     assert 14_000 < largest < 16_384 + 1_000, "compressed at half of the window"
@@ -60,7 +60,7 @@ async def test_where_the_provider_says_nothing_the_list_knows_the_family(unsized
     await world.llm.post("models", {"gpt-4.1-mini": {"context": 1_047_576, "max_output": 32_768}})
     await world.gateway.start(HERMES_MODEL__NAME="gpt-4.1-mini")
     assert await first_limit(world) == 32_000
-    assert "1,047,576 tokens, by the built-in list" in await window_line(world)
+    assert "1,047,576 tokens (from the built-in list" in await window_line(world)
     assert world.query(OFFER) == [(None, None)]
     asked = await questions(world)
     await world.converse("again")
@@ -74,8 +74,8 @@ async def test_a_bound_of_the_prompt_below_the_window_is_told(unsized: World) ->
     await world.gateway.start(HERMES_MODEL__NAME="gpt-5-mini")
     await world.converse("hello")
     line = await window_line(world)
-    assert "Window: 400,000 tokens, by the built-in list" in line
-    assert line.endswith("; a prompt may take 272,000 of them")
+    assert "Window: 400,000 tokens (from the built-in list" in line
+    assert line.endswith("; a prompt can use 272,000 of them")
 
 
 @pytest.mark.parametrize("status", [401, 404, 500])
@@ -84,7 +84,7 @@ async def test_a_model_that_nobody_knows_is_taken_for_one_of_32768_tokens(unsize
     await world.llm.post("config", {"models_status": status})
     await world.gateway.start(HERMES_MODEL__NAME="lab-64k")
     assert await first_limit(world) == 16_384, "as much as the window leaves is refused, for the model writes no more"
-    assert "32,768 tokens, assumed" in await window_line(world)
+    assert "32,768 tokens (default" in await window_line(world)
     assert await world.replies(1, match="echo: .*hello")
 
 
@@ -96,5 +96,5 @@ async def test_a_provider_that_promises_too_much_is_corrected_by_its_refusal(uns
     await world.llm.post("models", {"lab-32k": {"context": 16_384, "max_output": 4_096}})
     await world.converse("and now?")
     assert world.query(LAYERS)[-1][1] == "compressed"
-    assert "16,384 tokens, as its provider said when it refused a prompt" in await window_line(world)
+    assert "16,384 tokens (reported by the provider when it refused a prompt)" in await window_line(world)
     assert await world.violations() == []

@@ -90,7 +90,7 @@ async def test_the_end_of_a_background_command_is_told_to_people_and_to_the_mode
     [folder] = world.home.glob("workspaces/*")
     (folder / "go").touch()
     [notice] = await world.replies(1, match="Background command")
-    assert "has ended: exit code 9. It was while test" in notice
+    assert "has ended: exit code 9. Command: while test" in notice
     count = len(await world.asked(0, wait=0))
     await world.converse("and now?")
     prompt = prompt_of((await world.asked(count + 1))[-1])

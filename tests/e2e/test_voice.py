@@ -42,7 +42,7 @@ async def test_a_recording_that_is_too_long_is_not_even_fetched(world: World) ->
 async def test_silence_gets_a_sentence_and_no_turn(world: World) -> None:
     await world.gateway.start(**EARS)
     await world.say("", **VOICE, file_text="OggS")
-    assert await world.replies(1, match="could not make out any words")
+    assert await world.replies(1, match="could not hear any words")
     assert world.query("SELECT state FROM inbox") == [("done",)]
 
 
@@ -59,7 +59,7 @@ async def test_a_refused_key_names_the_configuration(world: World) -> None:
     await world.gateway.start(**EARS, HERMES_TRANSCRIPTION__API_KEY="not-the-one")
     await world.llm.post("config", {"api_key": "lab-key"})
     await world.say("", **VOICE, file_text="SAYS:hello")
-    assert await world.replies(1, match="check `?transcription`?")
+    assert await world.replies(1, match="check the `?transcription`? settings")
 
 
 async def test_what_was_heard_is_not_paid_again_after_a_kill(world: World) -> None:

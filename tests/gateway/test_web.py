@@ -18,9 +18,9 @@ checked = TypeAdapter(WebSettings).validate_python
     ("given", "fault"),
     [
         ({"enabled": False, "search": "brave", "search_key": "k" * 20}, "web.enabled"),
-        ({}, "web.search names"),
-        ({"search": "off"}, "web.search names"),
-        ({"search": False}, "web.search names"),
+        ({}, "set web.search"),
+        ({"search": "off"}, "set web.search"),
+        ({"search": False}, "set web.search"),
         ({"search": "searxng"}, "web.search_url"),
         ({"search": "brave"}, "web.search_key"),
         ({"search": "Tavily", "search_url": "https://example.org"}, "web.search_key"),

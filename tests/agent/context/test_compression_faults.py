@@ -211,14 +211,14 @@ def assert_made_by_rule(found: Found, trigger: Trigger) -> str:
     stands_for = re.search(r"Stands for (\d+) messages", handoff)
     assert stands_for is not None
     assert "TICKET-" in handoff
-    notices = [text for text in found.told if "without a summary" in text]
+    notices = [text for text in found.told if "could not summarise" in text]
     if trigger.layer == "manual":
         assert found.told == []
         return ""
     others = [text for text in found.told if text not in notices]
     assert len(notices) == 1
     assert len(others) == (trigger.context is CROWDED), "the number of messages has its own notice"
-    assert f"{stands_for[1]} messages are represented" in notices[0]
+    assert f"key points from {stands_for[1]} messages" in notices[0]
     return notices[0]
 
 

@@ -1,4 +1,4 @@
-"""Access by code: what each step changes in the database, and what people are told of it."""
+"""Pairing: database changes and replies of each step."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def offer(db: sqlite3.Connection, number: int, code: str, cursor: Cursor | None 
     return offer_pairing(db, message(number), code, cursor, START)
 
 
-def test_a_stranger_gets_one_code_and_then_a_reminder_now_and_then(db: sqlite3.Connection) -> None:
+def test_a_stranger_gets_one_code_and_occasional_reminders(db: sqlite3.Connection) -> None:
     assert offer(db, 1, "ABCDEFGH", CURSOR) is not None
     assert offer(db, 2, "HGFEDCBA", replace(CURSOR, seen_ref="100")) is not None
     assert offer(db, 3, "HGFEDCBB", replace(CURSOR, seen_ref="101")) is None
@@ -53,32 +53,32 @@ def approve(db: sqlite3.Connection, code: str, role: UserRole = UserRole.USER) -
 
 
 @pytest.mark.parametrize("role", list(UserRole))
-def test_who_is_let_in_is_told_so_once_where_they_asked(db: sqlite3.Connection, role: UserRole) -> None:
+def test_an_approved_person_is_welcomed_once_where_they_asked(db: sqlite3.Connection, role: UserRole) -> None:
     asked = offer(db, 1, "ABCDEFGH")
     pairing, notified_chat = approve(db, "abcd-efgh", role)
     assert (notified_chat, pairing.state, pairing.role) == (asked, PairingState.APPROVED, role)
     assert owed(db) == [OFFER.format(code="ABCDEFGH", minutes=CODE_MINUTES), WELCOME[role]]
     with pytest.raises(CommandError) as raised:
         approve(db, "ABCDEFGH", role)
-    assert str(raised.value) == "That code is not valid: it was used, has expired, or was never given out."
+    assert str(raised.value) == "That code is not valid. It was already used, has expired, or never existed."
     assert len(owed(db)) == 2
 
 
-def test_who_was_never_paired_cannot_be_revoked(db: sqlite3.Connection) -> None:
+def test_an_unpaired_person_cannot_be_revoked(db: sqlite3.Connection) -> None:
     with pytest.raises(CommandError) as raised:
         revoke_pairing(db, UserRef("telegram:9"), "x", START)
-    sentence = "telegram:9 is not paired. Access from the configuration file is taken away there."
+    sentence = "telegram:9 is not paired. To revoke access given by the configuration file, edit `access` there."
     assert str(raised.value) == sentence
 
 
-def test_a_code_whose_chat_is_forgotten_gives_access_all_the_same(db: sqlite3.Connection) -> None:
+def test_a_code_from_a_deleted_chat_still_gives_access(db: sqlite3.Connection) -> None:
     offer(db, 1, "ABCDEFGH")
     db.execute("DELETE FROM outbox")
     assert approve(db, "ABCDEFGH")[1] is None
     assert owed(db) == []
 
 
-async def test_the_bot_welcomes_whom_an_admin_lets_in_and_a_replay_is_silent(store: Store, tmp_path: Path) -> None:
+async def test_an_admins_approval_sends_one_welcome_and_a_replay_sends_none(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
         approval = await gateway.say(f"/pair approve {offered.split('`')[1]}", chat=BOSS_CHAT, sender=BOSS)
@@ -89,7 +89,7 @@ async def test_the_bot_welcomes_whom_an_admin_lets_in_and_a_replay_is_silent(sto
         assert gateway.adapter.texts(EVE_CHAT).count(WELCOME[UserRole.USER]) == 1
 
 
-async def test_the_bot_welcomes_whom_the_command_line_lets_in(store: Store, tmp_path: Path) -> None:
+async def test_an_approval_by_command_line_sends_a_welcome(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
         args = {"code": offered.split("`")[1], "role": "admin"}
@@ -97,7 +97,7 @@ async def test_the_bot_welcomes_whom_the_command_line_lets_in(store: Store, tmp_
         assert await gateway.replies(2, EVE_CHAT) == [offered, WELCOME[UserRole.ADMIN]]
 
 
-async def test_who_was_let_in_while_the_gateway_rested_is_welcomed_at_its_start(store: Store, tmp_path: Path) -> None:
+async def test_an_approval_while_stopped_sends_the_welcome_at_the_next_start(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         offered = await gateway.ask("hello", chat=EVE_CHAT, sender=EVE)
     await store.write(approve_pairing, offered.split("`")[1], UserRole.USER, "x", gateway.clock.now())
@@ -106,8 +106,8 @@ async def test_who_was_let_in_while_the_gateway_rested_is_welcomed_at_its_start(
         assert await again.ask("hi", chat=EVE_CHAT, sender=EVE) == "echo: hi"
 
 
-async def test_a_strangers_name_puts_no_link_into_an_admins_chat(store: Store, tmp_path: Path) -> None:
+async def test_a_strangers_name_cannot_add_a_link_to_an_admins_chat(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("hello", chat=EVE_CHAT, sender=replace(EVE, name="[`Approve me](https://evil.example)"))
         listed = await gateway.ask("/pair list", chat=BOSS_CHAT, sender=BOSS)
-        assert listed.startswith("- `['Approve me](https://evil.example)` (`telegram:666`): waits")
+        assert listed.startswith("- `['Approve me](https://evil.example)` (`telegram:666`): pending")

@@ -38,13 +38,13 @@ async def message(store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, 
         ({"allow": [], "admins": []}, LOCAL_OWNER, UserRole.ADMIN),
     ],
 )
-async def test_nobody_has_a_role_unless_named(
+async def test_only_named_people_have_a_role(
     store: Store, access: Mapping[str, object], ref: UserRef, role: UserRole | None
 ) -> None:
     assert access_of(store, **access).role_of(ref) is role
 
 
-async def test_a_pairing_counts_from_its_approval_to_its_revocation(store: Store) -> None:
+async def test_a_pairing_gives_access_until_it_is_revoked(store: Store) -> None:
     access = access_of(store)
     await store.write(pairings.offer, EVE, "ABCDEFGH", 60_000, 10, START)
     await access.load()
@@ -57,7 +57,7 @@ async def test_a_pairing_counts_from_its_approval_to_its_revocation(store: Store
     assert access.role_of(EVE.ref) is None
 
 
-async def test_the_configured_admin_stays_one_whatever_a_pairing_says(store: Store) -> None:
+async def test_a_pairing_does_not_change_a_configured_admin(store: Store) -> None:
     access = access_of(store)
     await store.write(pairings.offer, BOSS, "ABCDEFGH", 60_000, 10, START)
     await store.write(pairings.approve, "ABCDEFGH", UserRole.USER, "x", START)
@@ -83,7 +83,7 @@ BOT = replace(ANN, is_bot=True)
         (BOT, ChatKind.GROUP, True, AccessResult.BOT),
     ],
 )
-async def test_what_becomes_of_a_message(
+async def test_which_messages_are_admitted(
     store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool, result: AccessResult
 ) -> None:
     access = access_of(store)
@@ -98,7 +98,7 @@ async def test_a_name_never_gives_access(store: Store, tmp_path: Path) -> None:
     assert access.judge(await message(store, tmp_path, impostor, ChatKind.DIRECT, True)) is AccessResult.STRANGER
 
 
-async def test_of_two_looks_at_the_pairings_the_later_one_counts(store: Store) -> None:
+async def test_of_two_concurrent_loads_the_later_one_wins(store: Store) -> None:
     await store.write(pairings.offer, EVE, "ABCDEFGH", 60_000, 10, START)
     await store.write(pairings.approve, "ABCDEFGH", UserRole.USER, "x", START)
     access = access_of(store)
@@ -123,7 +123,7 @@ async def test_of_two_looks_at_the_pairings_the_later_one_counts(store: Store) -
     assert access.role_of(EVE.ref) is None
 
 
-async def test_a_revocation_is_read_back_even_when_the_database_is_slow_to_answer(store: Store, tmp_path: Path) -> None:
+async def test_a_revocation_is_loaded_even_from_a_slow_database(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         access = gateway.access
         access._paired = {EVE.ref: UserRole.USER}

@@ -1,4 +1,4 @@
-"""Which tools a chat may use, in whose turns, and when a person is asked."""
+"""Tool access by chat and person, and approval policies."""
 
 from dataclasses import replace
 
@@ -38,12 +38,12 @@ def control(**settings: object) -> AccessControl:
         ({"use_on": {"discord": {"*": "off"}}}, False),
     ],
 )
-def test_the_narrowest_place_decides(settings: dict[str, object], refused: bool) -> None:
+def test_the_most_specific_setting_wins(settings: dict[str, object], refused: bool) -> None:
     reason = control(**settings).refusal(SEARCH, TOPIC, ChatKind.GROUP, None)
     assert (reason is not None) == refused
 
 
-def test_a_tool_for_admins_is_listed_but_run_in_their_turns_only() -> None:
+def test_an_admin_tool_is_listed_but_runs_only_in_turns_of_admins() -> None:
     made = control(use={"history_search": "admins"})
     assert made.refusal(SEARCH, TOPIC, ChatKind.GROUP, None) is None
     assert made.refusal(SEARCH, TOPIC, ChatKind.GROUP, UserRef("telegram:1")) is None
@@ -80,6 +80,6 @@ def test_mcp_tools_have_a_policy_of_their_own(block: dict[str, str], writes: str
 
 
 @pytest.mark.parametrize("settings", [{"use": {"a": "maybe"}}, {"approval": {"writes": "yes"}}, {"approvals": {}}])
-def test_what_no_switch_has_is_refused(settings: dict[str, object]) -> None:
+def test_an_invalid_switch_setting_is_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         ToolsConfig.model_validate(settings)

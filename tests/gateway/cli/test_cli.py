@@ -787,12 +787,12 @@ def _is_ready(terminal: int, *, is_secret: bool) -> bool:
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({}, "model.api_key is missing: api.openai.com is asked without a key"),
-        ({"HERMES_MODEL__PROTOCOL": "anthropic"}, "model.api_key is missing: api.anthropic.com is asked without"),
-        ({"HERMES_MODEL__BASE_URL": "https://openrouter.ai/api/v1"}, "model.api_key is missing: openrouter.ai is"),
+        ({}, "model.api_key is not set, so api.openai.com is called without a key"),
+        ({"HERMES_MODEL__PROTOCOL": "anthropic"}, "model.api_key is not set, so api.anthropic.com is called without"),
+        ({"HERMES_MODEL__BASE_URL": "https://openrouter.ai/api/v1"}, "model.api_key is not set, so openrouter.ai is"),
         (
             {"OPENAI_API_KEY": "sk-x", "HERMES_MODEL__FALLBACKS": '[{"name": "c", "protocol": "anthropic"}]'},
-            "api_key of the model c is missing: api.anthropic.com",
+            "api_key of the model c is not set, so api.anthropic.com",
         ),
         ({"OPENAI_API_KEY": "sk-x"}, None),
         ({"HERMES_MODEL__BASE_URL": "http://192.168.0.7:11434/v1"}, None),

@@ -100,7 +100,7 @@ async def test_status_says_whose_compressions_they_are_and_where_that_engine_mak
     async with talking(store, tmp_path, CountingModel(), make_engine=make_engine) as gateway:
         await gateway.ask("hello")
         for command in ("/status", "/usage"):
-            assert "compressed by `early`, from 4,096 on at the latest" in await gateway.ask(command)
+            assert "compression by `early` starts at 4,096 or earlier" in await gateway.ask(command)
         lines = [
             [line for line in (await gateway.ask(command)).splitlines() if line.startswith("- Context:")]
             for command in ("/status", "/usage")

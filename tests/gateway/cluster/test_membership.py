@@ -1,4 +1,4 @@
-"""A node's membership in its cluster, over a real server."""
+"""Cluster membership of a node, with a real server."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cluster
 
 @dataclass
 class WrongClock:
-    """The machine's clock, so many seconds off."""
+    """System clock with an offset in seconds."""
 
     seconds: int = 0
 
@@ -56,7 +56,7 @@ async def test_a_start_with_a_wrong_clock_is_refused_and_leaves_nothing(store: P
     assert await store.read(load_nodes) == []
 
 
-async def test_a_node_that_comes_back_has_its_seat_whatever_differs(store: PostgresStore) -> None:
+async def test_a_returning_node_gets_its_seat_despite_different_settings(store: PostgresStore) -> None:
     clock = WrongClock()
     member = Membership(store, clock, config)
     await (await member.open_seat(ignore)).close()
@@ -65,7 +65,7 @@ async def test_a_node_that_comes_back_has_its_seat_whatever_differs(store: Postg
     assert [node.seats for node in await store.read(load_nodes)] == [2]
 
 
-async def test_what_comes_to_differ_is_said_once(store: PostgresStore) -> None:
+async def test_a_new_difference_is_logged_once(store: PostgresStore) -> None:
     caps: dict[str, float | None] = {"one": None, "two": None}
     other = await PostgresStore.open(store.url)
     try:
@@ -88,11 +88,11 @@ async def test_what_comes_to_differ_is_said_once(store: PostgresStore) -> None:
     assert said == ["costs.daily_cap is 5 at one and not set at two, which has the same database: nodes must agree"]
 
 
-def test_a_token_is_a_digest_and_one_that_is_not_set_is_not_compared() -> None:
+def test_a_token_is_compared_by_digest_and_an_unset_token_is_not_compared() -> None:
     token = "123456:LABTOKEN"
     noted = agreed_settings(Config(telegram=TelegramSettings(token=SecretStr(token))))
     assert token not in noted
     settings = json.loads(noted)
-    assert settings["telegram.token"].startswith("the one with digest ")
+    assert settings["telegram.token"].startswith("a value with digest ")
     assert "discord.token" not in settings
     assert settings["costs.daily_cap"] == "not set"

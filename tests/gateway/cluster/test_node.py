@@ -1,4 +1,4 @@
-"""A node with a seat that the test ends and others that the test lets come."""
+"""Cluster node whose seats the test ends and grants."""
 
 import asyncio
 from collections import deque
@@ -52,7 +52,7 @@ from tests.hermes_state.rows import finish, receive
 
 
 class SharedSeat(OnlySeat):
-    """A seat among others, who have `taken` some locks."""
+    """Seat in a cluster in which other nodes hold the locks in `taken`."""
 
     is_shared = True  # type: ignore[assignment]  # a property of the base
 
@@ -84,7 +84,7 @@ class SharedSeat(OnlySeat):
 
 
 class Seats:
-    """Opens seats; `refusals` tells how often that fails first."""
+    """Opens seats. The first `refusals` attempts fail."""
 
     def __init__(self) -> None:
         self.opened: list[SharedSeat] = []
@@ -100,14 +100,14 @@ class Seats:
 
 
 class Work:
-    """A duty that tells whether it runs, and breaks as it is told."""
+    """Duty that reports if it runs, and fails as scripted."""
 
     def __init__(self, name: str, lock: SeatLock) -> None:
         self.begun = self.ended = 0
         self.crashes: deque[Exception] = deque()
-        """What ends the next runs."""
+        """Errors that end the next runs."""
         self.troubles: deque[Exception] = deque()
-        """What comes of the next times that it is taken up."""
+        """Results of the next calls of `take_up`."""
         self.duty = Duty(name=name, lock=lock, run=self.run, take_up=self.take_up)
 
     async def take_up(self) -> None:
@@ -165,7 +165,7 @@ async def test_a_duty_of_another_node_is_taken_when_it_becomes_free(store: Store
 
 
 @pytest.mark.parametrize("trouble", [StoreUnavailable("away"), RuntimeError("a bug")], ids=["store", "bug"])
-async def test_a_duty_that_cannot_be_taken_up_is_left_to_others_and_holds_up_none(
+async def test_a_duty_that_fails_to_start_is_left_to_others_and_blocks_no_other_duty(
     store: Store, tmp_path: Path, trouble: Exception
 ) -> None:
     seats, first, second = Seats(), Work("first", account_lock("first")), Work("second", KEEPER)
@@ -179,7 +179,7 @@ async def test_a_duty_that_cannot_be_taken_up_is_left_to_others_and_holds_up_non
         assert [duty.name for duty in node.state.duties] == ["telegram", "second", "first"]
 
 
-async def test_a_duty_that_crashes_goes_on(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crashed_duty_is_restarted(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.cluster.node.DUTY_BACKOFF", Backoff(0.01))
     keeping = Work("keeping", KEEPER)
     keeping.crashes.extend([KeyError("a bug"), StoreUnavailable("away")])
@@ -199,7 +199,7 @@ async def test_a_bug_in_the_sweep_ends_the_process_instead_of_the_sweep_alone(st
             await asyncio.wait_for(running, WAIT_SECONDS)
 
 
-async def test_a_lost_seat_ends_everything_and_the_next_one_goes_on_with_it(store: Store, tmp_path: Path) -> None:
+async def test_a_lost_seat_ends_all_work_and_the_next_seat_continues_it(store: Store, tmp_path: Path) -> None:
     seats, keeping = Seats(), Work("keeping", KEEPER)
     async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, keeping):
         first, again = await hanging(gateway, "first"), Hang()
@@ -218,7 +218,7 @@ async def test_a_lost_seat_ends_everything_and_the_next_one_goes_on_with_it(stor
         assert await gateway.rows("SELECT state, restarts, epoch FROM turns") == [("finished", 0, 2)]
 
 
-async def test_a_seat_may_end_while_what_was_left_is_taken_up(store: Store, tmp_path: Path) -> None:
+async def test_a_seat_can_be_lost_while_leftover_work_is_started(store: Store, tmp_path: Path) -> None:
     seats, keeping = Seats(), Work("keeping", KEEPER)
     hangs, was_cut = asyncio.Event(), asyncio.Event()
 
@@ -251,9 +251,7 @@ async def test_a_seat_may_end_while_what_was_left_is_taken_up(store: Store, tmp_
         assert [one.lost.is_set() for one in seats.opened] == [True, False]
 
 
-async def test_a_request_that_was_under_way_when_the_seat_ended_leaves_no_word_and_is_repeated(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_request_in_flight_at_the_loss_of_the_seat_is_repeated(store: Store, tmp_path: Path) -> None:
     seats = Seats()
     async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
         gateway.adapter.may_send.clear()
@@ -269,7 +267,7 @@ async def test_a_request_that_was_under_way_when_the_seat_ended_leaves_no_word_a
         assert await gateway.rows("SELECT state, attempts FROM outbox") == [("sent", 2)]
 
 
-async def test_a_preview_under_way_is_cut_off_with_the_seat(store: Store, tmp_path: Path) -> None:
+async def test_a_preview_in_flight_is_cancelled_with_the_seat(store: Store, tmp_path: Path) -> None:
     seats = Seats()
     async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
         gateway.adapter.may_show.clear()
@@ -283,7 +281,7 @@ async def test_a_preview_under_way_is_cut_off_with_the_seat(store: Store, tmp_pa
 
 
 @pytest.mark.parametrize("is_at_a_step", [False, True])
-async def test_outages_of_the_database_are_no_restarts_of_a_turn(
+async def test_database_outages_do_not_count_as_restarts_of_a_turn(
     store: Store, tmp_path: Path, is_at_a_step: bool
 ) -> None:
     seats = Seats()
@@ -319,7 +317,7 @@ async def test_outages_of_the_database_are_no_restarts_of_a_turn(
         assert await gateway.rows("SELECT state, restarts FROM turns WHERE id = 2") == [("finished", 0)]
 
 
-async def test_a_turn_that_was_stored_here_and_begins_elsewhere_is_no_restart(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_stored_here_and_started_elsewhere_is_no_restart(store: Store, tmp_path: Path) -> None:
     seats = Seats()
     async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
         chat_id = await chat_of(gateway)
@@ -331,7 +329,7 @@ async def test_a_turn_that_was_stored_here_and_begins_elsewhere_is_no_restart(st
         await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'running' AND epoch = 2 AND restarts = 0")
 
 
-async def test_a_turn_that_ended_elsewhere_before_this_node_heard_that_it_was_stored_asks_no_model(
+async def test_a_turn_that_already_ended_elsewhere_calls_no_model(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seats, write = Seats(), store.write
@@ -355,7 +353,7 @@ async def test_a_turn_that_ended_elsewhere_before_this_node_heard_that_it_was_st
         assert len(gateway.model.requests) == 1
 
 
-async def test_a_seat_may_end_in_the_moment_in_which_work_begins(store: Store, tmp_path: Path) -> None:
+async def test_a_seat_can_be_lost_at_the_moment_work_starts(store: Store, tmp_path: Path) -> None:
     seats = Seats()
     async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
         chat_id = await chat_of(gateway)
@@ -369,13 +367,13 @@ async def test_a_seat_may_end_in_the_moment_in_which_work_begins(store: Store, t
 
 
 async def chat_of(gateway: TestGateway) -> ChatId:
-    """A chat in which a first message was answered."""
+    """Return a chat with one answered message."""
     await gateway.ask("hello")
     [(chat_id,)] = await gateway.rows("SELECT id FROM chats")
     return ChatId(chat_id)
 
 
-async def test_a_chat_of_another_node_is_left_alone_until_it_is_free(store: Store, tmp_path: Path) -> None:
+async def test_a_chat_of_another_node_is_not_touched_until_it_is_free(store: Store, tmp_path: Path) -> None:
     seats = Seats()
     async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
         chat_id = await chat_of(gateway)
@@ -404,7 +402,7 @@ async def test_a_free_chat_behind_many_of_other_nodes_is_found(store: Store, tmp
             assert await gateway.replies(1, person(201)) == ["echo: are you there?"]
 
 
-async def test_whoever_has_waited_for_longest_gets_the_place_that_becomes_free(store: Store, tmp_path: Path) -> None:
+async def test_the_chat_that_waited_longest_gets_the_free_slot(store: Store, tmp_path: Path) -> None:
     settings = {"max_turns": 1, "merge_seconds": 0}
     async with serving(store, tmp_path, is_started=False, sessions=settings) as gateway, node_of(gateway, Seats()):
         hang = await hanging(gateway, "first", chat=person(9))
@@ -434,7 +432,7 @@ async def test_a_file_waits_for_the_owner_of_its_account(store: Store, tmp_path:
         assert gateway.adapter.downloads == ["1"]
 
 
-async def test_a_node_that_serves_no_account_looks_up_nothing_that_is_owed(store: Store, tmp_path: Path) -> None:
+async def test_a_node_without_accounts_does_not_look_for_unsent_rows(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         chat_id = await chat_of(gateway)
         await eventually(lambda: not gateway.delivery._wakes, "its sender goes")
@@ -472,7 +470,7 @@ async def test_a_busy_node_leaves_new_messages_to_their_hints(
         assert await gateway.replies(2, chat=other) == ["echo: hello", "echo: another"]
 
 
-async def test_what_another_node_has_stored_is_answered_at_its_hint(
+async def test_a_message_stored_by_another_node_is_answered_after_its_hint(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.cluster.node.SWEEP_SECONDS", 600.0)

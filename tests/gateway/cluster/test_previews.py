@@ -1,4 +1,4 @@
-"""What the owner of an account shows of turns that run elsewhere: the tests are the other node."""
+"""Previews of turns that run on another node, which the tests play."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ def _start(db: Connection) -> RunningTurn:
 
 @asynccontextmanager
 async def showing(store: Store, folder: Path) -> AsyncIterator[tuple[TestGateway, RemotePreviews, RunningTurn]]:
-    """An owner that shows a turn of another node, which is stored and has shown nothing yet."""
+    """Account owner that shows a stored turn of another node, before the first preview."""
     async with serving(store, folder) as gateway:
         make = partial(gateway.turns.previews.live, kind=RemotePreview)
         shown = RemotePreviews(store=store, adapters=gateway.adapters, make=make)
@@ -42,12 +42,12 @@ async def showing(store: Store, folder: Path) -> AsyncIterator[tuple[TestGateway
 
 
 async def say(store: Store, shown: RemotePreviews, turn: RunningTurn, text: str) -> None:
-    """The other node stores the text so far; the hint arrives."""
+    """Store the text so far as the other node, and deliver the hint."""
     await store.write(store_preview, turn, text, START)
     shown.note(turn.id)
 
 
-async def test_an_answer_grows_in_one_place_and_the_whole_takes_it(store: Store, tmp_path: Path) -> None:
+async def test_an_answer_grows_in_one_message_and_the_final_replaces_it(store: Store, tmp_path: Path) -> None:
     async with showing(store, tmp_path) as (gateway, shown, turn):
         await say(store, shown, turn, "")
         await eventually(lambda: gateway.adapter.typed, "typing")
@@ -60,7 +60,7 @@ async def test_an_answer_grows_in_one_place_and_the_whole_takes_it(store: Store,
         assert await gateway.replies(1) == ["the whole answer"]
 
 
-async def test_the_whole_waits_for_a_preview_in_flight_and_takes_its_place(store: Store, tmp_path: Path) -> None:
+async def test_the_final_answer_waits_for_a_preview_in_flight_and_replaces_it(store: Store, tmp_path: Path) -> None:
     async with showing(store, tmp_path) as (gateway, shown, turn):
         gateway.adapter.may_show.clear()
         await say(store, shown, turn, "the")
@@ -78,7 +78,7 @@ async def test_the_whole_waits_for_a_preview_in_flight_and_takes_its_place(store
         assert len(gateway.adapter.previews) == 1
 
 
-async def test_a_preview_goes_on_after_a_notice(store: Store, tmp_path: Path) -> None:
+async def test_a_preview_continues_after_a_notice(store: Store, tmp_path: Path) -> None:
     async with showing(store, tmp_path) as (gateway, shown, turn):
         await say(store, shown, turn, "the")
         await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
@@ -90,7 +90,7 @@ async def test_a_preview_goes_on_after_a_notice(store: Store, tmp_path: Path) ->
         await eventually(lambda: gateway.adapter.texts() == ["the whole", "by the way"], "it grows in its place")
 
 
-async def test_typing_is_renewed_only_when_the_other_node_says_something(
+async def test_typing_is_renewed_only_after_a_write_of_the_other_node(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RemotePreview, "_typing_overlap_seconds", 5.0)
@@ -102,7 +102,7 @@ async def test_typing_is_renewed_only_when_the_other_node_says_something(
         assert len(gateway.adapter.typed) == 2
 
 
-async def test_who_takes_the_turn_up_goes_on_in_the_same_place(store: Store, tmp_path: Path) -> None:
+async def test_a_node_that_resumes_the_turn_continues_in_the_same_message(store: Store, tmp_path: Path) -> None:
     async with showing(store, tmp_path) as (gateway, shown, turn):
         gateway.adapter.may_show.clear()
         await say(store, shown, turn, "the")
@@ -119,7 +119,7 @@ async def test_who_takes_the_turn_up_goes_on_in_the_same_place(store: Store, tmp
         assert await gateway.replies(1) == ["another answer"]
 
 
-async def test_the_owner_takes_the_turn_up_in_the_same_place(store: Store, tmp_path: Path) -> None:
+async def test_the_account_owner_resumes_the_turn_in_the_same_message(store: Store, tmp_path: Path) -> None:
     async with showing(store, tmp_path) as (gateway, shown, turn):
         await say(store, shown, turn, "the")
         await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
@@ -127,7 +127,7 @@ async def test_the_owner_takes_the_turn_up_in_the_same_place(store: Store, tmp_p
         assert await gateway.replies(1) == ["echo: q"]
 
 
-async def test_the_next_turn_leaves_the_answer_of_the_last_one_in_its_place(store: Store, tmp_path: Path) -> None:
+async def test_the_next_turn_leaves_the_previous_answer_in_place(store: Store, tmp_path: Path) -> None:
     async with showing(store, tmp_path) as (gateway, shown, turn):
         await say(store, shown, turn, "the")
         await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
@@ -141,9 +141,7 @@ async def test_the_next_turn_leaves_the_answer_of_the_last_one_in_its_place(stor
         assert gateway.adapter.texts()[0] == "the whole answer"
 
 
-async def test_a_preview_of_which_nothing_is_heard_ends(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_preview_ends(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "BEAT_SECONDS", 0.01)
     monkeypatch.setattr(remote, "SILENT_SECONDS", 0.1)
     async with showing(store, tmp_path) as (gateway, shown, turn):
@@ -152,7 +150,7 @@ async def test_a_preview_of_which_nothing_is_heard_ends(
         await eventually(lambda: not shown._shown, "it ends")
 
 
-async def test_who_does_not_serve_the_account_shows_nothing(store: Store, tmp_path: Path) -> None:
+async def test_a_node_that_does_not_serve_the_account_shows_no_preview(store: Store, tmp_path: Path) -> None:
     async with showing(store, tmp_path) as (gateway, shown, turn):
         gateway.adapters.supervised[DIRECT.account].ownership = None
         await say(store, shown, turn, "the")
@@ -162,7 +160,7 @@ async def test_who_does_not_serve_the_account_shows_nothing(store: Store, tmp_pa
         assert gateway.adapter.previews == gateway.adapter.typed == []
 
 
-async def test_a_worker_stores_what_its_turn_shows(
+async def test_a_worker_stores_the_preview_of_its_turn(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.cluster.previews.STORE_SECONDS", 0.0)

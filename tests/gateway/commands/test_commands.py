@@ -1,4 +1,4 @@
-"""Every command as people use it: through intake, to what the chat is told."""
+"""Every command from intake to reply."""
 
 import asyncio
 import threading
@@ -59,7 +59,7 @@ def test_names_and_aliases_are_unique_and_every_command_is_described() -> None:
     assert all(command.description for command in REGISTRY.commands)
 
 
-def test_help_and_menus_come_from_the_table_and_tell_what_is_for_admins() -> None:
+def test_help_and_menus_follow_the_table_and_mark_admin_commands() -> None:
     assert "/pair" in REGISTRY.help(UserRole.ADMIN)
     assert "/pair" not in REGISTRY.help(UserRole.USER)
     assert "`/reset`" in REGISTRY.help(UserRole.USER)
@@ -82,7 +82,7 @@ def test_options_fit_every_menu() -> None:
             assert all(0 < len(text.description) <= 100 for text in (*owner.options, *command.actions))
 
 
-def test_syntax_is_shown_from_the_options() -> None:
+def test_syntax_follows_the_options() -> None:
     shown = {command.name: command.argument for command in REGISTRY.commands}
     assert shown["help"] is None
     assert shown["resume"] == "<id>"
@@ -91,7 +91,7 @@ def test_syntax_is_shown_from_the_options() -> None:
 
 
 @pytest.mark.parametrize("name", [command.name for command in REGISTRY.commands if command.actions])
-async def test_a_command_with_actions_has_one_that_is_the_command_alone(
+async def test_a_command_with_actions_has_an_action_for_the_bare_command(
     store: Store, tmp_path: Path, name: str
 ) -> None:
     async with serving(store, tmp_path) as gateway:
@@ -104,7 +104,7 @@ def suggested(gateway: TestGateway, text: str, sender: Sender) -> Sequence[str]:
     return gateway.intake.suggestions(gateway.message(text, sender=sender))
 
 
-async def test_suggestions_are_for_people_who_may_give_the_command(store: Store, tmp_path: Path) -> None:
+async def test_suggestions_need_permission_for_the_command(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, model={"aliases": {"fast": "small"}}) as gateway:
         assert "fast" in suggested(gateway, "/model f", ANN)
         assert "default" in suggested(gateway, "/model", ANN)
@@ -128,7 +128,7 @@ async def test_suggestions_are_for_people_who_may_give_the_command(store: Store,
         ("", None),
     ],
 )
-def test_what_is_a_command(text: str, expected: tuple[str, str] | None) -> None:
+def test_which_texts_are_commands(text: str, expected: tuple[str, str] | None) -> None:
     parsed = parse(text)
     assert (None if parsed is None else (parsed.name, parsed.argument)) == expected
 
@@ -142,13 +142,11 @@ async def test_start_help_whoami(store: Store, tmp_path: Path) -> None:
         assert await gateway.ask("/help") == REGISTRY.help(UserRole.USER)
         said = await gateway.ask("/whoami")
         assert "`telegram:1`" in said
-        assert "role user" in said
+        assert "your role is user" in said
         assert await gateway.rows("SELECT count(*) FROM messages") == [(0,)]
 
 
-async def test_without_a_model_start_and_status_say_in_the_same_words_how_to_get_one(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_without_a_model_start_and_status_give_the_same_setup_hint(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, model={"protocol": "offline", "name": None}) as gateway:
         for line in ("/start", "/status"):
             assert MODEL_SETUP_HINT in await gateway.ask(line)
@@ -156,22 +154,22 @@ async def test_without_a_model_start_and_status_say_in_the_same_words_how_to_get
 
 async def test_an_unknown_command_gets_a_suggestion_and_starts_no_turn(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        assert await gateway.ask("/stat") == "I do not know /stat. Did you mean /start? /help lists what I know."
-        assert await gateway.ask("/xyzzyq now") == "I do not know /xyzzyq. /help lists what I know."
+        assert await gateway.ask("/stat") == "There is no command /stat. Did you mean /start? /help lists all commands."
+        assert await gateway.ask("/xyzzyq now") == "There is no command /xyzzyq. /help lists all commands."
         assert gateway.model.requests == []
 
 
 @pytest.mark.parametrize(
     "command", ["/stop", "/status", "/help", "/history", "/sessions", "/whoami", "/queue", "/nonsense"]
 )
-async def test_while_the_model_hangs_a_command_is_answered(store: Store, tmp_path: Path, command: str) -> None:
+async def test_a_command_is_answered_while_the_model_hangs(store: Store, tmp_path: Path, command: str) -> None:
     async with serving(store, tmp_path) as gateway:
         await hanging(gateway)
         await gateway.say(command)
         await eventually(lambda: gateway.adapter.texts(), "an answer")
 
 
-async def test_status_says_what_runs_what_waits_and_how_full_the_context_is(store: Store, tmp_path: Path) -> None:
+async def test_status_shows_the_running_turn_the_queue_and_the_context(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         assert "Conversation: none yet" in await gateway.ask("/status")
         await gateway.ask("q")
@@ -183,22 +181,22 @@ async def test_status_says_what_runs_what_waits_and_how_full_the_context_is(stor
         said = gateway.adapter.texts()[-1]
         assert "Model: scripted" in said
         assert "Context: about 1" in said
-        assert "compressed from" in said
+        assert "compression starts at" in said
         assert "Working on an answer" in said
-        assert "Waiting: 1 message" in said
+        assert "Queue: 1 message" in said
         assert "telegram: connected" in said
 
 
-async def test_history_shows_what_was_said_with_what_was_taken_back(store: Store, tmp_path: Path) -> None:
+async def test_history_shows_undone_messages_with_a_mark(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        assert "Nothing has been said" in await gateway.ask("/history")
+        assert "has no messages yet" in await gateway.ask("/history")
         await gateway.ask("one")
         await gateway.ask("two")
         await gateway.ask("/undo")
         said = await gateway.ask("/history")
         lines = said.split("\n\n")
         assert [line.splitlines()[1] for line in lines] == ["one", "echo: one", "two", "echo: two"]
-        assert ["taken back" in line for line in lines] == [False, False, True, True]
+        assert ["(undone)" in line for line in lines] == [False, False, True, True]
         assert len((await gateway.ask("/history 1")).split("\n\n")) == 1
         assert len((await gateway.ask("/history " + "9" * 5_000)).split("\n\n")) == 4
         assert "`/history 30`" in await gateway.ask("/history all")
@@ -207,7 +205,7 @@ async def test_history_shows_what_was_said_with_what_was_taken_back(store: Store
 # ---- conversations
 
 
-async def test_new_starts_afresh_keeps_the_old_and_resume_goes_back(store: Store, tmp_path: Path) -> None:
+async def test_new_starts_a_conversation_and_resume_goes_back(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("/title First things")
         await gateway.ask("one")
@@ -222,7 +220,7 @@ async def test_new_starts_afresh_keeps_the_old_and_resume_goes_back(store: Store
         assert "“First things”" in await gateway.ask(f"/resume {old}")
         await gateway.ask("three")
         assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "three"]
-        assert await gateway.ask(f"/resume {old}") == "That conversation is the active one already."
+        assert await gateway.ask(f"/resume {old}") == "That conversation is already active."
         assert "“First things”" in await gateway.ask("/title")
 
 
@@ -237,9 +235,9 @@ async def test_reset_is_new(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("/resume", "/sessions shows"),
-        ("/resume zzzz", "No conversation of this chat has an id that starts with “zzzz”. /sessions lists them."),
-        ("/resume ab", "Give the id that /sessions shows, at least four characters of it."),
+        ("/resume", "an id from /sessions"),
+        ("/resume zzzz", "No conversation in this chat has an id that starts with “zzzz”. /sessions lists them."),
+        ("/resume ab", "Use at least the first four characters of an id from /sessions."),
         ("/title", "no title"),
         ("/title " + "x" * 200, "at most 100"),
         ("/new " + "x" * 200, "at most 100"),
@@ -249,16 +247,14 @@ async def test_reset_is_new(store: Store, tmp_path: Path) -> None:
         ("/undo 0", "/undo 3"),
         ("/history 0", "/history 30"),
         ("/retry", "no conversation yet"),
-        ("/queue", "Nothing is waiting"),
+        ("/queue", "The queue is empty"),
         ("/steer", "/steer <message>"),
         ("/stop", "Nothing was running"),
         ("/stop everything", "/stop all"),
-        ("/pair list", "for admins"),
+        ("/pair list", "Only admins"),
     ],
 )
-async def test_what_cannot_be_done_is_one_helpful_sentence(
-    store: Store, tmp_path: Path, line: str, sentence: str
-) -> None:
+async def test_invalid_commands_get_a_helpful_error(store: Store, tmp_path: Path, line: str, sentence: str) -> None:
     async with serving(store, tmp_path) as gateway:
         said = await gateway.ask(line)
         assert sentence in said
@@ -284,7 +280,7 @@ async def test_rows_before_new_belong_to_the_old_conversation_and_rows_after_to_
         ]
 
 
-async def test_a_command_right_behind_a_message_is_acknowledged(store: Store, tmp_path: Path) -> None:
+async def test_a_command_sent_right_after_a_message_is_acknowledged(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
@@ -317,7 +313,7 @@ async def test_retry_after_a_failure(store: Store, tmp_path: Path) -> None:
         assert await gateway.ask("/retry") == "echo: one"
 
 
-async def test_a_retry_that_a_crash_cut_off_goes_on(store: Store, tmp_path: Path) -> None:
+async def test_an_interrupted_retry_resumes_after_a_crash(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
         hang = Hang()
@@ -329,7 +325,7 @@ async def test_a_retry_that_a_crash_cut_off_goes_on(store: Store, tmp_path: Path
         assert await again.inbox_states() == ["done", "done"]
 
 
-async def test_undo_takes_back_whole_exchanges(store: Store, tmp_path: Path) -> None:
+async def test_undo_hides_whole_exchanges(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, tools=[tool("look")]) as gateway:
         await gateway.ask("one")
         gateway.model.script.append(calls("look"))
@@ -339,7 +335,7 @@ async def test_undo_takes_back_whole_exchanges(store: Store, tmp_path: Path) -> 
         await gateway.ask("four")
         assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "four"]
         assert "2 exchanges" in await gateway.ask("/undo 99")
-        assert "nothing to take back" in await gateway.ask("/undo")
+        assert "nothing to undo" in await gateway.ask("/undo")
 
 
 # ---- queue, steer
@@ -358,7 +354,7 @@ async def test_a_queued_message_waits_and_is_a_turn_of_its_own(store: Store, tmp
         assert (await gateway.replies(6))[3:] == ["finally", "echo: one thing", "echo: another"]
 
 
-async def test_a_steer_joins_and_says_so(store: Store, tmp_path: Path) -> None:
+async def test_a_steer_joins_the_turn_and_is_acknowledged(store: Store, tmp_path: Path) -> None:
     gate = asyncio.Event()
     async with serving(store, tmp_path, tools=[tool("look", lambda: gate)]) as gateway:
         gateway.model.script.append(calls("look"))
@@ -388,7 +384,7 @@ async def test_a_steer_whose_sender_loses_access_does_not_join(store: Store, tmp
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_a_steer_whose_sender_the_configuration_names_no_longer_does_not_join(
+async def test_a_steer_whose_sender_was_removed_from_the_configuration_does_not_join(
     store: Store, tmp_path: Path, is_restarted: bool
 ) -> None:
     gate = asyncio.Event()
@@ -424,7 +420,7 @@ async def test_a_steer_without_a_turn_is_a_message(store: Store, tmp_path: Path)
 async def test_in_a_group_only_the_starter_or_an_admin_stops(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await hanging(gateway, "ann asks", chat=GROUP)
-        assert "Only whoever started" in await _said(gateway, "/stop", BOB)
+        assert "Only the person who started" in await _said(gateway, "/stop", BOB)
         assert gateway.model.running == 1
         assert await _said(gateway, "/stop", BOSS) == "Stopped."
         await eventually(lambda: gateway.model.running == 0, "the model is let go")
@@ -432,23 +428,23 @@ async def test_in_a_group_only_the_starter_or_an_admin_stops(store: Store, tmp_p
         assert await gateway.turns_of(GROUP) == [("stopped", "ann asks")]
 
 
-async def test_in_a_group_stop_all_drops_ones_own_and_an_admins_drops_all(store: Store, tmp_path: Path) -> None:
+async def test_in_a_group_stop_all_drops_the_senders_messages_or_all_for_an_admin(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = await hanging(gateway, "ann asks", chat=GROUP)
         await gateway.say("bob waits", chat=GROUP, sender=BOB)
         await gateway.say("ann waits", chat=GROUP)
         second = Hang()
         gateway.model.script.append(second)
-        assert "Dropped 1 waiting message" in await _said(gateway, "/stop all", None)
+        assert "Removed 1 message from the queue" in await _said(gateway, "/stop all", None)
         await second.begun.wait()
         assert asked(gateway.model.requests[-1])[-1] == "bob waits"
         await gateway.say("ann waits again", chat=GROUP)
-        assert await _said(gateway, "/stop all", BOSS) == "Stopped. Dropped 1 waiting message."
+        assert await _said(gateway, "/stop all", BOSS) == "Stopped. Removed 1 message from the queue."
         assert not hang.released.is_set()
         await gateway.quiet(GROUP)
 
 
-async def test_in_a_group_a_steer_of_somebody_else_waits(store: Store, tmp_path: Path) -> None:
+async def test_in_a_group_a_steer_from_another_person_waits(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = await hanging(gateway, "ann asks", chat=GROUP)
         assert await _said(gateway, "/steer bob steers", BOB) == AFTER_THIS_ANSWER
@@ -467,26 +463,26 @@ async def _said(gateway: TestGateway, text: str, sender: Sender | None) -> str:
 # ---- pairing
 
 
-async def test_an_admin_lets_a_stranger_in_and_out(store: Store, tmp_path: Path) -> None:
+async def test_an_admin_approves_and_revokes_a_stranger(store: Store, tmp_path: Path) -> None:
     eve_chat = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
     async with serving(store, tmp_path) as gateway:
         code = (await gateway.ask("hello", chat=eve_chat, sender=EVE)).split("`")[1]
         listed = await gateway.ask("/pair list", chat=BOSS_CHAT, sender=BOSS)
         assert EVE.ref in listed
         assert code not in listed
-        assert "has access now" in await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
-        assert "You have access now" in (await gateway.replies(2, eve_chat))[1]
+        assert "now has access" in await gateway.ask(f"/pair approve {code}", chat=BOSS_CHAT, sender=BOSS)
+        assert "You now have access" in (await gateway.replies(2, eve_chat))[1]
         assert await gateway.ask("hello", chat=eve_chat, sender=EVE) == "echo: hello"
         assert "not valid" in await gateway.ask(f"/pair approve {code} admin", chat=BOSS_CHAT, sender=BOSS)
         hang = await hanging(gateway, "long", chat=eve_chat, sender=EVE)
-        assert "no access any more" in await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
+        assert "no longer has access" in await gateway.ask(f"/pair revoke {EVE.ref}", chat=BOSS_CHAT, sender=BOSS)
         hang.release()
         await gateway.quiet(eve_chat)
-        assert "no access yet" in await gateway.ask("again", chat=eve_chat, sender=EVE)
+        assert "do not have access yet" in await gateway.ask("again", chat=eve_chat, sender=EVE)
         assert "/pair approve" in await gateway.ask("/pair what", chat=BOSS_CHAT, sender=BOSS)
 
 
-async def test_a_command_that_waited_while_access_was_taken_is_refused(store: Store, tmp_path: Path) -> None:
+async def test_a_queued_command_is_refused_after_access_was_revoked(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = await hanging(gateway, "q", chat=GROUP)
         await gateway.say("/title Ours", chat=GROUP, sender=BOB)
@@ -497,10 +493,10 @@ async def test_a_command_that_waited_while_access_was_taken_is_refused(store: St
         )
         hang.release()
         replies = await gateway.replies(3, GROUP)
-        assert replies[-1] == "You have no access any more."
+        assert replies[-1] == "You no longer have access to this bot."
 
 
-async def test_a_message_that_waited_while_access_was_taken_is_not_answered(store: Store, tmp_path: Path) -> None:
+async def test_a_queued_message_is_not_answered_after_access_was_revoked(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = await hanging(gateway, "q", chat=GROUP)
         await gateway.say("one", chat=GROUP, sender=BOB)
@@ -532,7 +528,7 @@ EVERY_COMMAND = (
 )
 
 
-def test_every_command_is_replayed_below() -> None:
+def test_the_replay_tests_cover_every_command() -> None:
     assert {line.split()[0].removeprefix("/") for line in EVERY_COMMAND} >= {
         name for command in REGISTRY.commands for name in (command.name, *command.aliases)
     }
@@ -575,7 +571,7 @@ async def test_a_replayed_stop_does_not_stop_the_next_turn(store: Store, tmp_pat
         await gateway.quiet()
 
 
-async def test_a_command_stored_before_a_crash_is_carried_out_at_the_start(store: Store, tmp_path: Path) -> None:
+async def test_a_command_stored_before_a_crash_runs_at_the_next_start(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await hanging(gateway)
         gateway.commands.run_soon = lambda _inbox_id: None  # type: ignore[method-assign, assignment]
@@ -590,7 +586,7 @@ async def test_a_command_stored_before_a_crash_is_carried_out_at_the_start(store
         assert await again.turns_of() == [("stopped", "q")]
 
 
-async def test_a_command_that_crashes_is_told_and_blocks_nobody(store: Store, tmp_path: Path) -> None:
+async def test_a_crashing_command_gets_an_error_reply_and_blocks_no_chat(store: Store, tmp_path: Path) -> None:
     async def crash(_request: CommandRequest) -> CommandResult:
         raise ValueError("bug")
 
@@ -612,7 +608,7 @@ async def test_a_command_that_crashes_is_told_and_blocks_nobody(store: Store, tm
         assert await gateway.inbox_states() == ["done"] * 4
 
 
-async def test_a_command_that_is_cut_off_while_it_is_stored_ends_though_its_last_step_does_not(
+async def test_a_cancelled_command_ends_even_if_its_last_step_hangs(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.commands.runner.LAST_SECONDS", 0.05)

@@ -1,4 +1,4 @@
-"""`/compress`: what each form does, says and leaves alone. The platforms' own parts are in tests/e2e."""
+"""`/compress`: effect and reply of each form. tests/e2e covers the platforms."""
 
 import asyncio
 import re
@@ -44,7 +44,7 @@ async def view_of(gateway: TestGateway) -> Transcript:
 
 
 async def compress(gateway: TestGateway, argument: str = "") -> str:
-    """The last word on a `/compress`."""
+    """Send a `/compress` and return its final reply."""
     before = len(gateway.adapter.texts())
     await gateway.say(f"/compress {argument}".strip())
     await gateway.quiet()
@@ -59,7 +59,7 @@ def said(rows: Transcript) -> list[str]:
 
 
 async def dump(gateway: TestGateway) -> str:
-    """Everything a command may not change when it changes nothing."""
+    """Return all rows that a command without effect must not change."""
     tables = ("sessions", "session_context", "messages", "view_edits", "compressions", "model_profiles")
     return str([await gateway.rows(f"SELECT * FROM {table}") for table in tables])
 
@@ -67,7 +67,7 @@ async def dump(gateway: TestGateway) -> str:
 # ---- plain
 
 
-async def test_the_reply_has_the_sizes_the_strategy_and_the_new_id(store: Store, tmp_path: Path) -> None:
+async def test_the_reply_shows_sizes_the_summary_model_and_the_new_id(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         told = await compress(gateway)
@@ -79,9 +79,9 @@ async def test_the_reply_has_the_sizes_the_strategy_and_the_new_id(store: Store,
         assert tokens is not None
         before, after = (int(number.replace(",", "")) for number in tokens.groups())
         assert after < before
-        assert "Summary written by scripted; it stands for " in told
+        assert "Summary written by scripted. It replaces " in told
         [(key,)] = await gateway.rows("SELECT key FROM sessions ORDER BY id DESC LIMIT 1")
-        assert f"The conversation goes on as `{key[:8]}`." in told
+        assert f"The conversation continues with the id `{key[:8]}`." in told
         assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "model")]
         assert gateway.adapter.texts()[-2] == STARTED
         await gateway.ask("and now?")
@@ -89,7 +89,7 @@ async def test_the_reply_has_the_sizes_the_strategy_and_the_new_id(store: Store,
         assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
 
 
-async def test_it_is_never_a_message_to_the_model(store: Store, tmp_path: Path) -> None:
+async def test_the_compress_command_is_never_sent_to_the_model(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         await compress(gateway, "the boats")
@@ -99,22 +99,22 @@ async def test_it_is_never_a_message_to_the_model(store: Store, tmp_path: Path) 
         assert count == 0
 
 
-async def test_a_second_one_says_how_many_messages_its_record_stands_for_in_all(store: Store, tmp_path: Path) -> None:
+async def test_a_second_compression_counts_the_messages_of_earlier_summaries(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
-        first = re.search(r"it stands for (\d+) messages\.", await compress(gateway))
+        first = re.search(r"It replaces (\d+) messages for the model\.", await compress(gateway))
         assert first is not None
         await say_much(gateway, range(COUNT, 2 * COUNT))
         told = await compress(gateway)
-        second = re.search(r"it stands for (\d+) messages and what the one before it stood for, (\d+) in all\.", told)
+        second = re.search(r"It replaces (\d+) messages for the model \((\d+) including earlier summaries\)", told)
         assert second is not None, told
         assert int(second[2]) == int(first[1]) + int(second[1])
         [summary] = [row for row in await view_of(gateway) if row.origin is Origin.SUMMARY]
         assert f"Stands for {second[2]} messages" in (summary.text or "")
 
 
-async def test_one_that_cannot_help_is_not_paid_for(store: Store, tmp_path: Path) -> None:
-    """A record that is brought up to date by a few words is as long as before."""
+async def test_a_compression_that_cannot_help_makes_no_model_call(store: Store, tmp_path: Path) -> None:
+    """A summary updated with a few words is as long as before."""
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         assert "Compressed: " in await compress(gateway)
@@ -128,7 +128,7 @@ async def test_one_that_cannot_help_is_not_paid_for(store: Store, tmp_path: Path
         assert await dump(gateway) == before
 
 
-async def test_it_logs_what_every_layer_logs(store: Store, tmp_path: Path) -> None:
+async def test_a_manual_compression_logs_like_other_layers(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         with capture_logs() as said_in_log:
@@ -166,7 +166,7 @@ async def test_it_logs_what_every_layer_logs(store: Store, tmp_path: Path) -> No
         ("数据库", "数据库"),
     ],
 )
-async def test_what_is_no_sub_word_is_the_focus(store: Store, tmp_path: Path, argument: str, focus: str) -> None:
+async def test_any_other_argument_is_the_focus(store: Store, tmp_path: Path, argument: str, focus: str) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         told = await compress(gateway, argument)
@@ -177,7 +177,7 @@ async def test_what_is_no_sub_word_is_the_focus(store: Store, tmp_path: Path, ar
         assert asked_for.rfind(focus) > asked_for.rfind("TICKET-"), "the focus comes last"
 
 
-async def test_a_secret_in_the_focus_is_neither_sent_nor_stored_nor_said(store: Store, tmp_path: Path) -> None:
+async def test_a_secret_in_the_focus_is_redacted_everywhere(store: Store, tmp_path: Path) -> None:
     secret = "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789ABCD"
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
@@ -188,7 +188,7 @@ async def test_a_secret_in_the_focus_is_neither_sent_nor_stored_nor_said(store: 
         assert secret not in str(await gateway.rows("SELECT * FROM compressions"))
 
 
-async def test_here_keeps_the_newest_messages_and_nothing_else_of_the_end(store: Store, tmp_path: Path) -> None:
+async def test_here_n_keeps_only_the_n_newest_messages(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         before = await view_of(gateway)
@@ -200,7 +200,7 @@ async def test_here_keeps_the_newest_messages_and_nothing_else_of_the_end(store:
         assert said(after[index + 1 :]) == [f"TICKET-{number}" for number in range(COUNT - 4, COUNT)]
 
 
-async def test_here_wants_a_number_of_at_least_one(store: Store, tmp_path: Path) -> None:
+async def test_here_n_requires_at_least_one(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         before = await dump(gateway)
@@ -211,26 +211,26 @@ async def test_here_wants_a_number_of_at_least_one(store: Store, tmp_path: Path)
 
 
 @pytest.mark.parametrize("word", ["preview", "PREVIEW", " preview "])
-async def test_preview_says_what_would_happen_and_changes_nothing(store: Store, tmp_path: Path, word: str) -> None:
+async def test_preview_describes_the_compression_and_changes_nothing(store: Store, tmp_path: Path, word: str) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         before, calls = await dump(gateway), len(model.requests)
         told = await compress(gateway, word)
         assert await dump(gateway) == before
         assert len(model.requests) == calls
-        counts = re.search(r"summarise (\d+) messages and keep the first (\d+) and the newest (\d+)", told)
+        counts = re.search(r"summarise (\d+) messages\. It would keep the first (\d+) and the newest (\d+)", told)
         assert counts is not None
         assert "(estimate)" in told
-        assert told.endswith("of them the summary.\nNothing was changed."), "there is no tool result to shorten"
+        assert told.endswith("for the summary.\nNothing was changed."), "there is no tool result to shorten"
         middle, head, tail = map(int, counts.groups())
         assert middle + head + tail == 2 * COUNT
         done = await compress(gateway)
-        assert f"stands for {middle:,} messages" in done
+        assert f"replaces {middle:,} messages" in done
         assert f"{2 * COUNT} → {head + 1 + tail} messages" in done
 
 
 @pytest.mark.parametrize("count", [10, 25, 27, 34])
-async def test_a_conversation_that_fits_into_the_kept_end_is_compressed_all_the_same(
+async def test_a_conversation_that_fits_into_the_tail_is_still_compressed(
     store: Store, tmp_path: Path, count: int
 ) -> None:
     model = CountingModel()
@@ -244,7 +244,9 @@ async def test_a_conversation_that_fits_into_the_kept_end_is_compressed_all_the_
 
 
 @pytest.mark.parametrize("argument", ["", "the boats", "here 2", "preview"])
-async def test_nothing_to_compress_is_said_without_a_model_call(store: Store, tmp_path: Path, argument: str) -> None:
+async def test_a_short_conversation_is_refused_without_a_model_call(
+    store: Store, tmp_path: Path, argument: str
+) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model) as gateway:
         assert await compress(gateway, argument) == "This chat has no conversation yet."
@@ -259,9 +261,7 @@ async def test_nothing_to_compress_is_said_without_a_model_call(store: Store, tm
 
 
 @pytest.mark.parametrize("failure", [AuthRejected("401"), ModelTimeout("slow")])
-async def test_trouble_with_the_provider_leaves_everything_as_it_was(
-    store: Store, tmp_path: Path, failure: ModelError
-) -> None:
+async def test_a_provider_failure_changes_nothing(store: Store, tmp_path: Path, failure: ModelError) -> None:
     model = CountingModel()
     model.summary = failure
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
@@ -285,22 +285,20 @@ async def test_trouble_with_the_provider_leaves_everything_as_it_was(
         answer("garbage " * 200),
     ],
 )
-async def test_without_a_usable_summary_the_record_is_made_by_rule_and_says_so(
-    store: Store, tmp_path: Path, reply: Step
-) -> None:
+async def test_an_unusable_summary_is_replaced_by_a_rule_based_one(store: Store, tmp_path: Path, reply: Step) -> None:
     model = CountingModel()
     model.summary = reply
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         told = await compress(gateway)
         assert "Compressed: " in told
         assert "No model could write a summary (" in told
-        assert "so it was made by rule" in told
+        assert "so I listed the key points by rule" in told
         assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "deterministic")]
         await gateway.ask("and now?")
         assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
 
 
-async def test_it_works_where_compressing_by_itself_is_switched_off(store: Store, tmp_path: Path) -> None:
+async def test_manual_compression_works_when_automatic_compression_is_off(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     settings = ContextSettings(enabled=False)
     async with talking(store, tmp_path, model, length=8_192, context=settings, count=36) as gateway:
@@ -311,7 +309,7 @@ async def test_it_works_where_compressing_by_itself_is_switched_off(store: Store
 # ---- while it works
 
 
-async def test_while_the_summary_hangs_commands_are_answered_and_a_message_waits(store: Store, tmp_path: Path) -> None:
+async def test_commands_are_answered_while_the_summary_hangs(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         model.summary = hang = Hang(says="", text=SUMMARY)
@@ -330,7 +328,7 @@ async def test_while_the_summary_hangs_commands_are_answered_and_a_message_waits
         assert any(row.origin is Origin.SUMMARY for row in model.turns[-1].transcript)
 
 
-async def test_stop_ends_a_summary_that_hangs_and_the_chat_goes_on(store: Store, tmp_path: Path) -> None:
+async def test_stop_cancels_a_hanging_summary_and_the_chat_continues(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         before = await view_of(gateway)
@@ -350,7 +348,7 @@ async def test_stop_ends_a_summary_that_hangs_and_the_chat_goes_on(store: Store,
 
 
 class SlowStop:
-    """A `/stop` that is told when to store what it has decided: in between lies the time that the database takes."""
+    """`/stop` whose transaction waits for the test, to simulate a slow database."""
 
     def __init__(self) -> None:
         self.decided, self.may_store = asyncio.Event(), asyncio.Event()
@@ -364,7 +362,7 @@ class SlowStop:
         return result
 
 
-async def test_what_waits_behind_a_stopped_compression_is_not_stopped_with_it(store: Store, tmp_path: Path) -> None:
+async def test_stopping_a_compression_keeps_the_rest_of_the_queue(store: Store, tmp_path: Path) -> None:
     slow, following, model = SlowStop(), Hang(), CountingModel()
     async with talking(store, tmp_path, model, count=COUNT, registry=slow.registry) as gateway:
         model.summary = hang = Hang()
@@ -383,9 +381,7 @@ async def test_what_waits_behind_a_stopped_compression_is_not_stopped_with_it(st
         assert (await gateway.turns_of())[-1] == ("finished", "said meanwhile")
 
 
-async def test_a_stop_that_comes_too_late_for_a_turn_does_not_end_the_compression_behind_it(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_late_stop_for_a_turn_does_not_cancel_the_next_compression(store: Store, tmp_path: Path) -> None:
     slow, model = SlowStop(), CountingModel()
     async with talking(store, tmp_path, model, count=COUNT, registry=slow.registry) as gateway:
         await hanging(gateway, "the last answer")
@@ -399,9 +395,7 @@ async def test_a_stop_that_comes_too_late_for_a_turn_does_not_end_the_compressio
         await eventually(lambda: "Compressed: " in str(gateway.adapter.texts()), "the compression")
 
 
-async def test_in_a_group_a_compression_is_stopped_by_whoever_asked_for_it_or_an_admin(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_in_a_group_only_the_sender_or_an_admin_stops_a_compression(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model) as gateway:
         for number in range(COUNT):
@@ -409,7 +403,7 @@ async def test_in_a_group_a_compression_is_stopped_by_whoever_asked_for_it_or_an
         model.summary = hang = Hang(says="")
         await gateway.say("/compress", chat=GROUP)
         await hang.begun.wait()
-        for sender, words in ((BOB, "Only whoever gave this command"), (BOSS, "Stopped.")):
+        for sender, words in ((BOB, "Only the person who sent this command"), (BOSS, "Stopped.")):
             await gateway.say("/stop", chat=GROUP, sender=sender)
             await eventually(lambda words=words: any(words in text for text in gateway.adapter.texts(GROUP)), words)
 
@@ -421,7 +415,7 @@ def visible(rows: Transcript) -> list[Message]:
     return [row for row in rows if row.origin in (Origin.HUMAN, Origin.ASSISTANT)]
 
 
-async def test_undo_brings_back_the_whole_view_and_what_was_said_since(store: Store, tmp_path: Path) -> None:
+async def test_compress_undo_restores_the_view_and_keeps_later_messages(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         before = await view_of(gateway)
@@ -441,7 +435,7 @@ async def test_undo_brings_back_the_whole_view_and_what_was_said_since(store: St
         assert len(model.turns[-1].transcript) == len(after) + 1
 
 
-async def test_two_compressions_are_taken_back_one_after_the_other(store: Store, tmp_path: Path) -> None:
+async def test_two_compressions_are_undone_one_at_a_time(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         first = await view_of(gateway)
@@ -451,15 +445,15 @@ async def test_two_compressions_are_taken_back_one_after_the_other(store: Store,
         second = await view_of(gateway)
         await compress(gateway, "here 2")
         assert len(await view_of(gateway)) < len(second)
-        assert "Taken back" in await compress(gateway, "undo")
+        assert "Compression undone" in await compress(gateway, "undo")
         assert await view_of(gateway) == second
-        assert "Taken back" in await compress(gateway, "UNDO")
+        assert "Compression undone" in await compress(gateway, "UNDO")
         assert (await view_of(gateway))[: len(first)] == first
         assert said(await view_of(gateway))[-1] == "MORE-11"
         assert "no compression" in await compress(gateway, "undo")
 
 
-async def test_undo_after_hygiene_holds_while_the_prompt_fits(store: Store, tmp_path: Path) -> None:
+async def test_after_compress_undo_hygiene_waits_while_the_prompt_fits(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     settings = ContextSettings(hard_message_limit=50)
     async with talking(store, tmp_path, model, context=settings, count=25) as gateway:
@@ -468,7 +462,7 @@ async def test_undo_after_hygiene_holds_while_the_prompt_fits(store: Store, tmp_
         await gateway.quiet()
         assert await gateway.rows(EVENTS) == [("hygiene", "compressed", None, "model")]
         told = await compress(gateway, "undo")
-        assert "Taken back: I see 52 messages again" in told
+        assert "Compression undone: I see 52 messages again" in told
         assert (await view_of(gateway))[:50] == whole
         await gateway.ask("still more")
         assert len(await gateway.rows(EVENTS)) == 1, "it waits"
@@ -478,7 +472,7 @@ async def test_undo_after_hygiene_holds_while_the_prompt_fits(store: Store, tmp_
         assert len(await gateway.rows(EVENTS)) == 1, "it waits although it has grown"
 
 
-async def test_what_does_not_fit_any_more_is_not_brought_back(store: Store, tmp_path: Path) -> None:
+async def test_compress_undo_is_refused_if_the_view_no_longer_fits(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=8_192, count=20) as gateway:
         await compress(gateway)
@@ -491,36 +485,36 @@ async def test_what_does_not_fit_any_more_is_not_brought_back(store: Store, tmp_
             if "no room" in told:
                 break
             before = await dump(gateway)
-        assert re.search(r"takes about [\d,]+ of 6,144 tokens", told)
+        assert re.search(r"would use about [\d,]+ of 6,144 tokens", told)
         assert "Nothing was changed" in told
         assert await dump(gateway) == before
         assert (await gateway.ask("and now?")).startswith("echo: and now?")
 
 
-async def test_undo_without_a_compression_says_so(store: Store, tmp_path: Path) -> None:
+async def test_compress_undo_without_a_compression_is_refused(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=2) as gateway:
         assert "no compression" in await compress(gateway, "undo")
 
 
-async def test_exchanges_are_taken_back_only_as_far_as_the_summary(store: Store, tmp_path: Path) -> None:
-    """What lies behind it in the view is the beginning: nobody means that by "the last three"."""
+async def test_undo_reaches_back_only_to_the_summary(store: Store, tmp_path: Path) -> None:
+    """The kept head, before the summary, is not part of "the last three"."""
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         await compress(gateway, "here 2")
         before = await view_of(gateway)
         told = await gateway.ask("/undo 3")
-        assert told.startswith("Took back 2 exchanges, from “TICKET-22.")
+        assert told.startswith("Undid 2 exchanges, starting with “TICKET-22.")
         assert "`/compress undo`" in told
         assert await view_of(gateway) == before[:-4]
         assert "`/compress undo`" in await gateway.ask("/undo")
         assert await view_of(gateway) == before[:-4]
-        assert "Taken back" in await compress(gateway, "undo")
-        assert "Took back 1 exchange, from “TICKET-21." in await gateway.ask("/undo")
+        assert "Compression undone" in await compress(gateway, "undo")
+        assert "Undid 1 exchange, starting with “TICKET-21." in await gateway.ask("/undo")
 
 
-async def test_a_compressed_conversation_has_as_many_messages_as_before(store: Store, tmp_path: Path) -> None:
+async def test_compression_keeps_the_message_count(store: Store, tmp_path: Path) -> None:
     async with talking(store, tmp_path, CountingModel(), count=COUNT) as gateway:
         await compress(gateway)
         assert f"{2 * COUNT} messages" in await gateway.ask("/status")
-        assert "The last one is kept" in await gateway.ask("/new")
+        assert "goes back to the last one" in await gateway.ask("/new")

@@ -1,4 +1,4 @@
-"""`/model`: what it shows, what a choice changes and when, and where it ends."""
+"""`/model` and `/think`: the list, and the scope of a choice."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +43,7 @@ def others() -> dict[str, ScriptedModel]:
     return {name: named(name) for name in OTHERS}
 
 
-async def test_without_a_name_it_shows_what_there_is_with_buttons(store: Store, tmp_path: Path) -> None:
+async def test_model_without_a_name_lists_the_models_with_buttons(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         said = await gateway.ask("/model")
         assert said.splitlines()[:5] == [
@@ -53,18 +53,16 @@ async def test_without_a_name_it_shows_what_there_is_with_buttons(store: Store, 
             "- `slow`: large",
             "- `spare`",
         ]
-        assert "If it fails: spare" in said
+        assert "Fallbacks: spare" in said
         assert "/model default" in said
         buttons = gateway.adapter.requests[-1].part.buttons
         assert [button.command for button in buttons] == ["/model fast", "/model slow", "/model spare"]
         assert (await gateway.rows("SELECT count(*) FROM sessions")) == [(0,)], "looking begins no conversation"
 
 
-async def test_a_choice_holds_from_the_next_turn_on_and_for_its_conversation_alone(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_chosen_model_applies_from_the_next_turn_to_its_conversation_only(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
-        assert "answered by fast: small, window 131,072 tokens (as configured)" in await gateway.ask("/model Fast")
+        assert "uses fast: small, window 131,072 tokens (as configured)" in await gateway.ask("/model Fast")
         assert await gateway.ask("q") == "from small"
         assert await gateway.ask("q", chat=GROUP) == "echo: q"
         assert "- `fast`: small (current)" in await gateway.ask("/model")
@@ -87,7 +85,7 @@ async def test_a_running_turn_keeps_its_model(store: Store, tmp_path: Path) -> N
         assert await gateway.ask("next") == "from small"
 
 
-async def test_a_new_conversation_begins_with_the_configured_model_and_an_old_one_has_its_own(
+async def test_a_new_conversation_uses_the_configured_model_and_an_old_one_keeps_its_choice(
     store: Store, tmp_path: Path
 ) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
@@ -100,26 +98,28 @@ async def test_a_new_conversation_begins_with_the_configured_model_and_an_old_on
         assert await gateway.ask("q") == "from small"
 
 
-async def test_unknown_names_are_answered_with_the_nearest_and_change_nothing(store: Store, tmp_path: Path) -> None:
+async def test_an_unknown_model_name_gets_a_suggestion_and_changes_nothing(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         said = await gateway.ask("/model fats")
-        assert said == "I do not know the model “fats”. Did you mean `/model fast`? /model lists them."
+        assert (
+            said == "There is no model “fats” in my configuration. Did you mean `/model fast`? /model lists all models."
+        )
         assert await gateway.ask("q") == "echo: q"
 
 
-async def test_an_admin_may_choose_what_is_not_configured(store: Store, tmp_path: Path) -> None:
+async def test_an_admin_can_choose_an_unconfigured_model(store: Store, tmp_path: Path) -> None:
     chat = GROUP
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         asked = await gateway.ask("/model exotic", chat=chat, sender=BOSS)
-        assert "nothing was chosen" in asked
+        assert "nothing was changed" in asked
         assert "Did you mean" not in asked, "nothing is alike"
         said = await gateway.ask("/model =exotic", chat=chat, sender=BOSS)
-        assert "The configuration does not name it" in said
+        assert "It is not in the configuration" in said
         assert await gateway.ask("q", chat=chat) == "from exotic"
         assert "(exotic)" not in await gateway.ask("/status", chat=chat)
 
 
-async def test_the_running_turn_carries_the_choice(store: Store, tmp_path: Path) -> None:
+async def test_a_running_turn_records_its_chosen_model(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         await gateway.ask("/model fast")
         hang = Hang()
@@ -133,7 +133,7 @@ async def test_the_running_turn_carries_the_choice(store: Store, tmp_path: Path)
         await gateway.quiet()
 
 
-async def test_a_turn_taken_up_after_a_crash_is_answered_by_the_chosen_model(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_resumed_after_a_crash_uses_the_chosen_model(store: Store, tmp_path: Path) -> None:
     first = others()
     async with serving(store, tmp_path, others=first, model=MODELS) as gateway:
         await gateway.ask("/model fast")
@@ -145,7 +145,7 @@ async def test_a_turn_taken_up_after_a_crash_is_answered_by_the_chosen_model(sto
         assert await gateway.replies(1) == ["from small"]
 
 
-async def test_a_choice_that_is_gone_falls_back_and_says_so_once(store: Store, tmp_path: Path) -> None:
+async def test_a_choice_that_is_no_longer_configured_falls_back_with_one_notice(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         await gateway.ask("/model fast")
         await gateway.ask("one")
@@ -153,7 +153,7 @@ async def test_a_choice_that_is_gone_falls_back_and_says_so_once(store: Store, t
         assert "- Model: scripted" in await gateway.ask("/status")
         await gateway.say("two")
         replies = await gateway.replies(5)
-        gone = "The model “fast” is not configured any more, so scripted answers here again."
+        gone = "The model “fast” is no longer configured, so scripted answers here again."
         assert gone in replies
         assert any(text.startswith("echo: ") for text in replies)
         await gateway.say("three")
@@ -162,7 +162,7 @@ async def test_a_choice_that_is_gone_falls_back_and_says_so_once(store: Store, t
 
 
 class Windows:
-    """Two models that count what they are sent: the configured one of 128K, and `tiny` of 8K."""
+    """Two models that count their prompts: the configured model with 128K, and `tiny` with 8K."""
 
     SIZES = {"scripted": 131_072, "tiny": 8_192}  # noqa: RUF012 - never changed
 
@@ -186,7 +186,7 @@ class Windows:
         return handle_of(client, settings, self._gateway.store, self._gateway.clock)
 
 
-async def test_a_conversation_of_a_large_window_is_made_to_fit_before_a_small_model_is_asked(
+async def test_a_large_conversation_is_compressed_before_a_smaller_model_is_called(
     store: Store, tmp_path: Path
 ) -> None:
     settings = {"aliases": {"tiny": "tiny"}}
@@ -199,7 +199,7 @@ async def test_a_conversation_of_a_large_window_is_made_to_fit_before_a_small_mo
         assert (await gateway.rows("SELECT count(*) FROM compressions")) == [(0,)]
         said = await gateway.ask("/model tiny")
         assert "window 8,192 tokens" in said
-        assert "so it is compressed before the next answer" in said
+        assert "so I will compress it before the next answer" in said
         assert (await gateway.ask("and now?")).startswith("echo: ")
         [request] = windows.tiny.turns
         [(prompt,)] = await gateway.rows("SELECT reported_prompt_tokens FROM sessions ORDER BY id DESC LIMIT 1")
@@ -213,7 +213,7 @@ async def test_a_conversation_of_a_large_window_is_made_to_fit_before_a_small_mo
 
 
 @pytest.mark.parametrize("back", ["default", "scripted"])
-async def test_the_way_back_is_the_configured_name_or_default(store: Store, tmp_path: Path, back: str) -> None:
+async def test_default_or_the_configured_name_resets_the_choice(store: Store, tmp_path: Path, back: str) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         await gateway.ask("/model slow")
         await gateway.ask(f"/model {back}")
@@ -223,21 +223,23 @@ async def test_the_way_back_is_the_configured_name_or_default(store: Store, tmp_
 # ---- slips
 
 
-async def test_a_slip_chooses_nothing_and_asks(store: Store, tmp_path: Path) -> None:
+async def test_a_misspelt_model_name_needs_confirmation(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         asked = await gateway.ask("/model fasst", chat=GROUP, sender=BOSS)
-        assert asked.startswith("I do not know the model “fasst”, so nothing was chosen. Did you mean `/model fast`?")
+        assert asked.startswith(
+            "There is no model “fasst” in my configuration, so nothing was changed. Did you mean `/model fast`?"
+        )
         assert await gateway.rows(CHOSEN) == []
         assert await gateway.ask("q", chat=GROUP) == "echo: q"
-        assert "answered by" in await gateway.ask("/model =fasst", chat=GROUP, sender=BOSS)
+        assert "conversation uses fasst" in await gateway.ask("/model =fasst", chat=GROUP, sender=BOSS)
         assert await gateway.rows(CHOSEN) == [("=fasst",)]
 
 
-async def test_a_name_that_is_known_to_be_a_models_is_no_slip(store: Store, tmp_path: Path) -> None:
+async def test_a_model_in_the_built_in_list_needs_no_confirmation(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model={"fallbacks": ["gpt-4.1-mini"]}) as gateway:
-        assert "answered by gpt-4.1-nano" in await gateway.ask("/model gpt-4.1-nano", chat=GROUP, sender=BOSS)
+        assert "conversation uses gpt-4.1-nano" in await gateway.ask("/model gpt-4.1-nano", chat=GROUP, sender=BOSS)
         assert "Did you mean" in await gateway.ask("/model gpt-4.1-nanno", chat=GROUP, sender=BOSS)
-        assert "one word" in await gateway.ask("/model =", chat=GROUP, sender=BOSS)
+        assert "a single word" in await gateway.ask("/model =", chat=GROUP, sender=BOSS)
 
 
 # ---- settings
@@ -251,14 +253,14 @@ SET = {
 }
 
 
-async def test_settings_are_shown_without_their_secrets(store: Store, tmp_path: Path) -> None:
+async def test_settings_are_shown_without_secrets(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, others=others(), model=SET) as gateway:
         lines = (await gateway.ask("/model")).splitlines()
         rest = "reasoning effort high, header X-Key, field top_k"
         assert lines[0] == f"Model: scripted, window 131,072 tokens (as configured), temperature 0.2, {rest}"
         assert f"- `fast`: small, temperature 0.9, {rest}" in lines
         assert "- `same`: large" in lines, "it has nothing of its own"
-        assert f"(as configured), temperature 0.9, {rest}; " in await gateway.ask("/model fast")
+        assert f"(as configured), temperature 0.9, {rest}. " in await gateway.ask("/model fast")
         await gateway.ask("/think low")
         assert "reasoning effort low (chosen here)" in await gateway.ask("/model")
 
@@ -267,14 +269,13 @@ def efforts(gateway: TestGateway) -> list[str | None]:
     return [request.reasoning_effort for request in gateway.model.requests]
 
 
-async def test_an_effort_holds_from_the_next_turn_on_and_for_its_conversation_alone(
+async def test_a_chosen_effort_applies_from_the_next_turn_to_its_conversation_only(
     store: Store, tmp_path: Path
 ) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
         assert await gateway.ask("/think High") == (
-            "From the next message on this conversation is answered with reasoning effort high; "
-            "`/think default` goes back."
+            "From your next message on, reasoning effort in this conversation is high. `/think default` resets it."
         )
         await gateway.ask("two")
         await gateway.ask("elsewhere", chat=GROUP)
@@ -306,17 +307,17 @@ async def test_an_effort_survives_a_restart_and_a_compression_but_not_a_new_conv
         assert efforts(gateway)[-1] is None
 
 
-async def test_the_effort_is_shown_and_what_is_none_changes_nothing(store: Store, tmp_path: Path) -> None:
+async def test_the_effort_is_shown_and_an_invalid_effort_changes_nothing(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, model={"reasoning_effort": "medium"}) as gateway:
         assert (await gateway.ask("/think")).startswith("Reasoning effort of scripted: medium (as configured).")
         buttons = gateway.adapter.requests[-1].part.buttons
         assert [button.command for button in buttons] == ["/think low", "/think medium", "/think high", "/think off"]
-        assert "/think takes off, minimal, low" in await gateway.ask("/think lots")
+        assert "/think accepts off, minimal, low" in await gateway.ask("/think lots")
         await gateway.ask("/think none")
         assert (await gateway.ask("/think")).startswith("Reasoning effort of scripted: off (chosen here).")
 
 
-async def test_a_model_that_takes_no_settings_is_told_of(store: Store, tmp_path: Path) -> None:
+async def test_the_reply_says_that_the_offline_model_ignores_settings(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, model={"aliases": {"none": {"protocol": "offline"}}}) as gateway:
         await gateway.ask("/model none")
-        assert "the built-in offline model takes no settings" in await gateway.ask("/think low")
+        assert "The built-in offline model ignores all call settings" in await gateway.ask("/think low")

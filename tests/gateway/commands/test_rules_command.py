@@ -1,4 +1,4 @@
-"""`/rules`: what is listed, who may drop what, and what a drop does."""
+"""`/rules`: the list, permissions, and the effect of `drop`."""
 
 from pathlib import Path
 
@@ -15,9 +15,7 @@ async def told(gateway: TestGateway, command: str) -> str:
     return gateway.adapter.texts()[-1]
 
 
-async def test_rules_are_listed_before_and_behind_a_compression_until_they_are_dropped(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_rules_are_listed_across_a_compression_until_they_are_dropped(store: Store, tmp_path: Path) -> None:
     async with talking(store, tmp_path, CountingModel(), count=6) as gateway:
         assert "No standing rules" in await told(gateway, "/rules")
         await gateway.ask("Always answer in German. It always rains here.")
@@ -27,9 +25,9 @@ async def test_rules_are_listed_before_and_behind_a_compression_until_they_are_d
         await say_much(gateway, range(12))
         await compress(gateway)
         assert line in await told(gateway, "/rules")
-        assert "No rule in force" in await told(gateway, "/rules drop m999999")
-        assert "Write `/rules`" in await told(gateway, "/rules away")
-        assert f"m{rule.id} holds no longer" in await told(gateway, f"/rules drop m{rule.id}")
+        assert "No active rule" in await told(gateway, "/rules drop m999999")
+        assert "Send `/rules`" in await told(gateway, "/rules away")
+        assert f"Rule m{rule.id} no longer applies" in await told(gateway, f"/rules drop m{rule.id}")
         assert "No standing rules" in await told(gateway, "/rules")
         assert (await view_of(gateway))[-1].origin is Origin.NOTICE
         await say_much(gateway, range(30, 42))

@@ -1,4 +1,4 @@
-"""`/schedule`: what people may add, change and see, and the sentences that they get."""
+"""`/schedule`: adding, changing and listing, with the replies."""
 
 from pathlib import Path
 
@@ -15,14 +15,14 @@ UTC = {"time_zone": "UTC"}
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("add", "Write `/schedule`"),
-        ("add every weekday at eight: look", "Write `/schedule`"),
-        ("add 8:00 look", "Write `/schedule`"),
-        ("remove", "Write `/schedule`"),
+        ("add", "Send `/schedule`"),
+        ("add every weekday at eight: look", "Send `/schedule`"),
+        ("add 8:00 look", "Send `/schedule`"),
+        ("remove", "Send `/schedule`"),
         ("add 0 8 * * mon-fri", "A schedule needs a text"),
         ("add 0 8 * look at it", "'look' is not a valid month"),
-        ("add 0 0 8 * * * look", "That has six fields"),
-        ("add 0 0 8 ? * * look", "That has six fields"),
+        ("add 0 0 8 * * * look", "That time has six fields"),
+        ("add 0 0 8 ? * * look", "That time has six fields"),
         ("add 0 26 * * * look", "'26' is not a valid hour: use 0 to 23"),
         ("add */2 * * * * look", "*/2 * * * * repeats after 2 minutes; the minimum is 5 minutes"),
         ("add 58,1 * * * * look", "58,1 * * * * repeats after 3 minutes"),
@@ -38,7 +38,7 @@ UTC = {"time_zone": "UTC"}
         ("remove 7", "There is no schedule 7 here; no schedules are set."),
     ],
 )
-async def test_what_is_written_is_set_or_explained(store: Store, tmp_path: Path, line: str, said: str) -> None:
+async def test_a_schedule_is_added_or_the_error_explained(store: Store, tmp_path: Path, line: str, said: str) -> None:
     async with serving(store, tmp_path, agent=UTC) as gateway:
         assert (await gateway.ask(f"/schedule {line}")).startswith(said)
         [(count,)] = await gateway.rows("SELECT count(*) FROM schedules")
@@ -55,31 +55,32 @@ async def test_pause_resume_and_remove(store: Store, tmp_path: Path) -> None:
         assert await gateway.ask("/schedule") == "No schedules are set."
 
 
-async def test_run_brings_it_now_and_leaves_its_times(store: Store, tmp_path: Path) -> None:
+async def test_run_sends_the_message_now_and_keeps_its_times(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, agent=UTC) as gateway:
         await gateway.ask("/schedule add @daily look around")
         before = await gateway.rows("SELECT next_at, state FROM schedules")
         await gateway.say("/schedule run 1")
-        assert set(await gateway.replies(3)) >= {"Schedule 1 comes now.", "echo: look around"}
+        assert set(await gateway.replies(3)) >= {"Sending schedule 1 now.", "echo: look around"}
         await gateway.say("/schedule run 1")
-        assert (await gateway.replies(5)).count("Schedule 1 comes now.") == 2
+        assert (await gateway.replies(5)).count("Sending schedule 1 now.") == 2
         assert await gateway.rows("SELECT next_at, state FROM schedules") == before
 
 
-async def test_what_was_run_and_waits_is_not_run_again_behind_itself(store: Store, tmp_path: Path) -> None:
+async def test_run_is_refused_while_the_message_is_queued(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, agent=UTC) as gateway:
         await gateway.ask("/schedule add @daily look around")
         hang = await hanging(gateway)
         await gateway.say("/schedule run 1")
-        await eventually(lambda: "Schedule 1 comes now." in gateway.adapter.texts(), "it comes")
+        await eventually(lambda: "Sending schedule 1 now." in gateway.adapter.texts(), "it comes")
         await gateway.say("/schedule run 1")
-        await eventually(lambda: "Schedule 1 waits for its turn already." in gateway.adapter.texts(), "it waits")
+        refused = "The message of schedule 1 is already in the queue."
+        await eventually(lambda: refused in gateway.adapter.texts(), "it waits")
         hang.release()
         await gateway.quiet()
         assert [text for _, text in await gateway.turns_of()][1:] == ["look around"]
 
 
-async def test_a_chat_has_no_more_than_it_may(store: Store, tmp_path: Path) -> None:
+async def test_the_number_of_schedules_per_chat_is_limited(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, agent=UTC) as gateway:
         for _ in range(MAX_PER_CHAT):
             await gateway.ask("/schedule add @daily look")
@@ -89,7 +90,7 @@ async def test_a_chat_has_no_more_than_it_may(store: Store, tmp_path: Path) -> N
         assert (await gateway.ask("/schedule add @daily look")).startswith(f"Schedule {MAX_PER_CHAT + 1} is set")
 
 
-async def test_in_a_group_moderators_add_and_the_creator_or_they_change(store: Store, tmp_path: Path) -> None:
+async def test_in_a_group_moderators_add_schedules_and_creators_can_change_theirs(store: Store, tmp_path: Path) -> None:
     access = {"allow": [ANN.ref, BOB.ref], "admins": [BOSS.ref], "moderators": [BOB.ref]}
     async with serving(store, tmp_path, agent=UTC, access=access) as gateway:
         assert "admins" in await gateway.ask("/schedule add @daily look", chat=GROUP, sender=ANN)
@@ -100,19 +101,19 @@ async def test_in_a_group_moderators_add_and_the_creator_or_they_change(store: S
         assert await gateway.ask("/schedule remove 1", chat=GROUP, sender=BOB) == "Schedule 1 is removed."
 
 
-async def test_another_chat_is_out_of_reach(store: Store, tmp_path: Path) -> None:
+async def test_schedules_of_another_chat_are_out_of_reach(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, agent=UTC) as gateway:
         await gateway.ask("/schedule add @daily look", chat=GROUP, sender=BOSS)
         assert (await gateway.ask("/schedule remove 1", sender=BOSS)).startswith("There is no schedule 1 here")
 
 
-def test_without_a_configured_time_zone_it_is_the_servers() -> None:
+def test_without_a_configured_time_zone_the_servers_zone_applies() -> None:
     assert schedule_zone(config_of(agent=UTC)) == "UTC"
     assert schedule_zone(config_of())
 
 
 @pytest.mark.parametrize("word", ["pause", "remove"])
-async def test_what_is_paused_or_removed_comes_no_more_also_where_it_waits(
+async def test_pausing_or_removing_a_schedule_also_drops_its_queued_message(
     store: Store, tmp_path: Path, word: str
 ) -> None:
     async with serving(store, tmp_path, agent=UTC) as gateway:

@@ -1,4 +1,4 @@
-"""/usage and /insights: who is told what, and where."""
+"""/usage and /insights: figures by role and chat."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, serving
 CAPPED = {"daily_cap": 2}
 
 
-async def test_a_group_learns_only_of_itself(store: Store, tmp_path: Path) -> None:
+async def test_a_group_sees_only_its_own_usage(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("in private")
         await gateway.ask("before all", chat=GROUP, sender=ANN)
@@ -24,7 +24,7 @@ async def test_a_group_learns_only_of_itself(store: Store, tmp_path: Path) -> No
         assert DIRECT.name in everywhere
 
 
-async def test_what_all_chats_spend_is_told_to_admins_in_private(store: Store, tmp_path: Path) -> None:
+async def test_only_admins_in_private_chats_see_the_spending_of_all_chats(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         for chat, sender, has_reply in ((DIRECT, BOSS, True), (DIRECT, ANN, False), (GROUP, BOSS, False)):
             told = await gateway.ask("/usage", chat=chat, sender=sender)
@@ -32,7 +32,7 @@ async def test_what_all_chats_spend_is_told_to_admins_in_private(store: Store, t
             assert "This chat today" in told
 
 
-async def test_a_cap_of_the_whole_gateway_is_everybodys_business(store: Store, tmp_path: Path) -> None:
+async def test_everybody_sees_a_gateway_wide_cap(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, costs=CAPPED) as gateway:
         told = await gateway.ask("/usage", sender=ANN)
         assert "- The whole gateway today: $0.00 of $2.00 (0 %), `costs.daily_cap`" in told
@@ -50,7 +50,7 @@ async def test_days_that_cannot_be_shown_are_refused(store: Store, tmp_path: Pat
         assert "at most 366" in await gateway.ask(f"/insights {days}", sender=BOSS)
 
 
-async def test_usage_is_of_this_conversation_and_not_of_the_one_before(store: Store, tmp_path: Path) -> None:
+async def test_usage_covers_only_the_current_conversation(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
         await gateway.ask("two")

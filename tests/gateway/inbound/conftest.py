@@ -1,4 +1,4 @@
-"""Fixtures of the tests of intake."""
+"""Fixtures for the intake tests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +11,6 @@ from tests.gateway.helpers import TestGateway, serving
 
 @pytest.fixture
 async def gateway(store: Store, tmp_path: Path) -> AsyncIterator[TestGateway]:
-    """A gateway at work with the default settings."""
+    """Running gateway with default settings."""
     async with serving(store, tmp_path) as gateway:
         yield gateway

@@ -1,4 +1,4 @@
-"""What an event changes in the database: each function is one transaction."""
+"""Database changes of each kind of event. Each function is one transaction."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -72,7 +72,7 @@ def test_an_event_is_stored_with_its_cursor(db: sqlite3.Connection) -> None:
     assert not admitted.has_reply
 
 
-def test_an_event_that_comes_again_is_named_while_nobody_has_taken_it_up(db: sqlite3.Connection) -> None:
+def test_a_repeated_event_returns_its_row_while_it_waits(db: sqlite3.Connection) -> None:
     first = admit(db, admission(message()), START)
     assert admit(db, admission(message()), START) == first
     assert first.inbox_id is not None
@@ -83,7 +83,7 @@ def test_an_event_that_comes_again_is_named_while_nobody_has_taken_it_up(db: sql
     assert states(db, first.chat_id) == ["claimed"]
 
 
-def test_a_command_is_acknowledged_only_behind_something(db: sqlite3.Connection) -> None:
+def test_a_command_is_acknowledged_only_if_it_waits(db: sqlite3.Connection) -> None:
     command = {"kind": InboxKind.COMMAND, "queued_notice": "later"}
     assert not admit(db, admission(message(1, "/new"), **command), START).has_reply
     admit(db, admission(message(2)), START)
@@ -92,7 +92,7 @@ def test_a_command_is_acknowledged_only_behind_something(db: sqlite3.Connection)
     assert owed(db) == ["later"]
 
 
-def test_a_steer_joins_the_turn_that_is_still_open_and_else_waits(db: sqlite3.Connection) -> None:
+def test_a_steer_joins_an_open_turn_and_otherwise_waits(db: sqlite3.Connection) -> None:
     chat = ensure_chat(db, key_of(), ChatKind.DIRECT, None, START)
     turn = start(db, chat, "go")
     steer = {"busy_mode": "steer", "steered_notice": "noted", "queued_notice": "later"}
@@ -106,7 +106,7 @@ def test_a_steer_joins_the_turn_that_is_still_open_and_else_waits(db: sqlite3.Co
     assert owed(db) == ["noted", "done", "later"]
 
 
-def test_a_message_ends_a_turn_unless_this_node_works_on_it_which_its_lane_ends(db: sqlite3.Connection) -> None:
+def test_an_interrupting_message_ends_a_turn_of_another_node(db: sqlite3.Connection) -> None:
     chat = ensure_chat(db, key_of(), ChatKind.DIRECT, None, START)
     turn = start(db, chat, "go")
     here = admit(db, admission(message(1), busy_mode="interrupt", running_here=turn.id, may_join_any=True), START)
@@ -116,7 +116,7 @@ def test_a_message_ends_a_turn_unless_this_node_works_on_it_which_its_lane_ends(
 
 
 @pytest.mark.parametrize("mode", ["steer", "interrupt"])
-def test_a_turn_that_somebody_else_has_started_is_neither_joined_nor_ended(db: sqlite3.Connection, mode: str) -> None:
+def test_a_turn_started_by_another_person_is_neither_joined_nor_ended(db: sqlite3.Connection, mode: str) -> None:
     chat = ensure_chat(db, key_of(), ChatKind.GROUP, None, START)
     turn = start(db, chat, "go")
     for sender, may_join in ((BOB, False), (ANN, True)):
@@ -126,24 +126,24 @@ def test_a_turn_that_somebody_else_has_started_is_neither_joined_nor_ended(db: s
         assert (find_turn(db, turn.id) is None) == (may_join and mode == "interrupt")
 
 
-def test_beyond_the_limit_one_sentence_says_so_until_the_queue_moves(db: sqlite3.Connection) -> None:
+def test_a_full_queue_is_refused_once_until_it_advances(db: sqlite3.Connection) -> None:
     admitted = [admit(db, admission(message(number)), START) for number in range(1, 7)]
     assert [one.inbox_id is not None for one in admitted] == [True] * 3 + [False] * 3
     assert [one.has_reply for one in admitted] == [False] * 3 + [True, False, False]
     chat = admitted[0].chat_id
     assert states(db, chat) == ["new"] * 3 + ["dropped"] * 3
     assert len(owed(db)) == 1
-    assert "3 of your messages" in owed(db)[0]
+    assert "already have 3 messages in the queue" in owed(db)[0]
     assert admit(db, admission(message(9, sender=BOB)), START).inbox_id is not None
     first = admitted[0].inbox_id
     assert first is not None
     finish(db, journal.start_turn(db, chat, [first], {}, START), "a")
     assert admit(db, admission(message(10)), START).inbox_id is not None
     assert admit(db, admission(message(11)), START).has_reply
-    assert len([sentence for sentence in owed(db) if "of your messages" in sentence]) == 2
+    assert len([sentence for sentence in owed(db) if "messages in the queue" in sentence]) == 2
 
 
-def test_a_refused_event_that_comes_again_changes_nothing(db: sqlite3.Connection) -> None:
+def test_a_repeated_refused_event_changes_nothing(db: sqlite3.Connection) -> None:
     for number in range(1, 5):
         admit(db, admission(message(number)), START)
     before = db.execute("SELECT * FROM inbox").fetchall()
@@ -152,7 +152,7 @@ def test_a_refused_event_that_comes_again_changes_nothing(db: sqlite3.Connection
     assert db.execute("SELECT * FROM inbox").fetchall() == before
 
 
-def test_every_refused_slash_command_is_answered_in_its_own_place(db: sqlite3.Connection) -> None:
+def test_a_full_queue_answers_every_slash_command(db: sqlite3.Connection) -> None:
     for number in range(1, 6):
         admit(db, admission(message(number, ticket=f"t{number}")), START)
     assert db.execute("SELECT ticket FROM outbox ORDER BY id").fetchall() == [("t4",), ("t5",)]
@@ -161,7 +161,7 @@ def test_every_refused_slash_command_is_answered_in_its_own_place(db: sqlite3.Co
 # ---- strangers
 
 
-def test_the_same_reason_is_told_once(db: sqlite3.Connection) -> None:
+def test_a_refusal_with_the_same_reason_is_sent_once(db: sqlite3.Connection) -> None:
     assert refuse(db, message(1), key_of(), "k", "no access", None, START) is not None
     assert refuse(db, message(2), key_of(), "k", "no access", None, START) is None
 
@@ -181,7 +181,7 @@ def edit(text: str, *, number: int = 1, sender: Sender = ANN, event: str = "e") 
 
 
 def told(db: sqlite3.Connection) -> ChatId:
-    """Message 1 with the text `hello` was answered."""
+    """Store message 1 with the text `hello` as answered."""
     admitted = admit(db, admission(message()), START)
     assert admitted.inbox_id is not None
     finish(db, journal.start_turn(db, admitted.chat_id, [admitted.inbox_id], {}, START), "hi")
@@ -192,14 +192,14 @@ def notices(db: sqlite3.Connection, chat: ChatId) -> list[str]:
     return [row.payload.text for row in inbox.load_waiting(db, chat) if row.kind is InboxKind.NOTICE]
 
 
-def test_a_waiting_message_takes_the_new_text(db: sqlite3.Connection) -> None:
+def test_an_edit_replaces_the_text_of_a_waiting_message(db: sqlite3.Connection) -> None:
     admitted = admit(db, admission(message()), START)
     assert apply_edit(db, edit("hullo"), key_of(), CURSOR, START) == admitted.chat_id
     assert [row.payload.text for row in inbox.load_waiting(db, admitted.chat_id)] == ["hullo"]
     assert inbox.load_cursors(db, "telegram", "telegram") == {"42": "100"}
 
 
-def test_a_message_that_a_turn_has_becomes_a_notice_for_the_next_one(db: sqlite3.Connection) -> None:
+def test_an_edit_of_an_answered_message_becomes_a_notice(db: sqlite3.Connection) -> None:
     chat = told(db)
     assert apply_edit(db, edit("hullo"), key_of(), None, START) == chat
     assert notices(db, chat) == [EDIT_PREFIX + "hullo"]
@@ -210,7 +210,7 @@ def test_a_message_that_a_turn_has_becomes_a_notice_for_the_next_one(db: sqlite3
     assert seen(db, turn.lineage_id) == ["hello", "hi", EDIT_PREFIX + "hullo", "go on"]
 
 
-def test_the_same_text_or_the_same_edit_again_is_nothing(db: sqlite3.Connection) -> None:
+def test_an_edit_without_change_has_no_effect(db: sqlite3.Connection) -> None:
     chat = told(db)
     assert apply_edit(db, edit("hello"), key_of(), None, START) is None
     apply_edit(db, edit("hullo"), key_of(), None, START)
@@ -226,7 +226,7 @@ def test_many_edits_leave_one_notice_with_the_last_text(db: sqlite3.Connection) 
     assert notices(db, chat) == [EDIT_PREFIX + "version 19"]
 
 
-def test_changing_a_message_back_after_the_model_heard_of_the_edit_is_told(db: sqlite3.Connection) -> None:
+def test_reverting_an_edit_that_the_model_saw_adds_a_notice(db: sqlite3.Connection) -> None:
     chat = told(db)
     apply_edit(db, edit("hullo"), key_of(), None, START)
     admit(db, admission(message(2, "go on")), START)
@@ -236,7 +236,7 @@ def test_changing_a_message_back_after_the_model_heard_of_the_edit_is_told(db: s
     assert notices(db, chat) == [EDIT_PREFIX + "hello"]
 
 
-def test_edits_of_others_of_commands_and_of_the_unknown_are_nothing(db: sqlite3.Connection) -> None:
+def test_edits_by_others_of_commands_or_of_unknown_messages_have_no_effect(db: sqlite3.Connection) -> None:
     chat = told(db)
     admit(db, admission(message(2, "/new"), kind=InboxKind.COMMAND), START)
     assert apply_edit(db, edit("mine now", sender=BOB), key_of(), None, START) is None
@@ -267,7 +267,7 @@ def test_a_deleted_message_that_waits_is_withdrawn(db: sqlite3.Connection) -> No
     assert states(db, chat) == ["withdrawn"]
 
 
-def test_a_deleted_message_that_a_turn_is_about_stays(db: sqlite3.Connection) -> None:
+def test_a_deleted_message_with_a_turn_stays(db: sqlite3.Connection) -> None:
     admitted = admit(db, admission(message()), START)
     assert admitted.inbox_id is not None
     journal.start_turn(db, admitted.chat_id, [admitted.inbox_id], {}, START)
@@ -275,13 +275,13 @@ def test_a_deleted_message_that_a_turn_is_about_stays(db: sqlite3.Connection) ->
     assert states(db, admitted.chat_id) == ["claimed"]
 
 
-def test_a_deleted_message_that_was_told_stays(db: sqlite3.Connection) -> None:
+def test_a_deleted_message_that_was_answered_stays(db: sqlite3.Connection) -> None:
     chat = told(db)
     assert apply_deletion(db, deletion(), None, START) == 0
     assert states(db, chat) == ["done"]
 
 
-def test_a_deletion_finds_the_message_whoever_the_chat_belongs_to(db: sqlite3.Connection) -> None:
+def test_a_deletion_finds_the_message_in_per_user_chats(db: sqlite3.Connection) -> None:
     mine = replace(admission(message()), key=key_of(user_ref="1"))
     chat = admit(db, mine, START).chat_id
     assert apply_deletion(db, deletion(), None, START) == 1

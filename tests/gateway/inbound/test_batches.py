@@ -1,4 +1,4 @@
-"""Events that arrive together: one commit for as many as it takes, in order, and never one past what is not stored."""
+"""Batches of events share a commit, keep their order, and stop at the first event that cannot be stored."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ def chat(number: int) -> ChatKey:
 
 
 async def deliver(gateway: TestGateway, received: Sequence[ReceivedEvent]) -> list[int]:
-    """Bring everything, as an adapter does; returns the lengths of the batches."""
+    """Deliver all events like an adapter. Return the lengths of the batches."""
     lengths: list[int] = []
     while rest := received[sum(lengths) :]:
         lengths.append(await gateway.intake.accept_batch(rest))
@@ -41,7 +41,7 @@ async def texts(gateway: TestGateway) -> list[str]:
 
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Functions of every commit from here on."""
+    """Functions of every later commit."""
     seen: list[list[str]] = []
     real = batch.run_batch
 
@@ -54,14 +54,12 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-async def test_a_batch_of_nothing_is_done_at_once(store: Store, tmp_path: Path) -> None:
+async def test_an_empty_batch_returns_at_once(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway, asyncio.timeout(5):
         assert await gateway.intake.accept_batch([]) == 0
 
 
-async def test_what_arrived_together_is_stored_in_one_commit_and_in_order(
-    gateway: TestGateway, commits: list[list[str]]
-) -> None:
+async def test_a_batch_is_stored_in_one_commit_and_in_order(gateway: TestGateway, commits: list[list[str]]) -> None:
     messages = [gateway.message(f"m{number}", chat=chat(number % 7)) for number in range(40)]
     commits.clear()
     assert await deliver(gateway, [ReceivedEvent(message) for message in messages]) == [40]
@@ -74,7 +72,7 @@ async def test_what_arrived_together_is_stored_in_one_commit_and_in_order(
     assert await gateway.inbox_states() == ["done"] * 40
 
 
-async def test_what_arrived_together_starts_no_more_turns_than_may_run(store: Store, tmp_path: Path) -> None:
+async def test_a_batch_starts_no_more_turns_than_allowed(store: Store, tmp_path: Path) -> None:
     hangs = [Hang() for _ in range(2)]
     async with serving(store, tmp_path, sessions={"max_turns": 2}) as gateway:
         await store.write(open_conversations, [gateway.message("", chat=chat(number)) for number in range(5)])
@@ -90,12 +88,12 @@ async def test_what_arrived_together_starts_no_more_turns_than_may_run(store: St
 
 
 def open_conversations(db: Connection, messages: Sequence[InboundMessage]) -> None:
-    """Chats in which a message may start its turn."""
+    """Chats in which a message can start its turn at once."""
     for message in messages:
         ensure_active(db, ensure_chat(db, message.chat, message.chat_kind, "", Millis(1)), Millis(1))
 
 
-async def test_cursors_of_messages_that_are_not_for_us_move_in_the_same_commit(
+async def test_cursors_of_ignored_messages_move_in_the_same_commit(
     gateway: TestGateway, commits: list[list[str]]
 ) -> None:
     commits.clear()
@@ -112,7 +110,7 @@ async def test_cursors_of_messages_that_are_not_for_us_move_in_the_same_commit(
     assert len(await gateway.inbox_states()) == 1
 
 
-async def test_what_needs_no_row_costs_no_commit(gateway: TestGateway, commits: list[list[str]]) -> None:
+async def test_events_without_a_row_need_no_commit(gateway: TestGateway, commits: list[list[str]]) -> None:
     commits.clear()
     overheard = [gateway.message("talk", chat=GROUP, is_addressed=False) for _ in range(10)]
     assert await deliver(gateway, [ReceivedEvent(message) for message in overheard]) == [10]
@@ -142,9 +140,7 @@ async def test_an_edit_finds_the_message_that_came_with_it(store: Store, tmp_pat
         assert len(rows) == 2
 
 
-async def test_a_full_database_in_the_middle_stores_what_is_before_it_and_nothing_behind(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_database_that_fills_up_stores_only_the_events_before(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, is_started=False) as gateway:
         lines = ["first", "second", "/new", *("x" * 20_000 for _ in range(5)), "last"]
         received = [ReceivedEvent(gateway.message(line, chat=chat(number))) for number, line in enumerate(lines)]
@@ -161,7 +157,7 @@ async def test_a_full_database_in_the_middle_stores_what_is_before_it_and_nothin
         assert [ref for (ref,) in refs] == [str(one.event.event_ref) for one in received if one.event is not None]
 
 
-async def test_one_that_cannot_be_stored_is_told_apart_from_those_around_it(gateway: TestGateway) -> None:
+async def test_an_event_that_cannot_be_stored_is_isolated(gateway: TestGateway) -> None:
     messages = [gateway.message(f"m{number}", chat=chat(number)) for number in range(9)]
     poison = replace(messages[4], message_ref="\ud800")
     received = [ReceivedEvent(message) for message in (*messages[:4], poison, *messages[5:])]
@@ -179,9 +175,7 @@ async def test_one_that_cannot_be_stored_is_told_apart_from_those_around_it(gate
     assert await deliver(gateway, received[done + 1 :]) == [4]
 
 
-async def test_a_message_behind_one_of_its_own_chat_may_interrupt_the_turn_that_one_begins(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_message_in_a_batch_can_interrupt_the_turn_of_an_earlier_one(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"busy_mode": "interrupt"}) as gateway:
         lines = [("a", DIRECT), ("b", GROUP), ("c", DIRECT)]
         assert await deliver(gateway, [ReceivedEvent(gateway.message(line, chat=key)) for line, key in lines]) == [2, 1]
@@ -189,9 +183,7 @@ async def test_a_message_behind_one_of_its_own_chat_may_interrupt_the_turn_that_
         await gateway.quiet(GROUP)
 
 
-async def test_of_a_flood_in_one_commit_so_much_waits_as_may_and_the_rest_is_refused_once(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_flood_in_one_batch_fills_the_queue_and_the_rest_is_refused_once(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"messages_per_minute": 0}, is_started=False) as gateway:
         flood = [ReceivedEvent(gateway.message(f"m{number}")) for number in range(MAX_WAITING + 3)]
         assert await deliver(gateway, flood) == [100, 3]
@@ -199,14 +191,14 @@ async def test_of_a_flood_in_one_commit_so_much_waits_as_may_and_the_rest_is_ref
         assert await gateway.rows("SELECT count(*) FROM outbox") == [(1,)]
 
 
-async def test_more_than_one_commit_takes_is_stored_in_several(store: Store, tmp_path: Path) -> None:
+async def test_a_large_batch_is_stored_in_several_commits(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"messages_per_minute": 0}, is_started=False) as gateway:
         received = [ReceivedEvent(gateway.message("m", chat=chat(number))) for number in range(230)]
         assert await deliver(gateway, received) == [100, 100, 30]
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_batches_store_what_one_after_the_other_would(store: Store, tmp_path: Path, seed: int) -> None:
+async def test_batches_store_the_same_rows_as_single_events(store: Store, tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     limits = {"messages_per_minute": 12}
     async with serving(store, tmp_path, sessions=limits, is_started=False) as gateway:
@@ -233,7 +225,7 @@ async def test_batches_store_what_one_after_the_other_would(store: Store, tmp_pa
         await again.close()
 
 
-async def test_what_arrives_together_in_an_idle_chat_is_one_turn(gateway: TestGateway) -> None:
+async def test_a_batch_in_an_idle_chat_is_one_turn(gateway: TestGateway) -> None:
     assert await gateway.ask("before") == "echo: before"
     now = gateway.clock.now()
     await deliver(gateway, [ReceivedEvent(gateway.message(f"m{number}", at=now)) for number in range(3)])

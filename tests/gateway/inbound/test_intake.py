@@ -1,4 +1,4 @@
-"""From a platform's event to a stored row: who is let in, and that it is stored before it is acknowledged."""
+"""Intake: access checks, and storage before acknowledgement."""
 
 import asyncio
 from dataclasses import replace
@@ -38,9 +38,7 @@ def cursor(seen: int) -> Cursor:
 
 
 @pytest.mark.parametrize("at", [253_402_300_799_000, 10**30, -1, -62_135_596_800_000], ids=str)
-async def test_a_time_that_cannot_be_is_replaced_before_it_breaks_every_later_turn(
-    gateway: TestGateway, at: int
-) -> None:
+async def test_an_impossible_event_time_is_replaced(gateway: TestGateway, at: int) -> None:
     began = gateway.clock.now()
     for text in ("first", "second"):
         assert await gateway.ask(text, at=at)
@@ -51,7 +49,7 @@ async def test_a_time_that_cannot_be_is_replaced_before_it_breaks_every_later_tu
 # ---- who is let in
 
 
-async def test_a_stranger_gets_a_code_once_and_leaves_no_message_behind(gateway: TestGateway) -> None:
+async def test_a_stranger_gets_one_code_and_the_message_is_not_stored(gateway: TestGateway) -> None:
     said = await gateway.ask("secret words", chat=EVE_CHAT, sender=EVE)
     assert "pairing code" in said
     await gateway.say("let me in", chat=EVE_CHAT, sender=EVE)
@@ -70,14 +68,14 @@ async def test_without_pairing_a_stranger_is_told_once_a_day(store: Store, tmp_p
         assert gateway.adapter.texts(EVE_CHAT) == [NO_ACCESS]
 
 
-async def test_a_stranger_in_a_group_is_ignored_and_makes_no_chat(gateway: TestGateway) -> None:
+async def test_a_stranger_in_a_group_is_ignored_and_creates_no_chat(gateway: TestGateway) -> None:
     await gateway.say("@bot hi", chat=GROUP, sender=EVE, cursor=cursor(1))
     await gateway.say("overheard", chat=GROUP, is_addressed=False, cursor=cursor(2))
     assert await gateway.rows("SELECT (SELECT count(*) FROM chats), (SELECT count(*) FROM inbox)") == [(0, 0)]
     assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c": "2"}
 
 
-async def test_a_bare_command_in_a_group_is_answered_only_if_it_is_one_of_ours(gateway: TestGateway) -> None:
+async def test_an_unknown_bare_command_in_a_group_is_not_answered(gateway: TestGateway) -> None:
     for number, text in enumerate(("/roll 6", "/etc/hosts is a file", "/rolls")):
         bare = replace(gateway.message(text, chat=GROUP), is_bare_command=True)
         await gateway.intake.accept(bare, cursor(number + 1))
@@ -86,8 +84,8 @@ async def test_a_bare_command_in_a_group_is_answered_only_if_it_is_one_of_ours(g
     await gateway.intake.accept(replace(gateway.message("/reset", chat=GROUP), is_bare_command=True))
     await gateway.say("/roll 6", chat=GROUP)
     await gateway.say("/roll 6")
-    assert [text for text in await gateway.replies(2, GROUP) if "do not know /roll" in text]
-    assert "do not know /roll" in (await gateway.replies(1))[0]
+    assert [text for text in await gateway.replies(2, GROUP) if "no command /roll" in text]
+    assert "no command /roll" in (await gateway.replies(1))[0]
 
 
 async def test_a_strangers_slash_command_is_answered_each_time(gateway: TestGateway) -> None:
@@ -117,9 +115,7 @@ async def test_the_event_is_acknowledged_after_the_commit(gateway: TestGateway, 
     assert len(await gateway.inbox_states()) == 1
 
 
-async def test_a_database_that_is_full_refuses_the_event_and_takes_it_when_it_comes_again(
-    gateway: TestGateway, store: Store
-) -> None:
+async def test_a_full_database_refuses_the_event_and_accepts_the_repeat(gateway: TestGateway, store: Store) -> None:
     await gateway.ask("warm up")
     big = gateway.message("x" * 50_000)
     await store.write(set_max_pages, 0)
@@ -152,7 +148,7 @@ async def test_replaying_any_event_starts_nothing(gateway: TestGateway) -> None:
     assert await gateway.rows("SELECT * FROM inbox") == inbox
 
 
-async def test_an_event_whose_bringer_was_cancelled_after_the_commit_is_answered_when_it_comes_again(
+async def test_an_event_cancelled_after_its_commit_is_answered_when_repeated(
     gateway: TestGateway, store: Store
 ) -> None:
     for line in ("hello", "/whoami"):
@@ -169,7 +165,7 @@ async def test_an_event_whose_bringer_was_cancelled_after_the_commit_is_answered
     assert "telegram:1" in gateway.adapter.texts()[1]
 
 
-async def test_a_flood_of_one_sender_is_refused_once_and_others_are_heard(store: Store, tmp_path: Path) -> None:
+async def test_a_flood_from_one_sender_is_refused_once_and_others_are_accepted(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"messages_per_minute": 0}) as gateway:
         hang = await hanging(gateway, chat=GROUP)
         for number in range(MAX_WAITING + 7):
@@ -178,7 +174,7 @@ async def test_a_flood_of_one_sender_is_refused_once_and_others_are_heard(store:
         await eventually(lambda: gateway.adapter.texts(GROUP), "the refusal")
         await settled()
         [said] = gateway.adapter.texts(GROUP)
-        assert f"{MAX_WAITING} of your messages wait" in said
+        assert f"{MAX_WAITING} messages in the queue" in said
         hang.release()
         await gateway.quiet(GROUP)
         assert await gateway.turns_of(GROUP) == [
@@ -191,7 +187,7 @@ async def test_a_flood_of_one_sender_is_refused_once_and_others_are_heard(store:
 # ---- groups
 
 
-async def test_in_a_shared_group_the_model_hears_who_spoke(gateway: TestGateway) -> None:
+async def test_in_a_shared_group_the_model_sees_the_sender(gateway: TestGateway) -> None:
     await gateway.ask("from ann", chat=GROUP)
     await gateway.ask("from bob", chat=GROUP, sender=BOB)
     rows = [(row.sender_name, row.text) for row in gateway.model.requests[-1].transcript if row.sender_name]
@@ -221,7 +217,7 @@ async def test_topics_of_a_group_are_chats_of_their_own(gateway: TestGateway) ->
     await gateway.quiet(GROUP)
 
 
-async def test_a_stop_overheard_before_its_turn_began_ends_it_when_its_time_comes(gateway: TestGateway) -> None:
+async def test_a_stop_overheard_before_its_turn_stops_it_later(gateway: TestGateway) -> None:
     stop = gateway.message("/stop")
     await gateway.intake.overhear(stop)  # it waits behind the question that it is about
     await hanging(gateway, "a long question")
@@ -233,7 +229,7 @@ async def test_a_stop_overheard_before_its_turn_began_ends_it_when_its_time_come
 # ---- edits, deletions, moves
 
 
-async def test_an_edit_before_the_turn_is_what_the_model_reads(gateway: TestGateway) -> None:
+async def test_the_model_reads_the_edited_text_of_a_waiting_message(gateway: TestGateway) -> None:
     hang = await hanging(gateway)
     message = await gateway.say("wrnog")
     await gateway.edit(message, "right")
@@ -241,7 +237,7 @@ async def test_an_edit_before_the_turn_is_what_the_model_reads(gateway: TestGate
     assert await gateway.replies(2) == ["finally", "echo: right"]
 
 
-async def test_an_edit_after_the_turn_goes_along_with_the_next_one(gateway: TestGateway) -> None:
+async def test_an_edit_after_the_turn_joins_the_next_turn(gateway: TestGateway) -> None:
     message = await gateway.say("at 5")
     await gateway.replies(1)
     await gateway.edit(message, "at 6")
@@ -252,7 +248,7 @@ async def test_an_edit_after_the_turn_goes_along_with_the_next_one(gateway: Test
     assert texts == ["at 5", "echo: at 5", EDIT_PREFIX + "at 6", "when?"]
 
 
-async def test_nobody_without_access_or_authorship_edits(gateway: TestGateway) -> None:
+async def test_an_edit_needs_access_and_authorship(gateway: TestGateway) -> None:
     hang = await hanging(gateway, chat=GROUP)
     message = await gateway.say("mine", chat=GROUP)
     for other in (BOB, EVE):
@@ -289,7 +285,7 @@ async def test_a_group_that_got_a_new_id_keeps_its_conversation(gateway: TestGat
     assert [row.text for row in gateway.model.requests[-1].transcript] == ["one", "echo: one", "two"]
 
 
-async def test_what_waits_in_a_group_that_moves_is_answered_under_the_new_id(gateway: TestGateway) -> None:
+async def test_waiting_messages_of_a_moved_group_are_answered_under_the_new_id(gateway: TestGateway) -> None:
     moved = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="-200")
     await gateway.ask("there", chat=moved)
     hang = await hanging(gateway, "here", chat=GROUP)

@@ -1,4 +1,4 @@
-"""What commands do while the database is locked or full: people are heard within a second, and once."""
+"""Commands while the database is locked or full: one reply within a second."""
 
 import asyncio
 from pathlib import Path
@@ -14,12 +14,10 @@ from tests.gateway.turns.test_lanes import tool
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
 
 LOCK_SECONDS = 60.0
-"""Longest lock; it ends with its block."""
+"""Maximum length of a lock, which usually ends with its block."""
 
 
-async def test_status_answers_from_memory_while_the_database_is_locked_and_not_once_more_after_it(
-    gateway: TestGateway, store: Store
-) -> None:
+async def test_status_answers_once_from_memory_while_the_database_is_locked(gateway: TestGateway, store: Store) -> None:
     hang = await hanging(gateway)
     with locked_by_another_process(place_of(store), LOCK_SECONDS):
         saying = asyncio.create_task(gateway.say("/status"))
@@ -27,7 +25,7 @@ async def test_status_answers_from_memory_while_the_database_is_locked_and_not_o
         assert not saying.done()
     await saying
     [said] = gateway.adapter.texts()
-    assert "Database: it takes nothing" in said
+    assert "Database: cannot be written" in said
     assert "Working on an answer" in said
     assert "telegram: connected" in said
     assert await gateway.inbox_states() == ["claimed", "done"]
@@ -45,9 +43,7 @@ async def test_a_status_whose_answer_from_memory_was_lost_is_answered_when_it_is
     assert "Conversation: none yet" in said
 
 
-async def test_a_status_that_a_full_disk_refuses_again_and_again_is_answered_once(
-    gateway: TestGateway, store: Store
-) -> None:
+async def test_a_status_repeated_on_a_full_disk_is_answered_once(gateway: TestGateway, store: Store) -> None:
     await gateway.ask("warm up")
     status = gateway.message("/status" + " " * 50_000)
     await store.write(set_max_pages, 0)
@@ -58,12 +54,10 @@ async def test_a_status_that_a_full_disk_refuses_again_and_again_is_answered_onc
     await gateway.intake.accept(status)
     await gateway.quiet()
     await settled()
-    assert ["Database: it takes nothing" in text for text in gateway.adapter.texts()] == [False, True]
+    assert ["Database: cannot be written" in text for text in gateway.adapter.texts()] == [False, True]
 
 
-async def test_a_stop_says_at_once_that_it_acted_and_is_confirmed_when_it_is_stored(
-    gateway: TestGateway, store: Store
-) -> None:
+async def test_an_offline_stop_is_answered_at_once_and_confirmed_later(gateway: TestGateway, store: Store) -> None:
     await hanging(gateway)
     with locked_by_another_process(place_of(store), LOCK_SECONDS):
         saying = asyncio.create_task(gateway.say("/stop"))
@@ -74,7 +68,7 @@ async def test_a_stop_says_at_once_that_it_acted_and_is_confirmed_when_it_is_sto
     assert await gateway.turns_of() == [("stopped", "q")]
 
 
-async def test_a_steer_is_not_promised_and_joins_once_it_is_stored(store: Store, tmp_path: Path) -> None:
+async def test_an_offline_steer_is_not_acknowledged_before_it_is_stored(store: Store, tmp_path: Path) -> None:
     gate = asyncio.Event()
     async with serving(store, tmp_path, tools=[tool("look", lambda: gate)]) as gateway:
         gateway.model.script.append(calls("look"))
@@ -89,9 +83,7 @@ async def test_a_steer_is_not_promised_and_joins_once_it_is_stored(store: Store,
 
 
 @pytest.mark.parametrize("line", ["/help", "/new", "/queue later"])
-async def test_every_other_command_is_told_that_it_was_not_taken_yet_and_runs_later(
-    gateway: TestGateway, store: Store, line: str
-) -> None:
+async def test_other_offline_commands_get_a_notice_and_run_later(gateway: TestGateway, store: Store, line: str) -> None:
     with locked_by_another_process(place_of(store), LOCK_SECONDS):
         saying = asyncio.create_task(gateway.say(line))
         await eventually(lambda: gateway.adapter.texts() == [NOT_TAKEN], "an answer")
@@ -99,7 +91,7 @@ async def test_every_other_command_is_told_that_it_was_not_taken_yet_and_runs_la
     assert len(await gateway.replies(2)) == 2
 
 
-async def test_what_is_overheard_is_answered_once_and_only_to_whom_may_ask(gateway: TestGateway) -> None:
+async def test_overheard_commands_are_answered_once_and_only_with_access(gateway: TestGateway) -> None:
     status = gateway.message("/status")
     for event in (status, status, gateway.message("hello"), gateway.message("/status", sender=EVE)):
         await gateway.intake.overhear(event)

@@ -1,4 +1,4 @@
-"""Nobody drowns the gateway in commands, and nobody is kept from stopping an answer."""
+"""Rate limits, which never prevent a `/stop`."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def open_turn(db: Connection) -> None:
 
 
 def commands(count: int, *, every: int, first: int = 0) -> list[InboundMessage]:
-    """Sent by one person, `every` milliseconds."""
+    """Messages of one person, sent `every` milliseconds."""
     return [
         replace(message(number, "/help"), sent_at=Millis(START + index * every))
         for index, number in enumerate(range(first, first + count))
@@ -38,19 +38,19 @@ def test_the_limit_holds_for_a_minute_of_the_platforms_time() -> None:
     assert pace.full_since(later, COMMANDS_PER_MINUTE) is None
 
 
-def test_what_was_written_slowly_is_taken_however_late_it_arrives() -> None:
+def test_messages_sent_slowly_are_accepted_even_if_they_arrive_together() -> None:
     pace = RateLimiter()
     slow = commands(200, every=MINUTE // COMMANDS_PER_MINUTE)
     assert all(pace.full_since(one, COMMANDS_PER_MINUTE) is None for one in slow)
 
 
-def test_an_event_that_comes_again_is_neither_counted_nor_refused() -> None:
+def test_a_repeated_event_is_neither_counted_nor_refused() -> None:
     pace = RateLimiter()
     flood = commands(COMMANDS_PER_MINUTE, every=0)
     assert all(pace.full_since(one, COMMANDS_PER_MINUTE) is None for one in flood * 3)
 
 
-async def test_a_flood_of_commands_is_refused_with_one_sentence_and_others_are_heard(gateway: TestGateway) -> None:
+async def test_a_flood_of_commands_is_refused_once_and_others_are_accepted(gateway: TestGateway) -> None:
     for number in range(COMMANDS_PER_MINUTE + 20):
         cursor = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref="c", seen_ref=str(number + 1))
         await gateway.say("/whoami", cursor, chat=GROUP)
@@ -75,7 +75,7 @@ async def test_a_running_turn_can_always_be_stopped(gateway: TestGateway) -> Non
     assert "Stopped." in gateway.adapter.texts()
 
 
-async def test_a_turn_that_nobody_works_on_here_can_always_be_stopped(gateway: TestGateway, store: Store) -> None:
+async def test_a_turn_on_another_node_can_always_be_stopped(gateway: TestGateway, store: Store) -> None:
     for _ in range(COMMANDS_PER_MINUTE + 1):
         await gateway.say("/help")
     await gateway.quiet()
@@ -85,7 +85,7 @@ async def test_a_turn_that_nobody_works_on_here_can_always_be_stopped(gateway: T
     assert "Stopped." in gateway.adapter.texts()
 
 
-async def test_every_slash_command_that_is_refused_is_answered_in_its_own_place(gateway: TestGateway) -> None:
+async def test_every_refused_slash_command_gets_its_own_reply(gateway: TestGateway) -> None:
     for number in range(COMMANDS_PER_MINUTE + 3):
         await gateway.say("/help", ticket=f"t{number}")
     await gateway.quiet()

@@ -1,4 +1,4 @@
-"""What people hear of a message that cannot be stored: after a while that it waits, and later that it goes on."""
+"""Notices about a message that cannot be stored: first that it waits, later that it continues."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ OTHER = ChatKey(platform="telegram", account="telegram", chat_ref="2")
 
 
 async def unstored(gateway: TestGateway, text: str = "hello") -> InboundMessage:
-    """A message that the disk has no room for, as often as it comes."""
+    """Send a message repeatedly while the disk is full."""
     message = gateway.message(text + " " * 100_000)
     await gateway.store.write(set_max_pages, 0)
     for _ in range(3):
@@ -27,7 +27,7 @@ async def unstored(gateway: TestGateway, text: str = "hello") -> InboundMessage:
     return message
 
 
-async def test_a_locked_database_is_told_once_and_once_more_when_it_goes_on(gateway: TestGateway, store: Store) -> None:
+async def test_a_locked_database_sends_one_notice_and_one_when_it_recovers(gateway: TestGateway, store: Store) -> None:
     gateway.intake.waiting.seconds = 0.2
     with locked_by_another_process(place_of(store), 1.5):
         saying = [asyncio.create_task(gateway.say(text)) for text in ("one", "two")]
@@ -39,7 +39,7 @@ async def test_a_locked_database_is_told_once_and_once_more_when_it_goes_on(gate
     assert sorted(re.findall("one|two", " ".join(answers))) == ["one", "two"]  # of one turn, or two
 
 
-async def test_a_full_disk_is_told_once_however_often_the_message_comes(gateway: TestGateway, store: Store) -> None:
+async def test_a_full_disk_sends_one_notice_for_repeated_messages(gateway: TestGateway, store: Store) -> None:
     await gateway.ask("warm up")
     gateway.intake.waiting.seconds = 0.1
     gateway.model.script.append(answer("here I am"))
@@ -53,7 +53,7 @@ async def test_a_full_disk_is_told_once_however_often_the_message_comes(gateway:
     assert (await gateway.replies(4))[1:] == [WAITS, GOES_ON, "here I am"]
 
 
-async def test_a_chat_whose_message_waits_behind_another_ones_hears_it_too(gateway: TestGateway) -> None:
+async def test_a_chat_waiting_behind_another_chat_also_gets_the_notice(gateway: TestGateway) -> None:
     gateway.intake.waiting.seconds = 0.1
     behind = gateway.message("behind", chat=OTHER)
     for event in (
@@ -78,7 +78,7 @@ async def test_a_short_wait_is_not_mentioned(gateway: TestGateway, store: Store)
     assert len(gateway.adapter.requests) == 1
 
 
-async def test_who_was_not_told_that_it_waits_is_not_told_that_it_goes_on(gateway: TestGateway, store: Store) -> None:
+async def test_without_a_waiting_notice_no_recovery_notice_is_sent(gateway: TestGateway, store: Store) -> None:
     await gateway.ask("warm up")
     gateway.intake.waiting.seconds = 0.1
     gateway.model.script.append(answer("here I am"))
@@ -90,7 +90,7 @@ async def test_who_was_not_told_that_it_waits_is_not_told_that_it_goes_on(gatewa
     assert (await gateway.replies(2))[1:] == ["here I am"]
 
 
-async def test_the_web_page_gives_the_text_back_so_nothing_waits(gateway: TestGateway, store: Store) -> None:
+async def test_the_web_page_keeps_the_text_so_no_message_waits(gateway: TestGateway, store: Store) -> None:
     await gateway.ask("warm up")
     gateway.intake.waiting.seconds = 0.1
     await store.write(set_max_pages, 0)

@@ -1,4 +1,4 @@
-"""Who does the gateway's own work: one rule for all its tasks, and the key of `model` for its own API alone."""
+"""Models for auxiliary tasks. The key of `model` is sent only to its own API."""
 
 from typing import get_args
 
@@ -26,7 +26,7 @@ MAIN = "model: {name: main, api_key: key-of-main, aliases: {fast: {name: quick, 
 
 
 def live(config: Config) -> RouteConfig:
-    """What a conversation has chosen that is not the configured model."""
+    """Return a model that a conversation has chosen instead of the configured model."""
     return completed("chosen", config.model)
 
 
@@ -36,7 +36,7 @@ def who(config: Config, task: AuxiliaryTask) -> str | None:
 
 
 ROUTED: tuple[AuxiliaryTask, ...] = ("flush", "title", "delegate", "trajectories")
-"""Tasks that have a route and no block."""
+"""Tasks with a route instead of a settings block."""
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ ROUTED: tuple[AuxiliaryTask, ...] = ("flush", "title", "delegate", "trajectories
         ("model: fast, base_url: 'http://127.0.0.1:1/v1'", "fast"),
     ],
 )
-def test_a_named_model_writes_summaries_and_else_the_one_that_the_mode_picks(
+def test_the_configured_summary_model_or_mode_decides_who_writes_summaries(
     load: Load, settings: str, name: str
 ) -> None:
     config = load(f"{MAIN}auxiliary: {{compression: {{{settings}}}}}").config
@@ -65,28 +65,26 @@ def test_a_named_model_writes_summaries_and_else_the_one_that_the_mode_picks(
 @pytest.mark.parametrize(
     ("route", "name"), [("auto", "chosen"), ("Main", "main"), ("Fast", "quick"), ("off", None), ("'OFF'", None)]
 )
-def test_a_task_goes_the_way_of_its_route_and_no_other_does(
-    load: Load, task: AuxiliaryTask, route: str, name: str | None
-) -> None:
+def test_a_task_uses_only_its_own_route(load: Load, task: AuxiliaryTask, route: str, name: str | None) -> None:
     config = load(f"{MAIN}auxiliary: {{{task}: {route}}}").config
     assert who(config, task) == name
     assert [who(config, other) for other in get_args(AuxiliaryTask) if other != task] == ["chosen"] * 4
 
 
-def test_a_route_must_be_an_alias_that_there_is(load: Load) -> None:
+def test_a_task_route_must_be_an_existing_alias(load: Load) -> None:
     said = refusal(load, MAIN + "auxiliary: {title: fats}")
     assert "auxiliary.title: 'fats' is not an alias in model.aliases; did you mean fast?" in said
     said = refusal(load, MAIN, HERMES_AUXILIARY__FLUSH="gpt-4.1-nano")
     assert "auxiliary.flush: 'gpt-4.1-nano' is not an alias in model.aliases; use auto, main, off or an alias" in said
 
 
-def test_a_custom_model_has_to_be_named(load: Load) -> None:
+def test_a_custom_model_needs_a_name(load: Load) -> None:
     said = refusal(load, "auxiliary: {compression: {mode: custom}}")
     assert "auxiliary.compression.mode is custom: set auxiliary.compression.model" in said
     assert "auxiliary.compression.mode" in refusal(load, "auxiliary: {compression: {mode: 'off'}}")
 
 
-def test_the_offline_model_does_nothing_but_answer(load: Load) -> None:
+def test_the_offline_model_only_answers(load: Load) -> None:
     config = load().config
     assert [route_for(config, task, config.model.route) for task in get_args(AuxiliaryTask)] == [None] * 5
     config = load("auxiliary: {compression: {model: small}}").config
@@ -108,9 +106,7 @@ def test_the_offline_model_does_nothing_but_answer(load: Load) -> None:
         ("model: s, protocol: responses", "responses", None),
     ],
 )
-def test_how_a_named_model_is_spoken_to_and_with_which_key(
-    load: Load, task: str, protocol: str, key: str | None
-) -> None:
+def test_protocol_and_key_of_a_configured_summary_model(load: Load, task: str, protocol: str, key: str | None) -> None:
     config = load(
         f"model: {{name: main, protocol: anthropic, api_key: key-of-main}}\nauxiliary: {{compression: {{{task}}}}}"
     ).config
@@ -120,7 +116,7 @@ def test_how_a_named_model_is_spoken_to_and_with_which_key(
     assert (route.api_key.get_secret_value() if route.api_key is not None else None) == key
 
 
-def test_a_summary_models_window_bounds_its_input_alone(load: Load) -> None:
+def test_a_summary_models_window_limits_only_its_input(load: Load) -> None:
     yaml = "model: {name: m, context_length: 128000}\nauxiliary: {compression: {model: s, context_length: 8192}}"
     config = load(yaml).config
     route = route_for(config, "compression", config.model.route)
@@ -133,7 +129,7 @@ def test_a_summary_models_window_bounds_its_input_alone(load: Load) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), [("gpt-4.1", 1_047_576), ("nobody-knows", 128_000)])
-async def test_a_size_that_is_not_given_is_looked_up_and_else_that_of_the_configured_model(
+async def test_a_missing_size_is_looked_up_or_taken_from_the_configured_model(
     load: Load, store: Store, name: str, size: int
 ) -> None:
     yaml = f"model: {{name: m, context_length: 128000}}\nauxiliary: {{compression: {{model: {name}}}}}"
@@ -154,7 +150,7 @@ async def test_a_size_that_is_not_given_is_looked_up_and_else_that_of_the_config
         ("auxiliary: {compression: {model: fast}}", "fast", ["quick"]),
     ],
 )
-async def test_the_conversations_own_model_stands_in_for_a_summariser(
+async def test_the_conversations_own_model_is_the_fallback_for_summaries(
     load: Load, store: Store, yaml: str, chosen: str | None, names: list[str]
 ) -> None:
     config = load(MAIN + yaml).config
@@ -167,7 +163,7 @@ async def test_the_conversations_own_model_stands_in_for_a_summariser(
     await lines.close()
 
 
-async def test_named_models_have_their_price_their_caps_and_their_protocol(load: Load, store: Store) -> None:
+async def test_configured_models_have_their_own_price_caps_and_protocol(load: Load, store: Store) -> None:
     config = load(
         "model: {name: gpt-4.1, api_key: k, aliases: {own: nobody-knows}}\ncosts: {daily_cap: 1}\n"
         "auxiliary: {compression: {model: claude-sonnet-4-5, protocol: anthropic, api_key: other}, title: own}"
@@ -181,7 +177,7 @@ async def test_named_models_have_their_price_their_caps_and_their_protocol(load:
     await lines.close()
 
 
-def test_every_route_is_known_once(load: Load) -> None:
+def test_every_route_is_listed_once(load: Load) -> None:
     config = load(MAIN + "auxiliary: {title: fast, compression: {model: other}}").config
     assert [route.name for route in all_routes(config)] == ["main", "quick", "other"]
     config = load(MAIN + "auxiliary: {title: fast, compression: {mode: same-as-main}}").config
@@ -189,7 +185,7 @@ def test_every_route_is_known_once(load: Load) -> None:
 
 
 @pytest.mark.parametrize("model", ["", "model: small, ", "model: fast, ", "mode: same-as-main, "])
-def test_summaries_have_the_settings_of_their_calls_whichever_model_writes_them(load: Load, model: str) -> None:
+def test_summary_call_settings_apply_to_every_summary_model(load: Load, model: str) -> None:
     settings = "temperature: 0, reasoning_effort: off, max_output_tokens: 9, extra_body: {a: 1}, extra_headers: {X: y}"
     config = load(f"{MAIN}auxiliary: {{compression: {{{model}{settings}}}}}").config
     route = route_for(config, "compression", live(config))
@@ -200,7 +196,7 @@ def test_summaries_have_the_settings_of_their_calls_whichever_model_writes_them(
     assert [one.reasoning_effort for one in others if one is not None] == [None] * 4
 
 
-async def test_the_conversations_own_model_writes_its_summaries_as_the_task_wants(load: Load, store: Store) -> None:
+async def test_the_conversations_own_model_uses_the_summary_settings(load: Load, store: Store) -> None:
     config = load(f"{MAIN}auxiliary: {{compression: {{reasoning_effort: low}}}}").config
     clients = ClientRegistry(config, SpendingControl(store, SystemClock()))
     [route] = summary_routes(config, live(config), clients)

@@ -1,4 +1,4 @@
-"""Models in use: a handle for each, made when it is first needed, and one agent for all of them."""
+"""Model handles, created when first needed, and the agent that they share."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def model_named(models: ModelRegistry, config: Config, choice: str | None) -> Mo
     return models.of(route)
 
 
-async def test_a_handle_is_made_once_for_each_model_and_only_when_it_is_needed(store: Store, tmp_path: Path) -> None:
+async def test_a_handle_is_created_once_per_model_and_only_when_needed(store: Store, tmp_path: Path) -> None:
     models, config = models_of(store, tmp_path)
     assert models.in_use() == [models.configured.client]
     small = model_named(models, config, "small")
@@ -79,7 +79,7 @@ async def test_a_handle_is_made_once_for_each_model_and_only_when_it_is_needed(s
     assert small.client.breaker is not models.configured.client.breaker
 
 
-async def test_a_route_that_nobody_has_used_is_not_made_to_see_whether_it_is_open(store: Store, tmp_path: Path) -> None:
+async def test_checking_the_circuit_of_an_unused_route_creates_no_handle(store: Store, tmp_path: Path) -> None:
     models, config = models_of(store, tmp_path)
     route = route_of(config.model, "small")
     assert route is not None
@@ -87,14 +87,14 @@ async def test_a_route_that_nobody_has_used_is_not_made_to_see_whether_it_is_ope
     assert len(models.in_use()) == 1
 
 
-async def test_each_has_the_window_of_its_model(store: Store, tmp_path: Path) -> None:
+async def test_each_handle_has_the_window_of_its_model(store: Store, tmp_path: Path) -> None:
     models, config = models_of(store, tmp_path)
     assert models.configured.limits.context_length == 131_072
     small = model_named(models, config, "small").limits
     assert (small.context_length, small.input_window) == (16_384, 14_336)
 
 
-async def test_what_holds_for_one_model_by_its_name_holds_for_it_alone(store: Store, tmp_path: Path) -> None:
+async def test_overrides_for_a_model_apply_only_to_that_model(store: Store, tmp_path: Path) -> None:
     compression = {"models": {"small": {"threshold": 0.3}}}
     models, config = models_of(store, tmp_path, compression=compression)
     small, home = (model_named(models, config, name).limits for name in ("small", "home"))
@@ -102,7 +102,7 @@ async def test_what_holds_for_one_model_by_its_name_holds_for_it_alone(store: St
     assert home.threshold == home.context_length // 2
 
 
-async def test_a_plugin_is_told_of_each_model_that_answers(store: Store, tmp_path: Path) -> None:
+async def test_a_plugin_engine_learns_each_answering_model(store: Store, tmp_path: Path) -> None:
     models, config = models_of(store, tmp_path)
     told = [model_named(models, config, choice).info for choice in (None, "small", "home")]
     assert [(info.name, info.base_url) for info in told] == [
@@ -137,7 +137,7 @@ async def test_each_protocol_has_its_model(alias: str, kind: type, route: str) -
     await model.close()
 
 
-async def test_claude_at_home_needs_its_sdk() -> None:
+async def test_the_anthropic_protocol_needs_its_sdk() -> None:
     pytest.importorskip("anthropic")
     settings = ModelConfig(name="claude-sonnet-4-5", protocol="anthropic", api_key="k")  # type: ignore[arg-type]
     model = make_model(completed("claude-haiku-4-5", settings), settings)
@@ -153,7 +153,7 @@ async def test_claude_at_home_needs_its_sdk() -> None:
         ({"context_length": 200_000, "max_output_tokens": 4_096}, 4_096),
     ],
 )
-async def test_where_a_call_sets_no_limit_claude_is_asked_for_what_it_writes_and_what_leaves_room_for_a_prompt(
+async def test_the_default_output_limit_for_claude_leaves_room_for_the_prompt(
     given_sizes: dict[str, int], limit: int
 ) -> None:
     pytest.importorskip("anthropic")
@@ -168,7 +168,7 @@ async def test_where_a_call_sets_no_limit_claude_is_asked_for_what_it_writes_and
     assert (row["outcome"], row["max_tokens"]) == ("ok", limit)
 
 
-async def test_images_are_for_models_that_see_them(store: Store, tmp_path: Path) -> None:
+async def test_only_models_with_vision_get_images(store: Store, tmp_path: Path) -> None:
     settings = {"aliases": {"seeing": {"name": "seer", "images": True}}}
     async with serving(store, tmp_path, model=settings) as gateway:
         row = gateway.message("what is this")

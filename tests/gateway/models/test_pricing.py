@@ -1,4 +1,4 @@
-"""What the configuration says of costs: read, refused, and turned into terms for the lines to models."""
+"""Cost settings: parsing, errors, and the prices and caps of model clients."""
 
 import time
 from datetime import datetime
@@ -59,7 +59,7 @@ def test_caps_are_dollars_and_days_begin_in_the_agents_time_zone(tmp_path: Path)
         (datetime(2026, 7, 15, 12, tzinfo=BERLIN), datetime(2026, 7, 15, tzinfo=BERLIN)),
     ],
 )
-def test_days_of_the_machine_begin_at_midnight_in_winter_and_in_summer(
+def test_days_in_the_machines_zone_begin_at_midnight_in_winter_and_summer(
     noon: datetime, midnight: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "Europe/Berlin")
@@ -93,7 +93,7 @@ def test_prices_come_from_the_file_or_as_json_from_a_variable(tmp_path: Path) ->
         ("[m]", "a block of names"),
     ],
 )
-def test_prices_that_make_no_sense_are_named(tmp_path: Path, prices: str, words: str) -> None:
+def test_invalid_prices_are_named(tmp_path: Path, prices: str, words: str) -> None:
     with pytest.raises(ConfigRejected, match=r"costs\.prices") as refused:
         loaded(tmp_path / "home", f"costs: {{prices: {prices}}}")
     assert words in str(refused.value)
@@ -113,7 +113,7 @@ async def test_a_client_gets_its_price_and_the_caps(tmp_path: Path, store: Store
     assert price_in(capped, None) == FREE
 
 
-async def test_an_unknown_model_of_a_known_family_is_asked_under_a_cap(tmp_path: Path, store: Store) -> None:
+async def test_an_unknown_model_of_a_known_family_is_called_under_a_cap(tmp_path: Path, store: Store) -> None:
     yaml = "model: {name: claude-opus-99, fallbacks: [gpt-5-mini, gpt-99-mini]}\ncosts: {daily_cap: 1}"
     config = loaded(tmp_path / "home", yaml)
     assert price_in(config, "claude-opus-99") is not None
@@ -123,13 +123,13 @@ async def test_an_unknown_model_of_a_known_family_is_asked_under_a_cap(tmp_path:
 
 
 @pytest.mark.parametrize(("ttl", "write"), [("5m", 3.75), ("1h", 6.0)])
-def test_what_claude_keeps_for_longer_costs_more(tmp_path: Path, ttl: str, write: float) -> None:
+def test_a_longer_claude_cache_costs_more(tmp_path: Path, ttl: str, write: float) -> None:
     price = price_in(loaded(tmp_path / "home", f"model: {{cache_ttl: {ttl}}}"), "claude-sonnet-4-5")
     assert price is not None
     assert price.cache_write == pytest.approx(write)
 
 
-def test_every_model_that_a_cap_shuts_out_is_named(tmp_path: Path) -> None:
+def test_every_model_blocked_by_a_cap_is_named(tmp_path: Path) -> None:
     yaml = """
     model:
       name: lab-128k

@@ -1,4 +1,4 @@
-"""What people may call a model, and what their choice leads to."""
+"""Model names and the effect of a choice."""
 
 import pytest
 
@@ -15,7 +15,7 @@ MODEL = ModelConfig(
 )
 
 
-def test_the_names_are_those_of_the_configuration_each_once() -> None:
+def test_each_configured_name_is_listed_once() -> None:
     assert list(known_routes(MODEL)) == ["big", "fast", "local", "Spare"]
 
 
@@ -23,7 +23,7 @@ def test_the_names_are_those_of_the_configuration_each_once() -> None:
     ("written", "stored", "name"),
     [("fast", "fast", "small"), ("LOCAL", "local", "llama"), ("spare", "Spare", "Spare")],
 )
-def test_everybody_chooses_what_the_configuration_names(written: str, stored: str, name: str) -> None:
+def test_everybody_can_choose_a_configured_model(written: str, stored: str, name: str) -> None:
     assert choose(MODEL, written, UserRole.USER) == stored
     route = route_of(MODEL, stored)
     assert route is not None
@@ -31,12 +31,12 @@ def test_everybody_chooses_what_the_configuration_names(written: str, stored: st
 
 
 @pytest.mark.parametrize("written", ["default", "Default", "big", "BIG"])
-def test_the_configured_model_is_no_choice_but_the_lack_of_one(written: str) -> None:
+def test_choosing_the_configured_model_clears_the_choice(written: str) -> None:
     assert choose(MODEL, written, UserRole.USER) is None
     assert route_of(MODEL, None) == MODEL.route
 
 
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
     with pytest.raises(CommandError, match="Did you mean `/model fast`"):
         choose(MODEL, "fats", UserRole.USER)
     with pytest.raises(CommandError) as refused:
@@ -52,11 +52,11 @@ def test_an_admin_may_choose_any_model_at_the_same_provider() -> None:
     assert route is not None
     assert (route.name, route.api_key) == ("hf.co/someone/model:Q4", MODEL.api_key)
     assert name_of(MODEL, stored) == "hf.co/someone/model:Q4"
-    with pytest.raises(CommandError, match="one word"):
+    with pytest.raises(CommandError, match="a single word"):
         choose(MODEL, "two words", UserRole.ADMIN)
 
 
-def test_a_choice_that_the_configuration_no_longer_names_leads_nowhere() -> None:
+def test_a_choice_that_is_no_longer_configured_has_no_route() -> None:
     assert route_of(ModelConfig(name="big"), "fast") is None
     assert route_of(ModelConfig(name="big"), "=anything") is not None, "an admin's own choice names no configuration"
 

@@ -1,4 +1,4 @@
-"""A gateway in this process whose model has a small window and counts what it is sent."""
+"""In-process gateway whose model has a small window and counts its prompts."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -27,13 +27,13 @@ SUMMARY = summary_saying("-")
 
 
 class CountingModel(ScriptedModel):
-    """Reports a token for every four bytes it is sent, answers in a few words, and summarises like `summary`."""
+    """Model that reports a token per four bytes, answers briefly, and summarises with `summary`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.summary: Step = answer(SUMMARY)
         self.reported: int | None = None
-        """What the next answers report instead."""
+        """Token counts that the next answers report instead."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         reply = await super().complete(request, on_text)
@@ -70,7 +70,7 @@ async def talking(
     is_background: bool = False,
     **sections: Any,  # Any: see `serving`
 ) -> AsyncIterator[TestGateway]:
-    """A gateway with a window of `length` tokens, after `count` messages of Ann."""
+    """Run a gateway with a window of `length` tokens, after `count` messages of Ann."""
     async with serving(store, folder, chat_model=model, is_started=False, **sections) as gateway:
         agent = SingleModelAgent(
             store=store,

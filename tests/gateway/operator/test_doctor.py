@@ -356,9 +356,9 @@ def test_settings_that_reach_no_model_are_told(environ: dict[str, str]) -> None:
     assert "settings" not in findings(claude)
     found = findings({**claude, "HERMES_AUXILIARY__COMPRESSION__REASONING_EFFORT": "low"})["settings"]
     assert found.verdict is CheckStatus.WARNING
-    assert found.text.startswith("claude-haiku-4-5: `temperature`: left out where the model thinks")
+    assert found.text.startswith("claude-haiku-4-5: Not sent while the model reasons")
     offline = findings({**environ, "HERMES_MODEL__PROTOCOL": "offline", "HERMES_MODEL__TOP_P": "0.5"})["settings"]
-    assert "the built-in offline model takes no settings" in offline.text
+    assert "The built-in offline model ignores all call settings" in offline.text
 
 
 @pytest.mark.parametrize("tail", ["", "/v1"])
@@ -489,7 +489,7 @@ def snapshot(home: Path) -> dict[str, bytes]:
 def test_a_window_that_the_prompt_itself_fills_is_told(environ: dict[str, str]) -> None:
     [fine] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
     assert (fine.verdict, "16,384 of 24,576" in fine.text) == (CheckStatus.FINE, True)
-    assert "32,768 tokens, assumed, for nobody says it" in fine.text
+    assert "32,768 tokens, default; set `model.context_length`" in fine.text
     environ |= {"HERMES_MODEL__CONTEXT_LENGTH": "3000", "HERMES_AGENT__PERSONA": "You are patient. " * 100}
     [crowded] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
     assert crowded.verdict is CheckStatus.WARNING

@@ -16,7 +16,7 @@ NO_INTAKE: Intake = None  # type: ignore[assignment]  # these adapters receive n
 
 
 class Restless(MemoryAdapter):
-    """Ends each attempt as told; the last one lasts."""
+    """Adapter whose attempts end as scripted. The last attempt keeps running."""
 
     def __init__(self, ends: Sequence[BaseException | None]) -> None:
         super().__init__()
@@ -34,13 +34,13 @@ class Restless(MemoryAdapter):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of a few milliseconds."""
+    """Shorten the backoff to milliseconds."""
     monkeypatch.setattr("gateway.outbound.adapters.RETRY_BACKOFF", Backoff(0.005, 0.005))
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("end", [PlatformUnavailable("down"), KeyError("a bug"), asyncio.CancelledError(), None])
-async def test_whatever_ends_an_attempt_another_follows(end: BaseException | None) -> None:
+async def test_an_adapter_is_restarted_after_every_kind_of_end(end: BaseException | None) -> None:
     adapter = Restless([end] * 5)
     one = SupervisedAdapter(adapter)
     one.ownership = CLAIM
@@ -52,7 +52,7 @@ async def test_whatever_ends_an_attempt_another_follows(end: BaseException | Non
     assert task.cancelled()
 
 
-async def test_between_attempts_the_operator_reads_why_and_when() -> None:
+async def test_between_attempts_health_shows_the_reason_and_the_next_time() -> None:
     one = SupervisedAdapter(Restless([PlatformUnavailable("the network is down")]))
     one.ownership = CLAIM
     task = asyncio.create_task(one.run(NO_INTAKE))
@@ -64,7 +64,7 @@ async def test_between_attempts_the_operator_reads_why_and_when() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_rejected_token_ends_the_adapter_and_not_its_neighbours() -> None:
+async def test_a_rejected_token_stops_only_its_own_adapter() -> None:
     rejected, healthy = Restless([TokenRejected("401: check telegram.token")]), Restless([])
     adapters = AdapterRegistry({"telegram": rejected, "discord": healthy})
     async with asyncio.TaskGroup() as group:
@@ -79,7 +79,7 @@ async def test_a_rejected_token_ends_the_adapter_and_not_its_neighbours() -> Non
         tasks[1].cancel()
 
 
-async def test_whoever_serves_the_account_again_is_healthy_again() -> None:
+async def test_serving_the_account_again_restores_its_health() -> None:
     one = SupervisedAdapter(Restless([TokenRejected("401: check telegram.token")]))
     one.ownership = CLAIM
     await one.run(NO_INTAKE)

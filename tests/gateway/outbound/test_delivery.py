@@ -1,4 +1,4 @@
-"""What is owed reaches the chat: once, whole, in order, whatever the platform says."""
+"""Delivery: every reply arrives once, complete and in order, whatever the platform does."""
 
 import asyncio
 import threading
@@ -49,7 +49,7 @@ from tests.hermes_state.helpers import one_batch
 async def owe(
     gateway: TestGateway, text: str, key: str = "k", buttons: tuple[Button, ...] = (), to: ChatKey = DIRECT
 ) -> ChatId:
-    """Owe a chat a reply and wake its delivery."""
+    """Store a reply for a chat and wake its delivery."""
     now = gateway.clock.now()
     kind = ChatKind.THREAD if to.thread_ref else ChatKind.DIRECT
     chat = await gateway.store.write(ensure_chat, to, kind, None, now)
@@ -60,7 +60,7 @@ async def owe(
 
 
 def events(logs: Sequence[Mapping[str, object]]) -> list[object]:
-    """What the log says, without its details."""
+    """Return the log events without details."""
     return [log["event"] for log in logs]
 
 
@@ -74,7 +74,7 @@ async def test_parts_arrive_in_order_with_keys_of_their_own(store: Store, tmp_pa
 
 
 class BrokenRenderer(MemoryAdapter):
-    """Cannot render what has a brace in it."""
+    """Adapter that fails to render text with a brace."""
 
     def render(self, text: str) -> Sequence[OutboundPart]:
         if "{" in text:
@@ -94,14 +94,14 @@ async def test_an_answer_that_cannot_be_rendered_arrives_as_it_was_written(
 
 
 class ThreadNotingAdapter(MemoryAdapter):
-    """Remembers which thread rendered."""
+    """Adapter that records the rendering thread."""
 
     def render(self, text: str) -> Sequence[OutboundPart]:
         self.rendered_in = threading.current_thread()
         return super().render(text)
 
 
-async def test_a_long_answer_is_rendered_beside_the_event_loop(store: Store, tmp_path: Path) -> None:
+async def test_a_long_answer_is_rendered_in_a_thread(store: Store, tmp_path: Path) -> None:
     adapter = ThreadNotingAdapter()
     async with serving(store, tmp_path, adapter=adapter) as gateway:
         await owe(gateway, "x" * (RENDERED_AT_ONCE + 1))
@@ -119,7 +119,7 @@ async def test_replies_stored_meanwhile_do_not_come_between_the_parts(store: Sto
         assert await gateway.replies(4) == ["aaa", "bbb", "ccc", "zzz"]
 
 
-async def test_the_buttons_hang_under_the_last_part(store: Store, tmp_path: Path) -> None:
+async def test_the_last_part_has_the_buttons(store: Store, tmp_path: Path) -> None:
     button = Button(label="Yes", command="/approve")
     async with serving(store, tmp_path, adapter=MemoryAdapter(max_part_units=3)) as gateway:
         await owe(gateway, "aaabbb", buttons=(button,))
@@ -134,7 +134,7 @@ async def test_a_platform_without_buttons_gets_none(store: Store, tmp_path: Path
         assert gateway.adapter.requests[0].part.buttons == ()
 
 
-async def test_what_never_took_effect_is_simply_sent_again_with_the_same_key(store: Store, tmp_path: Path) -> None:
+async def test_an_attempt_without_effect_is_repeated_with_the_same_key(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.extend([PlatformUnavailable("down"), PlatformUnavailable("down")])
         await owe(gateway, "hello")
@@ -154,7 +154,7 @@ async def test_an_answer_whose_first_request_fails_is_sent_again_with_the_same_k
         assert await gateway.rows("SELECT state, attempts FROM outbox") == [("sent", 2)]
 
 
-async def test_an_answer_that_was_stored_for_a_turn_that_is_cut_off_is_no_repeat(store: Store, tmp_path: Path) -> None:
+async def test_an_answer_stored_for_a_cancelled_turn_is_not_marked_as_a_repeat(store: Store, tmp_path: Path) -> None:
     asked, told = asyncio.Event(), asyncio.Event()
 
     async def answer(request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
@@ -179,7 +179,7 @@ async def test_an_answer_that_was_stored_for_a_turn_that_is_cut_off_is_no_repeat
         assert not request.is_repeat, "nobody has sent it before"
 
 
-async def test_what_may_have_been_seen_is_repeated_as_a_repeat(store: Store, tmp_path: Path) -> None:
+async def test_an_ambiguous_attempt_is_marked_as_a_repeat(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.extend([SendAmbiguous("broke"), PlatformUnavailable("down")])
         await owe(gateway, "hello")
@@ -190,7 +190,7 @@ async def test_what_may_have_been_seen_is_repeated_as_a_repeat(store: Store, tmp
         assert first.part == second.part == third.part
 
 
-async def test_a_bug_of_the_sdk_counts_as_ambiguous_and_the_answer_arrives(store: Store, tmp_path: Path) -> None:
+async def test_a_bug_in_the_sdk_counts_as_ambiguous_and_the_answer_arrives(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.append(KeyError("bug"))
         await owe(gateway, "hello")
@@ -198,7 +198,7 @@ async def test_a_bug_of_the_sdk_counts_as_ambiguous_and_the_answer_arrives(store
         assert gateway.adapter.requests[1].is_repeat
 
 
-async def test_a_request_that_a_closed_connection_cancelled_counts_as_ambiguous(store: Store, tmp_path: Path) -> None:
+async def test_a_request_cancelled_by_a_closed_connection_is_ambiguous(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.append(asyncio.CancelledError())
         await owe(gateway, "hello")
@@ -213,7 +213,7 @@ async def test_rejected_markup_goes_out_as_plain_text(store: Store, tmp_path: Pa
         assert await gateway.replies(1) == ["plain hello"]
 
 
-async def test_content_that_is_refused_twice_is_given_up_and_the_rest_goes_on(store: Store, tmp_path: Path) -> None:
+async def test_content_refused_twice_is_given_up_and_later_replies_continue(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.extend([MessageRejected("no"), MessageRejected("no")])
         await owe(gateway, "bad", "bad")
@@ -222,7 +222,7 @@ async def test_content_that_is_refused_twice_is_given_up_and_the_rest_goes_on(st
         assert await gateway.rows("SELECT state FROM outbox ORDER BY id") == [("dead",), ("sent",)]
 
 
-async def test_a_chat_that_nobody_reaches_is_not_tried_again(store: Store, tmp_path: Path) -> None:
+async def test_an_unreachable_chat_is_not_tried_again(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.append(ChatUnreachable("blocked"))
         await owe(gateway, "hello")
@@ -262,7 +262,7 @@ async def test_a_reply_follows_its_chat_to_the_new_id(store: Store, tmp_path: Pa
         assert await gateway.replies(1, moved) == ["hello"]
 
 
-async def test_a_reply_follows_its_chat_into_a_conversation_that_goes_on_there(store: Store, tmp_path: Path) -> None:
+async def test_a_reply_follows_its_chat_into_an_existing_chat(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("hi", chat=GROUP)
         gateway.adapter.troubles.append(ChatMoved(GROUP.chat_ref))
@@ -270,7 +270,7 @@ async def test_a_reply_follows_its_chat_into_a_conversation_that_goes_on_there(s
         assert await gateway.replies(2, GROUP) == ["echo: hi", "hello"]
 
 
-async def test_what_a_move_takes_along_waits_for_the_request_that_is_under_way(store: Store, tmp_path: Path) -> None:
+async def test_a_moved_reply_waits_for_the_request_in_flight(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("hi", chat=GROUP)
         gateway.adapter.may_send.clear()
@@ -284,7 +284,7 @@ async def test_what_a_move_takes_along_waits_for_the_request_that_is_under_way(s
         assert await gateway.rows("SELECT state FROM outbox") == [("sent",)] * 2
 
 
-async def test_what_a_move_takes_along_is_sent_there_once_its_request_has_failed(store: Store, tmp_path: Path) -> None:
+async def test_a_moved_reply_is_sent_after_its_old_request_failed(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("hi", chat=GROUP)
         gateway.adapter.may_send.clear()
@@ -308,7 +308,7 @@ async def test_without_its_platform_a_reply_waits_for_the_next_start(store: Stor
         assert await again.replies(1) == ["hello"]
 
 
-async def test_an_attempt_that_a_crash_cut_off_is_repeated_as_ambiguous(store: Store, tmp_path: Path) -> None:
+async def test_an_attempt_interrupted_by_a_crash_is_repeated_as_ambiguous(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, adapter=MemoryAdapter(max_part_units=3)) as gateway:
         gateway.adapter.may_send.clear()
         await owe(gateway, "aaabbb")
@@ -319,7 +319,7 @@ async def test_an_attempt_that_a_crash_cut_off_is_repeated_as_ambiguous(store: S
         assert again.adapter.requests[0].key == gateway.adapter.requests[0].key
 
 
-async def test_a_later_part_that_was_under_way_at_a_crash_is_repeated_as_a_repeat(store: Store, tmp_path: Path) -> None:
+async def test_a_later_part_in_flight_at_a_crash_is_marked_as_a_repeat(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, adapter=MemoryAdapter(max_part_units=3)) as gateway:
         gateway.adapter.may_send.clear()
         await owe(gateway, "aaabbbccc")
@@ -333,7 +333,7 @@ async def test_a_later_part_that_was_under_way_at_a_crash_is_repeated_as_a_repea
         assert again.adapter.requests[0].key == gateway.adapter.requests[1].key
 
 
-async def test_a_refusal_that_a_former_owner_hears_late_gives_up_nothing(store: Store, tmp_path: Path) -> None:
+async def test_a_late_refusal_to_a_former_owner_gives_up_nothing(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.may_send.clear()
         gateway.adapter.troubles.append(ChatUnreachable("kicked"))
@@ -346,9 +346,7 @@ async def test_a_refusal_that_a_former_owner_hears_late_gives_up_nothing(store: 
         assert await gateway.rows("SELECT state FROM outbox") == [("ambiguous",)]
 
 
-async def test_whose_account_was_taken_begins_nothing_and_does_not_ask_all_the_time(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_node_that_lost_its_account_starts_no_sends(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await store.write(take_account, DIRECT.account)
         with capture_logs() as logs:
@@ -361,7 +359,7 @@ async def test_whose_account_was_taken_begins_nothing_and_does_not_ask_all_the_t
 
 
 async def owed_and_begun(gateway: TestGateway) -> ChatId:
-    """Owe the direct chat a reply whose sender began to send it and was killed before it stored the outcome."""
+    """Store a reply whose sender was killed between the start of the request and its outcome."""
     claim = gateway.adapters.ownership_of(DIRECT)
     assert claim is not None
     gateway.adapters.supervised[DIRECT.account].ownership = None
@@ -373,9 +371,7 @@ async def owed_and_begun(gateway: TestGateway) -> ChatId:
     return chat
 
 
-async def test_a_node_that_takes_the_account_after_it_read_the_row_sends_it_as_a_repeat(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_row_read_before_the_account_was_taken_is_sent_as_a_repeat(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         chat = await owed_and_begun(gateway)
 
@@ -391,7 +387,7 @@ async def test_a_node_that_takes_the_account_after_it_read_the_row_sends_it_as_a
 
 
 class LostAnswer:
-    """A store whose first `begin_send` is committed although its caller is told that it failed."""
+    """Store whose first `begin_send` commits but reports a failure."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.is_lost = store, False
@@ -408,7 +404,7 @@ class LostAnswer:
 
 
 @pytest.mark.parametrize("was_tried", [True, False], ids=["tried", "new"])
-async def test_a_row_stays_a_repeat_when_nobody_learns_that_its_next_attempt_was_stored(
+async def test_a_row_stays_a_repeat_if_the_next_attempt_is_not_confirmed(
     store: Store, tmp_path: Path, was_tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.outbound.delivery.STORE_PAUSE_SECONDS", 0.01)
@@ -425,7 +421,7 @@ async def test_a_row_stays_a_repeat_when_nobody_learns_that_its_next_attempt_was
         assert [request.is_repeat for request in gateway.adapter.requests] == [was_tried]
 
 
-async def test_a_node_that_lost_the_account_while_it_stored_an_answer_leaves_it_to_the_new_owner(
+async def test_an_answer_stored_while_the_account_was_lost_is_left_to_the_new_owner(
     store: Store, tmp_path: Path
 ) -> None:
     async with serving(store, tmp_path) as gateway:
@@ -450,7 +446,7 @@ async def test_a_node_that_lost_the_account_while_it_stored_an_answer_leaves_it_
         assert await gateway.rows("SELECT state FROM outbox WHERE dedupe_key = 'late'") == [("ambiguous",)]
 
 
-async def test_a_sender_that_is_cut_before_it_begins_lets_go_of_its_chat(store: Store, tmp_path: Path) -> None:
+async def test_a_sender_cancelled_before_it_begins_releases_its_chat(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         chat = await owe(gateway, "hello")
         assert await gateway.replies(1) == ["hello"]
@@ -462,7 +458,7 @@ async def test_a_sender_that_is_cut_before_it_begins_lets_go_of_its_chat(store: 
 
 
 class Unreadable:
-    """A store that can be written and not read."""
+    """Store that can be written but not read."""
 
     def __init__(self, store: Store) -> None:
         self.write_with_retry = store.write_with_retry
@@ -471,7 +467,7 @@ class Unreadable:
         raise StoreUnavailable("the readers have no connection")
 
 
-async def test_an_account_of_which_nobody_knows_what_it_owes_is_not_served(store: Store, tmp_path: Path) -> None:
+async def test_an_account_whose_unsent_rows_cannot_be_read_is_not_served(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, is_started=False) as gateway:
         gateway.delivery.store = Unreadable(store)  # type: ignore[assignment]  # as far as a start goes
         with pytest.raises(StoreUnavailable):
@@ -479,7 +475,7 @@ async def test_an_account_of_which_nobody_knows_what_it_owes_is_not_served(store
         assert gateway.adapters.ownership_of(DIRECT) is None, "its lock is given back, and nothing runs"
 
 
-async def test_flood_control_of_a_group_holds_for_all_its_topics(store: Store, tmp_path: Path) -> None:
+async def test_flood_control_applies_to_all_topics_of_a_group(store: Store, tmp_path: Path) -> None:
     topics = [replace(GROUP, thread_ref=ref) for ref in ("17", "18")]
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.append(RateLimited(0.3))
@@ -505,7 +501,7 @@ async def test_one_chat_in_trouble_does_not_delay_another(store: Store, tmp_path
         assert await asyncio.wait_for(gateway.ask("hi", chat=GROUP), 20) == "echo: hi"
 
 
-async def test_closing_lets_what_is_owed_go_out_and_leaves_the_rest_for_later(store: Store, tmp_path: Path) -> None:
+async def test_closing_sends_due_replies_and_leaves_the_rest_for_later(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await owe(gateway, "hello")
         await gateway.delivery.flush(5.0)
@@ -523,7 +519,7 @@ async def test_closing_lets_what_is_owed_go_out_and_leaves_the_rest_for_later(st
         assert await again.replies(2) == ["later", "too late"]
 
 
-async def test_closing_waits_for_a_request_that_is_under_way(store: Store, tmp_path: Path) -> None:
+async def test_closing_waits_for_a_request_in_flight(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.may_send.clear()
         await owe(gateway, "hello")
@@ -535,7 +531,7 @@ async def test_closing_waits_for_a_request_that_is_under_way(store: Store, tmp_p
         assert await gateway.rows("SELECT state FROM outbox") == [("sent",)]
 
 
-async def test_closing_with_nothing_owed_says_nothing(store: Store, tmp_path: Path) -> None:
+async def test_closing_without_unsent_rows_logs_nothing(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         with capture_logs() as said:
             await gateway.delivery.flush(0.0)
@@ -543,7 +539,7 @@ async def test_closing_with_nothing_owed_says_nothing(store: Store, tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_effective", [False, True])
-async def test_a_placeholder_takes_a_lost_answer_without_a_second_copy(
+async def test_a_placeholder_is_replaced_by_a_lost_answer_without_a_second_copy(
     store: Store, tmp_path: Path, is_effective: bool
 ) -> None:
     async with serving(store, tmp_path) as gateway:
@@ -558,7 +554,7 @@ async def test_a_placeholder_takes_a_lost_answer_without_a_second_copy(
         assert gateway.adapter.texts() == ["finally"]
 
 
-async def test_nothing_is_tried_before_the_platform_is_there(store: Store, tmp_path: Path) -> None:
+async def test_no_attempt_before_the_platform_is_connected(store: Store, tmp_path: Path) -> None:
     adapter = MemoryAdapter()
     adapter.state = AdapterState.STARTING
     async with serving(store, tmp_path, adapter=adapter) as gateway:

@@ -12,7 +12,7 @@ GROUP = ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread
 OTHER = ChatKey(platform="telegram", account="telegram", chat_ref="-200")
 
 
-async def test_what_is_sent_passes_one_at_a_time_in_order() -> None:
+async def test_the_gate_passes_one_request_at_a_time_in_order() -> None:
     gate = Gate()
     passed: list[int] = []
     inside = 0
@@ -30,7 +30,7 @@ async def test_what_is_sent_passes_one_at_a_time_in_order() -> None:
     assert passed == list(range(10))
 
 
-async def test_what_may_be_shed_passes_only_when_nobody_waits() -> None:
+async def test_previews_pass_only_a_free_gate() -> None:
     gate = Gate()
     assert is_free(gate)
     async with gate.passing():
@@ -42,7 +42,7 @@ async def test_what_may_be_shed_passes_only_when_nobody_waits() -> None:
     assert is_free(gate)
 
 
-async def test_who_stops_waiting_is_forgotten_and_a_failed_send_opens_the_gate() -> None:
+async def test_a_cancelled_waiter_and_a_failed_send_free_the_gate() -> None:
     gate = Gate()
     async with gate.passing():
         waiting = asyncio.create_task(_pass(gate))
@@ -56,7 +56,7 @@ async def test_who_stops_waiting_is_forgotten_and_a_failed_send_opens_the_gate()
     assert is_free(gate)
 
 
-async def test_during_a_penalty_nothing_is_asked_for_and_a_shorter_one_does_not_shorten_it() -> None:
+async def test_a_penalty_blocks_requests_and_a_shorter_one_does_not_replace_it() -> None:
     flood = FloodControl()
     with pytest.raises(RateLimited), flood.obeyed():
         raise RateLimited(0.5)
@@ -74,7 +74,7 @@ async def test_during_a_penalty_nothing_is_asked_for_and_a_shorter_one_does_not_
     assert reached
 
 
-async def test_a_chat_has_one_gate_for_as_long_as_anybody_holds_it() -> None:
+async def test_a_chat_has_one_gate_while_it_is_in_use() -> None:
     gates = GateRegistry()
     held = gates.of(ChatId(1))
     for number in range(5_000):
@@ -83,7 +83,7 @@ async def test_a_chat_has_one_gate_for_as_long_as_anybody_holds_it() -> None:
     assert gates.of(ChatId(2)) is not held
 
 
-async def test_a_penalty_is_remembered_when_nobody_holds_it() -> None:
+async def test_a_penalty_is_kept_after_its_last_user() -> None:
     gates = GateRegistry()
     gates.flood_of(GROUP).close_for(30)
     gates.flood_of(OTHER)
@@ -92,7 +92,7 @@ async def test_a_penalty_is_remembered_when_nobody_holds_it() -> None:
     assert gates.flood_of(OTHER).penalty_seconds == 0
 
 
-async def test_flood_control_of_a_group_holds_for_all_its_topics_and_people() -> None:
+async def test_flood_control_applies_to_all_topics_and_people_of_a_group() -> None:
     gates = GateRegistry()
     flood = gates.flood_of(GROUP)
     assert gates.flood_of(replace(GROUP, thread_ref="18")) is flood

@@ -1,4 +1,4 @@
-"""What a chat is told about its conversation's room, and that the model never reads it."""
+"""Notices about the context window, which the model never reads."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,12 +17,12 @@ from tests.gateway.helpers import Hang, TestGateway, answer, eventually, settled
 from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, say_much, talking
 from tests.hermes_state.helpers import accept_rows, refuse_rows
 
-PRESSURE = "% of the room before compression"
+PRESSURE = "% of the way to the next compression"
 OFTEN = "This conversation has been compressed"
 
 
 async def answer_reporting(gateway: TestGateway, model: CountingModel, tokens: int) -> str:
-    """The answer to a message whose prompt the provider counts as `tokens`."""
+    """Return the answer to a message whose prompt counts as `tokens`."""
     model.reported = tokens
     return await gateway.ask("hello there")
 
@@ -38,13 +38,13 @@ def notices(gateway: TestGateway, words: str) -> list[str]:
 # ---- pressure
 
 
-async def test_pressure_is_told_once_at_85_percent_of_the_threshold(store: Store, tmp_path: Path) -> None:
+async def test_pressure_notice_is_shown_once_at_85_percent_of_the_threshold(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         assert PRESSURE not in await answer_reporting(gateway, model, 42_499)
         told = await answer_reporting(gateway, model, 42_500)
         assert told.startswith("echo: hello there")
-        assert "85 % of the room before compression is used (42,500 of 50,000 tokens)" in told
+        assert "85 % of the way to the next compression (42,500 of 50,000 tokens)" in told
         assert PRESSURE not in await answer_reporting(gateway, model, 43_000)
         assert PRESSURE not in await answer_reporting(gateway, model, 49_000)
         assert PRESSURE not in read_by_the_model(model)
@@ -52,17 +52,15 @@ async def test_pressure_is_told_once_at_85_percent_of_the_threshold(store: Store
         assert count == 0, "it belongs to what is shown, not to what was said"
 
 
-async def test_pressure_is_told_again_after_a_fall_below_it(store: Store, tmp_path: Path) -> None:
+async def test_pressure_notice_is_shown_again_after_a_drop(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_500, 30_000, 45_000, 45_100)]
         assert [PRESSURE in text for text in told] == [True, False, False, True, False]
 
 
-async def test_what_was_to_stand_below_an_answer_that_is_lost_stands_below_the_next(
-    store: Store, tmp_path: Path
-) -> None:
-    """Whatever comes between the model's answer and its rows: people have not seen the line."""
+async def test_a_pressure_notice_of_a_lost_answer_moves_to_the_next_answer(store: Store, tmp_path: Path) -> None:
+    """The notice was not shown, because the answer was lost before its rows were stored."""
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         await store.write(refuse_rows, "UPDATE ON turns", "NEW.state = 'finished'")
@@ -78,7 +76,7 @@ async def test_pressure_can_be_switched_off(store: Store, tmp_path: Path) -> Non
         assert await answer_reporting(gateway, model, 45_000) == "echo: hello there"
 
 
-async def test_no_compression_is_announced_where_none_will_come(store: Store, tmp_path: Path) -> None:
+async def test_no_pressure_notice_when_compression_is_off(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     context = ContextSettings(enabled=False)
     async with talking(store, tmp_path, model, length=100_000, context=context) as gateway:
@@ -86,10 +84,8 @@ async def test_no_compression_is_announced_where_none_will_come(store: Store, tm
 
 
 @pytest.mark.parametrize("held_back", ['{"strikes":2,"blocked_at":54000}', '{"held_at":54000}'])
-async def test_no_compression_is_announced_while_something_holds_it_back(
-    store: Store, tmp_path: Path, held_back: str
-) -> None:
-    """It does not help any more, or was just undone: what comes at the threshold is not a compression."""
+async def test_no_pressure_notice_while_compression_is_blocked(store: Store, tmp_path: Path, held_back: str) -> None:
+    """Compression no longer helps or was just undone, so the threshold does not trigger a compression."""
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         await answer_reporting(gateway, model, 1_000)
@@ -97,15 +93,15 @@ async def test_no_compression_is_announced_while_something_holds_it_back(
         assert await answer_reporting(gateway, model, 55_000) == "echo: hello there"
 
 
-async def test_a_prompt_beyond_the_threshold_is_told_in_words(store: Store, tmp_path: Path) -> None:
+async def test_a_prompt_above_the_threshold_announces_a_compression_soon(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         told = await answer_reporting(gateway, model, 52_000)
-        assert "The room before compression is used up (52,000 of 50,000 tokens)" in told
+        assert "This conversation will be compressed soon (52,000 of 50,000 tokens)" in told
 
 
-async def test_thoughts_and_answers_are_no_pressure(store: Store, tmp_path: Path) -> None:
-    """A prompt of 40,000 tokens and an answer with 30,000 tokens of thinking leave the room that there was."""
+async def test_reasoning_and_answers_do_not_count_as_pressure(store: Store, tmp_path: Path) -> None:
+    """An answer with 30,000 reasoning tokens does not count towards a prompt of 40,000 tokens."""
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         assert PRESSURE not in await answer_reporting(gateway, model, 40_000)
@@ -115,7 +111,7 @@ async def test_thoughts_and_answers_are_no_pressure(store: Store, tmp_path: Path
 # ---- compressions
 
 
-async def test_at_the_second_compression_people_are_told_how_often(store: Store, tmp_path: Path) -> None:
+async def test_the_second_compression_shows_the_accuracy_notice(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}) as gateway:
         events = "SELECT count(*) FROM compressions WHERE outcome = 'compressed'"
@@ -127,19 +123,18 @@ async def test_at_the_second_compression_people_are_told_how_often(store: Store,
             assert now_done <= done + 1
             done = now_done
             assert len(notices(gateway, OFTEN)) == (done >= 2)
-        assert notices(gateway, OFTEN) == [
-            "This conversation has been compressed 2 times; details may get lost. /new starts a fresh one."
-        ]
+        [told] = notices(gateway, OFTEN)
+        assert told.startswith("This conversation has been compressed 2 times, so I may miss details.")
         assert OFTEN not in read_by_the_model(model)
 
 
-def test_after_the_second_compression_every_tenth_is_told_with_its_count() -> None:
+def test_later_accuracy_notices_come_with_every_tenth_compression() -> None:
     told = [count for count in range(40) if accuracy_sentence(count, NoticeConfig()) is not None]
     assert told == [2, 10, 20, 30]
     assert "compressed 30 times" in (accuracy_sentence(30, NoticeConfig()) or "")
 
 
-async def test_a_second_compression_by_hand_says_it_in_its_own_reply(store: Store, tmp_path: Path) -> None:
+async def test_a_second_manual_compression_has_the_notice_in_its_reply(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, count=24) as gateway:
         for expected in (False, True):
@@ -151,7 +146,7 @@ async def test_a_second_compression_by_hand_says_it_in_its_own_reply(store: Stor
         assert len(notices(gateway, OFTEN)) == 1
 
 
-async def test_the_count_can_be_switched_off(store: Store, tmp_path: Path) -> None:
+async def test_the_accuracy_notice_can_be_switched_off(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     quiet = {"pressure": False, "accuracy": False}
     async with talking(store, tmp_path, model, length=8_192, notices=quiet, count=40) as gateway:
@@ -163,16 +158,16 @@ async def test_the_count_can_be_switched_off(store: Store, tmp_path: Path) -> No
 # ---- long waits
 
 SOON = ContextSettings(quiet_seconds=0.05)
-WAITING = "I am compressing it before I go on"
+WAITING = "I am compressing it before I continue"
 THRESHOLD_TOKENS, HYGIENE_TOKENS = 17_000, 22_500
-"""Beyond where the layers act in the window of `talking`."""
+"""More tokens than every layer's threshold in the window of `talking`."""
 
 
 @asynccontextmanager
 async def waiting(
     store: Store, folder: Path, *, tokens: int = THRESHOLD_TOKENS, quiet_seconds: float = 0.05, is_on: bool = True
 ) -> AsyncIterator[tuple[TestGateway, CountingModel, Hang]]:
-    """A conversation of `tokens` that has to be compressed before "and now?" is answered; its summary hangs."""
+    """Run a conversation of `tokens` that must be compressed before "and now?" is answered. The summary hangs."""
     model, hang = CountingModel(), Hang(text=SUMMARY)
     context, told = ContextSettings(quiet_seconds=quiet_seconds), {"pressure": False, "waiting": is_on}
     async with talking(store, folder, model, context=context, count=24, notices=told) as gateway:
@@ -184,7 +179,7 @@ async def waiting(
 
 
 @pytest.mark.parametrize(("tokens", "layer"), [(THRESHOLD_TOKENS, "preflight"), (HYGIENE_TOKENS, "hygiene")])
-async def test_who_waits_long_for_a_compression_is_told_once_and_meanwhile(
+async def test_a_chat_that_waits_for_a_compression_is_told_once(
     store: Store, tmp_path: Path, tokens: int, layer: str
 ) -> None:
     async with waiting(store, tmp_path, tokens=tokens) as (gateway, model, hang):
@@ -201,7 +196,7 @@ async def test_who_waits_long_for_a_compression_is_told_once_and_meanwhile(
         assert await gateway.rows("SELECT 1 FROM messages WHERE text LIKE ?", f"%{WAITING}%") == []
 
 
-async def test_who_waited_when_the_process_ended_is_not_told_again(store: Store, tmp_path: Path) -> None:
+async def test_the_waiting_notice_is_not_repeated_after_a_restart(store: Store, tmp_path: Path) -> None:
     async with waiting(store, tmp_path) as (gateway, model, _):
         await eventually(lambda: notices(gateway, WAITING), "the notice")
         await gateway.until_rows("SELECT 1 FROM outbox WHERE state = 'sent' AND dedupe_key LIKE '%:waiting:%'")
@@ -217,7 +212,7 @@ async def test_who_waited_when_the_process_ended_is_not_told_again(store: Store,
 @pytest.mark.parametrize(
     ("quiet_seconds", "is_on"), [(0.05, False), (30.0, True)], ids=["switched off", "the summary is soon there"]
 )
-async def test_of_other_compressions_nothing_is_said_meanwhile(
+async def test_other_compressions_send_no_waiting_notice(
     store: Store, tmp_path: Path, quiet_seconds: float, is_on: bool
 ) -> None:
     async with waiting(store, tmp_path, quiet_seconds=quiet_seconds, is_on=is_on) as (gateway, _, hang):
@@ -228,7 +223,7 @@ async def test_of_other_compressions_nothing_is_said_meanwhile(
         assert all(text.startswith("echo: ") for text in gateway.adapter.texts())
 
 
-async def test_who_asked_for_a_compression_knows_what_they_wait_for(store: Store, tmp_path: Path) -> None:
+async def test_a_manual_compression_sends_no_waiting_notice(store: Store, tmp_path: Path) -> None:
     model, hang = CountingModel(), Hang(text=SUMMARY)
     async with talking(store, tmp_path, model, context=SOON, count=24) as gateway:
         model.summary = hang
@@ -241,7 +236,7 @@ async def test_who_asked_for_a_compression_knows_what_they_wait_for(store: Store
         assert notices(gateway, WAITING) == []
 
 
-async def test_a_notice_that_cannot_be_stored_costs_no_answer(store: Store, tmp_path: Path) -> None:
+async def test_a_failed_notice_does_not_lose_the_answer(store: Store, tmp_path: Path) -> None:
     await store.write(refuse_rows, "INSERT ON outbox", "NEW.dedupe_key LIKE '%:waiting:%'")
     async with waiting(store, tmp_path) as (gateway, _, hang):
         await settled(0.2)
@@ -254,7 +249,7 @@ async def test_a_notice_that_cannot_be_stored_costs_no_answer(store: Store, tmp_
 # ---- failures
 
 
-async def test_a_failure_is_told_once_and_the_answer_comes_all_the_same(store: Store, tmp_path: Path) -> None:
+async def test_a_failed_compression_is_reported_once_and_the_answer_arrives(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     model.summary = AuthRejected("401")
     async with talking(store, tmp_path, model, length=16_384, notices={"pressure": False}) as gateway:
@@ -265,7 +260,7 @@ async def test_a_failure_is_told_once_and_the_answer_comes_all_the_same(store: S
             number += 1
         [told] = notices(gateway, "could not compress")
         assert "Nothing was changed" in told
-        assert "/compress tries now" in told
+        assert "To try now, send /compress" in told
         assert "401" not in told
         assert sum(text.startswith("echo: ") for text in gateway.adapter.texts()) == number
         await gateway.ask("and now?")
@@ -273,26 +268,24 @@ async def test_a_failure_is_told_once_and_the_answer_comes_all_the_same(store: S
         assert "could not compress" not in read_by_the_model(model)
 
 
-async def test_without_a_summary_people_are_told_how_many_messages_a_list_stands_for(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_without_a_summary_the_notice_counts_the_listed_messages(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     model.summary = answer("I will not do that.")
     async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}) as gateway:
         number = 0
-        while not notices(gateway, "without a summary"):
+        while not notices(gateway, "could not summarise"):
             assert number < 40
             await gateway.say(f"TICKET-{number}. {WORDS}")
             await gateway.quiet()
             number += 1
-        [told] = notices(gateway, "without a summary")
-        assert "messages are represented by a list" in told
-        assert "all of them are kept" in told
-        assert "without a summary" not in read_by_the_model(model)
+        [told] = notices(gateway, "could not summarise")
+        assert "I kept a list of key points from" in told
+        assert "All of them are still stored" in told
+        assert "could not summarise" not in read_by_the_model(model)
 
 
-async def test_compressing_in_vain_stops_and_names_the_ways_out(store: Store, tmp_path: Path) -> None:
-    """The provider counts far more than what is sent, so that no compression gets below the threshold."""
+async def test_compression_without_effect_stops_and_the_notice_gives_alternatives(store: Store, tmp_path: Path) -> None:
+    """The provider counts far too many tokens, so that no compression gets below the threshold."""
     model = CountingModel()
     context = ContextSettings(protect_last_n=1, protect_first_n=0)
     async with talking(store, tmp_path, model, length=32_768, context=context, notices={"pressure": False}) as gateway:
@@ -314,7 +307,7 @@ async def test_compressing_in_vain_stops_and_names_the_ways_out(store: Store, tm
         assert len(notices(gateway, "hardly shortens")) == 1
 
 
-async def test_what_growth_has_lifted_stays_lifted(store: Store, tmp_path: Path) -> None:
+async def test_a_block_lifted_by_growth_stays_lifted(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}, count=2) as gateway:
 
@@ -334,7 +327,7 @@ async def test_what_growth_has_lifted_stays_lifted(store: Store, tmp_path: Path)
 # ---- too many messages
 
 
-async def test_the_limit_of_messages_is_told(store: Store, tmp_path: Path) -> None:
+async def test_the_message_limit_sends_a_notice(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     context = ContextSettings(hard_message_limit=50)
     async with talking(store, tmp_path, model, length=131_072, context=context) as gateway:
@@ -347,9 +340,7 @@ async def test_the_limit_of_messages_is_told(store: Store, tmp_path: Path) -> No
         assert "the limit is 50" not in read_by_the_model(model)
 
 
-async def test_many_short_messages_are_compressed_now_and_then_and_not_with_every_message(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_many_short_messages_are_not_compressed_on_every_message(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     context = ContextSettings(hard_message_limit=50)
     async with talking(store, tmp_path, model, length=131_072, context=context) as gateway:
@@ -364,7 +355,7 @@ async def test_many_short_messages_are_compressed_now_and_then_and_not_with_ever
 
 
 @pytest.mark.parametrize("count", [20, 24])
-async def test_below_the_limit_nothing_is_said(store: Store, tmp_path: Path, count: int) -> None:
+async def test_below_the_message_limit_no_notice_is_sent(store: Store, tmp_path: Path, count: int) -> None:
     model = CountingModel()
     context = ContextSettings(hard_message_limit=50)
     async with talking(store, tmp_path, model, length=131_072, context=context, count=count) as gateway:

@@ -18,7 +18,7 @@ HOUR = 3_600_000
 
 
 class LaterClock:
-    """So many milliseconds ahead of the gateway's."""
+    """Clock that is `ahead` milliseconds ahead of the gateway's clock."""
 
     def __init__(self, gateway: TestGateway, ahead: int) -> None:
         self._gateway = gateway
@@ -29,7 +29,7 @@ class LaterClock:
 
 
 def seen_count(gateway: TestGateway) -> int:
-    """How many rows the model saw last."""
+    """Return the number of rows in the model's last prompt."""
     return len(gateway.model.requests[-1].transcript)
 
 
@@ -41,7 +41,7 @@ async def keep_house(gateway: TestGateway, folder: Path, ahead: int = 0) -> None
     await run_housekeeping(later(gateway, ahead), AttachmentFolder(folder / "attachments"))
 
 
-async def test_silence_ends_a_conversation_only_when_that_is_switched_on(store: Store, tmp_path: Path) -> None:
+async def test_idle_conversations_end_only_if_configured(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
         await expire_idle(later(gateway, 1_000 * HOUR))
@@ -49,7 +49,7 @@ async def test_silence_ends_a_conversation_only_when_that_is_switched_on(store: 
         assert seen_count(gateway) == 3
 
 
-async def test_after_the_silence_the_next_message_starts_anew(store: Store, tmp_path: Path) -> None:
+async def test_the_next_message_after_the_idle_reset_starts_a_new_conversation(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"idle_reset_hours": 2}) as gateway:
         await gateway.ask("one")
         await expire_idle(later(gateway, HOUR))
@@ -59,12 +59,14 @@ async def test_after_the_silence_the_next_message_starts_anew(store: Store, tmp_
         await gateway.ask("three")
         assert seen_count(gateway) == 1
         [(key,)] = await gateway.rows("SELECT substr(key, 1, 8) FROM sessions ORDER BY id LIMIT 1")
-        notice = f"The last conversation rested too long, so this starts a new one; `/resume {key}` goes back."
+        notice = (
+            f"Your last conversation was idle for a long time, so this is a new one. To go back, send `/resume {key}`."
+        )
         assert gateway.adapter.texts().count(notice) == 1
         assert await gateway.rows("SELECT end_reason FROM sessions ORDER BY id") == [("expired",), (None,)]
 
 
-async def test_a_turn_that_runs_keeps_its_conversation(store: Store, tmp_path: Path) -> None:
+async def test_a_running_turn_keeps_its_conversation(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"idle_reset_hours": 2}) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
@@ -76,7 +78,7 @@ async def test_a_turn_that_runs_keeps_its_conversation(store: Store, tmp_path: P
         assert await gateway.rows("SELECT end_reason FROM sessions") == [(None,)]
 
 
-async def test_housekeeping_forgets_old_keys_and_removes_the_oldest_files(store: Store, tmp_path: Path) -> None:
+async def test_housekeeping_deletes_old_keys_and_the_oldest_files(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, attachments={"total_bytes": 1_048_576}) as gateway:
         await gateway.ask("one")
         [(chat,)] = await gateway.rows("SELECT id FROM chats")
@@ -95,7 +97,7 @@ async def test_housekeeping_forgets_old_keys_and_removes_the_oldest_files(store:
         assert await gateway.ask("two") == "echo: two"
 
 
-async def test_housekeeping_removes_what_a_crash_left_half_fetched(store: Store, tmp_path: Path) -> None:
+async def test_housekeeping_removes_files_left_by_a_crash(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         folder = tmp_path / "attachments"
         await asyncio.to_thread(folder.mkdir)
@@ -106,7 +108,7 @@ async def test_housekeeping_removes_what_a_crash_left_half_fetched(store: Store,
         assert list(folder.iterdir()) == []
 
 
-async def test_housekeeping_that_cannot_be_done_is_put_off(store: Store, tmp_path: Path) -> None:
+async def test_failed_housekeeping_is_postponed(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
         await store.write(set_max_pages, 0)
@@ -118,7 +120,7 @@ async def test_housekeeping_that_cannot_be_done_is_put_off(store: Store, tmp_pat
         assert await gateway.turns_of(DIRECT) == [("finished", "one")]
 
 
-async def test_files_make_room_also_while_the_database_is_full(store: Store, tmp_path: Path) -> None:
+async def test_files_are_removed_even_while_the_database_is_full(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         folder = tmp_path / "attachments"
         await asyncio.to_thread(folder.mkdir)

@@ -1,4 +1,4 @@
-"""Schedules in a gateway whose clock is set: none is lost, none comes twice, whatever the clock does."""
+"""Schedules under clock changes: no message is lost, and none is sent twice."""
 
 import asyncio
 from collections.abc import Iterator
@@ -30,12 +30,12 @@ from tests.sampling import examples
 
 BERLIN = {"time_zone": "Europe/Berlin"}
 HOUR = 3_600_000
-LATE = "comes late"
+LATE = "is late"
 AUTUMN = datetime(2026, 10, 24, 20, tzinfo=UTC)
 
 
 class SetClock:
-    """A clock that stands where it is set, by local time in Berlin."""
+    """Clock that stays at the set local time in Berlin."""
 
     def __init__(self, local: str) -> None:
         self.set(local)
@@ -54,7 +54,7 @@ async def store_is_due(gateway: TestGateway, clock: SetClock) -> bool:
 
 
 async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: int = 0) -> list[str]:
-    """Set the clock, let the timer look, and return the local times that have come so far, in order."""
+    """Set the clock, run the timer, and return the local times that have fired so far, in order."""
     clock.set(local)
     clock.millis = Millis(clock.millis + hours * HOUR)
     gateway.rescheduled.wake()
@@ -67,7 +67,7 @@ async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: in
 
 
 async def all_waiting(gateway: TestGateway, clock: SetClock, local: str) -> int:
-    """Set the clock, let the timer look behind a turn that hangs, and return how many rows wait then."""
+    """Set the clock, run the timer during a hanging turn, and return the number of waiting rows."""
     clock.set(local)
     gateway.rescheduled.wake()
     done = f"SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE next_at <= {clock.now()})"
@@ -76,12 +76,12 @@ async def all_waiting(gateway: TestGateway, clock: SetClock, local: str) -> int:
 
 
 def last_text(gateway: TestGateway) -> str:
-    """What the model was asked last."""
+    """Return the text of the model's last prompt."""
     text: str = chat_messages("", gateway.model.requests[-1].transcript, WireStyle())[-1]["content"]
     return text
 
 
-async def test_it_comes_at_its_time_as_a_turn_and_goes_on(store: Store, tmp_path: Path) -> None:
+async def test_a_schedule_fires_as_a_turn_and_repeats(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-11-23T07:00")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
         said = await gateway.ask("/schedule add 0 8 * * mon-fri what is new?")
@@ -96,7 +96,7 @@ async def test_it_comes_at_its_time_as_a_turn_and_goes_on(store: Store, tmp_path
         assert listed.endswith("next Tue 2026-11-24 08:00, by Ann: what is new?")
 
 
-async def test_it_comes_once_at_both_changes_of_the_clock(store: Store, tmp_path: Path) -> None:
+async def test_a_schedule_fires_once_at_both_dst_changes(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-03-28T12:00")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("/schedule add 30 2 * * * good night")
@@ -115,7 +115,7 @@ async def test_it_comes_once_at_both_changes_of_the_clock(store: Store, tmp_path
 
 
 @pytest.mark.parametrize(("missed", "expected"), [("once", ["2026-11-23T10:00"]), ("skip", [])])
-async def test_times_of_a_machine_that_slept_are_made_up_for_once_or_left_out(
+async def test_missed_times_fire_once_or_are_skipped(
     store: Store, tmp_path: Path, missed: str, expected: list[str]
 ) -> None:
     clock = SetClock("2026-11-23T07:30")
@@ -132,7 +132,7 @@ async def test_times_of_a_machine_that_slept_are_made_up_for_once_or_left_out(
         assert LATE not in last_text(gateway), "this one is on time"
 
 
-async def test_a_message_for_one_time_comes_late_whatever_the_setting(store: Store, tmp_path: Path) -> None:
+async def test_a_one_time_message_is_sent_late_with_any_setting(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN, schedules={"missed": "skip"}) as gateway:
         await gateway.ask("/schedule add 2026-11-23 08:00 take the cake out")
@@ -144,7 +144,7 @@ async def test_a_message_for_one_time_comes_late_whatever_the_setting(store: Sto
         assert await again.ask("/schedule") == "No schedules are set."
 
 
-async def test_a_clock_that_is_set_back_brings_nothing_again_and_loses_nothing(store: Store, tmp_path: Path) -> None:
+async def test_a_clock_set_back_neither_repeats_nor_loses_a_message(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("/schedule add 0 8 * * * look")
@@ -157,23 +157,24 @@ async def test_a_clock_that_is_set_back_brings_nothing_again_and_loses_nothing(s
         assert (await looked(gateway, clock, "2026-11-24T08:00"))[2:] == ["2026-11-24T08:00"], "not in a year"
 
 
-async def test_whoever_made_it_and_has_no_access_any_more_brings_nothing(store: Store, tmp_path: Path) -> None:
+async def test_a_schedule_pauses_when_its_creator_loses_access(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("/schedule add 0 8 * * * look")
         gateway.configure(config_of(agent=BERLIN, access={"allow": [BOB.ref], "admins": [BOSS.ref]}))
         assert await looked(gateway, clock, "2026-11-23T08:00") == []
         assert await looked(gateway, clock, "2026-11-24T08:00") == []
-        told = [text for text in gateway.adapter.texts() if "has no access any more" in text]
+        told = [text for text in gateway.adapter.texts() if "no longer has access" in text]
         assert told == [
-            "Schedule 1 is paused: Ann, who made it, has no access any more. `/schedule remove 1` removes it."
+            "Schedule 1 is paused, because Ann, who added it, no longer has access. "
+            "To remove it, send `/schedule remove 1`."
         ]
         refused = await gateway.ask("/schedule resume 1", sender=BOSS)
-        assert refused == "Ann, who made schedule 1, has no access any more: add it anew."
+        assert refused == "Ann, who added schedule 1, no longer has access. Add it again."
         assert await gateway.ask("/schedule remove 1", sender=BOSS) == "Schedule 1 is removed."
 
 
-async def test_a_time_zone_that_is_gone_pauses_it(store: Store, tmp_path: Path) -> None:
+async def test_an_unknown_time_zone_pauses_the_schedule(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("/schedule add 0 8 * * * look")
@@ -195,7 +196,7 @@ def _schedule(number: int) -> NewSchedule:
     )
 
 
-async def test_schedules_outlast_new_and_follow_their_chat(store: Store, tmp_path: Path) -> None:
+async def test_schedules_survive_new_and_follow_a_moved_chat(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("/schedule add 0 8 * * * look", chat=GROUP, sender=BOSS)
@@ -208,7 +209,7 @@ async def test_schedules_outlast_new_and_follow_their_chat(store: Store, tmp_pat
         assert await gateway.rows("SELECT * FROM schedules") == []
 
 
-async def test_schedules_go_along_where_a_chat_joins_another(store: Store, tmp_path: Path) -> None:
+async def test_schedules_move_when_a_chat_joins_another(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("/schedule add 0 8 * * * look", chat=GROUP, sender=BOSS)
@@ -219,7 +220,7 @@ async def test_schedules_go_along_where_a_chat_joins_another(store: Store, tmp_p
         assert await gateway.replies(2, moved) == ["echo: hello", "echo: look"]
 
 
-async def test_in_a_turn_that_runs_it_waits_its_turn(store: Store, tmp_path: Path) -> None:
+async def test_a_scheduled_message_waits_for_a_running_turn(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN, sessions={"busy_mode": "interrupt"}) as gateway:
         await gateway.ask("/schedule add 0 8 * * * look")
@@ -237,12 +238,12 @@ SPECS = st.sampled_from(
 ZONES = st.sampled_from(["Europe/Berlin", "Australia/Lord_Howe", "America/New_York", "America/Nuuk"])
 STARTS = st.sampled_from([datetime(2026, 3, 6, tzinfo=UTC), datetime(2026, 3, 27, 7, 7, tzinfo=UTC), AUTUMN])
 JUMPS = st.lists(st.tuples(st.integers(-40 * 60, 40 * 60), st.integers(0, 50 * 60)), min_size=1, max_size=6)
-"""Minutes by which the clock is set, and minutes for which it then runs."""
+"""Minutes by which the clock is changed, and minutes that pass afterwards."""
 
 
 @contextmanager
 def _scheduled(spec: str, zone: str, now: Millis) -> Iterator[Connection]:
-    """A database with one schedule."""
+    """Create a database with one schedule."""
     first = next_occurrence(spec, zone, now)
     assert first is not None
     with migrated() as db:
@@ -253,7 +254,7 @@ def _scheduled(spec: str, zone: str, now: Millis) -> Iterator[Connection]:
 
 
 def _run(db: Connection, now: Millis, until: Millis) -> None:
-    """What the timer does while the clock runs."""
+    """Run the timer while the clock advances."""
     while (due := schedules.next_due(db, now)) is not None and due <= until:
         now = max(now, due)
         schedules.fire_due(db, lambda row, now=now: firing_plan(row, now, skips_missed=False), now)
@@ -272,7 +273,7 @@ def _due_between(spec: str, zone: str, after: Millis, until: Millis) -> list[str
     return found
 
 
-def test_all_that_is_due_at_once_comes_in_several_transactions() -> None:
+def test_many_due_schedules_fire_in_several_transactions() -> None:
     with _scheduled("@hourly", "UTC", Millis(0)) as db:
         count = 2 * schedules.MAX_FIRED
         for number in range(count):
@@ -287,7 +288,7 @@ def test_all_that_is_due_at_once_comes_in_several_transactions() -> None:
 
 @given(spec=SPECS, zone=ZONES, start=STARTS, jumps=JUMPS)
 @examples(40, 1_000)
-def test_however_the_clock_is_set_no_local_time_comes_twice(
+def test_no_local_time_fires_twice_however_the_clock_changes(
     spec: str, zone: str, start: datetime, jumps: list[tuple[int, int]]
 ) -> None:
     now = newest = oldest = Millis(round(start.timestamp() * 1000))
@@ -304,7 +305,7 @@ def test_however_the_clock_is_set_no_local_time_comes_twice(
 
 @given(spec=SPECS, zone=ZONES, start=STARTS, jumps=JUMPS)
 @examples(40, 1_000)
-def test_while_the_gateway_runs_every_local_time_comes_once_also_on_a_clock_that_is_set_back(
+def test_every_local_time_fires_once_even_if_the_clock_is_set_back(
     spec: str, zone: str, start: datetime, jumps: list[tuple[int, int]]
 ) -> None:
     now = newest = begin = Millis(round(start.timestamp() * 1000))
@@ -319,7 +320,7 @@ def test_while_the_gateway_runs_every_local_time_comes_once_also_on_a_clock_that
         assert sorted(key for key in _keys(db) if key >= min(due, default="")) == sorted(due)
 
 
-async def test_while_its_message_waits_no_second_one_joins_the_queue(store: Store, tmp_path: Path) -> None:
+async def test_no_second_message_is_queued_while_one_waits(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("/schedule add @hourly look")
@@ -331,7 +332,7 @@ async def test_while_its_message_waits_no_second_one_joins_the_queue(store: Stor
         assert await looked(gateway, clock, "2026-11-23T11:00") == ["2026-11-23T08:00", "2026-11-23T11:00"]
 
 
-async def test_what_schedules_bring_takes_no_room_from_their_creators_messages(store: Store, tmp_path: Path) -> None:
+async def test_scheduled_messages_do_not_count_against_the_creators_queue(store: Store, tmp_path: Path) -> None:
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN, sessions={"messages_per_minute": 0}) as gateway:
         for number in range(3):
@@ -345,7 +346,7 @@ async def test_what_schedules_bring_takes_no_room_from_their_creators_messages(s
         await gateway.quiet()
 
 
-async def test_a_change_that_nobody_told_the_timer_of_comes_all_the_same(
+async def test_a_schedule_fires_even_if_the_timer_was_not_woken(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.gateway.helpers.LOOK_SECONDS", 0.02)
@@ -359,7 +360,7 @@ async def test_a_change_that_nobody_told_the_timer_of_comes_all_the_same(
 
 
 @pytest.mark.parametrize("damage", [("spec", "0 8 * * * *"), ("spec", "2026-"), ("zone", "Eur\0"), ("zone", "")])
-async def test_one_that_was_damaged_is_paused_and_the_others_come(
+async def test_a_damaged_schedule_is_paused_and_the_others_fire(
     store: Store, tmp_path: Path, damage: tuple[str, str]
 ) -> None:
     clock = SetClock("2026-11-23T07:30")
@@ -377,7 +378,7 @@ async def test_one_that_was_damaged_is_paused_and_the_others_come(
 
 
 @pytest.mark.parametrize("time_zone", ["America/Los_Angeles", "Etc/GMT+12"])
-async def test_the_last_year_of_the_calendar_is_too_far_away(store: Store, tmp_path: Path, time_zone: str) -> None:
+async def test_a_time_in_the_last_calendar_year_is_refused(store: Store, tmp_path: Path, time_zone: str) -> None:
     async with serving(store, tmp_path, agent={"time_zone": time_zone}) as gateway:
         assert "no date" in await gateway.ask("/schedule add 9999-12-31 23:00 look")
         assert await gateway.ask("/schedule") == "No schedules are set."

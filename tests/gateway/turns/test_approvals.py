@@ -1,4 +1,4 @@
-"""Questions that nobody answers expire, and their turns go on with a no."""
+"""Approval requests: expiry, answers, and turns that continue afterwards."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.hermes_state.rows import LONG_CALL_ID
 
 
 class LateClock(SystemClock):
-    """The machine's clock, which can be put forward."""
+    """System clock that can be moved forward."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0
@@ -40,13 +40,13 @@ def writing(ran: list[str]) -> Tool:
 
 
 async def ask(gateway: TestGateway) -> None:
-    """Have the agent ask whether it may write; with a yes it answers `done`."""
+    """Let the agent request approval for a write. If approved, it answers `done`."""
     gateway.model.script += [calls("write_down"), answer("done")]
     await gateway.say("write it down")
     await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
 
 
-async def test_a_question_expires_and_its_turn_goes_on_with_a_no(store: Store, tmp_path: Path) -> None:
+async def test_an_approval_request_expires_and_counts_as_denied(store: Store, tmp_path: Path) -> None:
     ran: list[str] = []
     clock, asks = LateClock(), {"approval": {"writes": "ask"}}
     async with serving(store, tmp_path, tools=[writing(ran)], clock=clock, tools_block=asks) as gateway:
@@ -61,7 +61,7 @@ async def test_a_question_expires_and_its_turn_goes_on_with_a_no(store: Store, t
         assert "no one approved this call" in str(gateway.model.requests[-1].transcript[-1].text)
 
 
-async def test_a_turn_that_goes_on_after_many_answers_was_never_restarted(store: Store, tmp_path: Path) -> None:
+async def test_continuing_after_many_approvals_does_not_count_as_a_restart(store: Store, tmp_path: Path) -> None:
     ran: list[str] = []
     asks = {"approval": {"writes": "ask"}}
     async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
@@ -82,7 +82,7 @@ def _say_yes(db: Connection, asked: PendingApproval) -> None:
     approvals.decide(db, asked, ApprovalState.APPROVED, "telegram:1", None, Millis(0))
 
 
-async def test_a_call_is_asked_about_and_run_however_long_its_id_is(store: Store, tmp_path: Path) -> None:
+async def test_a_call_with_a_long_id_is_approved_and_run(store: Store, tmp_path: Path) -> None:
     ran: list[str] = []
     asks = {"approval": {"writes": "ask"}}
     async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
@@ -100,7 +100,7 @@ async def test_a_call_is_asked_about_and_run_however_long_its_id_is(store: Store
         assert await gateway.ask("and now?") == "gladly"
 
 
-async def test_a_bare_yes_is_about_questions_that_were_on_screen(store: Store, tmp_path: Path) -> None:
+async def test_a_bare_approve_covers_only_requests_shown_before_it(store: Store, tmp_path: Path) -> None:
     ran: list[str] = []
     asks = {"approval": {"writes": "ask"}}
     async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
@@ -115,16 +115,14 @@ async def test_a_bare_yes_is_about_questions_that_were_on_screen(store: Store, t
         assert ran == ["ran"]
 
 
-async def test_on_a_clock_that_was_set_back_a_bare_yes_is_told_which_question_waits(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_after_a_clock_change_a_bare_approve_gets_the_request_number(store: Store, tmp_path: Path) -> None:
     ran: list[str] = []
     clock, asks = LateClock(), {"approval": {"writes": "ask"}}
     async with serving(store, tmp_path, tools=[writing(ran)], clock=clock, tools_block=asks) as gateway:
         await ask(gateway)
         clock.ahead_ms = -3_600_000
         await gateway.say("/approve")
-        await eventually(lambda: any("name the question" in text for text in gateway.adapter.texts()), "it is told")
+        await eventually(lambda: any("name the request" in text for text in gateway.adapter.texts()), "it is told")
         await gateway.say("/approve a1")
         await eventually(lambda: "done" in gateway.adapter.texts(), "the turn goes on")
         assert ran == ["ran"]
@@ -132,7 +130,7 @@ async def test_on_a_clock_that_was_set_back_a_bare_yes_is_told_which_question_wa
 
 @pytest.mark.parametrize("which", [inbox.load, load_chat])
 @pytest.mark.parametrize("line", ["/approve", "/deny", "/stop"])
-async def test_an_answer_that_the_database_puts_off_is_heard_as_soon_as_it_works_again(
+async def test_a_delayed_approval_takes_effect_when_the_database_recovers(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, which: Any
 ) -> None:
     ran: list[str] = []
@@ -154,7 +152,7 @@ async def test_an_answer_that_the_database_puts_off_is_heard_as_soon_as_it_works
         assert await gateway.inbox_states() == ["done", "done"]
 
 
-async def test_in_a_group_a_member_says_yes_to_one_call_only(store: Store, tmp_path: Path) -> None:
+async def test_in_a_group_a_member_can_approve_only_a_single_call(store: Store, tmp_path: Path) -> None:
     ran: list[str] = []
     asks = {"approval": {"writes": "ask"}}
     async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
@@ -162,7 +160,10 @@ async def test_in_a_group_a_member_says_yes_to_one_call_only(store: Store, tmp_p
         await gateway.say("write it down", chat=GROUP)
         await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts(GROUP)), "it asks")
         await gateway.say("/approve a1 always", chat=GROUP)
-        await eventually(lambda: any("Others share" in text for text in gateway.adapter.texts(GROUP)), "it is refused")
+        await eventually(
+            lambda: any("can approve more than a single call" in text for text in gateway.adapter.texts(GROUP)),
+            "it is refused",
+        )
         await gateway.say("/approve a1 always", chat=GROUP, sender=BOSS)
         await eventually(lambda: "done" in gateway.adapter.texts(GROUP), "the turn goes on")
         assert await gateway.rows("SELECT granted_by FROM tool_grants") == [(BOSS.ref,)]

@@ -1,4 +1,4 @@
-"""Which waiting rows become the next turn."""
+"""Selection of the waiting rows that become the next turn."""
 
 import itertools
 
@@ -48,7 +48,7 @@ NOTICE = {"kind": InboxKind.NOTICE}
 
 
 def claimed(rows: list[InboxRow], now: int = LATER, merge: int = MERGE) -> list[int]:
-    """The indexes of the `rows` that become a turn."""
+    """Return the indexes of the `rows` that become a turn."""
     burst = next_burst(rows, merge_ms=merge)
     assert burst[0].kind is not InboxKind.COMMAND
     assert held_until(burst, rows) <= now
@@ -56,7 +56,7 @@ def claimed(rows: list[InboxRow], now: int = LATER, merge: int = MERGE) -> list[
 
 
 def held(rows: list[InboxRow]) -> int:
-    """The time until which the burst in `rows` is held."""
+    """Return the time until which the burst in `rows` is held."""
     return held_until(next_burst(rows, merge_ms=MERGE), rows)
 
 
@@ -84,16 +84,16 @@ def held(rows: list[InboxRow]) -> int:
         pytest.param([row(0, expects_more=True), row(PASTE_MS + PLATFORM_CLOCK_MS + 1)], [0], id="but not for ever"),
     ],
 )
-def test_what_becomes_the_next_turn(rows: list[InboxRow], expected: list[int]) -> None:
+def test_which_rows_become_the_next_turn(rows: list[InboxRow], expected: list[int]) -> None:
     assert claimed(rows) == expected
 
 
-def test_merging_can_be_switched_off_and_pieces_still_join() -> None:
+def test_without_merging_pieces_of_a_paste_still_join() -> None:
     assert claimed([row(0), row(0)], merge=0) == [0]
     assert claimed([row(0, expects_more=True), row(100)], merge=0) == [0, 1]
 
 
-def test_notices_alone_start_nothing() -> None:
+def test_notices_alone_start_no_turn() -> None:
     rows = [row(0, kind=InboxKind.NOTICE), row(1, kind=InboxKind.NOTICE)]
     assert next_burst(rows, merge_ms=MERGE) == []
     assert next_burst([], merge_ms=MERGE) == []
@@ -104,14 +104,14 @@ def test_a_command_runs_in_its_place() -> None:
     assert next_burst([command, row(1)], merge_ms=MERGE) == [command]
 
 
-def test_a_piece_is_held_for_the_next_one_and_no_longer() -> None:
+def test_a_piece_is_held_for_the_next_piece_and_no_longer() -> None:
     piece = row(1_000, expects_more=True)
     until = 1_000 + PASTE_MS + ARRIVAL_SLACK_MS
     assert held([piece]) == until
     assert claimed([piece], now=until) == [0]
 
 
-def test_nothing_is_held_when_something_else_waits_behind() -> None:
+def test_a_piece_is_not_held_if_other_rows_wait() -> None:
     assert claimed([row(0, expects_more=True), row(0, kind=InboxKind.COMMAND)], now=0) == [0]
     assert claimed([row(0, expects_more=True), row(0, sender="b")], now=0) == [0]
 

@@ -1,4 +1,4 @@
-"""A model that fails is stood in for: who is asked, how often, what people see of it, and what ends it."""
+"""Fallback models: order, number of calls, notices, and when fallbacks end."""
 
 import asyncio
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def saying(text: str) -> ScriptedModel:
 
 
 @pytest.mark.parametrize("kind", OF_THE_ROUTE, ids=lambda kind: kind.__name__)
-async def test_trouble_with_the_route_hands_the_turn_to_the_next_one(
+async def test_a_failed_route_hands_the_turn_to_the_next_fallback(
     store: Store, tmp_path: Path, kind: type[ModelError]
 ) -> None:
     model, spare = broken(kind("x")), saying("from the spare one")
@@ -74,13 +74,13 @@ async def test_trouble_with_the_route_hands_the_turn_to_the_next_one(
         said = await gateway.ask("q")
         text, notice = said.split("\n\n")
         assert text == "from the spare one"
-        assert notice.startswith("_`spare` answers for now: `scripted` ")
+        assert notice.startswith("_`spare` answers for now, because `scripted` ")
         assert await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'") == [("from the spare one",)]
         assert await gateway.turns_of() == [("finished", "q")]
 
 
 @pytest.mark.parametrize("kind", NOT_OF_THE_ROUTE, ids=lambda kind: kind.__name__)
-async def test_what_the_request_is_to_blame_for_is_told_and_tried_nowhere_else(
+async def test_an_error_caused_by_the_request_is_reported_without_fallback(
     store: Store, tmp_path: Path, kind: type[ModelError]
 ) -> None:
     spare = saying("no")
@@ -89,10 +89,10 @@ async def test_what_the_request_is_to_blame_for_is_told_and_tried_nowhere_else(
         assert spare.requests == []
 
 
-async def test_a_refusal_without_a_reason_is_tried_elsewhere_and_opens_no_circuit(store: Store, tmp_path: Path) -> None:
+async def test_a_refusal_without_a_reason_tries_a_fallback_and_opens_no_circuit(store: Store, tmp_path: Path) -> None:
     model, spare = broken(ModelError("x")), saying("from the spare one")
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
-        notice = "_`spare` answers for now: `scripted` refused this request._"
+        notice = "_`spare` answers for now, because `scripted` refused this request._"
         assert await gateway.ask("q") == f"from the spare one\n\n{notice}"
         for _ in range(MAX_FAILURES):
             await gateway.ask("again")
@@ -100,7 +100,7 @@ async def test_a_refusal_without_a_reason_is_tried_elsewhere_and_opens_no_circui
         assert (await gateway.ask("now")).startswith("mine again")
 
 
-async def test_the_change_is_announced_once_and_so_is_the_way_back(store: Store, tmp_path: Path) -> None:
+async def test_a_fallback_and_the_return_are_each_announced_once(store: Store, tmp_path: Path) -> None:
     model, spare = broken(AuthRejected("x")), saying("spare")
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         assert "answers for now" in await gateway.ask("one")
@@ -111,18 +111,18 @@ async def test_the_change_is_announced_once_and_so_is_the_way_back(store: Store,
         assert not any("answers" in (row.text or "") for row in model.requests[-1].transcript), "never in a prompt"
 
 
-async def test_status_says_who_answers_and_what_is_wrong(store: Store, tmp_path: Path) -> None:
+async def test_status_shows_the_fallback_and_the_failure(store: Store, tmp_path: Path) -> None:
     model, spare = broken(AuthRejected("x")), saying("spare")
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         for number in range(MAX_FAILURES):
             await gateway.ask(f"q{number}")
         said = await gateway.ask("/status")
         assert "- Model: scripted, route scripted" in said
-        assert "scripted rejects our API key; it is left alone for 30 s" in said
-        assert "The last answer came from spare, in place of scripted" in said
+        assert "scripted rejects our API key; paused for 30 s" in said
+        assert "The last answer came from spare, because scripted failed" in said
 
 
-async def test_a_turn_goes_straight_to_where_an_answer_is_while_the_route_rests(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_skips_a_route_with_an_open_circuit(store: Store, tmp_path: Path) -> None:
     model, spare = broken(AuthRejected("x")), saying("spare")
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         for number in range(MAX_FAILURES + 3):
@@ -131,7 +131,7 @@ async def test_a_turn_goes_straight_to_where_an_answer_is_while_the_route_rests(
         assert len(spare.requests) == MAX_FAILURES + 3
 
 
-async def test_without_a_fallback_a_resting_route_is_asked_once_a_turn(store: Store, tmp_path: Path) -> None:
+async def test_without_a_fallback_an_open_circuit_is_tried_once_a_turn(store: Store, tmp_path: Path) -> None:
     model = broken(ModelUnavailable("x"))
     async with serving(store, tmp_path, chat_model=model) as gateway:
         for number in range(MAX_FAILURES):
@@ -144,31 +144,31 @@ async def test_without_a_fallback_a_resting_route_is_asked_once_a_turn(store: St
         assert (await gateway.ask("now")).endswith(" | now")
 
 
-async def test_each_is_asked_once_and_the_first_failure_is_what_people_read(store: Store, tmp_path: Path) -> None:
+async def test_each_fallback_is_tried_once_and_the_first_failure_is_reported(store: Store, tmp_path: Path) -> None:
     model, spare, last = broken(AuthRejected("x")), broken(ModelNotFound("x")), broken(ContextOverflow("x"))
     async with serving(
         store, tmp_path, chat_model=model, others={"spare": spare, "last": last}, model=THREE
     ) as gateway:
         said = await gateway.ask("q")
-        assert said == f"{sentence_for(AuthRejected('x'))} The 2 fallback models failed, too."
+        assert said == f"{sentence_for(AuthRejected('x'))} The 2 fallback models also failed."
         assert [len(one.requests) for one in (model, spare)] == [1, 1]
         assert last.requests
         [(error,)] = await gateway.rows("SELECT error FROM turns")
         assert error == "AuthRejected"
 
 
-async def test_when_all_rest_the_chosen_one_is_asked_first_and_named_first(store: Store, tmp_path: Path) -> None:
+async def test_with_all_circuits_open_the_chosen_model_is_tried_and_named_first(store: Store, tmp_path: Path) -> None:
     model, spare = broken(AuthRejected("x")), broken(ModelNotFound("x"))
     async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
         for number in range(MAX_FAILURES + 1):
             said = await gateway.ask(f"q{number}")
-        assert said == f"{sentence_for(AuthRejected('x'))} The fallback model failed, too."
+        assert said == f"{sentence_for(AuthRejected('x'))} The fallback model also failed."
         assert len(model.requests) == len(spare.requests) == MAX_FAILURES + 1
         model.respond = model.echo
         assert (await gateway.ask("now")).endswith(" | now")
 
 
-async def test_a_cap_and_a_filter_end_it_also_behind_the_first_failure(store: Store, tmp_path: Path) -> None:
+async def test_a_spending_cap_or_content_filter_ends_the_fallbacks(store: Store, tmp_path: Path) -> None:
     for error in (SpendingCapExceeded("x"), ContentRejected("x")):
         model, spare, last = broken(AuthRejected("x")), broken(error), saying("no")
         others = {"spare": spare, "last": last}
@@ -178,7 +178,7 @@ async def test_a_cap_and_a_filter_end_it_also_behind_the_first_failure(store: St
             await gateway.ask("/new")
 
 
-async def test_steps_that_were_made_are_not_made_again(store: Store, tmp_path: Path) -> None:
+async def test_a_fallback_does_not_repeat_finished_steps(store: Store, tmp_path: Path) -> None:
     ran: list[str] = []
     looking = tool("look", lambda: ran.append("look"), ToolEffect.WRITES)
     model, spare = ScriptedModel(), saying("done by the spare one")
@@ -192,7 +192,7 @@ async def test_steps_that_were_made_are_not_made_again(store: Store, tmp_path: P
         assert [row.text for row in request.transcript] == ["q", None, "look done"]
 
 
-async def test_what_the_failed_one_began_to_say_is_no_part_of_anything(store: Store, tmp_path: Path) -> None:
+async def test_partial_text_of_a_failed_model_is_discarded(store: Store, tmp_path: Path) -> None:
     adapter, model, hang = MemoryAdapter(), ScriptedModel(), Hang(says="The other ", text="The other answer")
 
     async def begin(_request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
@@ -218,9 +218,7 @@ async def test_what_the_failed_one_began_to_say_is_no_part_of_anything(store: St
         assert not [text for text in shown if "Half" in text and "other" in text]
 
 
-async def test_a_turn_that_is_stopped_between_two_models_keeps_nothing_of_the_first(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_turn_stopped_between_two_models_keeps_no_text_of_the_first(store: Store, tmp_path: Path) -> None:
     model, hang = ScriptedModel(), Hang()
 
     async def begin(_request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
@@ -238,7 +236,7 @@ async def test_a_turn_that_is_stopped_between_two_models_keeps_nothing_of_the_fi
         assert await gateway.rows("SELECT text FROM messages WHERE role = 'assistant'") == []
 
 
-async def test_all_of_them_share_the_time_of_one_turn(store: Store, tmp_path: Path) -> None:
+async def test_all_fallbacks_share_the_deadline_of_one_turn(store: Store, tmp_path: Path) -> None:
     model, spare = broken(AuthRejected("x")), ScriptedModel()
     spare.respond = Hang()
     settings = {**TWO, "turn_seconds": 1}
@@ -246,7 +244,7 @@ async def test_all_of_them_share_the_time_of_one_turn(store: Store, tmp_path: Pa
         assert await gateway.ask("q") == DEADLINE_SENTENCE
 
 
-async def test_two_chats_on_two_routes_share_no_rest(store: Store, tmp_path: Path) -> None:
+async def test_circuits_of_two_routes_are_independent(store: Store, tmp_path: Path) -> None:
     model, other = broken(ModelRateLimited("x", retry_after=60)), saying("other")
     settings = {"name": "scripted", "aliases": {"other": "other"}}
     async with serving(store, tmp_path, chat_model=model, others={"other": other}, model=settings) as gateway:
@@ -255,10 +253,10 @@ async def test_two_chats_on_two_routes_share_no_rest(store: Store, tmp_path: Pat
             await gateway.ask(f"q{number}", chat=GROUP)
         assert gateway.live.models.configured.client.breaker.open is not None
         assert await gateway.ask("q") == "other"
-        assert (await gateway.ask("/status")).count("left alone") == 0
+        assert (await gateway.ask("/status")).count("paused for") == 0
 
 
-async def test_a_fallback_that_is_the_chosen_model_is_not_asked_twice(store: Store, tmp_path: Path) -> None:
+async def test_a_fallback_equal_to_the_chosen_model_is_not_tried_twice(store: Store, tmp_path: Path) -> None:
     spare = broken(AuthRejected("x"))
     async with serving(store, tmp_path, others={"spare": spare}, model=TWO) as gateway:
         await gateway.ask("/model spare")
@@ -266,5 +264,5 @@ async def test_a_fallback_that_is_the_chosen_model_is_not_asked_twice(store: Sto
         assert len(spare.requests) == 1
 
 
-def test_the_scripted_model_is_configured_as_the_tests_believe() -> None:
+def test_the_scripted_model_has_the_expected_configuration() -> None:
     assert [route.label for route in config_of(model=THREE).model.fallback_routes] == ["spare", "last"]

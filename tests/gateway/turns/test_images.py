@@ -1,4 +1,4 @@
-"""Pictures that people send: told by their bytes, scaled when they arrive, and never the end of a chat."""
+"""Images that people send are detected by content, scaled on arrival, and never break a chat."""
 
 import base64
 import json
@@ -24,11 +24,11 @@ from tests.pictures import noise, opened, picture, saved
 
 SEEING = {"images": True}
 WEEK = 7 * 86_400_000
-"""In milliseconds."""
+"""One week in milliseconds."""
 
 
 def change_facts(db: Connection, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Store something else of the images that the models take."""
+    """Replace the learned image limits of all models."""
     query = "SELECT route, model, image_facts FROM model_profiles WHERE image_facts IS NOT NULL"
     for route, model, facts in db.execute(query).fetchall():
         changed = json.dumps(change(json.loads(facts)))
@@ -40,14 +40,14 @@ def file(name: str, kind: AttachmentKind = AttachmentKind.IMAGE, mime: str | Non
 
 
 async def send(gateway: TestGateway, text: str = "look", **contents: bytes) -> None:
-    """Send pictures by their names, as one message."""
+    """Send images as one message, with the keyword names as file names."""
     gateway.adapter.files |= contents
     await gateway.say(text, files=[file(name) for name in contents])
     await gateway.quiet()
 
 
 def shown(request: ModelRequest) -> list[bytes]:
-    """The images that a request carries, as files."""
+    """Return the images in a request as files."""
     messages = chat_messages(request.system, request.transcript, request.style)
     assert untidy(check_openai(messages)) == []
     parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
@@ -56,7 +56,7 @@ def shown(request: ModelRequest) -> list[bytes]:
 
 
 def sizes(request: ModelRequest) -> list[int]:
-    """The longest side of each image that a request carries."""
+    """Return the longest side of each image in a request."""
     return [max(opened(data).size) for data in shown(request)]
 
 
@@ -66,11 +66,11 @@ def prompt_of(request: ModelRequest) -> str:
 
 @dataclass
 class Provider:
-    """A provider that refuses requests by the images in them, and answers all others."""
+    """Provider that refuses requests with certain images and answers all others."""
 
     refuse: Callable[[Sequence[bytes]], ImageRejected | None]
     calls: list[list[int]] = field(default_factory=list)
-    """Sides of the images of every request."""
+    """Image sides of every request."""
 
     async def respond(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         images = shown(request)
@@ -99,9 +99,7 @@ def rejected(fault: ImageFault, **facts: int) -> ImageRejected:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF"])
-async def test_an_image_is_known_by_its_bytes_not_by_what_the_platform_says(
-    store: Store, tmp_path: Path, kind: str
-) -> None:
+async def test_an_image_is_detected_by_its_bytes_not_its_mime_type(store: Store, tmp_path: Path, kind: str) -> None:
     async with serving(store, tmp_path, model=SEEING) as gateway:
         gateway.adapter.files["x.svg"] = picture((40, 30), kind=kind)
         await gateway.say("look", files=[file("x.svg", mime="image/x-wrong")])
@@ -121,9 +119,7 @@ async def test_an_image_is_known_by_its_bytes_not_by_what_the_platform_says(
     ],
     ids=str,
 )
-async def test_an_image_that_is_called_something_else_is_shown(
-    store: Store, tmp_path: Path, one: IncomingAttachment
-) -> None:
+async def test_an_image_with_a_misleading_name_is_shown(store: Store, tmp_path: Path, one: IncomingAttachment) -> None:
     async with serving(store, tmp_path, model=SEEING) as gateway:
         gateway.adapter.files[one.file_ref] = picture((40, 40), kind="JPEG")
         await gateway.say("look", files=[one])
@@ -132,7 +128,7 @@ async def test_an_image_that_is_called_something_else_is_shown(
         assert gateway.adapter.texts() == ["echo: look"]
 
 
-async def test_a_large_picture_is_scaled_when_it_arrives_and_its_original_stays(store: Store, tmp_path: Path) -> None:
+async def test_a_large_image_is_scaled_on_arrival_and_its_original_kept(store: Store, tmp_path: Path) -> None:
     data = saved(noise((3_000, 1_500)), "JPEG", quality=90)
     async with serving(store, tmp_path, model=SEEING) as gateway:
         await send(gateway, big=data)
@@ -146,16 +142,14 @@ async def test_a_large_picture_is_scaled_when_it_arrives_and_its_original_stays(
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"MZ" + b"\0" * 99, "is not an image that I can look at; please send it as PNG, JPEG, GIF or WebP."),
-        (b"\0\0\0\x20ftypheic" + b"\0" * 99, "please send it as PNG, JPEG, GIF or WebP."),
-        (picture(kind="JPEG")[:-100], "please send it as PNG, JPEG, GIF or WebP."),
-        (saved(Image.new("1", (20_000, 20_000))), "has more pixels than I can look at"),
+        (b"MZ" + b"\0" * 99, "as an image. Please send it as PNG, JPEG, GIF or WebP."),
+        (b"\0\0\0\x20ftypheic" + b"\0" * 99, "Please send it as PNG, JPEG, GIF or WebP."),
+        (picture(kind="JPEG")[:-100], "Please send it as PNG, JPEG, GIF or WebP."),
+        (saved(Image.new("1", (20_000, 20_000))), "has too many pixels for me"),
     ],
     ids=["no image", "heic", "cut", "bomb"],
 )
-async def test_what_cannot_be_looked_at_is_said_at_once(
-    store: Store, tmp_path: Path, data: bytes, sentence: str
-) -> None:
+async def test_an_unreadable_image_is_refused_at_once(store: Store, tmp_path: Path, data: bytes, sentence: str) -> None:
     async with serving(store, tmp_path, model=SEEING) as gateway:
         await send(gateway, text="", pic=data)
         [said] = gateway.adapter.texts()
@@ -176,7 +170,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("fault", ImageFault)
-async def test_a_refused_image_costs_no_answer_and_no_later_turn(
+async def test_a_refused_image_breaks_neither_this_answer_nor_later_turns(
     store: Store, tmp_path: Path, fault: ImageFault
 ) -> None:
     async with refusing(store, tmp_path, lambda _: rejected(fault)) as (gateway, provider):
@@ -206,7 +200,7 @@ async def test_older_images_are_left_out_first(store: Store, tmp_path: Path) -> 
         assert "some were left out" in gateway.adapter.texts()[-1]
 
 
-async def test_a_model_that_takes_no_images_is_sent_none_for_a_week(
+async def test_a_model_that_refuses_images_gets_none_for_a_week(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(images: Sequence[bytes]) -> ImageRejected | None:
@@ -233,7 +227,7 @@ async def test_a_model_that_takes_no_images_is_sent_none_for_a_week(
     [({"max_side": 500}, 500, 3_500_000), ({"max_bytes": 20_000}, 2_000, 20_000), ({}, 1_000, 1_750_000)],
     ids=str,
 )
-async def test_a_refused_size_lowers_the_size_for_that_route(
+async def test_a_refused_image_size_lowers_the_size_for_that_route(
     store: Store, tmp_path: Path, facts: dict[str, int], side: int, size: int
 ) -> None:
     def refuse(images: Sequence[bytes]) -> ImageRejected | None:
@@ -253,7 +247,7 @@ async def test_a_refused_size_lowers_the_size_for_that_route(
         assert [len(call) for call in provider.calls] == [2], "also after a restart"
 
 
-async def test_sizes_go_down_until_the_provider_takes_them(store: Store, tmp_path: Path) -> None:
+async def test_image_sizes_are_lowered_until_the_provider_accepts_them(store: Store, tmp_path: Path) -> None:
     def refuse(images: Sequence[bytes]) -> ImageRejected | None:
         return rejected(ImageFault.TOO_LARGE) if any(max(opened(data).size) > 300 for data in images) else None
 
@@ -265,7 +259,7 @@ async def test_sizes_go_down_until_the_provider_takes_them(store: Store, tmp_pat
         assert provider.calls[3:] == [[500], [256]]
 
 
-async def test_fewer_images_are_sent_where_the_provider_takes_fewer(store: Store, tmp_path: Path) -> None:
+async def test_fewer_images_are_sent_to_a_provider_with_a_limit(store: Store, tmp_path: Path) -> None:
     def refuse(images: Sequence[bytes]) -> ImageRejected | None:
         return rejected(ImageFault.TOO_MANY, max_count=2) if len(images) > 2 else None
 
@@ -276,7 +270,7 @@ async def test_fewer_images_are_sent_where_the_provider_takes_fewer(store: Store
         assert provider.calls[2:] == [[103, 104]]
 
 
-async def test_a_picture_that_cannot_be_processed_is_marked_alone(store: Store, tmp_path: Path) -> None:
+async def test_only_the_image_that_cannot_be_processed_is_marked(store: Store, tmp_path: Path) -> None:
     def refuse(images: Sequence[bytes]) -> ImageRejected | None:
         return rejected(ImageFault.UNREADABLE) if any(max(opened(data).size) == 200 for data in images) else None
 
@@ -294,7 +288,7 @@ async def test_a_picture_that_cannot_be_processed_is_marked_alone(store: Store, 
         assert provider.calls == [[100, 300]], "also after a restart"
 
 
-async def test_a_refused_picture_that_is_sent_again_is_tried_again(store: Store, tmp_path: Path) -> None:
+async def test_a_refused_image_is_tried_again_when_sent_again(store: Store, tmp_path: Path) -> None:
     is_broken = True
 
     def refuse(images: Sequence[bytes]) -> ImageRejected | None:
@@ -307,8 +301,8 @@ async def test_a_refused_picture_that_is_sent_again_is_tried_again(store: Store,
         assert [len(call) for call in provider.calls] == [1, 0, 1]
 
 
-async def test_nothing_is_learned_from_a_refusal_that_was_none(store: Store, tmp_path: Path) -> None:
-    """Without any image the call fails, too: it was not the images' fault."""
+async def test_an_unrelated_error_teaches_nothing_about_images(store: Store, tmp_path: Path) -> None:
+    """The call also fails without images, so the images are not the cause."""
     async with serving(store, tmp_path, model=SEEING) as gateway:
         down = ModelUnavailable("HTTP 503", retry_after=3_600.0)
         gateway.model.script.extend([rejected(ImageFault.UNSUPPORTED), down])
@@ -319,7 +313,7 @@ async def test_nothing_is_learned_from_a_refusal_that_was_none(store: Store, tmp
         assert len(shown(gateway.model.requests[-1])) == 1
 
 
-async def test_what_was_learned_is_of_one_route_as_it_is_configured(store: Store, tmp_path: Path) -> None:
+async def test_learned_image_limits_belong_to_one_configured_route(store: Store, tmp_path: Path) -> None:
     def refuse(images: Sequence[bytes]) -> ImageRejected | None:
         return rejected(ImageFault.UNSUPPORTED)
 
@@ -332,9 +326,7 @@ async def test_what_was_learned_is_of_one_route_as_it_is_configured(store: Store
         assert [len(call) for call in provider.calls] == [1]
 
 
-async def test_a_refusal_without_a_reason_that_goes_on_without_images_is_the_refusal_it_was(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_refusal_that_persists_without_images_is_reported_unchanged(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, model=SEEING) as gateway:
         gateway.model.script.extend([ModelError("HTTP 400"), ModelError("HTTP 400")])
         await send(gateway, one=picture())

@@ -1,4 +1,4 @@
-"""Who is answered when: turns of one chat follow each other, turns of different chats do not know each other."""
+"""Lanes: turns of a chat run in order, and turns of different chats are independent."""
 
 import asyncio
 import time
@@ -79,9 +79,7 @@ async def test_messages_sent_during_a_turn_make_one_next_turn(store: Store, tmp_
         assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
 
 
-async def test_a_turn_that_starts_with_its_message_is_as_good_as_one_that_a_lane_starts(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_turn_started_with_its_message_equals_one_started_by_a_lane(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"max_turns": 1}) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
@@ -127,7 +125,7 @@ async def test_no_more_turns_run_at_once_than_allowed_and_all_are_answered(store
         assert gateway.model.most_running == 3
 
 
-async def test_a_turn_that_is_stopped_while_it_waits_for_a_slot_asks_no_model(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_stopped_while_waiting_for_a_slot_calls_no_model(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"max_turns": 1}) as gateway:
         await gateway.ask("q", chat=chat(1))
         hang = await hanging(gateway, "long", chat=chat(2))
@@ -187,7 +185,7 @@ async def test_a_long_message_alone_is_answered_after_a_bounded_wait(store: Stor
 # ---- stop
 
 
-async def test_stop_ends_a_hanging_turn_and_keeps_what_was_said(store: Store, tmp_path: Path) -> None:
+async def test_stop_ends_a_hanging_turn_and_keeps_the_partial_answer(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang(says="The answer is")
         gateway.model.script.append(hang)
@@ -201,7 +199,7 @@ async def test_stop_ends_a_hanging_turn_and_keeps_what_was_said(store: Store, tm
         assert await gateway.ask("next") == "echo: next"
 
 
-async def test_stop_leaves_what_waits_and_stop_all_drops_it(store: Store, tmp_path: Path) -> None:
+async def test_stop_keeps_the_queue_and_stop_all_clears_it(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
         first, second = Hang(), Hang()
         gateway.model.script.extend([first, second])
@@ -212,10 +210,10 @@ async def test_stop_leaves_what_waits_and_stop_all_drops_it(store: Store, tmp_pa
         await gateway.say("/stop")
         await second.begun.wait()
         await eventually(gateway.adapter.texts, "the stop is answered")
-        assert gateway.adapter.texts() == ["Stopped. 2 messages still waiting: /stop all drops what waits."]
+        assert gateway.adapter.texts() == ["Stopped. Still queued: 2 messages. /stop all clears the queue."]
         assert asked(gateway.model.requests[1])[-1] == "two"
         await gateway.say("/stop all")
-        assert (await gateway.replies(2))[1] == "Stopped. Dropped 1 waiting message."
+        assert (await gateway.replies(2))[1] == "Stopped. Removed 1 message from the queue."
         assert await gateway.inbox_states() == ["done", "done", "dropped", "done", "done"]
 
 
@@ -233,7 +231,7 @@ async def test_a_stop_during_tools_leaves_no_open_call(store: Store, tmp_path: P
         assert texts == ["q", "Let me look.", "stopped by the person"]
 
 
-async def test_a_stop_acts_while_another_process_locks_the_database(store: Store, tmp_path: Path) -> None:
+async def test_stop_works_while_another_process_locks_the_database(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang(says="partial")
         gateway.model.script.append(hang)
@@ -251,9 +249,7 @@ async def test_a_stop_acts_while_another_process_locks_the_database(store: Store
         assert await gateway.turns_of() == [("stopped", "q")]
 
 
-async def test_a_waiting_turn_keeps_its_place_until_it_is_stopped_also_across_a_restart(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_a_turn_waiting_for_approval_keeps_its_place_across_a_restart(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
@@ -266,12 +262,12 @@ async def test_a_waiting_turn_keeps_its_place_until_it_is_stopped_also_across_a_
         assert again.model.requests == []
         assert await again.turns_of() == [("waiting", "q")]
         await again.say("/stop")
-        assert "Stopped. 1 message still waiting: /stop all drops what waits." in await again.replies(2)
+        assert "Stopped. Still queued: 1 message. /stop all clears the queue." in await again.replies(2)
         assert await again.turns_of() == [("stopped", "q"), ("finished", "next")]
 
 
-async def test_nothing_that_waits_is_taken_up_before_the_stop_is_stored(store: Store, tmp_path: Path) -> None:
-    """Or `/stop all` would find the next message in a turn, where it drops nothing."""
+async def test_no_queued_message_starts_before_the_stop_is_stored(store: Store, tmp_path: Path) -> None:
+    """Otherwise, `/stop all` could not drop the next message, because it would already be in a turn."""
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
@@ -288,7 +284,7 @@ async def test_nothing_that_waits_is_taken_up_before_the_stop_is_stored(store: S
         assert await gateway.turns_of() == [("stopped", "q"), ("finished", "next")]
 
 
-async def test_an_interruption_that_comes_late_spares_the_turn_that_runs_by_then(store: Store, tmp_path: Path) -> None:
+async def test_a_late_interruption_does_not_stop_the_next_turn(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang()
         await gateway.ask("one")
@@ -302,7 +298,7 @@ async def test_an_interruption_that_comes_late_spares_the_turn_that_runs_by_then
         assert await gateway.replies(2) == ["echo: one", "finally"]
 
 
-async def test_a_stop_that_cannot_be_stored_yet_is_for_whoever_started_the_turn(store: Store, tmp_path: Path) -> None:
+async def test_an_offline_stop_works_only_for_the_user_who_started_the_turn(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.model.script.append(Hang())
         await gateway.say("q", chat=GROUP)
@@ -316,7 +312,7 @@ async def test_a_stop_that_cannot_be_stored_yet_is_for_whoever_started_the_turn(
         await eventually(lambda: gateway.model.running == 0, "the model is let go")
 
 
-async def test_a_stop_acts_when_the_disk_is_full_and_spares_what_begins_later(store: Store, tmp_path: Path) -> None:
+async def test_stop_works_on_a_full_disk_and_does_not_stop_later_turns(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
         hang, later = Hang(), Hang()
         gateway.model.script.extend([hang, later])
@@ -338,7 +334,7 @@ async def test_a_stop_acts_when_the_disk_is_full_and_spares_what_begins_later(st
         assert gateway.adapter.texts() == [STOPPED, "Stopped.", "finally"], "what it did is what it says"
 
 
-async def test_an_answer_to_a_turn_that_was_stopped_meanwhile_was_paid_for(store: Store, tmp_path: Path) -> None:
+async def test_the_answer_of_a_stopped_turn_is_still_charged(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
 
         async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
@@ -354,9 +350,7 @@ async def test_an_answer_to_a_turn_that_was_stopped_meanwhile_was_paid_for(store
         assert await gateway.rows("SELECT outcome, input_tokens FROM model_calls") == [("ok", 100)]
 
 
-async def test_an_answer_that_is_stopped_while_its_last_preview_is_on_its_way_was_paid_for(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_an_answer_stopped_during_its_last_preview_is_still_charged(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang(says="fin")
         gateway.model.script.append(hang)
@@ -426,7 +420,7 @@ async def test_a_steer_joins_before_the_next_model_call(store: Store, tmp_path: 
         assert [row.origin for row in last][-2:] == [Origin.TOOL, Origin.HUMAN]
 
 
-async def test_a_steer_that_no_model_call_follows_is_the_next_turn(store: Store, tmp_path: Path) -> None:
+async def test_a_steer_after_the_last_model_call_becomes_the_next_turn(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"busy_mode": "steer"}) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
@@ -437,7 +431,7 @@ async def test_a_steer_that_no_model_call_follows_is_the_next_turn(store: Store,
         assert await gateway.replies(2) == ["finally", "echo: late"]
 
 
-async def test_in_a_group_nobody_steers_the_turn_of_somebody_else(store: Store, tmp_path: Path) -> None:
+async def test_in_a_group_a_turn_of_another_person_cannot_be_steered(store: Store, tmp_path: Path) -> None:
     gate = asyncio.Event()
     async with serving(store, tmp_path, tools=[tool("look", lambda: gate)], sessions={"busy_mode": "steer"}) as gateway:
         gateway.model.script.append(calls("look"))
@@ -452,7 +446,7 @@ async def test_in_a_group_nobody_steers_the_turn_of_somebody_else(store: Store, 
 # ---- failure
 
 
-async def test_a_model_that_refuses_costs_one_sentence_and_the_chat_goes_on(store: Store, tmp_path: Path) -> None:
+async def test_a_refusing_model_causes_one_error_reply_and_the_chat_continues(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.model.script.append(AuthRejected("key abc123 is wrong"))
         said = await gateway.ask("q")
@@ -462,14 +456,14 @@ async def test_a_model_that_refuses_costs_one_sentence_and_the_chat_goes_on(stor
         assert [state for state, _ in await gateway.turns_of()] == ["failed", "finished"]
 
 
-async def test_a_bug_in_a_turn_is_told_and_stays_in_its_chat(store: Store, tmp_path: Path) -> None:
+async def test_a_bug_in_a_turn_is_reported_only_in_its_chat(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.model.script.append(ValueError("bug"))
         assert await gateway.ask("q") == CRASH_SENTENCE
         assert await gateway.ask("again") == "echo: q | again"
 
 
-async def test_a_cancellation_that_nobody_ordered_is_told_and_the_chat_goes_on(store: Store, tmp_path: Path) -> None:
+async def test_an_unexpected_cancellation_is_reported_and_the_chat_continues(store: Store, tmp_path: Path) -> None:
     async def cut_off(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
         raise asyncio.CancelledError
 
@@ -507,7 +501,7 @@ async def test_an_answer_survives_a_full_disk_without_a_second_model_call(store:
         assert len(gateway.model.requests) == 1
 
 
-async def test_a_message_that_breaks_its_lane_is_put_aside_and_the_chat_goes_on(
+async def test_a_message_that_crashes_its_lane_is_set_aside_and_the_chat_continues(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.turns.lanes.RETRY_BACKOFF", Backoff(0.01, 0.01))
@@ -523,7 +517,7 @@ async def test_a_message_that_breaks_its_lane_is_put_aside_and_the_chat_goes_on(
 # ---- draining, restarting
 
 
-async def test_a_drained_lane_finishes_its_turn_and_claims_nothing_more(store: Store, tmp_path: Path) -> None:
+async def test_a_drained_lane_finishes_its_turn_and_starts_no_other(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
@@ -540,7 +534,7 @@ async def test_a_drained_lane_finishes_its_turn_and_claims_nothing_more(store: S
         assert await again.replies(2) == ["finally", "echo: two"]
 
 
-async def test_a_turn_that_is_cut_resumes_at_the_next_start(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_cancelled_by_the_drain_resumes_at_the_next_start(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
@@ -553,7 +547,7 @@ async def test_a_turn_that_is_cut_resumes_at_the_next_start(store: Store, tmp_pa
         assert await again.rows("SELECT state, restarts FROM turns") == [("finished", 0)], "it was left in order"
 
 
-async def test_a_turn_that_waits_for_its_place_is_not_taken_up_during_the_drain(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_waiting_for_a_slot_does_not_start_during_the_drain(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         for chat in (DIRECT, GROUP):
             hang = Hang()
@@ -573,7 +567,7 @@ async def test_a_turn_that_waits_for_its_place_is_not_taken_up_during_the_drain(
         assert sorted(await again.rows("SELECT state, restarts FROM turns")) == [("finished", 1), ("running", 0)]
 
 
-async def test_a_turn_that_keeps_ending_the_process_is_given_up(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_that_keeps_crashing_the_process_is_given_up(store: Store, tmp_path: Path) -> None:
     adapter = MemoryAdapter()
     asked_times = 0
     for _ in range(6):
@@ -595,7 +589,7 @@ async def test_a_turn_that_keeps_ending_the_process_is_given_up(store: Store, tm
         assert await gateway.ask("next") == "echo: q | next"
 
 
-async def test_a_turn_that_deploys_cut_again_and_again_is_not_given_up(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_interrupted_by_many_deploys_is_not_given_up(store: Store, tmp_path: Path) -> None:
     adapter = MemoryAdapter()
     for deploy in range(MAX_RESTARTS + 3):
         async with serving(store, tmp_path, adapter=adapter) as gateway:
@@ -609,7 +603,7 @@ async def test_a_turn_that_deploys_cut_again_and_again_is_not_given_up(store: St
         assert await gateway.replies(1) == ["echo: q"]
 
 
-async def test_a_turn_that_another_process_has_taken_up_is_not_answered_twice(store: Store, tmp_path: Path) -> None:
+async def test_a_turn_resumed_by_another_process_is_not_answered_twice(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
 
         async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
@@ -643,7 +637,7 @@ async def test_a_tool_that_writes_is_not_run_again_after_a_restart(store: Store,
         assert await again.rows("SELECT state FROM tool_runs") == [("unknown",)]
 
 
-async def test_what_came_in_while_nobody_worked_is_answered_in_order(store: Store, tmp_path: Path) -> None:
+async def test_messages_that_arrived_while_stopped_are_answered_in_order(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
         await gateway.lanes.drain(1.0)
         for number in range(6):

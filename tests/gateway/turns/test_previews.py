@@ -1,4 +1,4 @@
-"""What is seen of an answer while it grows, and that it never costs the answer."""
+"""Previews of growing answers, whose failures never affect the answer."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,7 +44,7 @@ TURN = RunningTurn(
 
 
 class Growing:
-    """An answer whose text grows as the test says."""
+    """Model whose answer grows under the test's control."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -59,11 +59,11 @@ class Growing:
 
 
 async def nothing(_turn: TurnClaim, _ref: str) -> None:
-    """Notes no placeholder."""
+    """Ignore the placeholder."""
 
 
 async def grow(gateway: TestGateway, text: str = "the") -> Growing:
-    """A turn whose preview shows `text`."""
+    """Run a turn whose preview shows `text`."""
     growing = Growing()
     gateway.model.script.append(growing)
     await gateway.say("q")
@@ -72,7 +72,7 @@ async def grow(gateway: TestGateway, text: str = "the") -> Growing:
     return growing
 
 
-async def test_the_answer_grows_in_one_place_and_the_final_takes_it(store: Store, tmp_path: Path) -> None:
+async def test_the_answer_grows_in_one_message_and_the_final_replaces_it(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         growing = await grow(gateway)
         await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
@@ -97,7 +97,7 @@ async def test_the_same_text_is_not_shown_twice(store: Store, tmp_path: Path) ->
         await gateway.quiet()
 
 
-async def test_a_preview_that_fades_is_shown_again_while_tools_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fading_preview_is_renewed_while_tools_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.turns.previews.PREVIEW_OVERLAP_SECONDS", 0.0)
     shown = {}
     for makes_placeholders in (False, True):
@@ -123,7 +123,7 @@ async def test_a_quick_answer_needs_no_preview_and_no_typing(store: Store, tmp_p
         assert gateway.adapter.typed == []
 
 
-async def test_typing_is_shown_while_there_is_nothing_to_read(store: Store, tmp_path: Path) -> None:
+async def test_typing_is_shown_until_there_is_text(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
@@ -139,7 +139,9 @@ async def test_typing_is_shown_while_there_is_nothing_to_read(store: Store, tmp_
 @pytest.mark.parametrize(
     "trouble", [PlatformUnavailable("down"), KeyError("a bug of the SDK"), ValueError("bug"), asyncio.CancelledError()]
 )
-async def test_a_preview_that_fails_costs_nothing(store: Store, tmp_path: Path, trouble: BaseException) -> None:
+async def test_a_failed_preview_does_not_affect_the_answer(
+    store: Store, tmp_path: Path, trouble: BaseException
+) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.show_trouble = trouble
         growing = await grow(gateway)
@@ -149,7 +151,7 @@ async def test_a_preview_that_fails_costs_nothing(store: Store, tmp_path: Path, 
         assert len(gateway.model.requests) == 1
 
 
-async def test_a_placeholder_that_cannot_be_noted_is_noted_at_the_end_or_let_go() -> None:
+async def test_a_placeholder_that_cannot_be_stored_is_stored_at_the_end_or_dropped() -> None:
     noted: list[str] = []
     troubles = [StoreUnavailable("full"), None, StoreUnavailable("full"), StoreUnavailable("full")]
 
@@ -170,7 +172,7 @@ async def test_a_placeholder_that_cannot_be_noted_is_noted_at_the_end_or_let_go(
     assert troubles == []
 
 
-async def test_flood_control_of_a_preview_is_waited_out(store: Store, tmp_path: Path) -> None:
+async def test_a_preview_waits_until_flood_control_ends(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.show_trouble = RateLimited(0.2)
         growing = await grow(gateway)
@@ -184,7 +186,7 @@ async def test_flood_control_of_a_preview_is_waited_out(store: Store, tmp_path: 
         await gateway.quiet()
 
 
-async def test_the_final_never_comes_before_a_preview_in_flight(store: Store, tmp_path: Path) -> None:
+async def test_the_final_answer_waits_for_a_preview_in_flight(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.may_show.clear()
         growing = await grow(gateway)
@@ -207,7 +209,7 @@ async def test_a_stop_while_the_first_preview_is_in_flight_leaves_one_copy(store
         assert await gateway.replies(2) == ["the …", "Stopped."]
 
 
-async def test_a_preview_that_shows_nothing_which_is_kept_reads_stopped(store: Store, tmp_path: Path) -> None:
+async def test_a_stopped_preview_without_an_answer_reads_stopped(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await hanging(gateway)
         turn = gateway.lanes.running_in(DIRECT)
@@ -217,7 +219,7 @@ async def test_a_preview_that_shows_nothing_which_is_kept_reads_stopped(store: S
         assert await gateway.replies(2) == ["Stopped.", "(stopped)"]
 
 
-async def test_a_resumed_turn_goes_on_in_the_same_place(store: Store, tmp_path: Path) -> None:
+async def test_a_resumed_turn_continues_in_the_same_message(store: Store, tmp_path: Path) -> None:
     adapter = MemoryAdapter()
     async with serving(store, tmp_path, adapter=adapter) as gateway:
         await grow(gateway)

@@ -1,4 +1,4 @@
-"""The price of a turn in SQL statements and transactions, counted where they reach the database."""
+"""Number of SQL statements and transactions of a turn, counted at the database."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,22 +15,22 @@ from tests.gateway.helpers import DIRECT, MemoryAdapter, eventually, serving
 
 
 class StatementLog:
-    """Statements of a store in the order in which they began, those of triggers and of the search index left out."""
+    """SQL statements of a store in order, without triggers and the search index."""
 
     def __init__(self) -> None:
         self.writers: list[list[str]] = []
         self.reads: list[str] = []
-        """Of the threads that read."""
+        """Statements of reader threads."""
         self.short_reads: list[str] = []
-        """Of the event loop, which reads from SQLite alone."""
+        """Statements on the event loop, which reads only from SQLite."""
 
     def writer(self) -> list[str]:
-        """The statements of one more writer."""
+        """Return the list for the statements of another writer."""
         self.writers.append([])
         return self.writers[-1]
 
     def commits(self) -> list[list[str]]:
-        """The writers' statements by transaction, its `BEGIN` and `COMMIT` included."""
+        """Statements of the writers by transaction, including `BEGIN` and `COMMIT`."""
         found: list[list[str]] = []
         for statement in chain.from_iterable(self.writers):
             if statement.startswith("BEGIN"):
@@ -40,7 +40,7 @@ class StatementLog:
 
 
 def _is_calibration(commit: list[str]) -> bool:
-    """What is learned of a model is stored when it has changed much: not with each turn."""
+    """Ignore learned model facts, which are stored only after a large change and not in each turn."""
     return any("model_profiles" in statement for statement in commit)
 
 
@@ -85,7 +85,7 @@ async def counting(store: Store) -> AsyncIterator[StatementLog]:
 
 
 async def a_plain_turn(store: Store, folder: Path) -> StatementLog:
-    """Statements of the second turn of a chat, from its message to its delivered answer, nothing streamed."""
+    """Return the statements of a chat's second turn, from its message to its delivered answer, without streaming."""
     async with serving(store, folder, adapter=MemoryAdapter(has_previews=False)) as gateway:
         assert await gateway.ask("one") == "echo: one"
         await eventually(lambda: not gateway.lanes._lanes and not gateway.delivery._wakes, "the chat rests")

@@ -1,4 +1,4 @@
-"""Titles in the background: once, from how a conversation began, and never in anybody's way."""
+"""Titles are written once, in the background, from the beginning of a conversation."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -32,7 +32,7 @@ CALLS = "SELECT outcome FROM model_calls WHERE purpose = 'title' ORDER BY id"
 
 
 class NamingModel(ScriptedModel):
-    """Echoes people, and names conversations as `title` does."""
+    """Model that echoes messages and writes titles with `title`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ async def named(gateway: TestGateway) -> None:
 
 
 async def tried(gateway: TestGateway, count: int) -> None:
-    """Wait until so many titles have been asked for and nobody works on one."""
+    """Wait until `count` titles were requested and none is in progress."""
     await gateway.until_rows(f"SELECT 1 FROM model_calls WHERE purpose = 'title' LIMIT 1 OFFSET {count - 1}")
     await eventually(lambda: not gateway.titles._tasks, "nobody works on a title")
 
@@ -104,7 +104,7 @@ async def test_a_conversation_is_named_once_after_its_first_answer(
     assert request.payer.lineage_id is not None
 
 
-async def test_a_title_is_paid_by_its_conversation(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_a_title_is_charged_to_its_conversation(store: Store, tmp_path: Path, model: NamingModel) -> None:
     async with naming(store, tmp_path, model) as gateway:
         await gateway.ask("hello")
         await named(gateway)
@@ -113,7 +113,7 @@ async def test_a_title_is_paid_by_its_conversation(store: Store, tmp_path: Path,
         assert await gateway.rows("SELECT input_tokens FROM sessions") == [(200,)]
 
 
-async def test_nobody_waits_for_a_title(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_a_title_delays_no_answer(store: Store, tmp_path: Path, model: NamingModel) -> None:
     hang = Hang()
     model.title = lambda _request: hang
     async with naming(store, tmp_path, model) as gateway:
@@ -124,7 +124,7 @@ async def test_nobody_waits_for_a_title(store: Store, tmp_path: Path, model: Nam
         assert await title_of(gateway) is None
 
 
-async def test_a_title_that_people_gave_stays(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_a_title_set_by_a_person_stays(store: Store, tmp_path: Path, model: NamingModel) -> None:
     hang = Hang(text="From the model")
     model.title = lambda _request: hang
     async with naming(store, tmp_path, model) as gateway:
@@ -152,7 +152,7 @@ async def test_a_title_that_people_gave_stays(store: Store, tmp_path: Path, mode
         (ModelTimeout("slow"), "timeout"),
     ],
 )
-async def test_a_title_that_fails_is_tried_again_after_the_next_answers_then_given_up(
+async def test_a_failed_title_is_retried_after_later_answers_then_given_up(
     store: Store, tmp_path: Path, model: NamingModel, failure: Any, outcome: str
 ) -> None:
     model.title = lambda _request: failure
@@ -171,7 +171,7 @@ async def test_a_title_that_fails_is_tried_again_after_the_next_answers_then_giv
 
 
 @pytest.mark.parametrize("said", ["Sure! Here is your title:\n\nBroken login", "Broken login"])
-async def test_a_conversation_costs_one_reply_for_its_title_whatever_that_says(
+async def test_a_conversation_pays_for_one_title_reply_whatever_its_content(
     store: Store, tmp_path: Path, model: NamingModel, said: str
 ) -> None:
     model.title = lambda _request: answer(said)
@@ -187,7 +187,7 @@ async def test_a_conversation_costs_one_reply_for_its_title_whatever_that_says(
         assert len(await gateway.rows(CALLS)) == len(model.asked_for_titles) == 1
 
 
-async def test_titles_that_fail_do_not_put_the_route_of_answers_to_rest(
+async def test_failed_titles_do_not_open_the_circuit_of_answers(
     store: Store, tmp_path: Path, model: NamingModel
 ) -> None:
     everybody_is_answered = asyncio.Event()
@@ -205,7 +205,7 @@ async def test_titles_that_fail_do_not_put_the_route_of_answers_to_rest(
         assert gateway.live.models.configured.client.breaker.open is None
 
 
-async def test_a_route_that_rests_is_not_asked_for_titles(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_an_open_circuit_is_not_asked_for_titles(store: Store, tmp_path: Path, model: NamingModel) -> None:
     small = NamingModel()
     small.name = "small"
     async with naming(store, tmp_path, model, others={"small": small}, **SMALL) as gateway:
@@ -223,7 +223,7 @@ async def test_a_route_that_rests_is_not_asked_for_titles(store: Store, tmp_path
         await named(gateway)
 
 
-async def test_what_began_before_a_crash_is_written_after_the_next_answer(
+async def test_a_title_interrupted_by_a_crash_is_written_after_the_next_answer(
     store: Store, tmp_path: Path, model: NamingModel
 ) -> None:
     hang = Hang()
@@ -241,7 +241,7 @@ async def test_what_began_before_a_crash_is_written_after_the_next_answer(
     assert "about herons" in (model.asked_for_titles[-1].transcript[0].text or "")
 
 
-async def test_a_gateway_that_ends_gives_titles_up_and_begins_none(
+async def test_a_stopping_gateway_cancels_titles_and_starts_none(
     store: Store, tmp_path: Path, model: NamingModel
 ) -> None:
     hang = Hang()
@@ -257,9 +257,7 @@ async def test_a_gateway_that_ends_gives_titles_up_and_begins_none(
         assert len(model.asked_for_titles) == 1
 
 
-async def test_few_titles_are_written_at_one_time_and_not_too_many_wait(
-    store: Store, tmp_path: Path, model: NamingModel
-) -> None:
+async def test_concurrent_and_waiting_titles_are_limited(store: Store, tmp_path: Path, model: NamingModel) -> None:
     hang = Hang()
     model.title = lambda _request: hang
     chats = [ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=f"{10 + number}") for number in range(8)]
@@ -291,7 +289,7 @@ async def test_titles_can_be_off_and_the_offline_model_writes_none(
     assert not model.asked_for_titles
 
 
-async def test_the_model_that_is_named_for_titles_writes_them(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_the_configured_title_model_writes_titles(store: Store, tmp_path: Path, model: NamingModel) -> None:
     small = NamingModel()
     small.name = "small"
     async with naming(store, tmp_path, model, others={"small": small}, **SMALL) as gateway:
@@ -302,7 +300,7 @@ async def test_the_model_that_is_named_for_titles_writes_them(store: Store, tmp_
 
 
 @pytest.mark.parametrize(("route", "expected"), [("auto", "fast"), ("main", "scripted")])
-async def test_by_itself_a_title_comes_from_the_model_that_has_answered(
+async def test_by_default_the_answering_model_writes_the_title(
     store: Store, tmp_path: Path, model: NamingModel, route: str, expected: str
 ) -> None:
     fast = NamingModel()
@@ -322,9 +320,7 @@ async def test_by_itself_a_title_comes_from_the_model_that_has_answered(
         assert await gateway.rows(query) == [("turn", "fast"), ("title", expected)]
 
 
-async def test_what_was_taken_back_is_not_what_a_conversation_is_called_after(
-    store: Store, tmp_path: Path, model: NamingModel
-) -> None:
+async def test_undone_messages_do_not_shape_the_title(store: Store, tmp_path: Path, model: NamingModel) -> None:
     model.title = lambda _request: ModelUnavailable("down")
     async with naming(store, tmp_path, model) as gateway:
         await gateway.ask("about herons")
@@ -338,7 +334,7 @@ async def test_what_was_taken_back_is_not_what_a_conversation_is_called_after(
     assert "herons" not in asked
 
 
-async def test_secrets_stay_here(store: Store, tmp_path: Path, model: NamingModel) -> None:
+async def test_titles_contain_no_secrets(store: Store, tmp_path: Path, model: NamingModel) -> None:
     model.title = lambda _request: answer("Key sk-abcdefghijklmnop1234567890")
     async with naming(store, tmp_path, model) as gateway:
         await gateway.ask("my key is sk-abcdefghijklmnop1234567890")

@@ -1,4 +1,4 @@
-"""Who listens to recordings: at which API, with which key, and through a change of the configuration."""
+"""Transcription: API, key, and changes of the configuration."""
 
 import asyncio
 from pathlib import Path
@@ -38,7 +38,7 @@ NOBODY_LISTENS = {"model": "whisper-1", "base_url": "http://127.0.0.1:1/v1"}
         (ANTHROPIC | {"base_url": "http://127.0.0.1:1"}, {}, "http://127.0.0.1:1", "for-anthropic"),
     ],
 )
-def test_a_key_goes_only_to_the_api_that_it_is_for(
+def test_a_key_is_sent_only_to_its_own_api(
     model: dict[str, str], transcription: dict[str, str], base_url: str | None, api_key: str
 ) -> None:
     config = config_of(model=model, transcription={"model": "whisper-1", **transcription})
@@ -46,7 +46,7 @@ def test_a_key_goes_only_to_the_api_that_it_is_for(
     assert (endpoint.base_url, endpoint.api_key) == (base_url, api_key)
 
 
-async def test_a_recording_that_is_being_fetched_when_listening_ends_is_refused(store: Store, tmp_path: Path) -> None:
+async def test_a_recording_fetched_while_transcription_is_disabled_is_refused(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, transcription=NOBODY_LISTENS) as gateway:
         gateway.adapter.files["v"] = b"SAYS:hello"
         begun, download = asyncio.Event(), gateway.adapter.download
@@ -60,14 +60,14 @@ async def test_a_recording_that_is_being_fetched_when_listening_ends_is_refused(
         await gateway.say("", files=[VOICE])
         await begun.wait()
         gateway.configure(config_of())
-        assert await gateway.replies(1) == ["I cannot listen to recordings any more; please write to me instead."]
+        assert await gateway.replies(1) == ["I can no longer listen to recordings. Please send text instead."]
         assert await gateway.rows("SELECT state FROM inbox") == [("done",)]
 
 
 @pytest.mark.parametrize(
     ("change", "lines"), [({"agent": {"time_zone": "Asia/Tokyo"}}, 2), ({"sessions": {"merge_seconds": 3}}, 1)]
 )
-async def test_a_reload_that_moves_what_calls_cost_or_where_days_begin_brings_another_line(
+async def test_a_reload_of_prices_or_time_zone_creates_a_new_client(
     store: Store, tmp_path: Path, change: dict[str, dict[str, object]], lines: int
 ) -> None:
     async with serving(store, tmp_path, is_started=False, transcription=NOBODY_LISTENS) as gateway:

@@ -1,4 +1,4 @@
-"""Random weather: whatever people, platforms and power do, every message is answered once and nothing is lost."""
+"""Random faults: every message is answered once and nothing is lost, whatever people, platforms and power do."""
 
 import asyncio
 import random
@@ -32,7 +32,7 @@ LINES = (
 
 
 class Weather:
-    """One random run; `seed` decides everything but the scheduling."""
+    """A random run. `seed` determines everything except task scheduling."""
 
     def __init__(self, store: Store, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -59,7 +59,7 @@ class Weather:
             await self._check(gateway)
 
     async def _answer_questions(self, gateway: TestGateway) -> None:
-        """Say yes once to every question that is still open."""
+        """Approve every open request once."""
         answered = set[int]()
         pending = """SELECT a.id, c.chat_ref, c.thread_ref FROM approvals a
           JOIN turns t ON t.id = a.turn_id JOIN chats c ON c.id = t.chat_id
