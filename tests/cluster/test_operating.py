@@ -95,7 +95,7 @@ async def test_the_web_chat_of_one_node_is_looked_after_from_every_machine(clust
     for node in (two, worker, away):
         code, said = await cluster.command_line("url", node=node)
         assert code == 1
-        assert "the node one serves the web chat: run `hermes-gateway url` on its machine" in said
+        assert "The node one serves the web chat. Run `hermes-gateway url` on its machine" in said
     for node in (one, two, worker, away):
         browser = await sign_in(URL((await asked(cluster, one, "url"))["url"]))
         assert await shown(url, browser) == 200

@@ -49,7 +49,7 @@ async def test_doctor_without_the_credentials_of_the_unit_does_not_say_that_noth
     del world.gateway.environ["CREDENTIALS_DIRECTORY"]  # the shell of an operator has none
     code, said = await world.command_line("doctor")
     assert code == 0, said
-    assert "The daemon is running and answers." in said
+    assert "The gateway is running and answers." in said
     assert "The running gateway serves telegram." in said
     assert "settings that this command cannot see" in said
     assert "set telegram.token" not in said

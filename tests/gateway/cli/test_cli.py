@@ -400,7 +400,7 @@ async def test_browsers_are_listed_and_signed_out_while_no_daemon_runs(run: Run,
     assert (await threaded(run, "url", "--revoke", "00000000")).exit_code == 1
     assert "1 browser" in (await threaded(run, "url", "--revoke", "0a1b2c3d")).output
     assert json.loads((await threaded(run, "url", "--list", "--json")).output) == []
-    assert "the gateway is not running" in str((await threaded(run, "url")).exception)
+    assert "The gateway is not running" in str((await threaded(run, "url")).exception)
 
 
 OLD_SUMS = {"cost_usd": 1.5, "calls": 3, "failed_calls": 0, "estimated_calls": 0, "unpriced_calls": 0}
@@ -544,7 +544,7 @@ async def test_a_mistyped_database_address_never_falls_back_to_the_file(
 def test_pairing_without_a_daemon_and_a_database_says_so(environ: dict[str, str]) -> None:
     done = spawned(environ, "pair", "approve", "K7QM4XPA")
     assert done.returncode == 1
-    assert "the gateway is not running" in done.stderr
+    assert "The gateway is not running" in done.stderr
 
 
 # -- init ----------------------------------------------------------------------------------------------------------
@@ -597,7 +597,7 @@ async def test_init_writes_nothing_when_a_token_is_refused(run: Run, home: Path)
     async with Server(fake_telegram.make_app(token=TELEGRAM_TOKEN)) as telegram:
         done = await threaded(run, "init", "--telegram-token", "999:WRONG", HERMES_TELEGRAM__BASE_URL=telegram.url)
     assert done.exit_code != 0
-    assert "does not know this token" in str(done.exception)
+    assert "rejected this token" in str(done.exception)
     assert content(home) is None
 
 
@@ -731,7 +731,7 @@ async def test_init_without_a_terminal_writes_an_unlisted_model_only_if_it_answe
         model = ("--model-name", "lab-unlisted", "--model-base-url", f"{llm.url}/v1")
         done = await threaded(run, "init", *model)
     if takes_calls:
-        assert "does not list lab-unlisted, but takes calls" in done.output
+        assert "does not list lab-unlisted, but accepts calls" in done.output
     else:
         assert "does not list lab-unlisted. It lists lab-" in str(done.exception)
         assert "Nothing was written" in str(done.exception)

@@ -57,7 +57,7 @@ def test_doctor_shows_server_encoding_role_schema_and_size(run: Run, postgres_ur
 
 async def test_doctor_shows_why_a_node_cannot_join_the_cluster(run: Run, postgres: Postgres, postgres_url: str) -> None:
     assert (
-        "0 nodes have a seat; this one can have its own"
+        "0 nodes are running in the cluster; this node can join"
         in (await asyncio.to_thread(run, postgres_url, "doctor")).output
     )
     settings = json.dumps({"costs.daily_cap": "5"})
@@ -78,7 +78,7 @@ async def test_doctor_shows_why_a_node_cannot_join_the_cluster(run: Run, postgre
 
 def test_doctor_explains_a_database_problem_in_one_sentence(run: Run, postgres: Postgres) -> None:
     with postgres.database() as url:
-        assert "The database is still empty. The next start makes the tables." in run(url, "doctor").output
+        assert "The database is empty. The next start creates the tables." in run(url, "doctor").output
         wrong = url.replace(PASSWORD, "not-the-password")
         assert "password authentication failed" in run(wrong, "doctor").output
         for words in (("status",), ("sessions",), ("pair", "list"), ("pair", "approve", CODE), ("cluster", "status")):

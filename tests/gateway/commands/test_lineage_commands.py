@@ -210,7 +210,7 @@ async def test_a_search_is_narrowed_and_ordered_as_on_the_command_line(store: St
         ("/search door --role king", "A role is user, assistant or tool."),
         ("/search door --since yesterday", "“yesterday” is no date"),
         ("/search door --chat telegram:777", "No chat"),
-        ("/search door --chat m1", "is no chat"),
+        ("/search door --chat m1", "is not a chat"),
         ("/session", "/session <id>"),
         ("/session m99999", "There is no message m99999"),
         ("/session zzzz", "has the id “zzzz”"),
@@ -237,10 +237,10 @@ async def test_in_a_group_an_admin_reaches_that_group_alone(store: Store, tmp_pa
         assert "red door" not in found
         for line in (f"/session {key}", f"/session m{message_id}", f"/lineage {key}"):
             said = await ask_boss(gateway, line, GROUP)
-            assert "of this chat" in said
+            assert "in this chat" in said
             assert "door" not in said
         for line in ("/lineage telegram:1", "/search door --chat telegram:1"):
-            assert "only this chat" in await ask_boss(gateway, line, GROUP)
+            assert "only look up this chat" in await ask_boss(gateway, line, GROUP)
         assert GROUP.name in await ask_boss(gateway, "/lineage", GROUP)
 
 
