@@ -1,6 +1,6 @@
-"""Settings of the platforms. A field with a `Setting` is a key of the configuration, the others are bounds of the code.
+"""Settings of the platforms. A field with a `Setting` is a configuration key; the other fields are limits in the code.
 
-Loads no SDK. All times are seconds, unless the name says otherwise.
+Imports no SDK. All times are in seconds unless the name says otherwise.
 """
 
 import ipaddress
@@ -15,73 +15,74 @@ from hermes_state.settings import Setting
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookSettings:
-    """Receive from Telegram by webhook instead of polling."""
+    """Receive updates from Telegram by webhook instead of polling."""
 
     url: Annotated[Url | None, Setting(restart=True)] = None
-    """Public address that Telegram calls; its path is served. Set: webhook mode; not set: long polling."""
+    """Public address that Telegram calls; the gateway serves its path. If set, webhook mode; otherwise long polling."""
     secret: Annotated[WebhookSecret | None, Setting(default_text="made at each start", restart=True)] = None
-    """Secret token that Telegram sends along with every call."""
+    """Secret token that Telegram sends with every call."""
     host: Annotated[str, Setting(restart=True)] = "127.0.0.1"
-    """Address the webhook listener binds to, usually behind a reverse proxy."""
+    """Address that the webhook listener binds to, usually behind a reverse proxy."""
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8443
     """Port of the webhook listener; 0 picks a free one."""
     max_connections: int = 1
-    """Most posts at the same time. With more than one, Telegram may deliver two messages of a chat out of order."""
+    """Maximum number of simultaneous posts. With more than one, Telegram may deliver messages of a chat out of
+    order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TelegramSettings:
-    """Telegram; on as soon as there is a token."""
+    """Telegram bot; enabled if a token is set."""
 
     token: Annotated[Secret | None, Setting(restart=True)] = None
     """Bot token from @BotFather."""
     base_url: Annotated[Url, Setting(restart=True)] = "https://api.telegram.org"
-    """Root of the Bot API server, without `/bot`; set it for a local Bot API server."""
+    """Root of the Bot API server, without `/bot`. Set it to use a local Bot API server."""
     webhook: Annotated[WebhookSettings, Setting()] = WebhookSettings()
 
-    # The promises about liveness rest on these defaults.
+    # The liveness promises depend on these defaults.
     poll_seconds: float = 25
-    """Seconds that one getUpdates waits: below the 30 s after which many NATs forget a silent connection."""
+    """Seconds that one getUpdates waits, below the 30 s after which many NATs drop a silent connection."""
     poll_grace_seconds: float = 10
-    """Seconds beyond that which an answer may take. Then the connection is dead and a new one is made, so that a
-    black-holed socket is noticed after 35 s and replaced in the same second."""
+    """Additional seconds for an answer. After that the connection counts as dead: a black-holed socket is noticed and
+    replaced after 35 s."""
     stall_seconds: float = 45
-    """Seconds without progress after which the adapter is not ready, whatever its task believes; above poll + grace."""
+    """Seconds without progress after which the adapter is not ready; longer than poll and grace together."""
     webhook_check_seconds: float = 30
-    """Seconds after which webhook mode asks Telegram about the webhook: its only proof of progress in a quiet hour."""
+    """Seconds between checks of the webhook with Telegram, the only proof of progress in a quiet hour."""
     backoff: Backoff = field(default_factory=Backoff)
-    """Pauses after network loss: people wait at most 30 seconds for the bot to come back."""
+    """Pauses after network loss, at most 30 seconds."""
     conflict_seconds: float = 5
-    """Shortest wait after a 409, in seconds: we cut the other poller off too, a quick retry makes it a fight."""
+    """Minimum wait after a 409, in seconds. A faster retry would keep cutting off the other poller."""
     connect_seconds: float = 10
     request_seconds: float = 20
-    """Longest silence of a request, in seconds. Telegram answers sends within a second; photos take longer to fetch."""
+    """Maximum silence of a request, in seconds. Telegram answers sends within a second; photos take longer."""
     connections: int = 512
-    """Most connections: two per concurrent turn (256), for its preview or final, and its typing signal."""
+    """Maximum connections: two per concurrent turn (256), for its preview or answer and its typing indicator."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiscordSettings:
-    """Discord; on as soon as there is a token."""
+    """Discord bot; enabled if a token is set."""
 
     token: Annotated[Secret | None, Setting(restart=True)] = None
     """Bot token from the developer portal."""
     api_url: Annotated[Url, Setting(restart=True)] = "https://discord.com"
     """Root of the REST API; `/api/v10` is appended."""
     gateway_url: Annotated[SocketUrl, Setting(restart=True)] = "wss://gateway.discord.gg"
-    """Address of the gateway (WebSocket)."""
+    """Address of Discord's gateway (WebSocket)."""
     catch_up_hours: Annotated[float, Setting(ge=0, le=168, unit="hours", restart=True)] = 24
-    """Age up to which missed messages are fetched and answered after a gap. 0: none are."""
+    """Maximum age of missed messages that are fetched and answered after an outage. 0 fetches none."""
     catch_up_messages: int = 200
-    """Most messages fetched per channel, not older than the hours above, after a connection that did not resume."""
+    """Maximum messages per channel to fetch after a connection that did not resume, within the hours above."""
     queue_size: int = 10_000
-    """Events that may wait for the database; with more the connection is given up and caught up later."""
+    """Maximum events that wait for the database. Beyond that the adapter reconnects and catches up."""
     backoff: Backoff = field(default_factory=partial(Backoff, 0.1, 5.0))
-    """Pauses of the event queue while the database, or a channel's history, cannot be read."""
+    """Pauses of the event queue while the database or a channel's history cannot be read."""
     stale_seconds: float = 90.0
-    """Seconds without an answered heartbeat, or without a session, after which the adapter connects again."""
+    """Seconds without an answered heartbeat, or without a session, after which the adapter reconnects."""
     request_seconds: float = 30.0
-    """Longest wait for the answer to one REST request, in seconds."""
+    """Maximum wait for the answer to a REST request, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +92,16 @@ class LocalSettings:
     enabled: Annotated[bool, Setting(restart=True)] = True
     """Serve the web chat."""
     host: Annotated[str, Setting(restart=True)] = "127.0.0.1"
-    """Address to bind to. Beyond loopback only when `access` names somebody."""
+    """Address to bind to. An address other than loopback requires people in `access`."""
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8765
-    """Port; 0 picks a free one. Unless it is set, the next free one is taken where another program has it."""
+    """Port; 0 picks a free one. The default port falls back to the next free one if another program uses it."""
     public_url: Annotated[Origin | None, Setting(default_text="none", restart=True)] = None
-    """Address under which a reverse proxy serves the web chat, such as `https://chat.example.org`. The page accepts
-    requests for this name, and the printed link starts with it."""
+    """Address under which a reverse proxy serves the web chat, such as `https://chat.example.org`. The web chat accepts
+    requests for this name, and printed links start with it."""
     max_characters: int = 200_000
-    """Longest message that a person may write, in characters."""
+    """Maximum length of a person's message, in characters."""
     max_part_units: int = 100_000
-    """Longest message that is shown, in UTF-16 units; keeps a page responsive."""
+    """Maximum length of a shown message, in UTF-16 units; keeps the page responsive."""
 
     @property
     def is_loopback(self) -> bool:

@@ -22,8 +22,7 @@ T = TypeVar("T")
 
 def configured_redactor() -> Redactor:
     """Return a redactor for the configured secrets. If the configuration is invalid, it still removes text that looks
-    like a secret.
-    """
+    like a secret."""
     try:
         return Redactor(load_config(process_environment()).secrets())
     except ConfigError:

@@ -74,8 +74,7 @@ def check_admins(db: Connection, config: Config) -> list[CheckResult]:
 
 def check_cluster(db: Connection, config: Config, own_id: str = "") -> list[CheckResult]:
     """Check that several processes can share a database; skips database files. `own_id` is the store id of a running
-    daemon.
-    """
+    daemon."""
     if isinstance(db, sqlite3.Connection):
         return []
     faults = find_faults(db, node_info(config, own_id), config.store.connections, SystemClock().now())

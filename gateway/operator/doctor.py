@@ -200,8 +200,7 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
     """Check that several nodes can share the database, and for an empty one that a start can. Another finding covers
-    its faults.
-    """
+    its faults."""
     is_empty = False
     with suppress(HermesError), open_resting(loaded.database, url) as db:
         is_empty = db is None

@@ -147,8 +147,7 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
 
 def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
     """Return the HTTP status and the JSON object (a list as its `data`). Without an answer, the status is 0 and there
-    is a `reason`.
-    """
+    is a `reason`."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     opener = urllib.request.build_opener(_NoRedirectHandler)

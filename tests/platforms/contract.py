@@ -49,8 +49,8 @@ from platforms.base import AdapterState, PlatformAdapter, Preview, ReceivedEvent
 Event = TypeVar("Event", InboundMessage, EditEvent, DeletionEvent)
 
 Trouble = Literal["refused", "answer_lost", "flood", "blocked", "rejected"]
-"""What goes wrong with the next send: the connection is refused (or the service says that nothing happened);
-the message appears but the answer is lost; flood control; the chat is gone; the content is refused."""
+"""What goes wrong with the next send: the connection is refused (or the service says that nothing happened); the
+message appears but the answer is lost; flood control; the chat is gone; the content is refused."""
 
 WAIT_SECONDS = 10.0
 """Longest wait for something that takes milliseconds on an idle machine: several suites share two cores."""

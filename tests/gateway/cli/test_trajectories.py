@@ -106,8 +106,7 @@ def written(target: Path) -> dict[str, bytes]:
 
 def interrupt_at(process: subprocess.Popen[bytes], target: Path, size: int, number: signal.Signals) -> int:
     """Signal the process once its output has reached `size` bytes; return its exit code. There is no event for a file's
-    size.
-    """
+    size."""
     while process.poll() is None and (not target.exists() or target.stat().st_size < size):
         time.sleep(0.002)
     if process.poll() is None:
