@@ -146,7 +146,7 @@ async def test_a_second_daemon_ends_with_75_and_names_the_first(world: World) ->
     assert code == 75
     assert world.gateway.process is not None
     assert str(world.gateway.process.pid) in output
-    assert "hermes-gateway url` prints an address" in output
+    assert "hermes-gateway url` prints a link" in output
     assert "ends it" in output
     other = world.home.with_name("other")
     other.mkdir()
