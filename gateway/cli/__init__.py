@@ -22,7 +22,7 @@ EXIT_CONFIG = 78
 
 COMMANDS = {
     "run": ("daemon", "Run the gateway in the foreground until SIGTERM or Ctrl-C."),
-    "init": ("init", "Ask for tokens and a model, test them, and write config.yaml."),
+    "init": ("init", "Ask for tokens and a model, test and save them."),
     "status": ("daemon", "Show the state of the gateway."),
     "url": ("daemon", "Print a new link to the web chat."),
     "doctor": ("daemon", "Check configuration, files, database, model and service."),
@@ -33,11 +33,11 @@ COMMANDS = {
     "usage": ("lookups", "Show token usage, cost and spending caps."),
     "insights": ("lookups", "Show recent spending by day, chat, model and purpose."),
     "backup": ("database", "Copy the database to a file, even while the gateway runs."),
-    "store": ("database", "Move the database to PostgreSQL, to another file, or back."),
+    "store": ("database", "Copy the database to PostgreSQL or to another file."),
     "cluster": ("cluster", "Show the nodes of a cluster."),
     "config": ("config", "Check and show the configuration."),
     "pair": ("pair", "Approve or revoke access by pairing code."),
-    "trajectories": ("trajectories", "Export conversations as training data, shorten them, and view them."),
+    "trajectories": ("trajectories", "Export, shorten and view conversations as training data."),
     "plugins": ("config", "Show plugins."),
 }
 """Module and help text of each command or group. Only the module of the command in use is imported."""
@@ -54,7 +54,7 @@ class _CommandRegistry(TyperGroup):
 app = typer.Typer(
     name="hermes-gateway",
     cls=_CommandRegistry,
-    help="An LLM agent in Telegram, Discord and a local web chat that keeps every conversation alive.",
+    help="Run an LLM agent in Telegram, Discord and a local web chat, for conversations that last months.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # its tracebacks show local variables, which may hold secrets
     rich_markup_mode=None,
@@ -88,7 +88,7 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """An LLM agent in Telegram, Discord and a local web chat that keeps every conversation alive.
+    """Run an LLM agent in Telegram, Discord and a local web chat, for conversations that last months.
 
     The state directory is HERMES_HOME, by default ~/.hermes-gateway.
     """

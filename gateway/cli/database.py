@@ -68,7 +68,9 @@ def repair(*, as_json: bool) -> None:
     show(result, tree(result), as_json=as_json)
 
 
-store = typer.Typer(no_args_is_help=True, help="Move the database.", rich_markup_mode=None)
+store = typer.Typer(
+    no_args_is_help=True, help="Copy the database to PostgreSQL or to another file.", rich_markup_mode=None
+)
 
 
 @store.command()

@@ -99,7 +99,7 @@ def init(
     loaded = load_config(environ)  # proves that `run` accepts the written files
     if (missing := missing_extra(loaded.config.model.protocol)) is not None:
         echo(f"{missing[0].upper()}{missing[1:]}.")
-    echo(f"Written to {home}. Start with: {_run_command(environ)}")
+    echo(f"Saved to {home}. Start with: {_run_command(environ)}")
 
 
 def _run_command(environ: Mapping[str, str]) -> str:

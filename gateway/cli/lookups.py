@@ -215,7 +215,7 @@ def _read_spending(db: Connection, name: str, args: Mapping[str, Any]) -> object
     try:
         config = load_config(process_environment()).config
     except ConfigError:
-        config = Config()  # the figures stay the same
+        config = Config()  # shows the usage without caps
     return spending.report(db, name, cap_limits(config), SystemClock().now(), args)
 
 

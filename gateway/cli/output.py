@@ -50,7 +50,7 @@ def tree(value: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
     space = "  " * depth
     for name, held in value.items():
         if held == "":
-            continue  # no such detail
+            continue  # skip empty details
         label = f"{space}{name.replace('_', ' ')}:"
         if isinstance(held, Mapping) and held:
             yield label

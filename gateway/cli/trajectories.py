@@ -45,7 +45,7 @@ _DEFAULTS = TrajectorySettings()
 
 trajectories = typer.Typer(
     no_args_is_help=True,
-    help="Export conversations as training data, shorten them, and view them.",
+    help="Export, shorten and view conversations as training data.",
     rich_markup_mode=None,
 )
 

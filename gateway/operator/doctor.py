@@ -199,8 +199,8 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
-    """Check that several nodes can share the database, and for an empty one that a start can. Another finding covers
-    its faults."""
+    """Check that several nodes can share the database, or that a start can use an empty one. Another finding covers its
+    faults."""
     is_empty = False
     with suppress(HermesError), open_resting(loaded.database, url) as db:
         is_empty = db is None

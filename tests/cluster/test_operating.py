@@ -42,7 +42,7 @@ async def test_cluster_status_tells_who_has_what(cluster: Cluster) -> None:
     assert found["load"]["connections"] >= 6
     await one.kill()
     code, lines = await cluster.command_line("cluster", "status", node=two)
-    assert (code, "Nobody serves: telegram." in lines) == (0, True), lines
+    assert (code, "Not served by any node: telegram." in lines) == (0, True), lines
     await cluster.release()
     assert await two.stop() == 0
 

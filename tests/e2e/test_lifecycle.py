@@ -147,7 +147,7 @@ async def test_a_second_daemon_ends_with_75_and_names_the_first(world: World) ->
     assert world.gateway.process is not None
     assert str(world.gateway.process.pid) in output
     assert "hermes-gateway url` prints a link" in output
-    assert "ends it" in output
+    assert "To stop it" in output
     other = world.home.with_name("other")
     other.mkdir()
     world.gateway.environ |= {"HERMES_HOME": str(other / "home"), "TMPDIR": str(other)}
