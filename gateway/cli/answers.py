@@ -30,7 +30,7 @@ def configured_redactor() -> Redactor:
 
 
 def configured_database() -> tuple[Path, str | None]:
-    """Return the path of the database file, and the database's address if one is configured.
+    """Return the path of the database file, and the address of the database if one is configured.
 
     Other settings may be invalid. Raises `ConfigError` if it is unclear which of the two is in use.
     """

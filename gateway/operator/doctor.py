@@ -159,7 +159,7 @@ def _database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
 def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
     if (who := holder(state.lock_file)) is not None:
         yield failed(
-            "daemon", f"{who} has the database open but does not answer at {state.control_socket}. Restart it."
+            "daemon", f"The database is in use by {who}, which does not answer at {state.control_socket}. Restart it."
         )
         return
     yield skipped("daemon", "The gateway is not running.")

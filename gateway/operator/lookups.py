@@ -351,7 +351,8 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _value(text: str, redact: Redact) -> object:
-    """Return the JSON value of a text, or the text itself if it, or its redacted form, is not valid JSON."""
+    """Return the JSON value of a text. If the text, or its redacted form, is not valid JSON, return the redacted
+    text."""
     try:
         value = json.loads(text)  # keeps long numbers
         return orjson.loads(redact(orjson.dumps(value).decode()))  # escapes would hide a secret

@@ -293,7 +293,7 @@ class HistoryReader:
         try:
             await self.announce(channel_ref, sentence, f"skipped:{skipped[0].id}")
         except PlatformError as error:
-            log.warning("discord.skip_unannounced", channel_ref=channel_ref, error=type(error).__name__)
+            log.warning("discord.skip_notice_failed", channel_ref=channel_ref, error=type(error).__name__)
 
 
 # Files that people sent

@@ -180,7 +180,7 @@ class GatewayClient(discord.Client):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()
         except TimeoutError:
-            log.info("discord.goodbye_unanswered")
+            log.info("discord.close_timed_out")
         finally:
             await self.http.close()
 

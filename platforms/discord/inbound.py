@@ -1,4 +1,4 @@
-"""Inbound events: discord.py's objects as our values.
+"""Inbound events: discord.py's objects converted to values.
 
 The name of the bot, or of its role, addresses it only if it is in the text. Discord lists the author of the answered
 message as mentioned in every reply that pings. If that counted, two bots would talk to each other for ever.

@@ -151,7 +151,7 @@ class LocalAdapter:
             async with asyncio.timeout(_SHUTDOWN_SECONDS):
                 await self._store.write(save_recent, {name: chat.recent for name, chat in self._chats.items()})
         except (StateError, TimeoutError) as error:
-            log.info("local.replies_forgotten", error=type(error).__name__)
+            log.info("local.recent_not_saved", error=type(error).__name__)
 
     def render(self, text: str) -> Sequence[OutboundPart]:
         """Split into parts that keep their Markdown, because pages convert it to HTML when they show it."""
@@ -211,7 +211,7 @@ class LocalAdapter:
             try:
                 lines, waiting = await self._store.read(load_progress, chat_key(chat.name))
             except StateError as error:
-                log.debug("local.steps_hidden", error=type(error).__name__)
+                log.debug("local.progress_unreadable", error=type(error).__name__)
             else:
                 await self._render_ahead(chat, *chat.changed_tools(lines))
                 chat.show_tools(lines)

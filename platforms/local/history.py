@@ -57,7 +57,7 @@ def load_history(
 
 
 def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:
-    """Return those platform ids that are rows of the chat's transcript."""
+    """Return the given platform ids that are in the chat's transcript."""
     chat = find_chat(db, key)
     return frozenset() if chat is None else chats.known_refs(db, chat.id, refs)
 

@@ -1,4 +1,4 @@
-"""Outbound messages: parts, previews and typing indicators as calls of the Bot API, with its errors as ours."""
+"""Outbound messages: parts, previews and typing indicators sent through the Bot API, and translation of its errors."""
 
 import asyncio
 from collections.abc import Awaitable

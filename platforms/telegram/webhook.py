@@ -76,7 +76,7 @@ class WebhookHandler:
         try:
             await self._updates.store([self._updates.read(raw)])
         except NetworkError as error:
-            log.warning("webhook.put_off", detail=error.message)
+            log.warning("webhook.update_not_stored", detail=error.message)
             self._health.change(AdapterState.BACKING_OFF, error.message)
             return web.Response(status=503)
         self._health.progressed()

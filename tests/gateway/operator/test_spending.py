@@ -92,7 +92,7 @@ def test_calls_around_midnight_count_for_their_local_day(db: sqlite3.Connection)
 # ---- caps
 
 
-class Hands:
+class ManualClock:
     """Clock that a test sets."""
 
     def __init__(self, now: int) -> None:
@@ -107,7 +107,7 @@ async def spend(store: Store, at: int, chat_id: ChatId | None = None) -> None:
 
 
 async def test_a_daily_cap_resets_at_midnight(store: Store) -> None:
-    clock = Hands(START + HOUR)
+    clock = ManualClock(START + HOUR)
     caps = SpendingCaps(store, SpendingCapSettings(daily=MicroUsd(500_000), zone=BERLIN), DailyUsage(store), clock)
     await caps.check(Payer())
     await spend(store, clock.time)
@@ -168,7 +168,7 @@ async def test_a_clock_that_was_ahead_for_a_while_hides_no_calls(store: Store) -
 
 async def test_a_chat_cap_counts_only_calls_of_its_chat(store: Store) -> None:
     one, two = [await store.write(make_chat, ref) for ref in ("1", "2")]
-    caps = SpendingCaps(store, SpendingCapSettings(chat_daily=MicroUsd(1)), DailyUsage(store), Hands(START))
+    caps = SpendingCaps(store, SpendingCapSettings(chat_daily=MicroUsd(1)), DailyUsage(store), ManualClock(START))
     await spend(store, START, one)
     await caps.check(Payer(chat_id=two))
     await caps.check(Payer())
