@@ -1,4 +1,4 @@
-"""Commands of buttons, whose data holds only a few dozen bytes; they work after a restart, too."""
+"""Commands of buttons. A button's data holds only a few dozen bytes, and buttons still work after a restart."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ _IN_PLACE = "c:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ButtonCommandStore:
-    """A button's command: in the button's data if it fits, else in a stored note whose hash the data names."""
+    """Store for the commands of buttons: in the button's data if they fit, otherwise in a note found by its hash."""
 
     store: Store
     platform: str
     hash_mark: str
-    """Beginning of data that holds a hash; two characters, not `c:`."""
+    """Prefix of data that holds a hash; two characters, not `c:`."""
     max_bytes: int
-    """Longest data that the platform accepts."""
+    """Maximum length of data that the platform accepts."""
 
     async def data_for(self, command: str) -> str:
-        """Return the data of a command's button. Raises `StoreUnavailable` when a long command cannot be stored."""
+        """Return the data of a command's button. Raises `StoreUnavailable` if a long command cannot be stored."""
         data = _IN_PLACE + command
         if len(data.encode()) <= self.max_bytes:
             return data

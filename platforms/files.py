@@ -1,4 +1,4 @@
-"""Files from the network or the disk, written no larger than allowed."""
+"""Files from the network or the disk, written only up to a size limit."""
 
 import asyncio
 import shutil
@@ -10,21 +10,21 @@ from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnava
 from hermes_state.values import AttachmentKind, IncomingAttachment
 
 CHUNK_BYTES = 256 * 1024
-"""Size of a piece that is read and written at a time, in bytes."""
+"""Size of a chunk that is read and written at a time, in bytes."""
 UNREADABLE_QUOTE = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="the quoted message", is_quoted=True)
-"""Stands for a quoted message that cannot be read, so that its sender is told."""
+"""Placeholder for a quoted message that cannot be read, so that its sender gets a notice."""
 
 
 def kind_of(mime: str | None, other: AttachmentKind) -> AttachmentKind:
-    """Return the kind of a file by its media type; `other` if it is neither image, audio nor video."""
+    """Return the kind of a file by its media type; `other` if it is not an image, audio or video."""
     main = (mime or "").partition("/")[0]
     return AttachmentKind(main) if main in ("image", "audio", "video") else other
 
 
 async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int) -> int:
-    """Write `chunks` to `target`; returns the size in bytes and leaves nothing behind on failure.
+    """Write `chunks` to `target`, and return the size in bytes. On failure no file remains.
 
-    Raises `FileSizeExceeded`, `OSError`, and what reading the chunks raises.
+    Raises `FileSizeExceeded`, `OSError`, and the errors of reading the chunks.
     """
     size = 0
     is_whole = False
@@ -39,14 +39,14 @@ async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int
         return size
     finally:
         if not is_whole:
-            with suppress(OSError):  # a file that cannot be removed is not worth hiding the failure
+            with suppress(OSError):  # must not hide the original failure
                 await asyncio.to_thread(target.unlink, missing_ok=True)
 
 
 def copy_file(source: Path, target: Path, max_bytes: int) -> int:
-    """Copy `source` to `target`; returns its size in bytes and leaves nothing behind on failure. Blocks.
+    """Copy `source` to `target`, and return its size in bytes. On failure no file remains. Blocks.
 
-    Raises `FileSizeExceeded`, `MessageRejected` when `source` is gone, and `PlatformUnavailable` when the disk fails.
+    Raises `FileSizeExceeded`, `MessageRejected` if `source` is gone, and `PlatformUnavailable` if the disk fails.
     """
     try:
         size = source.stat().st_size

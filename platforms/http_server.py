@@ -1,6 +1,6 @@
-"""HTTP server of an adapter, with limits on the number of connections and on the time that a request takes to arrive.
+"""HTTP server of an adapter, with limits on connections and on the time that a request takes to arrive.
 
-An idle connection is closed for a new one: holding connections open locks no one out.
+A new connection may close an idle one, so holding connections open locks nobody out.
 """
 
 import asyncio
@@ -10,19 +10,19 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 MAX_CONNECTIONS_OF_ADDRESS = 64
-"""Most connections from one address: a browser opens six, and a proxy in front of us is one address, too."""
+"""Maximum connections from one address. A browser opens six, and a reverse proxy is one address."""
 IDLE_SECONDS = 15.0
-"""Seconds in which the headers of a request must arrive, and after which a connection between two is closed."""
+"""Seconds in which the headers of a request must arrive, and after which an idle connection is closed."""
 
 
 @asynccontextmanager
 async def http_server(
     app: web.Application, host: str, port: int, *, stop_seconds: float, body_seconds: float = 30.0
 ) -> AsyncIterator[int]:
-    """Serve `app` within the block; yields the port, which the system chooses if 0 is given.
+    """Serve `app` within the block, and yield the port. The system chooses the port if 0 is given.
 
-    Raises `OSError` on entering when the port cannot be opened. Requests under way get `stop_seconds` to end. The body
-    of a request must grow within `body_seconds`, again and again until it is whole.
+    Raises `OSError` on entering if the port cannot be opened. Running requests get `stop_seconds` to end. The body of a
+    request must grow in each period of `body_seconds` until it is complete.
     """
     limiter = _ConnectionLimiter(body_seconds)
     app.middlewares.insert(0, limiter.hold)
@@ -31,14 +31,14 @@ async def http_server(
     await runner.setup()
     try:
         manager = runner.server
-        assert manager is not None, "made by the set-up"
+        assert manager is not None, "`setup` creates it"
         listener = await asyncio.get_running_loop().create_server(
             lambda: _ConnectionHandler(manager, limiter), host, port, backlog=1
         )
         try:
             for bound in listener.sockets:
                 with bound.dup() as same:
-                    same.listen(128)  # asyncio itself accepts `backlog` times in a row, also when that fails
+                    same.listen(128)  # asyncio itself accepts `backlog` times in a row, even if that fails
             yield listener.sockets[0].getsockname()[1]
         finally:
             listener.close()
@@ -47,7 +47,7 @@ async def http_server(
 
 
 class _ConnectionLimiter:
-    """Limits of a server: the number of its connections, and the time in which the body of a request arrives."""
+    """Limits of a server: the number of its connections, and the time in which a request body arrives."""
 
     def __init__(self, body_seconds: float) -> None:
         self._body_seconds = body_seconds
@@ -68,9 +68,9 @@ class _ConnectionLimiter:
                 watch.cancel()
 
     async def _watch_body(self, request: web.Request) -> None:
-        """End the connection of a body that grows by less than 10 kB a second and would hold it for hours.
+        """Close the connection of a body that grows by less than 10 kB a second, which would keep it open for hours.
 
-        Its reader gets the error of a client that went away.
+        The reader gets the error of a disconnected client.
         """
         received = 0
         while not request.content.is_eof():
@@ -82,7 +82,7 @@ class _ConnectionLimiter:
                 return
 
     def admits(self, transport: asyncio.BaseTransport, manager: web.Server) -> bool:
-        """Tell whether a new connection may stay; if there are too many, the oldest idle one is closed for it."""
+        """Return True if a new connection may stay. If there are too many, close the oldest idle one first."""
         held = [one for one in manager.connections if one.transport is not None]
         neighbours = [one for one in held if _address_of(one.transport) == _address_of(transport)]
         is_crowded = len(neighbours) >= MAX_CONNECTIONS_OF_ADDRESS
@@ -108,7 +108,7 @@ class _ConnectionHandler(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer a request that is no HTTP without a traceback, with which anyone could fill the log."""
+        """Answer an invalid HTTP request without a traceback, because strangers could fill the log with them."""
         if status < 500 and self.transport is not None:
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         if status < 500 or isinstance(exc, ConnectionError):

@@ -1,6 +1,6 @@
 """Markdown as models write it, parsed without losing a word, in time that is linear in its length.
 
-CommonMark with tables and strikethrough, without HTML except tables, `<br>` and `<details>`. Everything that the
+Supports CommonMark with tables and strikethrough. The only HTML is tables, `<br>` and `<details>`. Content that the
 standard hides or drops is shown. Marks inside words, sums, paths and patterns are text.
 """
 
@@ -19,17 +19,17 @@ from markdown_it.rules_inline import StateInline, autolink, emphasis, escape, st
 from markdown_it.token import Token
 
 MAX_OPEN_BRACKETS = 6
-"""Most brackets open at once in the text of a link: each is searched for its end."""
+"""Maximum brackets open at once in the text of a link, because the parser searches the end of each."""
 _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 TEXT_LINE = re.compile(r">=|>>> |>[._-][<>]|\*(?: [\d*/,-]+){3} [\w*/,-]+$")
-"""Line that is no quote, list or rule: a comparison, Python's prompt, a face `>_<`, a schedule of cron."""
+"""Line that is not a quote, list or rule: a comparison, Python's prompt, a face `>_<`, a cron schedule."""
 ESCAPE = re.compile(r"\\(?=[!-/:-@\[-`{-~])")
-"""Backslash before punctuation, which may be markup."""
+"""Backslash before punctuation that may be markup."""
 _BARE_ESCAPE = re.compile(r"\\[\"',/:;?@%^&\\]")
 _HAS_BACKSLASH = re.compile(r"\\[^\W_]|(?<!\w)[A-Za-z]:(?:\\|\Z)|\u00af\Z")
-"""Word before a backslash that is a character, as in `C:\\Users\\_x` and a pattern."""
+"""Word before a backslash that is a character, as in `C:\\Users\\_x` and in a pattern."""
 BREAK = re.compile(r"<br\s*/?>[ \t]*\n?", re.I)
 _DETAILS = re.compile(r"(?m)^[ \t]*<details\b[^<>]*>\s*(?=<summary|$)|</details>\s*$", re.I)
 _SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*((?:[^<]|<(?!/?summary))*+)</summary>\s*", re.I)
@@ -38,11 +38,11 @@ _CELL_TAGS = re.compile(r"</?(?:table|thead|tbody|tfoot|colgroup|col|p|div|span|
 _STYLES = re.compile(r"</?(?:b|strong|i|em|code|h\d)>|\*\*", re.I)
 _CELL_STYLES = re.compile(r"</?(?:(b|strong)|(i|em)|code)>", re.I)
 _AUTOLINK = re.compile(r"<(?:(?:https?|ftps?|mailto|tel|tg):|[^\s<>:@]+@[^\s<>@]+\.)", re.I)
-"""Beginning of a link; anything else in angle brackets is text, such as `<std::string>`."""
+"""Beginning of a link. Anything else in angle brackets is text, such as `<std::string>`."""
 
 _WIDE = "\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U0001f000-\U0003ffff"
 _IS_WIDE = re.compile(rf"(?<=[{_WIDE}])[*~]{{2}}|[*~]{{2,}}(?=[{_WIDE}])")
-"""Two marks next to a word of a script without spaces, or its punctuation, begin and end emphasis."""
+"""Two marks next to a word of a script without spaces, or its punctuation, that begin and end emphasis."""
 _IS_TEXT = re.compile(
     rf"(?<=\w)\*(?=\w)|(?<=[^\W{_WIDE}])[*~]{{2,}}(?=[^\W{_WIDE}])|(?<=(\S))[*_~]++(?=\1)|(?<=/)[*_]++(?=[./\\])"
     r"|(?<=[\^\\])[*_~]++"
@@ -58,21 +58,21 @@ _IN_ADDRESS = re.compile(r"://\S*\Z")
 
 
 def parser() -> MarkdownIt:
-    """Parser of answers.
+    """Return a parser for answers.
 
-    A table is one token, `table`, with the source of its cells as `meta["rows"]`, and as `meta["alignments"]` for each
-    column of the head `center`, `right` or nothing.
+    A table is one token, `table`, with the source of its cells as `meta["rows"]`. `meta["alignments"]` has `center`,
+    `right` or empty text for each column of the head.
     """
     markdown = MarkdownIt("commonmark", {"html": False}).disable(["html_block", "html_inline"])
     markdown.enable(["table", "strikethrough"])
     rules = markdown.block.ruler
     rules.at("table", _table, {"alt": ["paragraph", "reference"]})
     rules.at("reference", _definition)
-    # Deeper quotes and lists are text: the library drops everything at a depth of 20 levels. A list has two levels.
+    # Deeper quotes and lists are text, because the library drops everything 20 levels deep. A list has two levels.
     rules.at("blockquote", _not_too_deep(blockquote, 8), {"alt": ["paragraph", "reference", "blockquote", "list"]})
     rules.at("list", _not_too_deep(list_block, 16), {"alt": ["paragraph", "reference", "blockquote"]})
     rules.at("hr", _not_too_deep(hr, 100), {"alt": ["paragraph", "reference", "blockquote", "list"]})
-    markdown.helpers = SimpleNamespace(  # type: ignore[assignment]  # the library reads these three by name
+    markdown.helpers = SimpleNamespace(  # type: ignore[assignment]  # the library reads these three attributes
         parseLinkLabel=_label_end, parseLinkDestination=parseLinkDestination, parseLinkTitle=parseLinkTitle
     )
     rules.before("table", "html_table", _html_table, {"alt": ["paragraph", "reference", "blockquote"]})
@@ -82,14 +82,15 @@ def parser() -> MarkdownIt:
 
 
 def unfolded(text: str) -> str:
-    """Text without the tags of `<details>`, whose summary becomes a bold line."""
+    """Return the text without `<details>` tags; their summary becomes a bold line."""
     if "<" not in text:
         return text
     return _SUMMARY.sub(lambda found: f"**{_STYLES.sub('', found[1]).strip()}**\n", _DETAILS.sub("", text))
 
 
 def is_backslash(text: str, at: int) -> bool:
-    """True for a backslash that is a character: no markup follows it, or it is part of a path, a pattern or a face."""
+    """Return True for a backslash that is a character: no markup follows, or it belongs to a path, a pattern or a
+    face."""
     if _BARE_ESCAPE.match(text, at):
         return True
     word = text[max(0, at - 300) : at].rpartition(" ")[2]
@@ -97,7 +98,7 @@ def is_backslash(text: str, at: int) -> bool:
 
 
 def _strict(markdown: MarkdownIt) -> MarkdownIt:
-    """Let fewer characters be markup. A delimiter has its place in the source as `meta["at"]`."""
+    """Treat fewer characters as markup. A delimiter has its position in the source as `meta["at"]`."""
     rules = markdown.inline.ruler
     rules.at(
         "escape",
@@ -113,7 +114,8 @@ def _strict(markdown: MarkdownIt) -> MarkdownIt:
 
 
 def code_of(token: Token) -> tuple[str, list[str]]:
-    """Language and lines of a code block. Words after the language, which no app shows, are the first line."""
+    """Return the language and lines of a code block. Words after the language, which no app shows, are the first
+    line."""
     lines = token.content.removesuffix("\n").split("\n")
     info = token.info.strip()
     first, _, rest = info.partition(" ")
@@ -124,7 +126,8 @@ def code_of(token: Token) -> tuple[str, list[str]]:
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table in a fixed-width font, its columns aligned unless that makes it four times as long."""
+    """Yield the lines of a table for a fixed-width font. Columns are aligned unless that makes it four times as
+    long."""
     cells = ([map(_plain_cell, BREAK.split(cell)) for cell in row] for row in rows)
     head, *others = ([*zip_longest(*row, fillvalue="")] or [()] for row in cells)
     shown = [*head, *(line for lines in others for line in lines)]
@@ -144,7 +147,8 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _plain_cell(cell: str) -> str:
-    """Text of a cell without emphasis, which code does not show. A cell that may hold a link stays as written."""
+    """Return the text of a cell without emphasis, which code does not show. A cell that may have a link is
+    unchanged."""
     if not cell or cell.isalnum():
         return cell
     if re.search(r"[*_`\\&~]", cell) and "[" not in cell and "<" not in cell:
@@ -153,7 +157,7 @@ def _plain_cell(cell: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """Width in a fixed-width font: Han, kana, Hangul and emoji take two columns, combining marks none."""
+    """Return the width in a fixed-width font: Han, kana, Hangul and emoji take two columns, combining marks none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -162,7 +166,7 @@ def _columns(text: str) -> int:
     )
 
 
-# Rules in place of the library's
+# Rules that replace the library's
 
 
 def _not_too_deep(
@@ -176,12 +180,12 @@ def _not_too_deep(
 
 
 def _table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """Read a table. The library's rule would drop cells beyond those of the head and fill up missing ones."""
+    """Read a table. The library's rule would drop cells beyond those of the head, and add missing ones."""
     if not table(state, start, end, True):
         return False
     if silent:
         return True
-    ends = state.md.block.ruler.getRules("blockquote")  # these rules end a table, too
+    ends = state.md.block.ruler.getRules("blockquote")  # these rules also end a table
     parent_type, state.parentType = state.parentType, "table"
     rows = [_cells(_line(state, start)), _cells(_line(state, start + 1))]
     line = start + 2
@@ -205,7 +209,7 @@ def _line(state: StateBlock, line: int) -> str:
 
 
 def _cells(row: str) -> list[str]:
-    """Cells of a row, parted by each pipe that is neither escaped nor in code."""
+    """Return the cells of a row, split at each pipe that is neither escaped nor in code."""
     if "`" not in row and "\\" not in row:
         return [cell.strip() for cell in row.removeprefix("|").removesuffix("|").split("|")]
     pieces = re.split(r"(\\\||`+|\|)", row)
@@ -224,7 +228,7 @@ def _cells(row: str) -> list[str]:
 
 
 def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> int:
-    """Index of the bracket that closes the one at `start`; -1 if there is none, or too many are open."""
+    """Return the index of the bracket that closes the one at `start`, -1 if there is none or too many are open."""
     if _TOO_MANY_BRACKETS.match(state.src, start):
         return -1
     before, state.pos = state.pos, start + 1
@@ -237,7 +241,7 @@ def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> 
             break
         state.md.inline.skipToken(state)
         if character == "[":
-            if state.pos == at + 1:  # text, and no part of a link
+            if state.pos == at + 1:  # text, not part of a link
                 level += 1
             elif disable_nested:
                 break
@@ -246,7 +250,7 @@ def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> 
 
 
 def _definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """Show a definition, whether a link uses it or not."""
+    """Show a link definition, whether a link uses it or not."""
     if not reference(state, start, end, silent):
         return False
     text = state.getLines(start, state.line, state.blkIndent, False).strip()
@@ -257,7 +261,7 @@ def _definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def _html_table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """Read a table in HTML that begins a line; the rest of its last line is a row."""
+    """Read an HTML table that begins a line. The rest of its last line is a row."""
     found = _HTML_TABLE.match(state.src, state.bMarks[start] + state.tShift[start])
     if found is None or state.is_code_block(start) or start + found[0].count("\n") >= end:
         return False
@@ -296,7 +300,7 @@ def _delimiters(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInl
 
 
 def _unpair(state: StateInline) -> None:
-    """Make delimiters text again that enclose a name, or belong to a comment or to two patterns."""
+    """Turn delimiters back into text if they enclose a name, or belong to a comment or to two patterns."""
     nested = (meta["delimiters"] for meta in state.tokens_meta if meta and "delimiters" in meta)
     for delimiters in (state.delimiters, *nested):
         for one in (one for one in delimiters if one.end >= 0):

@@ -1,4 +1,4 @@
-"""Parts: a long text in pieces within the limit of a chat service, cut after paragraphs, sentences or words."""
+"""Splitting of long text into parts within a chat service's limit, after paragraphs, sentences or words."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from platforms.text import is_within, longest_prefix, utf16_units
 
 
 class PartWriter:
-    """Writer of parts of at most `limit` units, filled line by line. Cut code ends and begins again at the cut."""
+    """Writer of parts of at most `limit` units, filled line by line. Code that is cut is closed and opened again."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -32,7 +32,7 @@ class PartWriter:
                     self._extend([piece])
 
     def add_code(self, opening: str, lines: Sequence[str], closing: str) -> None:
-        """Add code that begins and ends with these lines; its own lines may be cut anywhere."""
+        """Add code that begins and ends with the given lines. Its own lines may be cut anywhere."""
         whole = [opening, *lines, closing]
         units = self._cost(whole)
         if self._units + units <= self._limit:
@@ -72,7 +72,7 @@ class PartWriter:
 
 
 def _paragraphs(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Groups of lines, each with the blank lines that follow it."""
+    """Yield groups of lines, each with the blank lines that follow it."""
     group: list[str] = []
     for line in lines:
         if group and line.strip() and not group[-1].strip():
@@ -84,7 +84,7 @@ def _paragraphs(lines: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _cut(line: str, limit: int, *, is_prose: bool) -> Iterator[str]:
-    """Pieces of a line; white space at a cut of prose is removed."""
+    """Yield pieces of a line. White space at a cut in prose is removed."""
     start = 0
     while not is_within(line, start, limit):
         head = longest_stretch(line, start, limit)
@@ -97,7 +97,7 @@ def _cut(line: str, limit: int, *, is_prose: bool) -> Iterator[str]:
 
 
 def _kind_cut(head: str) -> int:
-    """Index to cut at: after a sentence, else at a space, not inside inline code, never in the first half."""
+    """Return the index to cut at: after a sentence, else at a space, not inside inline code or in the first half."""
     min_cut = len(head) // 2
     if head.count("`") % 2 and (tick := head.rfind("`")) > min_cut:
         head = head[:tick]
@@ -109,7 +109,7 @@ def _kind_cut(head: str) -> int:
 
 
 def longest_stretch(text: str, start: int, limit: int) -> str:
-    """Longest stretch from `start` within `limit` units, short of the end, that parts no character from its marks."""
+    """Return the longest stretch from `start` within `limit` units that keeps characters with their combining marks."""
     end = cut = start + len(longest_prefix(text[start : start + limit], limit))
     min_cut = max(start + 1, end - 16)
     while cut > min_cut and (

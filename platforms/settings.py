@@ -1,6 +1,6 @@
-"""Settings of the platforms. A field with a `Setting` is a key of the configuration, the others are bounds of the code.
+"""Settings of the platforms. A field with a `Setting` is a configuration key; the other fields are limits in the code.
 
-Loads no SDK. All times are seconds, unless the name says otherwise.
+Imports no SDK. All times are in seconds unless the name says otherwise.
 """
 
 import ipaddress
@@ -27,7 +27,8 @@ class WebhookSettings:
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8443
     """Port on which the webhook listens. `0` picks a free port."""
     max_connections: int = 1
-    """Most posts at the same time. With more than one, Telegram may deliver two messages of a chat out of order."""
+    """Maximum number of simultaneous posts. With more than one, Telegram may deliver messages of a chat out of
+    order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,25 +41,25 @@ class TelegramSettings:
     """Root of the Bot API server, without `/bot`. Change it for a local Bot API server."""
     webhook: Annotated[WebhookSettings, Setting()] = WebhookSettings()
 
-    # The promises about liveness rest on these defaults.
+    # The liveness promises depend on these defaults.
     poll_seconds: float = 25
-    """Seconds that one getUpdates waits: below the 30 s after which many NATs forget a silent connection."""
+    """Seconds that one getUpdates waits, below the 30 s after which many NATs drop a silent connection."""
     poll_grace_seconds: float = 10
-    """Seconds beyond that which an answer may take. Then the connection is dead and a new one is made, so that a
-    black-holed socket is noticed after 35 s and replaced in the same second."""
+    """Additional seconds for an answer. After that the connection counts as dead: a black-holed socket is noticed and
+    replaced after 35 s."""
     stall_seconds: float = 45
-    """Seconds without progress after which the adapter is not ready, whatever its task believes; above poll + grace."""
+    """Seconds without progress after which the adapter is not ready; longer than poll and grace together."""
     webhook_check_seconds: float = 30
-    """Seconds after which webhook mode asks Telegram about the webhook: its only proof of progress in a quiet hour."""
+    """Seconds between checks of the webhook with Telegram, the only proof of progress in a quiet hour."""
     backoff: Backoff = field(default_factory=Backoff)
-    """Pauses after network loss: people wait at most 30 seconds for the bot to come back."""
+    """Pauses after network loss, at most 30 seconds."""
     conflict_seconds: float = 5
-    """Shortest wait after a 409, in seconds: we cut the other poller off too, a quick retry makes it a fight."""
+    """Minimum wait after a 409, in seconds. A faster retry would keep cutting off the other poller."""
     connect_seconds: float = 10
     request_seconds: float = 20
-    """Longest silence of a request, in seconds. Telegram answers sends within a second; photos take longer to fetch."""
+    """Maximum silence of a request, in seconds. Telegram answers sends within a second; photos take longer."""
     connections: int = 512
-    """Most connections: two per concurrent turn (256), for its preview or final, and its typing signal."""
+    """Maximum connections: two per concurrent turn (256), for its preview or answer and its typing indicator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +75,15 @@ class DiscordSettings:
     catch_up_hours: Annotated[float, Setting(ge=0, le=168, unit="hours", restart=True)] = 24
     """After a gap in the connection, answer missed messages up to this age. `0` skips all of them."""
     catch_up_messages: int = 200
-    """Most messages fetched per channel, not older than the hours above, after a connection that did not resume."""
+    """Maximum messages per channel to fetch after a connection that did not resume, within the hours above."""
     queue_size: int = 10_000
-    """Events that may wait for the database; with more the connection is given up and caught up later."""
+    """Maximum events that wait for the database. Beyond that the adapter reconnects and catches up."""
     backoff: Backoff = field(default_factory=partial(Backoff, 0.1, 5.0))
-    """Pauses of the event queue while the database, or a channel's history, cannot be read."""
+    """Pauses of the event queue while the database or a channel's history cannot be read."""
     stale_seconds: float = 90.0
-    """Seconds without an answered heartbeat, or without a session, after which the adapter connects again."""
+    """Seconds without an answered heartbeat, or without a session, after which the adapter reconnects."""
     request_seconds: float = 30.0
-    """Longest wait for the answer to one REST request, in seconds."""
+    """Maximum wait for the answer to a REST request, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +101,9 @@ class LocalSettings:
     """Address of the web chat at a reverse proxy, such as `https://chat.example.org`. The page then accepts this name,
     and the sign-in link starts with it."""
     max_characters: int = 200_000
-    """Longest message that a person may write, in characters."""
+    """Maximum length of a person's message, in characters."""
     max_part_units: int = 100_000
-    """Longest message that is shown, in UTF-16 units; keeps a page responsive."""
+    """Maximum length of a shown message, in UTF-16 units; keeps the page responsive."""
 
     @property
     def is_loopback(self) -> bool:

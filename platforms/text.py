@@ -1,4 +1,4 @@
-"""Text and JSON as chat services send them, the length of text as they count it, and lines as parsers do."""
+"""Text and JSON from chat services, text length in their units, and lines as Markdown parsers count them."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from hermes_state.values import OutboundPart
 
 
 def utf16_units(text: str) -> int:
-    """Length in UTF-16 code units: a character outside the basic plane counts twice.
+    """Return the length in UTF-16 code units. A character outside the basic plane counts twice.
 
     >>> utf16_units("aé🙂")
     4
@@ -22,7 +22,7 @@ def utf16_units(text: str) -> int:
 
 
 def longest_prefix(text: str, max_units: int) -> str:
-    """The longest beginning of `text` within `max_units` UTF-16 code units; no character is cut in half."""
+    """Return the longest beginning of `text` within `max_units` UTF-16 units, without cutting a character in half."""
     head = text[:max_units]
     while (excess := utf16_units(head) - max_units) > 0:
         head = head[: len(head) - (excess + 1) // 2]
@@ -30,18 +30,18 @@ def longest_prefix(text: str, max_units: int) -> str:
 
 
 def is_within(text: str, start: int, max_units: int) -> bool:
-    """Tell if the text after `start` has at most `max_units`, at a cost that grows with `max_units` only."""
+    """Return True if the text from `start` has at most `max_units`. The cost depends only on `max_units`."""
     return len(text) - start <= max_units and utf16_units(text[start:]) <= max_units
 
 
 def with_newlines(text: str) -> str:
-    """Return `text` with newline characters for all line ends, as a parser of Markdown counts lines."""
+    """Return `text` with newlines for all line endings, as a Markdown parser counts lines."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 UNFINISHED: Final = " …"
-"""End of an unfinished answer. The message stays if the process is killed before it has stored the message's id, and
-must not look like a second copy of the answer."""
+"""End of an unfinished answer. If the process is killed before it stores the message's id, the message stays and must
+not look like a second copy of the answer."""
 
 
 def unfinished(part: OutboundPart) -> OutboundPart:
@@ -49,17 +49,17 @@ def unfinished(part: OutboundPart) -> OutboundPart:
 
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
-"""Exceptions of reading an unexpected shape; times beyond the calendar raise three of them."""
+"""Exceptions from reading an unexpected shape. Times outside the calendar raise three of them."""
 _TEXT_KEYS: Final = {
     *("text", "content", "title", "question", "description", "label", "summary", "caption", "expression"),
     *("body", "value", "html", "markdown"),
 }
 
 
-def parsed_json(text: Any) -> Any:  # JSON, and where it comes from text or bytes of any kind
-    """Parse a JSON text, with replacements for halves of characters, and cut whole numbers to 400 digits.
+def parsed_json(text: Any) -> Any:  # text or bytes in, JSON out
+    """Parse JSON text. Unpaired surrogates are replaced, and integers are cut to 400 digits.
 
-    Services may send such values, which must not hide the rest of an answer. Raises one of `UNREADABLE`.
+    Services may send these values, which must not hide the rest of an answer. Raises one of `UNREADABLE`.
 
     >>> parsed_json('{"text": "half of \\ud83d"}')
     {'text': 'half of \ufffd'}
@@ -72,7 +72,7 @@ def parsed_json(text: Any) -> Any:  # JSON, and where it comes from text or byte
 
 
 def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], path: str = "") -> Any:
-    """Return `value` without the parts that `read` refuses, whose paths go to `dropped`; None if nothing can stay."""
+    """Return `value` without the parts that `read` refuses, or None if nothing is left. Their paths go to `dropped`."""
 
     def known(key: str) -> Any:
         return known_parts(nested[key], lambda part: read({**base, key: part}), dropped, f"{path}.{key}".lstrip("."))
@@ -85,7 +85,7 @@ def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], p
     items = value.items() if isinstance(value, dict) else ()
     nested = {key: part for key, part in items if isinstance(part, dict) or (part and isinstance(part, list))}
     plain = {key: part for key, part in items if key not in nested}
-    # An object may need one of the objects in it: a message needs its chat.
+    # An object may need one of its objects: a message needs its chat.
     for base in (plain, *({**plain, key: part} for key, part in nested.items())) if items else ():
         if _is_read(base, read):
             found = {key: known(key) for key in nested.keys() - base.keys()}
@@ -100,10 +100,10 @@ def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], p
 
 
 def text_in(value: Any, *, is_text: bool = False) -> str:
-    """Return the words under keys for text, each object and each piece of a list on a line of its own."""
+    """Return the text under keys for text, with each object and each list item on its own line."""
     if isinstance(value, dict):
         return "\n".join(filter(None, (text_in(part, is_text=key in _TEXT_KEYS) for key, part in value.items())))
-    if isinstance(value, list):  # under a key for text, its pieces are one text
+    if isinstance(value, list):  # under a key for text, its items are one text
         return ("" if is_text else "\n").join(filter(None, (text_in(part, is_text=is_text) for part in value)))
     return value if is_text and isinstance(value, str) else ""
 

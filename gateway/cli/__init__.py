@@ -1,7 +1,7 @@
-"""The command `hermes-gateway`. A module per kind of command; they share `answers.py` and `output.py`.
+"""The command `hermes-gateway`. Each kind of command has its own module; `answers.py` and `output.py` are shared.
 
-Exit codes that scripts and systemd rely on: 0 clean, 75 token or database held by another process, 78 configuration.
-1 is any other failure, 2 a wrong command line, 3 `status` of a gateway that is not running.
+Exit codes for scripts and systemd: 0 clean, 75 token or database in use by another process, 78 configuration error, 1
+any other failure, 2 wrong command line, 3 `status` of a gateway that is not running.
 """
 
 import importlib
@@ -22,29 +22,29 @@ EXIT_CONFIG = 78
 
 COMMANDS = {
     "run": ("daemon", "Run the gateway in the foreground until SIGTERM or Ctrl-C."),
-    "init": ("init", "Ask for tokens and model, try them, and write config.yaml."),
-    "status": ("daemon", "Show whether the gateway runs and how it does."),
-    "url": ("daemon", "Print a fresh address of the web chat."),
+    "init": ("init", "Ask for tokens and a model, test and save them."),
+    "status": ("daemon", "Show the state of the gateway."),
+    "url": ("daemon", "Print a new link to the web chat."),
     "doctor": ("daemon", "Check configuration, files, database, model and service."),
-    "lineage": ("lookups", "Show how sessions continue one another, oldest first."),
-    "search": ("lookups", "Find what was said, in whichever session and chat that was."),
-    "history": ("lookups", "Show what was said, as it was said."),
-    "sessions": ("lookups", "List conversations, the most recently used first."),
-    "usage": ("lookups", "Show what was used, what it cost, and the caps."),
-    "insights": ("lookups", "Show what was spent lately, by day, chat, model and purpose."),
-    "backup": ("database", "Copy the database to a file, also while the gateway runs."),
-    "store": ("database", "Copy the database to another file or to PostgreSQL, or back."),
-    "cluster": ("cluster", "Look at the nodes that share a database."),
+    "lineage": ("lookups", "Show how sessions continue each other, oldest first."),
+    "search": ("lookups", "Search all conversations."),
+    "history": ("lookups", "Show the original messages of a chat or session."),
+    "sessions": ("lookups", "List conversations, most recently used first."),
+    "usage": ("lookups", "Show token usage, cost and spending caps."),
+    "insights": ("lookups", "Show recent spending by day, chat, model and purpose."),
+    "backup": ("database", "Copy the database to a file, even while the gateway runs."),
+    "store": ("database", "Copy the database to PostgreSQL or to another file."),
+    "cluster": ("cluster", "Show the nodes of a cluster."),
     "config": ("config", "Check and show the configuration."),
-    "pair": ("pair", "Let people in by code, and see them out."),
-    "trajectories": ("trajectories", "Write conversations to files for training, shorten such files, look into them."),
-    "plugins": ("config", "Look at plugins."),
+    "pair": ("pair", "Approve or revoke access by pairing code."),
+    "trajectories": ("trajectories", "Export, shorten and view conversations as training data."),
+    "plugins": ("config", "Show plugins."),
 }
-"""Module of each command, or group of commands, and what it is for. Only the module of one that is used is imported."""
+"""Module and help text of each command or group. Only the module of the command in use is imported."""
 
 
 class _CommandRegistry(TyperGroup):
-    """Commands by name: placeholders until one is used."""
+    """Commands by name. Each one is a placeholder until it is used."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's own copy of click
         name, found, rest = super().resolve_command(ctx, args)
@@ -54,9 +54,9 @@ class _CommandRegistry(TyperGroup):
 app = typer.Typer(
     name="hermes-gateway",
     cls=_CommandRegistry,
-    help="An LLM agent in Telegram, Discord and a local web chat that keeps every conversation alive.",
+    help="Run an LLM agent in Telegram, Discord and a local web chat, for conversations that last months.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # its tracebacks show local variables, and with them secrets
+    pretty_exceptions_enable=False,  # its tracebacks show local variables, which may hold secrets
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -65,7 +65,7 @@ for command, (_, purpose) in COMMANDS.items():
 
 
 def load_command(name: str) -> Any:  # Any: as above
-    """The command, or group of commands, of this name, imported."""
+    """Import a command, or a group of commands, by name."""
     found = getattr(importlib.import_module(f"gateway.cli.{COMMANDS[name][0]}"), name)
     if isinstance(found, typer.Typer):
         return typer.main.get_group(found)
@@ -88,14 +88,14 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """An LLM agent in Telegram, Discord and a local web chat that keeps every conversation alive.
+    """Run an LLM agent in Telegram, Discord and a local web chat, for conversations that last months.
 
     The state directory is HERMES_HOME, by default ~/.hermes-gateway.
     """
 
 
 def main() -> None:
-    """Entry point: our errors become one sentence on standard error and the exit code that belongs to them."""
+    """Run the command line. Print our own errors as one sentence on standard error, and exit with the matching code."""
     try:
         app()
     except (ConfigError, DatabaseRejected) as error:
@@ -109,15 +109,15 @@ def main() -> None:
 
 
 def _ways_out() -> Iterator[str]:
-    """Sentences on opening the gateway that runs already, if it is this state directory's, and on ending it."""
+    """Yield hints on opening the running gateway, if it has this state directory, and on stopping it."""
     from gateway.config import process_environment
     from gateway.config.files import find_state
     from hermes_state.store.lock import holder
 
     if holder(find_state(process_environment()).lock_file) is not None:
         command = sys.argv[0] if Path(sys.argv[0]).name == "hermes-gateway" else "hermes-gateway"
-        yield f"`{command} url` prints an address of its web chat"
-    yield "Ctrl-C where it runs, `kill` with its process id, or `systemctl stop hermes-gateway` ends it"
+        yield f"`{command} url` prints a link to its web chat."
+    yield "To stop it, press Ctrl-C in its terminal, `kill` its process id, or run `systemctl stop hermes-gateway`."
 
 
 def _leave(kind: str, error: HermesError, code: int, hints: Iterable[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Answers for the command line: the daemon's, or those of the database itself while no daemon has it open."""
+"""Answers for the command line, from the running daemon or from the database while no daemon has it open."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 def configured_redactor() -> Redactor:
-    """Takes out the configured secrets; without a configuration that can be read, whatever looks like one."""
+    """Return a redactor for the configured secrets. If the configuration is invalid, it still removes text that looks
+    like a secret."""
     try:
         return Redactor(load_config(process_environment()).secrets())
     except ConfigError:
@@ -29,9 +30,9 @@ def configured_redactor() -> Redactor:
 
 
 def configured_database() -> tuple[Path, str | None]:
-    """The database as a file and, where one is configured, as an address; other settings may be wrong.
+    """Return the path of the database file, and the address of the database if one is configured.
 
-    Raises `ConfigError` where nobody can tell which of the two it is.
+    Other settings may be invalid. Raises `ConfigError` if it is unclear which of the two is in use.
     """
     environ = process_environment()
     return find_state(environ).database, find_store_url(environ)
@@ -46,11 +47,11 @@ def ask_or_read(
     empty: T | None = None,
     timeout_seconds: float = 30.0,
 ) -> T:
-    """The daemon's answer, or that of `read` to the same request; `empty` where there is no database yet.
+    """Return the daemon's answer, or the answer of `read` while no daemon runs; `empty` if there is no database yet.
 
-    `read` answers as JSON has it: with mappings, lists, text and numbers.
+    `read` returns JSON values: mappings, lists, text and numbers.
 
-    Raises what `ask` and `open_resting` raise, and `CommandError` for a daemon that answers something else, or where
+    Raises the errors of `ask` and `open_resting`, and `CommandError` if the daemon's answer has another form, or if
     there is neither a database nor `empty`.
     """
     state = find_state(process_environment())
@@ -59,18 +60,20 @@ def ask_or_read(
     except DaemonNotRunningError:
         with open_resting(*configured_database()) as db:
             if db is None and empty is None:
-                raise CommandError("There is no database yet; the first start makes it.") from None
+                raise CommandError("There is no database yet. The first start of the gateway creates it.") from None
             found = empty if db is None else read(db, request, args)
     try:
         return msgspec.convert(found, answer)
     except msgspec.ValidationError as error:
-        raise CommandError("the daemon that runs is of another version; restart it") from error
+        raise CommandError(
+            "The running gateway is a different version from this command. Restart the gateway."
+        ) from error
 
 
 def ask_or_write(request: str, args: Mapping[str, Any], write: Callable[[Connection, Millis], Any]) -> Any:
-    """The daemon's answer, or that of `write`, at the time of now, in the database itself while no daemon runs.
+    """Return the daemon's answer, or call `write` with the database and the current time while no daemon runs.
 
-    Raises what `ask` and `open_store` raise; `DaemonNotRunningError`, too, where there is no database yet.
+    Raises the errors of `ask` and `open_store`; `DaemonNotRunningError` also if there is no database yet.
     """
     state = find_state(process_environment())
     try:

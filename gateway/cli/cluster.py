@@ -1,4 +1,4 @@
-"""`hermes-gateway cluster status`: the nodes that share a database, asked of the database itself."""
+"""`hermes-gateway cluster status`: the nodes that share a database, read from the database itself."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,20 +15,19 @@ from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.times import format_time
 from hermes_state.engines.opening import open_resting
 from hermes_state.engines.postgres.nodes import ClusterStatus, NodeStatus, load_cluster
-from hermes_state.text import counted
 
-cluster = typer.Typer(no_args_is_help=True, help="Look at the nodes that share a database.", rich_markup_mode=None)
+cluster = typer.Typer(no_args_is_help=True, help="Show the nodes of a cluster.", rich_markup_mode=None)
 
 _ALONE = (
-    "The database is a file, which one gateway has alone. Several nodes need PostgreSQL: set store.url, and see "
-    "docs/reference/cluster.md."
+    "The database is a file, so only one gateway can use it. To run several nodes, set store.url to a PostgreSQL "
+    "database; see docs/reference/cluster.md."
 )
 _EMPTY = ClusterStatus(nodes=[], unserved=[], waiting=0, oldest_waiting_seconds=None, load=None)
 
 
 @cluster.command()
 def status(as_json: Json = False) -> None:
-    """Show which nodes there are, what each has of the work, and what waits. It needs no running gateway."""
+    """Show the nodes, their work, and the waiting messages. The gateway need not be running."""
     if (found := _load()) is None:
         show({"is_shared": False}, [_ALONE], as_json=as_json)
     else:
@@ -37,7 +36,7 @@ def status(as_json: Json = False) -> None:
 
 def _load() -> ClusterStatus | None:
     path, url = configured_database()
-    if url is None:  # a gateway that runs may have it from a credential
+    if url is None:  # a running gateway may get the address from a credential
         with suppress(DaemonNotRunningError):
             found = ask(find_state(process_environment()).control_socket, "cluster.status")
             return msgspec.convert(found, ClusterStatus | None)
@@ -48,27 +47,26 @@ def _load() -> ClusterStatus | None:
 
 def _lines(found: ClusterStatus) -> Iterator[str]:
     if not found.nodes:
-        yield "No gateway has had a seat at this database yet."
+        yield "No node has used this database yet."
         return
     yield from table(
         ("NODE", "ROLE", "VERSION", "SINCE", "STATE", "SEATS LOST", "CHATS", "SERVES"), map(_row, found.nodes)
     )
     for node in found.nodes:
         if node.chats:
-            yield f"At work on {node.label}: {', '.join(node.chats)}."
+            yield f"Active chats on {node.label}: {', '.join(node.chats)}."
     if found.unserved:
-        yield f"Nobody serves: {', '.join(found.unserved)}."
+        yield f"Not served by any node: {', '.join(found.unserved)}."
     if found.oldest_waiting_seconds is not None:
-        waiting = counted(found.waiting, "message")
-        yield f"No turn has taken up {waiting}, of which the oldest came {found.oldest_waiting_seconds:.1f} s ago."
+        yield f"Waiting messages: {found.waiting}. The oldest arrived {found.oldest_waiting_seconds:.1f} s ago."
     if (load := found.load) is not None:
         yield (
-            f"Gateways have {counted(load.connections, 'connection')}, {load.busy} in a transaction (the longest for "
-            f"{load.longest_seconds:.1f} s), {load.lock_waits} waiting for a lock; the server has "
+            f"Gateway connections: {load.connections}, {load.busy} in a transaction (longest "
+            f"{load.longest_seconds:.1f} s), {load.lock_waits} waiting for a lock. Server connections: "
             f"{load.server_connections} of {load.max_connections}."
         )
         if load.hint_queue_percent >= 1:
-            yield f"The server's queue of hints is {load.hint_queue_percent:.0f} % full: a node does not read its own."
+            yield f"The server's notification queue is {load.hint_queue_percent:.0f} % full: a node is not reading it."
 
 
 def _row(node: NodeStatus) -> tuple[str, ...]:

@@ -26,11 +26,11 @@ config = typer.Typer(no_args_is_help=True, help="Check and show the configuratio
 
 @config.command()
 def check(as_json: Json = False) -> None:
-    """Check everything that `run` would check, with the same loader, and start nothing.
+    """Check the configuration exactly as `run` does, without starting anything.
 
-    Exit code 78 when `run` would refuse; warnings alone are fine.
+    Exit code 78 if `run` would refuse to start. Warnings alone are fine.
     """
-    from agent.engines.loader import load_engine  # takes the agent with it
+    from agent.engines.loader import load_engine  # also imports the agent
 
     try:
         loaded = load_config(process_environment())
@@ -49,7 +49,7 @@ def check(as_json: Json = False) -> None:
         raise typer.Exit(78) from error
     missing_key = tuple(missing_keys(loaded.config))
     loaded = replace(loaded, warnings=(*loaded.warnings, *missing_key))
-    verdict = "The configuration is fine, but for a key" if missing_key else "The configuration is fine"
+    verdict = "The configuration is valid, but an API key is missing" if missing_key else "The configuration is valid"
     lines = [f"{verdict}. State directory: {loaded.home}", _summary(loaded)]
     found = {"ok": True, "errors": [], "warnings": loaded.warnings, "home": str(loaded.home)}
     show(found, [*_warning_lines(loaded), *lines], as_json=as_json)
@@ -57,7 +57,7 @@ def check(as_json: Json = False) -> None:
 
 @config.command("show")
 def show_settings(as_json: Json = False) -> None:
-    """Show every setting, its value and where it comes from. Secrets are masked."""
+    """Show every setting with its value and its source. Secrets are masked."""
     loaded = load_config(process_environment())
     rows = {dotted(key): (_shown(value), loaded.sources[dotted(key)]) for key, value in values_of(loaded.config)}
     rows |= _sizes(loaded)
@@ -72,10 +72,10 @@ def show_settings(as_json: Json = False) -> None:
 @config.command()
 def keys(
     style: Annotated[
-        Literal["text", "markdown", "json"], typer.Option("--format", help="How to print: text, markdown or json.")
+        Literal["text", "markdown", "json"], typer.Option("--format", help="Output format: text, markdown or json.")
     ] = "text",
 ) -> None:
-    """List every setting there is: default, range, unit and meaning."""
+    """List every setting with its default, range, unit and meaning."""
     if style == "markdown":
         echo(settings_markdown())
     elif style == "json":
@@ -91,7 +91,7 @@ def _warning_lines(loaded: LoadedConfig) -> list[str]:
 
 
 def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:
-    """Values and sources of the model's sizes that are not configured, as they hold until its provider is asked."""
+    """Return values and sources of the model's sizes that are not configured, as used until the provider is asked."""
     model, capacity = loaded.config.model, capacity_in(loaded.config.model)
     known = {
         "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),
@@ -101,7 +101,7 @@ def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:
     for name, (configured, tokens, source) in known.items():
         if configured is None:
             by = "assumed" if source is SizeSource.ASSUMED else window_from(source)
-            rows[name] = (tokens, f"{DEFAULT_SOURCE}: {by}; the provider is asked at its first turn")
+            rows[name] = (tokens, f"{DEFAULT_SOURCE}: {by}; the gateway asks the provider at the first turn")
     return rows
 
 
@@ -112,11 +112,11 @@ def _summary(loaded: LoadedConfig) -> str:
         chats.append(f"the web chat on {config.local.host}:{config.local.port}")
     model = f"{config.model.name} ({config.model.protocol})" if config.model.name else config.model.protocol
     set_keys = sum(source != "default" for source in loaded.sources.values())
-    return f"Serves {', '.join(chats) or 'nothing'}; model {model}; {set_keys} of {len(FIELDS)} settings are set."
+    return f"Serves {', '.join(chats) or 'nothing'}. Model: {model}. {set_keys} of {len(FIELDS)} settings are set."
 
 
 def _shown(value: Any) -> Any:
-    """Value for people's eyes: secrets masked, also the password that an address may carry."""
+    """Return a value for display, with secrets and passwords in addresses masked."""
     if isinstance(value, SecretStr):
         return MARK
     if isinstance(value, str):
@@ -134,23 +134,23 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, Mapping)):
-        # A block by its name; `--json` shows all of it.
+        # A block is shown by its name; `--json` shows it in full.
         names = (str(one.get("name", one) if isinstance(one, Mapping) else one) for one in value)
         return ", ".join(names) or "-"
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-plugins = typer.Typer(no_args_is_help=True, help="Look at plugins.", rich_markup_mode=None)
+plugins = typer.Typer(no_args_is_help=True, help="Show plugins.", rich_markup_mode=None)
 
 
 @plugins.command("list")
 def list_engines(as_json: Json = False) -> None:
-    """Show every context engine: found, active, or failed and why. The code of all of them is run for that.
+    """List every context engine: found, active, or failed with the reason. This runs the code of all engines.
 
-    Exit code 78 when the one that `context.engine` names cannot be used.
+    Exit code 78 if the engine in `context.engine` cannot be used.
     """
-    from agent.engines.loader import list_plugins, unknown_engine  # which take the agent with them
+    from agent.engines.loader import list_plugins, unknown_engine  # which also import the agent
 
     loaded = load_config(process_environment())
     configured = loaded.config.context.engine

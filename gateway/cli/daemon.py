@@ -1,4 +1,4 @@
-"""`hermes-gateway run | status | url | doctor`: the daemon in the foreground, its state, its address, its checks."""
+"""`hermes-gateway run | status | url | doctor`: the daemon in the foreground, its state, web address and checks."""
 
 from typing import Annotated
 
@@ -21,45 +21,47 @@ from hermes_state.text import counted
 from hermes_state.values import SystemClock
 
 _SIGNS = {"fine": "ok", "skipped": "--", "warning": "!!", "failed": "XX"}
-"""Marks before the lines of `doctor`, by `CheckStatus`."""
+"""Mark at the start of each `doctor` line, by `CheckStatus`."""
 
 
 def run(
     is_fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin with an empty database where the one that there was is gone.")
+        bool, typer.Option("--fresh", help="Start with a new, empty database if the old one is missing.")
     ] = False,
     role: Annotated[
-        str, typer.Option("--role", metavar="node|worker", help="Role of this node, instead of cluster.role.")
+        str, typer.Option("--role", metavar="node|worker", help="Role of this node; overrides cluster.role.")
     ] = "",
 ) -> None:
     """Run the gateway in the foreground until SIGTERM or Ctrl-C.
 
-    With nothing configured it serves the web chat on 127.0.0.1 with the offline model. SIGHUP reloads the
-    configuration, but ends a gateway that runs at a terminal. Exit codes: 0 clean, 75 token or database held by
-    another process, 78 configuration, or a database that was there and is gone: put it or a backup back, or begin anew
-    with --fresh, which touches none that is there.
+    Without any configuration it serves the web chat on 127.0.0.1 with the offline model. SIGHUP reloads the
+    configuration; a gateway in a terminal stops instead.
+
+    Exit codes: 0 stopped, 75 token or database in use by another process, 78 configuration error or missing database.
+    If the database is missing, restore it or a backup, or start with an empty one: run with --fresh, which never
+    touches an existing database.
     """
-    with without("rich"):  # structlog would import it for tracebacks at terminals, which ours are written without
+    with without("rich"):  # structlog would import it for tracebacks in terminals; ours do not use it
         from gateway.daemon.process import (
-            serve,  # what writes the logs takes longer to import than all of the command line
+            serve,  # logging takes longer to import than the whole command line
         )
     environ = process_environment()
     raise typer.Exit(serve({**environ, "HERMES_CLUSTER__ROLE": role} if role else environ, is_fresh=is_fresh))
 
 
 def status(as_json: Json = False) -> None:
-    """Show whether the gateway runs and how it does. Exit code 3 when it does not run."""
+    """Show the state of the gateway. Exit code 3 if it is not running."""
     state = find_state(process_environment())
     try:
         answer = {"running": True, **ask(state.control_socket, "status")}
     except DaemonNotRunningError:
         answer = {"running": False, "home": str(state.home)}
-        with open_resting(*configured_database()) as db:  # refuses when somebody holds it and does not answer
+        with open_resting(*configured_database()) as db:  # refuses if a process holds it and does not answer
             if db is not None:
                 answer["database"] = msgspec.structs.asdict(load_overview(db))
     show(answer, tree(answer), as_json=as_json)
     if not answer["running"]:
-        raise typer.Exit(3)  # as systemctl says of a service that is not running
+        raise typer.Exit(3)  # as systemctl does for a stopped service
 
 
 def url(
@@ -70,9 +72,10 @@ def url(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a fresh address of the web chat; it signs one browser in, once.
+    """Print a new link to the web chat. It signs in one browser, once.
 
-    Of several nodes the one that serves the web chat prints it; the others name that one, and list and sign out, too.
+    In a cluster, only the node that serves the web chat prints a link; other nodes name that node. --list and --revoke
+    work on every node.
     """
     if is_revoked:
         args = {"id": browser} if browser else {}
@@ -80,8 +83,10 @@ def url(
             "local.revoke", args, lambda db, now: {"signed_out": browsers.remove(db, browser or None, now)}
         )["signed_out"]
         if browser and not count:
-            raise CommandError(f"no browser {browser} is signed in; `hermes-gateway url --list` shows them")
-        show({"signed_out": count}, [f"Signed out: {counted(count, 'browser')}."], as_json=as_json)
+            raise CommandError(
+                f"No browser with the id {browser} is signed in. `hermes-gateway url --list` shows the ids."
+            )
+        show({"signed_out": count}, [f"Signed out {counted(count, 'browser')}."], as_json=as_json)
     elif is_list:
         found = ask_or_read(
             "local.browsers",
@@ -95,7 +100,7 @@ def url(
         lines = table(("ID", "SIGNED IN", "BROWSER"), rows) if rows else ["No browser is signed in."]
         show(found, lines, as_json=as_json)
     elif (address := _mint_url()) is None:
-        raise CommandError("the web chat is not being served right now; `hermes-gateway status` says why")
+        raise CommandError("The web chat is not running. `hermes-gateway status` shows why.")
     else:
         show({"url": address}, [address], as_json=as_json)
 
@@ -114,17 +119,19 @@ def _mint_url() -> str | None:
 
 
 def doctor(
-    is_online: Annotated[bool, typer.Option("--online", help="Also try the Telegram and Discord tokens.")] = False,
+    is_online: Annotated[bool, typer.Option("--online", help="Also test the Telegram and Discord tokens.")] = False,
     is_repair: Annotated[
-        bool, typer.Option("--repair", help="Save what can be read of a damaged database into a new one.")
+        bool, typer.Option("--repair", help="Save the readable part of a damaged database into a new one.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check configuration, files, database, model and service, and say what to do.
+    """Check configuration, files, database, model and service, and say how to fix problems.
 
-    Changes nothing and is safe beside a running gateway. A configured model's server is asked for its list of
-    models. Exit code 1 when something failed, 78 when it is the configuration. --repair is for a gateway that is
-    stopped (exit code 75 otherwise); it keeps the damaged database and says what is missing in the new one.
+    Changes nothing, and is safe while the gateway runs. Asks the server of each configured model for its list of
+    models. Exit code 1 if a check failed, 78 if the configuration is invalid.
+
+    --repair needs a stopped gateway (exit code 75 otherwise). It keeps the damaged database and reports what the new
+    one lacks.
     """
     if is_repair:
         repair(as_json=as_json)

@@ -1,4 +1,4 @@
-"""`hermes-gateway backup | store copy` and `doctor --repair`: copies of the database, and rescue of a damaged one."""
+"""`hermes-gateway backup | store copy` and `doctor --repair`: copy the database, or rescue a damaged one."""
 
 import os
 from pathlib import Path
@@ -23,63 +23,66 @@ from hermes_state.text import counted
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file for the copy.")], as_json: Json = False
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file for the copy.")], as_json: Json = False
 ) -> None:
-    """Copy the database to FILE, also while the gateway runs, and also when its files were deleted meanwhile.
+    """Copy the database to FILE, even while the gateway runs.
 
-    A running gateway writes FILE itself: as a service it may write only into its state directory.
+    A running gateway writes FILE itself, even if its database files were deleted. As a service it can only write to its
+    state directory.
     """
     state, target = find_state(process_environment()), Path(os.path.abspath(file))
     try:
-        # The daemon's own limit for a copy is below this one.
+        # The daemon's own limit for a copy is shorter.
         size = ask(state.control_socket, "backup", {"file": str(target)}, timeout_seconds=3_700)["bytes"]
     except DaemonNotRunningError:
         path, url = configured_database()
         if url is not None:
-            raise CommandError("The database is in PostgreSQL: pg_dump makes its backups.") from None
+            raise CommandError("The database is in PostgreSQL. Use pg_dump for backups.") from None
         with open_resting_file(path) as db:
             if db is None:
-                raise CommandError("There is no database yet; the first start makes it.") from None
+                raise CommandError("There is no database yet. The first start of the gateway creates it.") from None
             db.execute("BEGIN")
             size = copy_into(db, target)
     if not os.path.exists(target):
         raise CommandError(
-            f"the gateway wrote {target}, but sees other folders than you there, as services do with /tmp: name a file "
-            f"in {state.home}"
+            f"The gateway wrote {target}, but its service has a private folder at that path, as with /tmp. "
+            f"Choose a file in {state.home}."
         )
-    line = f"{target}: the whole database, {size / 1e6:.1f} MB"
+    line = f"Copied the whole database to {target} ({size / 1e6:.1f} MB)."
     show({"file": str(target), "bytes": size}, [line], as_json=as_json)
 
 
 def repair(*, as_json: bool) -> None:
-    """Save what can be read of a damaged database into a new one, which takes its place."""
+    """Save the readable part of a damaged database into a new one, which replaces it."""
     from hermes_state.admin.repair import repair_database
 
     environ = process_environment()
-    path = locate_home(environ) / "state.db"  # which `find_state` looks into, and it may be damaged
+    path = locate_home(environ) / "state.db"  # `find_state` would open the file, which may be damaged
     if find_store_url(environ) is not None:
         raise CommandError(
-            "The database is in PostgreSQL, which repairs it when it starts. What is damaged beyond that comes from a "
-            "backup that pg_dump has made."
+            "The database is in PostgreSQL, which repairs itself when it starts. If that is not enough, restore "
+            "a pg_dump backup."
         )
     report = repair_database(path)
     result = {"database": str(path), **({"sound": True} if report is None else msgspec.to_builtins(report))}
     show(result, tree(result), as_json=as_json)
 
 
-store = typer.Typer(no_args_is_help=True, help="Move the database.", rich_markup_mode=None)
+store = typer.Typer(
+    no_args_is_help=True, help="Copy the database to PostgreSQL or to another file.", rich_markup_mode=None
+)
 
 
 @store.command()
 def copy(
-    to: Annotated[str, typer.Option("--to", metavar="URL|FILE", help="An empty PostgreSQL database, or a new file.")],
+    to: Annotated[str, typer.Option("--to", metavar="URL|FILE", help="Empty PostgreSQL database or new file.")],
     as_json: Json = False,
 ) -> None:
-    """Copy the configured database, row by row with all ids, while no gateway runs; the source is only read.
+    """Copy the configured database with all ids, while no gateway runs. The source is only read.
 
-    A copy that was interrupted is gone on with by the same command. At the end each table is compared on both sides.
-    The target's password comes from PGPASSWORD or ~/.pgpass. Exit code 75 while a gateway has one of them open, 78
-    for a target with other rows.
+    To continue an interrupted copy, run the same command again. At the end, every table is compared on both sides. The
+    target's password comes from PGPASSWORD or ~/.pgpass. Exit code 75 if a gateway has one of the databases open, 78 if
+    the target has other rows.
     """
     path, url = configured_database()
     source: Path | str = path if url is None else url
@@ -100,7 +103,7 @@ def _target(text: str) -> Path | str:
         raise CommandError(f"--to {error}") from None
     if has_password:
         raise CommandError(
-            "leave the password out of --to, where process lists show it: set PGPASSWORD, or write it into ~/.pgpass"
+            "Leave the password out of --to, because process lists show it. Set PGPASSWORD or use ~/.pgpass instead."
         )
     return url
 
@@ -112,7 +115,7 @@ def _show_progress(name: str, done: int, total: int) -> None:
 
 def _notes(tables: list[CopiedTable], target: Path | str) -> list[str]:
     rows, replaced = sum(one.rows for one in tables), sum(one.replaced for one in tables)
-    lines = [f"{name_of(target)}: {counted(rows, 'row')}, all the same as in the source."]
+    lines = [f"{name_of(target)}: {counted(rows, 'row')}, identical to the source."]
     if replaced:
-        lines.append(f"NUL characters in {counted(replaced, 'text')} became � there.")
+        lines.append(f"PostgreSQL stores no NUL characters: � replaces them in {counted(replaced, 'text')}.")
     return lines

@@ -1,4 +1,4 @@
-"""`hermes-gateway init`: asks for tokens, model and admin, tries them, and writes the configuration."""
+"""`hermes-gateway init`: ask for tokens, a model and an admin, test them, and write the configuration."""
 
 import os
 import shlex
@@ -30,42 +30,46 @@ ADMINS = "HERMES_ACCESS__ADMINS"
 _MODEL_VARIABLES = (MODEL_PROTOCOL, MODEL_BASE_URL, MODEL_KEY)
 
 SECRETS = (TELEGRAM_TOKEN, DISCORD_TOKEN, MODEL_KEY)
-"""Variables that go to `.env`; the rest goes to `config.yaml`."""
+"""Variables that go to `.env`; all others go to `config.yaml`."""
 
 _QUESTIONS: Mapping[str, str] = {
-    TELEGRAM_TOKEN: "Telegram bot token from @BotFather (empty: no Telegram)",
-    DISCORD_TOKEN: "Discord bot token (empty: no Discord)",
-    MODEL_NAME: "Name of the model (empty: the built-in offline model)",
-    MODEL_PROTOCOL: "How its API is spoken to: anthropic, responses or chat_completions (empty: chat_completions, as "
-    "most are)",
-    MODEL_BASE_URL: "Address of its API (empty: OpenAI's or Anthropic's own)",
-    MODEL_KEY: "Key for that API (empty: none)",
-    ADMINS: "Your own id, such as telegram:42 (empty: `hermes-gateway pair approve` later)",
+    TELEGRAM_TOKEN: "Telegram bot token from @BotFather (leave empty to skip Telegram)",
+    DISCORD_TOKEN: "Discord bot token (leave empty to skip Discord)",
+    MODEL_NAME: "Model name (e.g. gpt-5; leave empty to use the built-in offline model)",
+    MODEL_PROTOCOL: "API type: chat_completions, responses or anthropic (leave empty for chat_completions, which most "
+    "providers use)",
+    MODEL_BASE_URL: "Base URL of the API (leave empty for OpenAI or Anthropic)",
+    MODEL_KEY: "API key (leave empty if the API needs none)",
+    ADMINS: "Your user id (e.g. telegram:42; leave empty to run `hermes-gateway pair approve` later)",
 }
-"""Prompts by the variable that the answer is for, in the order in which they are shown."""
+"""Prompts by variable, in the order in which they are shown."""
 
 
 def init(
     telegram_token: Annotated[str, typer.Option(help="Telegram bot token.", show_default=False)] = "",
     discord_token: Annotated[str, typer.Option(help="Discord bot token.", show_default=False)] = "",
-    model_name: Annotated[str, typer.Option(help="Name of the model.", show_default=False)] = "",
+    model_name: Annotated[str, typer.Option(help="Model name.", show_default=False)] = "",
     model_protocol: Annotated[
         str,
-        typer.Option(help="How its API is spoken to: chat_completions, responses or anthropic.", show_default=False),
+        typer.Option(help="API type: chat_completions, responses or anthropic.", show_default=False),
     ] = "",
-    model_base_url: Annotated[str, typer.Option(help="Address of its API.", show_default=False)] = "",
-    model_key: Annotated[str, typer.Option(help="Key for that API.", show_default=False)] = "",
-    admin: Annotated[str, typer.Option(help="Id of the first admin, such as telegram:42.", show_default=False)] = "",
+    model_base_url: Annotated[str, typer.Option(help="Base URL of the API.", show_default=False)] = "",
+    model_key: Annotated[str, typer.Option(help="API key.", show_default=False)] = "",
+    admin: Annotated[
+        str, typer.Option(help="User id of the first admin, such as telegram:42.", show_default=False)
+    ] = "",
     is_forced: Annotated[
         bool, typer.Option("--force", help="Replace an existing configuration without asking.")
     ] = False,
-    is_untested: Annotated[bool, typer.Option("--no-test", help="Write without trying tokens and model.")] = False,
+    is_untested: Annotated[
+        bool, typer.Option("--no-test", help="Write without testing the tokens and the model.")
+    ] = False,
 ) -> None:
-    """Ask for tokens and model, try them, and write config.yaml and .env into the state directory (mode 0600).
+    """Ask for tokens and a model, test them, and write config.yaml and .env to the state directory (mode 0600).
 
-    What an option gives is not asked for. Without a terminal nothing is asked: options alone count, and an existing
-    configuration is replaced only with --force. Options are visible to other users of the machine while this runs;
-    at a terminal leave the secrets out and type them.
+    Values given as options are not asked for. Without a terminal, only options count, and replacing an existing
+    configuration needs --force. Other users of this machine can see options while the command runs: in a terminal, type
+    the secrets instead.
     """
     environ = process_environment()
     home = locate_home(environ)
@@ -85,15 +89,17 @@ def init(
 
     answers = _ask_all(given, load) if is_interactive else {name: value for name, value in given.items() if value}
     if not answers and not is_interactive:
-        raise CommandError("init asks questions and needs a terminal; without one give options, see `init --help`")
+        raise CommandError(
+            "init asks questions, so it needs a terminal. Without one, pass options instead; see `init --help`."
+        )
     load(answers)
     if not is_untested:
         _probe_all(load, answers, is_interactive=is_interactive)
     _write(home, answers)
-    loaded = load_config(environ)  # proves that what was written is what `run` accepts
+    loaded = load_config(environ)  # proves that `run` accepts the written files
     if (missing := missing_extra(loaded.config.model.protocol)) is not None:
         echo(f"{missing[0].upper()}{missing[1:]}.")
-    echo(f"Written to {home}. Start with: {_run_command(environ)}")
+    echo(f"Saved to {home}. Start with: {_run_command(environ)}")
 
 
 def _run_command(environ: Mapping[str, str]) -> str:
@@ -117,15 +123,16 @@ def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
     names = " and ".join(map(str, existing)) + (" exists" if len(existing) == 1 else " exist")
     them = "it" if len(existing) == 1 else "them"
     if not is_interactive:
-        raise CommandError(f"{names}; give --force to replace {them} (a copy stays as .bak)")
-    if not confirm(f"{names}. Replace {them}? (A copy stays as .bak)"):
+        raise CommandError(f"{names}. Use --force to replace {them} (the old version is kept as .bak).")
+    if not confirm(f"{names}. Replace {them}? (The old version is kept as .bak)"):
         raise typer.Abort
 
 
 def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], object]) -> dict[str, str]:
-    """The given answers and those of the person; an empty answer is left out, one that `load` refuses asked for again.
+    """Return the given answers, and the answers to all other questions. An empty answer is left out.
 
-    Only then: starting over for the sake of one slip would mean to paste every secret again.
+    If `load` refuses an answer, only that question is repeated. Otherwise one typo would mean pasting every secret
+    again.
     """
     answers: dict[str, str] = {}
     for variable in _QUESTIONS:
@@ -137,7 +144,7 @@ def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], objec
 
 
 def _ask(variable: str, answers: dict[str, str], load: Callable[[Mapping[str, str]], object]) -> None:
-    """Ask for one answer until `load` accepts it. An answer that is there already stays when nothing is typed."""
+    """Repeat a question until `load` accepts the answer. Enter keeps an existing answer."""
     is_secret, current = variable in SECRETS, answers.get(variable, "")
     question = _QUESTIONS[variable]
     if current:
@@ -155,7 +162,7 @@ def _ask(variable: str, answers: dict[str, str], load: Callable[[Mapping[str, st
 
 
 def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answers: Mapping[str, str]) -> str:
-    """Complaint about the answer that stands under `variable`; empty when there is none."""
+    """Return the loader's complaint about the answer for `variable`, or empty text."""
     try:
         load(answers)
     except ConfigError as error:
@@ -167,9 +174,9 @@ def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answe
 def _probe_all(
     load: Callable[[Mapping[str, str]], LoadedConfig], answers: dict[str, str], *, is_interactive: bool
 ) -> None:
-    """Try each service that was answered for.
+    """Test each service for which there are answers.
 
-    Without a terminal a failure ends `init`. At a terminal the person corrects the answers, keeps them or stops.
+    Without a terminal, a failure ends `init`. In a terminal, the person corrects the answers, keeps them or stops.
     """
     for variables in ((TELEGRAM_TOKEN,), (DISCORD_TOKEN,), (MODEL_NAME, *_MODEL_VARIABLES)):
         while any(name in answers for name in variables):
@@ -178,19 +185,21 @@ def _probe_all(
                 break
             except CommandError as error:
                 if not is_interactive:
-                    raise CommandError(f"{error} Nothing was written; --no-test writes without trying.") from error
+                    raise CommandError(
+                        f"{error} Nothing was written. Use --no-test to write without testing."
+                    ) from error
                 echo(str(error), err=True)
                 if confirm("Correct these answers?", default=True):
                     for variable in variables:
                         _ask(variable, answers, load)
-                elif confirm("Write them anyway?"):
+                elif confirm("Save them anyway?"):
                     break
                 else:
                     raise typer.Abort from error
 
 
 def _probe(variable: str, config: Config) -> str:
-    """Try the service that an answer is for. Raises `CommandError`."""
+    """Test the service that an answer is for. Raises `CommandError`."""
     if variable == TELEGRAM_TOKEN:
         return probe_telegram(config.telegram)
     if variable == DISCORD_TOKEN:
@@ -211,13 +220,13 @@ def _write(home: Path, answers: Mapping[str, str]) -> None:
         settings["access"] = {"admins": [part.strip() for part in answers[ADMINS].split(",") if part.strip()]}
     text = "# Written by `hermes-gateway init`. All settings: `hermes-gateway config keys`.\n"
     _replace(home / "config.yaml", text + (yaml.safe_dump(settings, sort_keys=False) if settings else ""))
-    # In quotes, so that nothing in a value is expanded.
+    # In quotes, so that no value is expanded.
     escaped = {name: answers[name].replace("\\", "\\\\").replace("'", "\\'") for name in answers if name in SECRETS}
     _replace(home / ".env", "".join(f"{name}='{value}'\n" for name, value in escaped.items()))
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file that is private from its first byte on; an existing one stays as `.bak`. Whole or not at all."""
+    """Write a file atomically, private from its first byte. An existing file is kept as `.bak`."""
     new = path.with_name(path.name + ".new")
     try:
         new.unlink(missing_ok=True)
@@ -228,7 +237,7 @@ def _replace(path: Path, text: str) -> None:
         if path.exists():
             old = path.with_name(path.name + ".bak")
             old.unlink(missing_ok=True)
-            os.link(path, old)  # a second name, so that there is a configuration at every moment
+            os.link(path, old)  # a second name, so that a configuration exists at every moment
         new.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error

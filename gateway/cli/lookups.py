@@ -1,4 +1,4 @@
-"""`hermes-gateway lineage | search | history | sessions | usage | insights`: look-ups of words and costs."""
+"""`hermes-gateway lineage | search | history | sessions | usage | insights`: read stored messages and costs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -43,19 +43,21 @@ from hermes_state.values import MessageRole, SessionKind, SystemClock, parse_rec
 T = TypeVar("T")
 
 Place: TypeAlias = Annotated[
-    str | None, typer.Argument(metavar="CHAT|SESSION", help="A chat such as telegram:42, or a session's id.")
+    str | None, typer.Argument(metavar="CHAT|SESSION", help="A chat such as telegram:42, or a session id.")
 ]
 
 
 def lineage(
     place: Place = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="The newest so many sessions.")] = MAX_SESSIONS,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of sessions; keeps the newest.")
+    ] = MAX_SESSIONS,
     as_json: Json = False,
 ) -> None:
-    """Show how sessions continue one another, oldest first: those of SESSION's conversation, of a chat, or of all."""
+    """Show how sessions continue each other, oldest first: in SESSION's conversation, in a chat, or in all chats."""
     found = look_up("lineage", {"place": place, "limit": limit}, LineageSession)
     head = ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY")
-    lines = table(head, map(_link_cells, found)) if found else ["There is no session yet."]
+    lines = table(head, map(_link_cells, found)) if found else ["There are no sessions yet."]
     show(list(map(json_row, found)), lines, as_json=as_json)
 
 
@@ -82,17 +84,18 @@ def _made_by(one: LineageSession) -> str:
 
 
 def search(
-    words: Annotated[list[str], typer.Argument(help='What to look for; "quoted words" stay together.')],
+    words: Annotated[list[str], typer.Argument(help='Words to find; "quoted words" must be next to each other.')],
     chat: Annotated[str | None, typer.Option(metavar="CHAT", help="Only in this chat, such as telegram:42.")] = None,
-    role: Annotated[MessageRole | None, typer.Option(help="Only what this role said.")] = None,
+    role: Annotated[MessageRole | None, typer.Option(help="Only messages with this role.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="DATE", help="Only from then on: 2026-03-31 or 2026-03-31T14:00, UTC.")
+        str | None,
+        typer.Option(metavar="DATE", help="Only messages since this time (UTC): 2026-03-31 or 2026-03-31T14:00."),
     ] = None,
-    is_newest: Annotated[bool, typer.Option("--newest", help="Newest first instead of best first.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_HITS, help="At most so many.")] = 20,
+    is_newest: Annotated[bool, typer.Option("--newest", help="Sort newest first instead of best match first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_HITS, help="Maximum number of results.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Find what was said, in whichever session and chat that was. Secrets are taken out of what is shown."""
+    """Search all conversations. Secrets are hidden in the output."""
     asked = {
         "words": " ".join(words),
         "chat": chat,
@@ -104,7 +107,7 @@ def search(
     found = look_up("search", asked, FoundMessage)
     for note in look_up("search_index", {}, str):
         echo(note, err=True)
-    show(list(map(json_row, found)), _hit_lines(found) if found else ["Nothing matches."], as_json=as_json)
+    show(list(map(json_row, found)), _hit_lines(found) if found else ["No matches."], as_json=as_json)
 
 
 def _hit_lines(found: list[FoundMessage]) -> Iterator[str]:
@@ -112,28 +115,28 @@ def _hit_lines(found: list[FoundMessage]) -> Iterator[str]:
         place = f"{one.chat.name}, session {short_key(one.session_key)}"
         head = f"{recall_id(one.message_id)}  {format_time(one.created_at)}  {one.role}  {place}"
         yield f"{head}\n    {one.snippet}"
-    yield f"\n`hermes-gateway history {recall_id(found[0].message_id)}` shows what was said around the first one."
+    yield f"\n`hermes-gateway history {recall_id(found[0].message_id)}` shows the messages around the first match."
 
 
 def history(
     place: Annotated[
-        str, typer.Argument(metavar="CHAT|SESSION|MESSAGE", help="Such as telegram:42, a session's id, or m123.")
+        str, typer.Argument(metavar="CHAT|SESSION|MESSAGE", help="Such as telegram:42, a session id, or m123.")
     ],
-    limit: Annotated[int, typer.Option(min=1, help="At most so many messages.")] = 50,
-    is_session_only: Annotated[bool, typer.Option("--session", help="Only what was said in that one session.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of messages.")] = 50,
+    is_session_only: Annotated[bool, typer.Option("--session", help="Only the messages of this session.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what was said, as it was said, however often it was compressed since; the newest LIMIT, oldest first.
+    """Show original messages, even if they were compressed since: the newest LIMIT, in order.
 
-    CHAT is its conversation, SESSION the whole conversation that it belongs to, MESSAGE what was said around it.
+    CHAT shows its current conversation, SESSION the whole conversation it belongs to, MESSAGE the messages around it.
     """
     found = _load_history(place, limit, is_session_only)
-    text = "\n\n".join(map(_message_text, found)) or "Nothing was said there."
+    text = "\n\n".join(map(_message_text, found)) or "There are no messages here."
     show(list(map(json_row, found)), [text], as_json=as_json)
 
 
 def _load_history(place: str, limit: int, is_session_only: bool) -> list[HistoryMessage]:
-    """Load all messages in pages, the newest first, because an answer of the daemon holds only so much."""
+    """Load all messages in pages, newest first, because one answer of the daemon has a limited size."""
     found: list[HistoryMessage] = []
     args = {"place": place, "is_session_only": is_session_only}
     before: int | None = None
@@ -149,9 +152,9 @@ def _load_history(place: str, limit: int, is_session_only: bool) -> list[History
 
 
 def _message_text(one: HistoryMessage) -> str:
-    mark, text = ", taken back" if one.taken_back else "", one.text
+    mark, text = ", undone" if one.taken_back else "", one.text
     if one.role is MessageRole.TOOL and len(text) > 300:
-        text = f"{text[:300]}… ({len(text):,} characters; --json prints them)"
+        text = f"{text[:300]}… ({len(text):,} characters; use --json to see them all)"
     if one.calls:
         text = f"{text}\n(called {', '.join(one.calls)})".strip()
     who = shortened(speaker(one.role, one.sender, one.tool))
@@ -159,14 +162,16 @@ def _message_text(one: HistoryMessage) -> str:
 
 
 def sessions(
-    chat: Annotated[str | None, typer.Argument(metavar="CHAT", help="Such as telegram:42; without it all.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="At most so many.")] = 100,
+    chat: Annotated[
+        str | None, typer.Argument(metavar="CHAT", help="Such as telegram:42; all chats if omitted.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of conversations.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """List conversations, the most recently used first; each by the id of its newest session."""
+    """List conversations, most recently used first. Each one has the id of its newest session."""
     found = look_up("sessions", {"chat": chat, "limit": limit}, Conversation)
     head = ("SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME")
-    lines = table(head, map(_conversation_cells, found)) if found else ["There is no conversation yet."]
+    lines = table(head, map(_conversation_cells, found)) if found else ["There are no conversations yet."]
     show(list(map(json_row, found)), lines, as_json=as_json)
 
 
@@ -187,7 +192,7 @@ def usage(
     place: Place = None,
     as_json: Json = False,
 ) -> None:
-    """Show what was used and what it cost: in SESSION's conversation, in a chat, or in all; and the caps."""
+    """Show token usage, cost and spending caps: of SESSION's conversation, of a chat, or of all chats."""
     used = ask_or_read("usage", {"place": place}, UsageReport, _read_spending)
     heading = "All chats" if used.chat is None else f"Chat {used.chat}"
     if used.session is not None:
@@ -197,10 +202,10 @@ def usage(
 
 
 def insights(
-    days: Annotated[int, typer.Option(min=1, max=MAX_DAYS, help="So many days, today included.")] = DEFAULT_DAYS,
+    days: Annotated[int, typer.Option(min=1, max=MAX_DAYS, help="Number of days, including today.")] = DEFAULT_DAYS,
     as_json: Json = False,
 ) -> None:
-    """Show what was spent lately, by day, chat, model and purpose."""
+    """Show recent spending by day, chat, model and purpose."""
     found = ask_or_read("insights", {"days": days}, InsightsReport, _read_spending)
     text = "\n".join([insights_block(found), "", *insights_notes(found.total)]).rstrip()
     show(spending.insights_row(found), [text], as_json=as_json)
@@ -210,18 +215,18 @@ def _read_spending(db: Connection, name: str, args: Mapping[str, Any]) -> object
     try:
         config = load_config(process_environment()).config
     except ConfigError:
-        config = Config()  # which leaves the figures the same
+        config = Config()  # shows the usage without caps
     return spending.report(db, name, cap_limits(config), SystemClock().now(), args)
 
 
 def look_up(name: str, args: Mapping[str, Any], kind: type[T]) -> list[T]:
-    """Return the values that the daemon or the database at rest answers. `args` may hold text of a shell."""
-    # A shell may hand over bytes that are no text; JSON and SQLite accept none.
+    """Return the answer of the daemon, or of the database while no daemon runs."""
+    # A shell may pass bytes that are not text. JSON and SQLite reject them.
     args = {
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in args.items()
     }
-    return ask_or_read(name, args, list[kind], _read, empty=[])  # type: ignore[valid-type]  # known at run time alone
+    return ask_or_read(name, args, list[kind], _read, empty=[])  # type: ignore[valid-type]  # known only at run time
 
 
 def _read(db: Connection, name: str, args: Mapping[str, Any]) -> list[Any]:

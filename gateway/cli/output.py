@@ -14,17 +14,17 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON do
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a line to standard output, or to standard error. Everything that the command line prints comes here."""
+    """Print a line to standard output or standard error. The command line prints only through this function."""
     typer.echo(printable(text), err=err)
 
 
 def confirm(question: str, *, default: bool = False) -> bool:
-    """Ask a question at the terminal; True for yes. `default` is the answer of Enter."""
+    """Ask a yes-or-no question in the terminal. Enter means `default`."""
     return typer.confirm(printable(question), default=default)
 
 
 def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print `value` as JSON, or else `lines`, which tell people the same."""
+    """Print `value` as JSON, or else `lines`, which have the same content for people."""
     if as_json:
         print_json(value)
     else:
@@ -33,12 +33,12 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print any value that JSON can carry; dataclasses included."""
+    """Print any value that JSON supports, and dataclasses."""
     echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode())
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as their widest cell, the last one as it comes; a row is one line."""
+    """Yield a table line by line. Each column is as wide as its widest cell, and each row is one line."""
     rows = [head, *([printable(" ".join(cell.splitlines())) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -46,11 +46,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def tree(value: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
-    """Nested values as indented `name: value` lines."""
+    """Yield nested values as indented `name: value` lines."""
     space = "  " * depth
     for name, held in value.items():
         if held == "":
-            continue  # a detail that there is not
+            continue  # skip empty details
         label = f"{space}{name.replace('_', ' ')}:"
         if isinstance(held, Mapping) and held:
             yield label

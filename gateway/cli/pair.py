@@ -10,12 +10,12 @@ from gateway.cli.output import Json, show, table
 from hermes_state.admin.pairings import UserRole
 from hermes_state.values import SystemClock, UserRef
 
-pair = typer.Typer(no_args_is_help=True, help="Let people in by code, and see them out.", rich_markup_mode=None)
+pair = typer.Typer(no_args_is_help=True, help="Approve or revoke access by pairing code.", rich_markup_mode=None)
 
 
 @pair.command("list")
 def list_people(as_json: Json = False) -> None:
-    """Show who waits for approval and who was let in."""
+    """List pending requests and paired people."""
     rows = ask_or_read(
         "pair.list",
         {},
@@ -27,34 +27,37 @@ def list_people(as_json: Json = False) -> None:
     shown = ("user", "name", "state", "role", "asked")
     cells = [(*(row[name] for name in shown), row["expires"] if row["state"] == "pending" else "-") for row in rows]
     lines = table(("PERSON", "NAME", "STATE", "ROLE", "ASKED", "CODE EXPIRES"), cells)
-    show(rows, lines if rows else ["Nobody waits and nobody was let in by code."], as_json=as_json)
+    show(rows, lines if rows else ["No pending requests and no paired people."], as_json=as_json)
 
 
 @pair.command()
 def approve(
     code: Annotated[str, typer.Argument(help="The code that the person was shown, such as K7QM4XPA.")],
-    as_admin: Annotated[bool, typer.Option("--admin", help="Give the role admin instead of user.")] = False,
+    as_admin: Annotated[bool, typer.Option("--admin", help="Make the person an admin instead of a user.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Let in the person who was shown this code; they are told so, at the next start if the gateway is not running."""
+    """Give access to the person who was shown this code.
+
+    The person gets a message: at once, or at the next start if the gateway is not running.
+    """
     role = UserRole.ADMIN if as_admin else UserRole.USER
     answer = ask_or_write(
         "pair.approve",
         {"code": code, "role": role},
         lambda db, now: pairing_row(approve_pairing(db, code, role, COMMAND_LINE, now)[0]),
     )
-    show(answer, [f"{answer['name']} ({answer['user']}) may write now, as {answer['role']}."], as_json=as_json)
+    show(answer, [f"{answer['name']} ({answer['user']}) can now use the bot as {answer['role']}."], as_json=as_json)
 
 
 @pair.command()
 def revoke(
-    person: Annotated[str, typer.Argument(help="The id that `pair list` shows, such as telegram:42.")],
+    person: Annotated[str, typer.Argument(help="Id from `pair list`, such as telegram:42.")],
     as_json: Json = False,
 ) -> None:
-    """Take back the access of a paired person, at once."""
+    """Revoke a paired person's access immediately."""
     answer = ask_or_write(
         "pair.revoke",
         {"user": person},
         lambda db, now: pairing_row(revoke_pairing(db, UserRef(person), COMMAND_LINE, now)),
     )
-    show(answer, [f"{answer['name']} ({answer['user']}) has no access any more."], as_json=as_json)
+    show(answer, [f"{answer['name']} ({answer['user']}) no longer has access."], as_json=as_json)

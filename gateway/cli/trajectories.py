@@ -1,4 +1,4 @@
-"""`hermes-gateway trajectories`: conversations as files for training. `agent.trajectories` does the work."""
+"""`hermes-gateway trajectories`: conversations as training data. The work is done in `agent.trajectories`."""
 
 import asyncio
 import os
@@ -45,17 +45,19 @@ _DEFAULTS = TrajectorySettings()
 
 trajectories = typer.Typer(
     no_args_is_help=True,
-    help="Write conversations to files for training, shorten such files, look into them.",
+    help="Export, shorten and view conversations as training data.",
     rich_markup_mode=None,
 )
 
 _Row = TypeVar("_Row")
-_Source = Annotated[Path, typer.Argument(metavar="IN", exists=True, dir_okay=False, help="One conversation per line.")]
-_Target = Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="A new file.")]
+_Source = Annotated[
+    Path, typer.Argument(metavar="IN", exists=True, dir_okay=False, help="File with one conversation per line.")
+]
+_Target = Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="New file.")]
 _Force = Annotated[bool, typer.Option("--force", help="Overwrite OUT and start again.")]
-_MaxTokens = Annotated[int, typer.Option(min=1, help="Conversations of at most so many tokens stay as they are.")]
-_SummaryTokens = Annotated[int, typer.Option(min=50, help="Tokens of a summary.")]
-_Number = Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the line.")]
+_MaxTokens = Annotated[int, typer.Option(min=1, help="Conversations up to this many tokens stay unchanged.")]
+_SummaryTokens = Annotated[int, typer.Option(min=50, help="Length of a summary in tokens.")]
+_Number = Annotated[int, typer.Argument(metavar="N", min=1, help="Line number.")]
 
 
 @trajectories.command()
@@ -64,20 +66,26 @@ def compress(
     target: _Target,
     target_max_tokens: _MaxTokens = _DEFAULTS.target_max_tokens,
     summary_target_tokens: _SummaryTokens = _DEFAULTS.summary_target_tokens,
-    protect_last: Annotated[int, typer.Option(min=0, help="Turns that stay at the end.")] = _DEFAULTS.protect_last,
-    has_notice: Annotated[bool, typer.Option("--notice/--no-notice", help="Mention it in the system turn.")] = True,
+    protect_last: Annotated[
+        int, typer.Option(min=0, help="Number of turns to keep at the end.")
+    ] = _DEFAULTS.protect_last,
+    has_notice: Annotated[
+        bool, typer.Option("--notice/--no-notice", help="Mention the compression in the system turn.")
+    ] = True,
     summary_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model or alias that summarises; none: use excerpts.")
+        str | None, typer.Option(metavar="NAME", help="Model or alias that writes summaries; `none` uses excerpts.")
     ] = None,
-    parallel: Annotated[int, typer.Option(min=1, max=256, help="Summaries written at the same time.")] = 8,
+    parallel: Annotated[int, typer.Option(min=1, max=256, help="Number of summaries to write at the same time.")] = 8,
     is_forced: _Force = False,
     as_json: Json = False,
 ) -> None:
-    """Replace the middle of each conversation of IN that is too long with a summary. OUT keeps the order of IN.
+    """Replace the middle of each conversation in IN that is too long with a summary. OUT keeps the order of IN.
 
-    After an interruption the same command continues where it was. Lines that are no conversations are put aside in
-    OUT.rejected.jsonl. OUT.metrics.json and OUT.metrics.jsonl say what was changed. Without --summary-model the model
-    of auxiliary.trajectories writes the summaries, or else the model of the conversations.
+    To continue after an interruption, run the same command again. Lines that are not conversations go to
+    OUT.rejected.jsonl. OUT.metrics.json and OUT.metrics.jsonl record the changes.
+
+    Without --summary-model, the model of auxiliary.trajectories writes the summaries. If that is not set, the model of
+    the conversations does.
     """
     settings = TrajectorySettings(
         target_max_tokens=target_max_tokens,
@@ -99,22 +107,22 @@ def compress(
         with bar:
             total = asyncio.run(_run(runner, summary, source, target, is_forced=is_forced))
     except KeyboardInterrupt:
-        echo("interrupted; the same command goes on from here", err=True)
+        echo("Interrupted. Run the same command again to continue.", err=True)
         raise typer.Exit(130) from None  # as a shell reports Ctrl-C
     except OSError as error:
         reason = f"{error.filename or target}: {error.strerror or error}"
-        raise CommandError(f"{reason}; the same command goes on from here") from error
+        raise CommandError(f"{reason}. Run the same command again to continue.") from error
     show(msgspec.structs.asdict(total), _total_lines(total, target), as_json=as_json)
     if summary is not None and summary.ledger.cost:
         echo(f"The summaries of this run cost {dollars(summary.ledger.cost)}.", err=True)
 
 
 def _model_summary(config: Config, name: str | None) -> ModelSummary:
-    """Return summaries by `auxiliary.trajectories`, or by the model or alias of this name. Raises `CommandError`."""
+    """Return a summariser that uses `auxiliary.trajectories`, or the named model or alias. Raises `CommandError`."""
     named = config.model.named_route(name) if name else config.model.route
     route = named if name else route_for(config, "trajectories", named)
     if route is None or route.protocol == "offline":
-        raise CommandError("no model is configured that could summarise; --summary-model none does without")
+        raise CommandError("No model is configured to write summaries. Set model.name, or use --summary-model none.")
     ledger, price = RunLedger(cap_limits(config).daily), price_in(config, route.name)
     caps = UnpricedCaps(route.label) if config.costs.has_caps and price is None else ledger
     client = ModelClient(make_model(route, config.model), ledger, price=price, caps=caps)
@@ -133,14 +141,14 @@ async def _run(
 
 def _total_lines(total: TrajectoryTotals, target: Path) -> Iterator[str]:
     yield (
-        f"{target}: {counted(total.trajectories, 'conversation')}, {total.was_compressed:,} of them compressed, "
+        f"{target}: {counted(total.trajectories, 'conversation')}, {total.was_compressed:,} compressed, "
         f"{total.skipped_under_target:,} short enough, {total.still_over_limit:,} still too long"
     )
-    yield f"{total.tokens_before:,} → {total.tokens_after:,} tokens ({total.ratio:.0%}), by estimate"
+    yield f"Estimated tokens: {total.tokens_before:,} → {total.tokens_after:,} ({total.ratio:.0%})"
     if total.rejected:
         yield f"{target}.rejected.jsonl: {counted(total.rejected, 'line')} that could not be read"
     if total.summary_errors:
-        yield f"{counted(total.summary_errors, 'conversation')} stayed as they were, because there was no summary"
+        yield f"Unchanged because of a failed summary: {counted(total.summary_errors, 'conversation')}"
 
 
 @trajectories.command()
@@ -148,20 +156,22 @@ def export(
     target: _Target,
     place: Place = None,
     since: Annotated[
-        str | None, typer.Option(metavar="DATE", help="Only what was used from then on: 2026-03-31, UTC.")
+        str | None,
+        typer.Option(metavar="DATE", help="Only conversations used since this date (UTC), such as 2026-03-31."),
     ] = None,
-    is_session_only: Annotated[bool, typer.Option("--session", help="Only that one session of SESSION's.")] = False,
+    is_session_only: Annotated[
+        bool, typer.Option("--session", help="Only this session, not its whole conversation.")
+    ] = False,
     is_forced: _Force = False,
 ) -> None:
-    """Write conversations to OUT, one a line: all, those of a chat, or the one that a session belongs to.
+    """Write conversations to OUT, one per line: all of them, those of a chat, or the conversation of a session.
 
-    Everything is written as it was said, however often it was compressed since, without what was taken back and
-    without secrets.
+    The original messages are written, even if they were compressed since. Undone messages and secrets are left out.
     """
     if target.exists() and not is_forced:
-        raise CommandError(f"{target} exists; --force overwrites it")
+        raise CommandError(f"{target} exists. Use --force to overwrite it.")
     if is_session_only and place is None:
-        raise CommandError("--session needs the session's id")
+        raise CommandError("--session needs a session id.")
     asked = {"place": place, "since": parse_time(since) if since is not None else 0}
     unfinished, count = target.with_name(f"{target.name}.unfinished"), 0
     try:
@@ -184,7 +194,7 @@ def export(
 
 
 def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) -> Iterator[_Row]:
-    """Yield all values of an answer, page by page. `key` names the field by which a page is asked for."""
+    """Yield all values of an answer, page by page. `key` names the field that marks the last one of a page."""
     after = 0
     while page := look_up(request, {**args, "after": after}, kind):
         yield from page
@@ -193,14 +203,14 @@ def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) ->
 
 @trajectories.command("show")
 def show_one(source: _Source, number: _Number = 1) -> None:
-    """Show the conversation in the N-th line of IN, the first one without N."""
+    """Show the conversation in line N of IN."""
     for index, turn in enumerate(_find(source, number).turns, start=1):
         echo(f"── {index} {turn.role}\n{turn.text}\n")
 
 
 @trajectories.command()
 def replay(source: _Source, number: _Number = 1) -> None:
-    """Print the conversation in the N-th line of IN as people and the agent had it, the first one without N."""
+    """Print the conversation in line N of IN as people and the agent saw it."""
     for lines in replayed(_find(source, number)):
         echo(lines)
 
@@ -212,5 +222,5 @@ def _find(source: Path, number: int) -> Trajectory:
                 try:
                     return Trajectory.parse(line.data or b"")
                 except TrajectoryRejected as error:
-                    raise CommandError(f"that line is no conversation: {error}") from error
-    raise CommandError(f"{source} has fewer than {counted(number, 'line')}")
+                    raise CommandError(f"{source}: line {number} is not a conversation: {error}") from error
+    raise CommandError(f"{source} has fewer than {counted(number, 'line')}.")

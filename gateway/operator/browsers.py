@@ -1,4 +1,4 @@
-"""Signed-in browsers of the web chat for the command line, with or without a daemon that runs."""
+"""Browsers signed in to the web chat, listed for the command line with or without a running daemon."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,14 @@ from hermes_state.values import Millis
 
 
 def browser_rows(db: Connection, now: Millis) -> list[Mapping[str, str]]:
-    """Return the signed-in browsers, the newest first."""
+    """Return the signed-in browsers, newest first."""
     found = reversed(browsers.load(db, now))
     return [{"id": one.id, "since": format_time(one.created_at), "agent": one.agent} for one in found]
 
 
 def served_elsewhere(db: Connection, own_id: str = "") -> str | None:
-    """Return a sentence about another process than `own_id` that serves the web chat. `db` is PostgreSQL's."""
+    """Return a sentence if another process than `own_id` serves the web chat. `db` must be a PostgreSQL database."""
     owner = find_owner(db, "local")
     if owner is None or owner.id == own_id:
         return None
-    return f"the node {owner.label} serves the web chat: run `hermes-gateway url` on its machine"
+    return f"The node {owner.label} serves the web chat. Run `hermes-gateway url` on its machine."

@@ -1,4 +1,4 @@
-"""Checks that the running daemon makes for `doctor`, and that `doctor` makes itself while no daemon runs."""
+"""Checks that the running daemon makes for `doctor`. Without a daemon, `doctor` makes them itself."""
 
 import mmap
 import sqlite3
@@ -60,97 +60,98 @@ def check_database(db: Connection) -> CheckResult:
 
 
 def check_admins(db: Connection, config: Config) -> list[CheckResult]:
-    """Check that an admin can be asked, where tool calls may need an admin's approval."""
+    """Check that an admin can be reached if tool calls may need an admin's approval."""
     rules = [config.tools.approval, *config.tools.approval_on.values()]
     asks = [one.writes for one in rules]
     asks += [one.executes for one in rules if config.terminal.enabled]
     asks += [one.policy_of(ToolEffect.WRITES, is_mcp=True) for one in rules if config.mcp.servers]
-    is_alone = config.telegram.token is None and config.discord.token is None  # the web chat's owner is an admin
+    is_alone = config.telegram.token is None and config.discord.token is None  # the owner of the web chat is an admin
     if is_alone or "ask_admin" not in asks or find_admin_chats(config, db):
         return []
-    text = "Calls that need an admin's yes are refused: no admin has written to the bot in a direct chat."
-    return [warning("approvals", f"{text} Name admins in `access.admins`, and let one of them write to the bot.")]
+    text = "No admin has written to the bot in a direct chat, so calls that need an admin's approval are denied."
+    return [warning("approvals", f"{text} List admins in `access.admins`, and ask one of them to write to the bot.")]
 
 
 def check_cluster(db: Connection, config: Config, own_id: str = "") -> list[CheckResult]:
-    """Check that processes can share a database; nothing of a file. `own_id` is the store id of a daemon that runs."""
+    """Check that several processes can share a database; skips database files. `own_id` is the store id of a running
+    daemon."""
     if isinstance(db, sqlite3.Connection):
         return []
     faults = find_faults(db, node_info(config, own_id), config.store.connections, SystemClock().now())
     alive = sum(one.is_alive for one in load_nodes(db))
-    text = f"{counted(alive, 'node')} {'has' if alive == 1 else 'have'} a seat; this one can have its own beside them."
+    text = f"{counted(alive, 'node')} {'is' if alive == 1 else 'are'} running in the cluster; this node can join."
     return [warning("cluster", f"{fault}.") for fault in faults] or [fine("cluster", text)]
 
 
 def check_index(path: Path, percent: int | None) -> CheckResult:
-    """Check the search index against the messages. `percent` is its progress while it is being made."""
+    """Check the search index against the messages. `percent` is the progress of a rebuild that is under way."""
     if percent is not None:
-        text = f"The search index is being made anew while the gateway runs ({percent} % done)"
-        return warning("search", f"{text}: search may miss older messages.")
+        text = f"The search index is being rebuilt ({percent} % done)"
+        return warning("search", f"{text}, so search may miss older messages.")
     try:
         fault = find_fault(path)
     except sqlite3.Error as error:
         return failed("search", f"The search index cannot be read: {error}.")
     if fault is None:
-        return fine("search", "The search index is sound.")
-    text = f"The search index has to be made anew: {fault}. "
-    return warning("search", f"{text}The gateway does that as soon as it runs; no message is lost.")
+        return fine("search", "The search index is intact.")
+    text = f"The search index must be rebuilt: {fault}. "
+    return warning("search", f"{text}The gateway does this while it runs. No message is lost.")
 
 
 def check_context(config: Config, limits: Limits, source: SizeSource, *, engine: str | None) -> CheckResult:
-    """Report the configured model's window, its source, and where a plugin's engine or ours compresses."""
+    """Report the model's context window, its source, and the size at which conversations are compressed."""
     fixed, threshold, by = fixed_prompt_tokens(config, limits), limits.threshold, ""
-    if engine is not None:  # when it acts is its own affair; hygiene does not wait for it
+    if engine is not None:  # a plugin decides when to compress, but hygiene acts in any case
         threshold, by = limits.hygiene, f" at the latest, by the context engine {engine}"
     text = (
-        f"The model's window has {limits.context_length:,} tokens, {window_from(source)}. Conversations "
-        f"are compressed from {threshold:,} of {limits.input_window:,} tokens on{by}; the system prompt and the tools, "
-        f"without notes and context files, take {fixed:,} of them at most."
+        f"Context window: {limits.context_length:,} tokens ({window_from(source)}). Conversations are compressed at "
+        f"{threshold:,} of {limits.input_window:,} tokens{by}. The system prompt and the tools take up to {fixed:,} of "
+        "them, without notes and context files."
     )
     if fixed * 2 < threshold:
         return fine("context", text)
-    text += " That is half of it or more: use a model with a larger window, or set model.context_length if it has one."
+    text += " That is at least half. Use a model with a larger window, or set model.context_length if this one has it."
     return warning("context", text)
 
 
 def check_terminal(config: Config) -> Iterator[CheckResult]:
-    """Run a command as a trial, where the terminal is on. A running daemon does it inside the sandbox of its unit."""
+    """Run a test command if the terminal is enabled. A running daemon does this inside the sandbox of its unit."""
     settings = config.terminal
     if not settings.enabled:
         return
-    probe_sandbox.cache_clear()  # it may have been mended since
+    probe_sandbox.cache_clear()  # it may have been fixed since
     if settings.unsafe:
-        text = "terminal.unsafe is on: the agent's commands run without a sandbox, and can read the gateway's keys."
+        text = "terminal.unsafe is on: the agent's commands run without a sandbox and can read the gateway's keys."
         yield warning("terminal", text)
     elif (fault := terminal_fault(settings)) is not None:
-        yield failed("terminal", f"The terminal is on, but no command can be run: {fault}.")
+        yield failed("terminal", f"The terminal is enabled, but commands cannot run: {fault}.")
     else:
-        counted_by = (
-            "the kernel" if group_parents() else "the gateway, without control groups (docs/reference/tools.md)"
-        )
-        text = f"Commands run in a sandbox, {'with' if settings.network else 'without'} the network."
-        yield fine("terminal", f"{text} Their memory is counted by {counted_by}.")
+        counter = "kernel" if group_parents() else "gateway, not the kernel (docs/reference/tools.md),"
+        text = f"Commands run in a sandbox {'with' if settings.network else 'without'} network access."
+        yield fine("terminal", f"{text} The {counter} counts their memory.")
 
 
 def check_servers(config: Config, statuses: Sequence[ServerStatus]) -> Iterator[CheckResult]:
-    """Check the daemon's connections to MCP servers, and by trial that its unit lets them make code at run time."""
+    """Check the connections to MCP servers, and that the systemd unit lets them generate code at run time."""
     if any(one.command is not None and one.enabled for one in config.mcp.servers.values()):
         try:
             mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
         except OSError:
-            text = "The unit lets no program make code at run time, as Node.js does"
-            yield warning("mcp", f"{text}: MCP servers that use it need the drop-in systemd/terminal.conf.")
+            text = "The systemd unit stops programs that generate code at run time, such as Node.js"
+            yield warning("mcp", f"{text}. MCP servers that use them need the drop-in systemd/terminal.conf.")
     for one in statuses:
         if one.state is ServerState.CONNECTED:
             yield fine("mcp", f"The MCP server {one.name} is connected, with {counted(len(one.tools), 'tool')}.")
         else:
             why = f": {one.error.rstrip('.')}" if one.error else ""
-            yield warning("mcp", f"The MCP server {one.name} is {one.state.value}{why}. Its lines are in the log.")
+            yield warning("mcp", f"The MCP server {one.name} is {one.state.value}{why}. Its output is in the log.")
 
 
 def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult]:
-    """Warn of chats in which the bot cannot write. `stranded` has the name and the number of schedules of each."""
+    """Warn of chats in which the bot cannot write. `stranded` has each chat's name and its number of schedules."""
     if stranded:
         chats = ", ".join(f"{name} ({counted(number, 'schedule')})" for name, number in stranded)
-        text = f"The bot cannot write in {chats}. Schedules there continue when somebody writes or unblocks the bot."
+        text = (
+            f"The bot cannot write in {chats}. Schedules there continue when someone writes to the bot or unblocks it."
+        )
         yield warning("schedules", text)

@@ -1,4 +1,4 @@
-"""Checks of everything that can keep a gateway from working, for `doctor`.
+"""Checks for `doctor` of everything that can stop a gateway from working.
 
 They change nothing and are safe while a daemon runs. Every finding that is not fine says what to do.
 """
@@ -49,7 +49,7 @@ from hermes_state.text import counted
 
 LOW_DISK = Room(1_000_000_000, 20_000)
 STOP_MARGIN_SECONDS = 40
-"""Time that stopping may take after the drain, in seconds: a preview in flight, the last answers, goodbyes, closing."""
+"""Seconds that stopping may take after the drain: previews in flight, last answers, goodbyes, closing."""
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
 
 
@@ -69,11 +69,11 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
         if isinstance(error, ConfigRejected):
             yield from (warning("environment", text) for text in error.warnings)
         yield from _home(locate_home(environ))
-        if isinstance(error, ConfigRejected):  # else the files there may not be ours
+        if isinstance(error, ConfigRejected):  # otherwise the files there may belong to another program
             yield from _state(StateDirectory(home=locate_home(environ)), environ)
         return
     places = sorted({source for source in loaded.sources.values() if source != "default"})
-    where = f"Settings from {', '.join(places)}." if places else "Nothing is configured; defaults are in use."
+    where = f"Settings from {', '.join(places)}." if places else "Nothing is configured, so the defaults are used."
     yield fine("config", where)
     state = list(_state(loaded, environ))
     done = {result.check for result in state}
@@ -81,8 +81,8 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     if is_served and NOTHING_SERVED in loaded.warnings:
         yield skipped(
             "environment",
-            "The running gateway has settings that this command cannot see, such as credentials of its unit "
-            "(LoadCredential). The checks of tokens, model and access below are about this environment only.",
+            "The running gateway has settings that this command cannot see, such as systemd credentials "
+            "(LoadCredential). The checks of tokens, model and access below only use this environment.",
         )
     for text in loaded.warnings:
         if text != NOTHING_SERVED or not is_served:
@@ -105,9 +105,9 @@ def _state(state: StateDirectory, environ: Mapping[str, str]) -> Iterator[CheckR
     free = Room.on(existing)
     result = failed if free.is_short(100_000_000, 1_000) else warning if free.is_short(*LOW_DISK) else fine
     files = f" and {free.files:,} files" if free.files < LOW_DISK.files else ""
-    advice = " Without room no message can be stored: free some." if result is failed else ""
+    advice = " Free some space: on a full disk no message can be stored." if result is failed else ""
     yield result("disk", f"{free.bytes / 1e9:.1f} GB{files} free at {existing}.{advice}")
-    with suppress(ConfigError):  # the finding about the configuration names the fault of the address
+    with suppress(ConfigError):  # the `config` finding covers a wrong address
         yield from _database(state, find_store_url(environ))
 
 
@@ -115,13 +115,13 @@ def _home(home: Path) -> Iterator[CheckResult]:
     try:
         is_directory, exists = home.is_dir(), home.exists()
     except OSError:
-        return  # the finding about the configuration has said so
+        return  # the `config` finding covers this
     if not is_directory:
-        if not exists:  # else that finding has said that it is no directory
-            yield fine("home", f"{home} does not exist yet; the first start makes it.")
+        if not exists:  # otherwise the `config` finding says that it is not a directory
+            yield fine("home", f"{home} does not exist yet. The first start creates it.")
         return
     if not os.access(home, os.W_OK | os.X_OK):
-        yield failed("home", f"{home} cannot be written by this user.")
+        yield failed("home", f"This user cannot write to {home}. Change its owner or its mode.")
         return
     us, problems = os.geteuid(), []
     for path, wanted in ((home, 0o700), *((home / name, 0o600) for name in ("config.yaml", ".env", "state.db"))):
@@ -131,34 +131,38 @@ def _home(home: Path) -> Iterator[CheckResult]:
             continue
         mode = stat.S_IMODE(status.st_mode)
         if mode & ~wanted & 0o077:
-            problems.append(f"{path} is open to other users (mode {mode:04o}): chmod {wanted:04o} {path}")
+            problems.append(f"Other users can access {path} (mode {mode:04o}). Run: chmod {wanted:04o} {path}")
         if status.st_uid != us:
-            problems.append(f"{path} belongs to user id {status.st_uid}, not to the one running this ({us}).")
+            problems.append(
+                f"{path} belongs to user id {status.st_uid}, but this command runs as {us}. Change its owner."
+            )
     yield from (warning("home", problem) for problem in problems)
     if not problems:
-        yield fine("home", f"{home} is ours and closed to others.")
+        yield fine("home", f"{home} belongs to this user and is closed to other users.")
 
 
 def _database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
-    """Let a running daemon check the database: a second process must not read a file that the daemon may write."""
+    """Let a running daemon check the database, because a second process must not read a file that the daemon writes."""
     try:
         found = msgspec.convert(ask(state.control_socket, "doctor", timeout_seconds=60), list[CheckResult])
     except DaemonNotRunningError:
         yield from _resting_database(state, url)
     except CommandError as error:
-        yield failed("daemon", f"The daemon runs but could not answer: {error}")
+        yield failed("daemon", f"The gateway is running but could not answer: {error}")
     except msgspec.ValidationError:
-        yield failed("daemon", "The daemon that runs is of another version; restart it.")
+        yield failed("daemon", "The running gateway is a different version from this command. Restart it.")
     else:
-        yield fine("daemon", "The daemon is running and answers.")
+        yield fine("daemon", "The gateway is running and answers.")
         yield from found
 
 
 def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
     if (who := holder(state.lock_file)) is not None:
-        yield failed("daemon", f"The database is held by {who}, which does not answer at {state.control_socket}.")
+        yield failed(
+            "daemon", f"The database is in use by {who}, which does not answer at {state.control_socket}. Restart it."
+        )
         return
-    yield skipped("daemon", "The daemon is not running.")
+    yield skipped("daemon", "The gateway is not running.")
     try:
         with open_resting(state.database, url) as db:
             if db is not None:
@@ -168,12 +172,12 @@ def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckR
                 if url is None:
                     yield checks.check_index(state.database, load_progress(db))
             elif url is not None:
-                yield skipped("database", "The database is still empty. The next start makes the tables.")
+                yield skipped("database", "The database is empty. The next start creates the tables.")
             elif state.database.exists():
-                why = "a start failed before it had made the tables"
-                yield skipped("database", f"The database is still empty: {why}. The next start makes the tables.")
+                text = "The database is empty because a start failed before it created the tables."
+                yield skipped("database", f"{text} The next start creates them.")
             else:
-                yield skipped("database", "There is no database yet; the first start makes it.")
+                yield skipped("database", "There is no database yet. The first start creates it.")
     except HermesError as error:
         yield failed("database", str(error))
 
@@ -182,18 +186,21 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
     config = loaded.config
     has_platform = config.telegram.token is not None or config.discord.token is not None
     if config.access.allow_all and has_platform:
-        yield warning("access", "access.allow_all is on: everybody who finds the bot can use the model at your cost.")
+        yield warning("access", "access.allow_all is on: anyone who finds the bot can use the model at your expense.")
     elif has_platform and not config.access.names_somebody:
-        text = "The configuration names nobody: "
+        text = "`access` lists no people"
         if config.pairing.enabled:
-            yield fine("access", f"{text}people get a pairing code; `hermes-gateway pair list` shows who was let in.")
+            yield fine(
+                "access", f"{text}, so new people get a pairing code. `hermes-gateway pair list` shows paired people."
+            )
         else:
-            text += "pairing is off too: nobody can write unless paired earlier. Set access.allow."
+            text += " and pairing is off, so only people paired earlier can use the bot. Set access.allow."
             yield warning("access", text)
 
 
 def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
-    """Check the needs of several nodes; in an empty database, those of a start. Another finding names its faults."""
+    """Check that several nodes can share the database, or that a start can use an empty one. Another finding covers its
+    faults."""
     is_empty = False
     with suppress(HermesError), open_resting(loaded.database, url) as db:
         is_empty = db is None
@@ -207,7 +214,7 @@ def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
 
 
 def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
-    """Check the context engine, and the model's window unless a running daemon has, which alone reads its file."""
+    """Check the context engine, and the context window unless a running daemon did; only the daemon reads its file."""
     try:
         engine = load_engine(loaded.config.context.engine, loaded.home)
     except ConfigError as error:
@@ -216,7 +223,7 @@ def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
     if is_done:
         return
     profile = None
-    # Another finding names a fault of the database.
+    # Another finding covers database faults.
     with suppress(HermesError), open_resting(loaded.database, loaded.config.store.url) as db:
         profile = load_configured_profile(db, loaded.config) if db is not None else None
     name = engine.name if engine is not None else None
@@ -224,20 +231,20 @@ def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
 
 
 def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Probe the models; report each API once for each key, and every model that it does not have."""
+    """Probe the models. Report each API once per key, and every model that its API does not list."""
     answers: dict[tuple[str | None, str], bool] = {}
     for route in all_routes(loaded.config):
         is_main, api = route == loaded.config.model.route, (route.address, route.plain_key)
         check, name = ("model", "") if is_main else ("route", f"{route.label}: ")
         if route.protocol == "offline":
             if is_main:
-                yield warning("model", f"The built-in offline model answers; for a real one, {MODEL_SETUP_HINT}.")
+                yield warning("model", f"The built-in offline model answers. For a real model, {MODEL_SETUP_HINT}.")
         elif answers.get(api, True):
             try:
                 text = probe_model(route)
             except CommandError as error:
                 answers[api] = isinstance(error, UnlistedModelError)
-                yield (failed if is_main else warning)(check, f"{name}{error}")  # without others this one answers
+                yield (failed if is_main else warning)(check, f"{name}{error}")  # the configured model answers instead
             else:
                 if api not in answers:
                     yield fine(check, f"{name}{text}")
@@ -262,7 +269,7 @@ def _installed(loaded: LoadedConfig) -> Iterator[CheckResult]:
         yield failed("mcp", f"{missing}.")
     for name, one in servers.items():
         if one.command is not None and shutil.which(one.command, path=plain_texts(one.env).get("PATH")) is None:
-            yield failed("mcp", f"The program of the MCP server {name} is not there: {one.command}.")
+            yield failed("mcp", f"The program of the MCP server {name} was not found: {one.command}. Install it.")
 
 
 def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
@@ -271,8 +278,8 @@ def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
         yield warning("costs", f"{sentence[0].upper()}{sentence[1:]}.")
     elif loaded.config.costs.has_caps:
         estimated = ", ".join(f"`{name}`" for name in estimated_models(loaded.config))
-        text = "Spending is capped, and the price of every configured model is known"
-        text += f", that of {estimated} as an estimate by its family (costs.prices)." if estimated else "."
+        text = "A spending cap is set, and every configured model has a price"
+        text += f". That of {estimated} is an estimate from its family (costs.prices)." if estimated else "."
         yield fine("costs", text)
 
 
@@ -291,14 +298,14 @@ def _files(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _attachments(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Keep a file at `attachments.url` as a trial."""
+    """Store a test file at `attachments.url`."""
     if (url := loaded.config.attachments.url) is not None:
         try:
             open_attachments(loaded)
         except HermesError as error:
             yield failed("attachments", f"{error}.")
         else:
-            yield fine("attachments", f"Files can be kept at {url}.")
+            yield fine("attachments", f"Files can be stored at {url}.")
 
 
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
@@ -309,13 +316,13 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
     ):
         try:
             if token is not None:
-                yield fine(check, probe()) if is_online else skipped(check, "There is a token; --online tries it.")
+                yield fine(check, probe()) if is_online else skipped(check, "A token is set. Use --online to test it.")
         except CommandError as error:
             yield failed(check, str(error))
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Check for traps of systemd: too little time to stop, and user services that never start or end at logout."""
+    """Check for systemd traps: too little time to stop, and user services that never start or that end at logout."""
     config_home = environ.get("XDG_CONFIG_HOME") or (find_user_home(environ) or Path("/")) / ".config"
     user_units = Path(config_home) / "systemd/user"
     units = ("hermes-gateway.service", "hermes-gateway@.service")
@@ -328,19 +335,21 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Check
     unit = _with_drop_ins(found)
     timeout = stop_timeout_seconds(unit)
     if timeout is not None and timeout < needed:
-        text = f"{found} stops the gateway after {timeout:g} s; stopping may take {needed:g} s: raise TimeoutStopSec."
+        text = (
+            f"{found} kills the gateway after {timeout:g} s, but stopping may take {needed:g} s. Raise TimeoutStopSec."
+        )
         yield warning("service", text)
     elif found.parent == user_units and "WantedBy=multi-user.target" in unit:
-        text = f"Nothing starts {found}: a user's systemd has no multi-user.target; write WantedBy=default.target."
+        text = f"Nothing starts {found}: user services have no multi-user.target. Write WantedBy=default.target."
         yield warning("service", text)
     elif found.parent == user_units and _lingers(environ) is False:
-        yield warning("service", "The unit is a user service and stops at logout: loginctl enable-linger")
+        yield warning("service", "The user service stops when you log out. Run: loginctl enable-linger")
     else:
-        yield fine("service", f"{found} leaves room for the drain.")
+        yield fine("service", f"{found} gives the gateway enough time to stop.")
 
 
 def _with_drop_ins(unit: Path) -> str:
-    """Return the text of a unit, followed by the drop-ins that `systemctl edit` made."""
+    """Return the text of a unit, followed by its drop-ins from `systemctl edit`."""
     folders = {unit.parent, UNIT_DIRECTORIES[0]} if unit.parent in UNIT_DIRECTORIES else {unit.parent}
     added = sorted(
         (path for folder in folders for path in (folder / f"{unit.name}.d").glob("*.conf")), key=lambda one: one.name
@@ -349,14 +358,14 @@ def _with_drop_ins(unit: Path) -> str:
 
 
 def stop_timeout_seconds(unit: str) -> float | None:
-    """Return the last `TimeoutStopSec` of a unit's text, in seconds; None without one, or in a form we do not read."""
+    """Return the last `TimeoutStopSec` of a unit in seconds. Return None if it is missing or has an unknown form."""
     given = re.findall(r"^[ \t]*TimeoutStopSec[ \t]*=[ \t]*(.*?)[ \t]*$", unit, re.MULTILINE)
     span = re.fullmatch(r"(\d+\.?\d*|\.\d+)[ \t]*(s|sec|min|m|h|)", given[-1]) if given else None
     return float(span[1]) * {"min": 60.0, "m": 60.0, "h": 3600.0}.get(span[2], 1.0) if span is not None else None
 
 
 def _lingers(environ: Mapping[str, str]) -> bool | None:
-    """Return True if this user's services outlive the login, None if loginctl cannot tell."""
+    """Return True if this user's services continue after logout, None if loginctl cannot tell."""
     if (program := shutil.which("loginctl", path=environ.get("PATH"))) is None:
         return None
     command = [program, "show-user", str(os.geteuid()), "--property=Linger", "--value"]

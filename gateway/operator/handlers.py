@@ -1,4 +1,4 @@
-"""Handlers of the control socket: answers of the running daemon to the command line."""
+"""Handlers of the control socket: the running daemon's answers to the command line."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorHandler:
-    """Answers for the commands of `hermes-gateway` that ask the daemon."""
+    """Answers to the `hermes-gateway` commands that ask the daemon."""
 
     loaded: Callable[[], LoadedConfig]
     runtime: Runtime
@@ -57,7 +57,7 @@ class OperatorHandler:
     clock: Clock
     started_at: Millis
     peer_row: Callable[[], Mapping[str, Any]] = dict
-    """Health of this process among others that share its database; empty where there are no others."""
+    """Health of this process among others that share its database. Empty for a database file."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -96,7 +96,7 @@ class OperatorHandler:
         for client in self.runtime.models.in_use():
             row: dict[str, Any] = {"model": client.name, "route": client.route}
             if (circuit := client.breaker.open) is not None:
-                row |= {"rests_seconds": round(circuit.seconds), "trouble": circuit.why}
+                row |= {"paused_seconds": round(circuit.seconds), "reason": circuit.why}
             found.append(row)
         return found
 
@@ -109,11 +109,11 @@ class OperatorHandler:
         return rows
 
     async def approve(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Approve the pairing `code`, with `role` (by default user)."""
+        """Approve the pairing `code`, with `role` (user by default)."""
         try:
             role = UserRole(str(args.get("role", UserRole.USER)))
         except ValueError:
-            raise CommandError("A role is user or admin.") from None
+            raise CommandError("The role must be user or admin.") from None
         code, now = str(args.get("code", "")), self.clock.now()
         pairing, chat_id = await self.store.write(approve_pairing, code, role, COMMAND_LINE, now)
         await self.access.load()
@@ -129,9 +129,9 @@ class OperatorHandler:
         return pairing_row(pairing)
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
-        """Make the checks that need the running daemon: of its database, its models, and the sandbox of its unit."""
+        """Run the checks that need the running daemon: database, models, and the sandbox of its unit."""
         circuits = [
-            warning("route", f"{one.name} ({one.route}) {circuit.why}; it is left alone for {circuit.seconds:.0f} s.")
+            warning("route", f"{one.name} ({one.route}) {circuit.why}; it is paused for {circuit.seconds:.0f} s.")
             for one in self.runtime.models.in_use()
             if (circuit := one.breaker.open) is not None
         ]
@@ -160,11 +160,11 @@ class OperatorHandler:
         except StoreUnavailable as error:
             return [failed("database", str(error))]
         if index.verdict is not CheckStatus.FINE:
-            self.store.index_failed.set()  # before a search or a message meets the fault
+            self.store.index_failed.set()  # repair it before a search or a message fails
         return [checked, *admins, index]
 
     async def back_up(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Copy the database to the new `file`, an absolute path; returns its size."""
+        """Copy the database to the new `file`, an absolute path. Return its size."""
         target = Path(str(args.get("file", "")))
         if not target.is_absolute():
             raise CommandError("A backup needs the absolute path of a new file.")
@@ -185,7 +185,7 @@ class OperatorHandler:
         return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an address that signs one browser in to the web chat; None while it is not served."""
+        """Return a link that signs in one browser to the web chat, None while the web chat is not served."""
         local = self.adapters.supervised.get("local")
         if local is not None:
             from platforms.local import LocalAdapter
@@ -197,13 +197,13 @@ class OperatorHandler:
         if is_shared and (elsewhere := await self.store.read(served_elsewhere, self.store.id)) is not None:
             raise CommandError(elsewhere)
         if local is None:
-            raise CommandError("the web chat is switched off (local.enabled)")
+            raise CommandError("The web chat is disabled (local.enabled).")
         return {"url": None}
 
     async def look_at_cluster(self, _args: Mapping[str, Any]) -> ClusterStatus | None:
-        """Return all processes of the database; None where this one has it alone."""
+        """Return all processes of the database, None for a database file."""
         return None if isinstance(self.store, SqliteStore) else await self.store.read(load_cluster)
 
     async def revoke_browsers(self, args: Mapping[str, Any]) -> Mapping[str, int]:
-        """Sign out the browser `id`, or all without one."""
+        """Sign out the browser `id`, or all browsers if no id is given."""
         return {"signed_out": await self.store.write(browsers.remove, args.get("id"), self.clock.now())}

@@ -1,7 +1,8 @@
-"""Look-ups in stored conversations: the same for the running daemon and for a database that no daemon has open.
+"""Look-ups in stored conversations, with the same answers from the running daemon and from a database that no daemon
+has open.
 
-Each request reads values, which the daemon sends to the command line without secrets. Each kind of output has its own
-renderer: `json_row` here, `gateway.cli.lookups` for the terminal, `gateway.commands.lineage` for chats.
+Each request reads values, which the daemon sends to the command line without secrets. The values are rendered by
+`json_row` here, by `gateway.cli.lookups` for the terminal, and by `gateway.commands.lineage` for chats.
 """
 
 import asyncio
@@ -50,12 +51,12 @@ from hermes_state.values import (
 Row: TypeAlias = dict[str, Any]
 
 LOOKUP_SECONDS = 5.0
-"""Longest time a look-up may take, in seconds; a query can be made to be slow."""
+"""Longest time a look-up may take, in seconds, because a query can be slow on purpose."""
 MAX_PAGE_CHARS = 1_000_000
-"""Most text of one answer after its first message, in characters. Another request asks for the rest."""
+"""Maximum text of one answer after its first message, in characters. Further requests return the rest."""
 MAX_HITS = 100
 MAX_SESSIONS = 5_000
-"""Most sessions of one answer; about 3 MB of JSON."""
+"""Maximum sessions of one answer; about 3 MB of JSON."""
 MAX_PAGE_ROWS = 500
 PAGE_CONVERSATIONS = 100
 PAGE_ROWS = 200
@@ -65,12 +66,12 @@ _Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 
 _NOT_FOUND = "No chat, session or message{scope} has the id “{name}”."
 _REFUSALS = {
-    LookupReason.MALFORMED: "That is too long to be an id.",
+    LookupReason.MALFORMED: "That is too long for an id.",
     LookupReason.NOT_FOUND: _NOT_FOUND,
-    LookupReason.OTHER_CHAT: "Here only this chat can be looked at; ask me in a direct chat for another one.",
+    LookupReason.OTHER_CHAT: "Here you can only look up this chat. For other chats, ask me in a direct chat.",
     LookupReason.MESSAGE_NOT_FOUND: "There is no message {name}{scope}.",
-    LookupReason.AMBIGUOUS_CHAT: "More than one chat is called “{name}”: {candidates}.",
-    LookupReason.AMBIGUOUS_SESSION: "More than one session's id starts with “{name}”: {candidates}.",
+    LookupReason.AMBIGUOUS_CHAT: "Several chats match “{name}”: {candidates}. Use one of these names.",
+    LookupReason.AMBIGUOUS_SESSION: "Several session ids start with “{name}”: {candidates}. Use more of the id.",
 }
 
 
@@ -80,21 +81,21 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Looku
         return lineage_queries.find_place(db, name, within)
     except LookupRejected as error:
         candidates = ", ".join(map("`{}`".format, error.candidates))
-        scope = " of this chat" if within is not None else ""
+        scope = " in this chat" if within is not None else ""
         text = _REFUSALS.get(error.reason, _NOT_FOUND).format(name=error.name, candidates=candidates, scope=scope)
         raise CommandError(text) from error
 
 
 def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId:
-    """Return the chat with a name. Raises `CommandError`."""
+    """Return the chat with this name. Raises `CommandError`."""
     place = find_place(db, name, within)
     if place.session is not None:
-        raise CommandError(f"“{name}” is no chat; a chat is called like `telegram:42`.")
+        raise CommandError(f"“{name}” is not a chat. Use a name such as `telegram:42`.")
     return place.chat_id
 
 
 class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of requests. The fields are the arguments of the command line."""
+    """Base class of requests. The fields are the arguments of the command line."""
 
     def read(self, db: Connection) -> Sequence[Any]:
         """Return the requested values. Raises `CommandError`."""
@@ -112,7 +113,7 @@ def fitting(rows: Transcript) -> Transcript:
 
 
 class LineageRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sessions of a conversation, of a chat or of all chats, oldest first."""
+    """Sessions of a conversation, of a chat or of all chats, oldest first."""
 
     place: str | None = None
     limit: _Limit = MAX_SESSIONS
@@ -123,7 +124,7 @@ class LineageRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Messages that match, from all chats or one."""
+    """Matching messages from one chat or from all chats."""
 
     words: str
     chat: str | None = None
@@ -133,14 +134,14 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     limit: _Limit = 20
 
     def read(self, db: Connection, within: ChatId | None = None) -> list[FoundMessage]:
-        """Return the hits, with `within` only those of one chat."""
+        """Return the matches, only from the chat `within` if it is given."""
         chat_id = find_chat(db, self.chat, within) if self.chat is not None else within
         since = Millis(self.since) if self.since is not None else None
         limit = min(self.limit, MAX_HITS)
         return search(db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit)
 
     def redacted(self, one: FoundMessage, redact: Redact) -> FoundMessage:
-        """Return a hit with its snippet. Redaction comes first: half a secret would not be recognised."""
+        """Return a match with its snippet. Redaction comes first, because half a secret would not be recognised."""
         safe = redact(one.text[:INDEXED_CHARACTERS])
         searched = searched_text(one.text, one.body, redact) if one.body else safe
         snippet = snippet_of(searched, self.words)
@@ -149,21 +150,21 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def incompleteness(db: Connection) -> str | None:
-    """Return a sentence for people while a search may miss something."""
+    """Return a sentence for people while a search may miss messages."""
     if (percent := load_progress(db)) is None:
         return None
-    return f"The search index is being made anew ({percent} % done): older messages may be missing here."
+    return f"The search index is being rebuilt ({percent} % done), so older messages may be missing."
 
 
 class SearchIndexRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One sentence while a search may miss something, else nothing."""
+    """One sentence while a search may miss messages, otherwise nothing."""
 
     def read(self, db: Connection) -> list[str]:
         return [note] if (note := incompleteness(db)) is not None else []
 
 
 class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was said. The names are those of the JSON output; times are UTC milliseconds."""
+    """Original message. The names are those of the JSON output; times are UTC milliseconds."""
 
     message: str
     """Recall id, such as `m123`."""
@@ -182,16 +183,16 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Messages as they were said, oldest first.
+    """Original messages, oldest first.
 
-    A chat stands for its conversation. A session stands for its whole conversation unless `is_session_only`, a message
-    for the messages around it in its session.
+    A chat means its current conversation, and a session its whole conversation unless `is_session_only` is set. A
+    message means the messages around it in its session.
     """
 
     place: str
     limit: _Limit = MAX_PAGE_ROWS
     before: int | None = None
-    """Id of a message, of which only earlier ones are returned."""
+    """Id of a message; only earlier messages are returned."""
     is_session_only: bool = False
 
     def read(self, db: Connection) -> list[HistoryMessage]:
@@ -229,7 +230,7 @@ class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conversations of one chat or of all, the most recently used first."""
+    """Conversations of one chat or of all chats, most recently used first."""
 
     chat: str | None = None
     limit: _Limit = 100
@@ -244,7 +245,7 @@ class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conversations after the lineage `after`: of a chat, the one of a session or message, or all."""
+    """Conversations after the lineage `after`: of a chat, of a session or message, or all."""
 
     place: str | None = None
     since: int = 0
@@ -259,7 +260,7 @@ class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Messages of a conversation after the message `after`; with `place`, only those of this one session."""
+    """Messages of a conversation after the message `after`. With `place`, only those of that session."""
 
     lineage: int
     after: int = 0
@@ -268,7 +269,7 @@ class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
     def read(self, db: Connection) -> Transcript:
         session = find_place(db, self.place).session if self.place is not None else None
         if self.place is not None and session is None:
-            raise CommandError(f"“{self.place}” is no session.")
+            raise CommandError(f"“{self.place}” is not a session.")
         session_id = session.id if session is not None else None
         rows = load_messages_behind(db, LineageId(self.lineage), MessageId(self.after), PAGE_ROWS, session_id)
         return fitting(rows)
@@ -303,7 +304,7 @@ LOOKUPS: Mapping[str, type[Lookup]] = {
 
 
 def _parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
-    """Return the request of this name and these arguments. Raises `CommandError`."""
+    """Return the request with this name and these arguments. Raises `CommandError`."""
     try:
         return msgspec.convert(args, LOOKUPS[name])
     except msgspec.ValidationError as error:
@@ -311,7 +312,7 @@ def _parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
 
 
 async def look_up(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Any]:
-    """Answer from the running daemon's store. Raises `CommandError`, and `StoreUnavailable` when it takes too long."""
+    """Answer from the running daemon's store. Raises `CommandError`, and `StoreUnavailable` if it takes too long."""
     request = _parse_request(name, args)
     found = await store.read_within(LOOKUP_SECONDS, request.read)
     return await asyncio.to_thread(_answer, request, found, redact)
@@ -329,10 +330,10 @@ def _answer(request: Lookup, found: Sequence[Any], redact: Redact) -> list[Any]:
 
 
 def thoughts(blocks: str) -> Iterator[str]:
-    """Yield the readable texts of `Reasoning.blocks` of any protocol."""
+    """Yield the readable texts in `Reasoning.blocks`, for every protocol."""
     try:
         yield from filter(str.strip, _texts(orjson.loads(blocks)))
-    except orjson.JSONDecodeError:  # written by an older version
+    except orjson.JSONDecodeError:  # an older version wrote it
         return
 
 
@@ -350,11 +351,12 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _value(text: str, redact: Redact) -> object:
-    """Return the JSON value of a text; the text itself if it is not JSON, or if redaction leaves no JSON."""
+    """Return the JSON value of a text. If the text, or its redacted form, is not valid JSON, return the redacted
+    text."""
     try:
-        value = json.loads(text)  # which keeps long numbers
+        value = json.loads(text)  # keeps long numbers
         return orjson.loads(redact(orjson.dumps(value).decode()))  # escapes would hide a secret
-    except (TypeError, ValueError, RecursionError):  # no JSON, or numbers that no encoder accepts
+    except (TypeError, ValueError, RecursionError):  # not JSON, or numbers that the encoder rejects
         return redact(text)
 
 
@@ -364,16 +366,16 @@ def tool_row(schema: ToolSchema, redact: Redact) -> dict[str, Any]:
 
 
 def compression_details(made: LineageSession) -> list[str]:
-    """Return details of the compression that made a session: `95,000 → 40,000 tokens`, `focus “schema”`."""
+    """Return details of the compression that created a session: `95,000 → 40,000 tokens`, `focus “schema”`."""
     details = []
     if made.tokens_before is not None and made.tokens_after is not None:
         details.append(f"{made.tokens_before:,} → {made.tokens_after:,} tokens")
     if made.summary_kind is not None:
         is_by_rule = made.summary_kind == "deterministic"
-        details.append("handoff without a model" if is_by_rule else f"summary by {made.model}")
+        details.append("summary without a model" if is_by_rule else f"summary by {made.model}")
     if made.focus:
         details.append(f"focus “{shortened(made.focus)}”")
-    return details + (["undone since"] if made.was_undone else [])
+    return details + (["undone later"] if made.was_undone else [])
 
 
 def speaker(role: MessageRole, sender: str | None, tool: str | None) -> str:
@@ -391,11 +393,11 @@ _JSON_ROWS: Final[Mapping[type, str]] = {
         "ended_at=tip.ended_at end_reason=tip.end_reason sessions=session_count messages=message_count is_active"
     ),
 }
-"""Names in the JSON of a value, each followed by the attribute if that has another name."""
+"""Names in the JSON of a value, each followed by the attribute if its name differs."""
 
 
 def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation) -> Row:
-    """Return the JSON of a value. Sessions and conversations are named by whole keys, messages by recall ids."""
+    """Return the JSON of a value. Sessions and conversations have full keys, messages have recall ids."""
     if isinstance(one, HistoryMessage):
         return msgspec.structs.asdict(one)
     row: Row = {"message": recall_id(one.message_id)} if isinstance(one, FoundMessage) else {}

@@ -1,9 +1,9 @@
-"""Probes of services for `init` and `doctor`: one short request each, which checks the address and the key.
+"""Probes of services for `init` and `doctor`: one short request each, to check the address and the key.
 
-Plain blocking requests of the standard library, because the command line must not wait for imports of SDKs. Redirects
-are not followed: the next host would receive the key.
+They use blocking requests of the standard library, so that the command line does not wait for SDK imports. They do not
+follow redirects, because the next host would receive the key.
 
-Each probe returns one sentence for the operator without secrets, and raises `CommandError` with one for a failure.
+Each probe returns one sentence for the operator, without secrets. On failure it raises `CommandError` with a sentence.
 """
 
 import difflib
@@ -26,9 +26,9 @@ def probe_telegram(settings: TelegramSettings) -> str:
     """Call `getMe` with the configured token."""
     status, body = _fetch(f"{settings.base_url}/bot{plain(settings.token)}/getMe")
     if status == 200 and isinstance(body.get("result"), dict):
-        return f"Telegram knows this bot as @{body['result'].get('username')}."
+        return f"The Telegram token works. The bot is @{body['result'].get('username')}."
     if status in (401, 404):
-        raise CommandError("Telegram does not know this token; @BotFather shows the right one.")
+        raise CommandError("Telegram rejected this token. @BotFather shows the right one.")
     raise CommandError(_trouble("Telegram", settings.base_url, status, body))
 
 
@@ -38,9 +38,9 @@ def probe_discord(settings: DiscordSettings) -> str:
     headers = {"Authorization": f"Bot {plain(settings.token)}", "User-Agent": agent}
     status, body = _fetch(f"{settings.api_url}/api/v10/users/@me", headers)
     if status == 200:
-        return f"Discord knows this bot as {body.get('username')}."
+        return f"The Discord token works. The bot is {body.get('username')}."
     if status == 401:
-        raise CommandError("Discord does not accept this token; the developer portal makes a new one.")
+        raise CommandError("Discord rejected this token. Create a new one in the developer portal.")
     raise CommandError(_trouble("Discord", settings.api_url, status, body))
 
 
@@ -49,31 +49,31 @@ class UnlistedModelError(CommandError):
 
 
 def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
-    """Ask for the list of models; with `may_call`, fall back to a call of one token where there is no such list."""
+    """Ask for the list of models. With `may_call`, send a call for one token if there is no list."""
     base, headers = _model_root(settings)
     status, body, names = _listed_models(settings, base, headers)
     if names is not None:
         if settings.name is None or _is_listed(settings.name, names):
             return f"The model's server answers at {base}."
         path, call = _smallest_call(settings)
-        if may_call and _fetch(f"{base}/{path}", headers, call)[0] == 200:  # lists are not always whole
-            return f"The model's server answers at {base}. It does not list {settings.name}, but takes calls for it."
+        if may_call and _fetch(f"{base}/{path}", headers, call)[0] == 200:  # some lists are incomplete
+            return f"The model's server answers at {base}. It does not list {settings.name}, but accepts calls for it."
         raise UnlistedModelError(
             f"The model's server answers at {base}, but does not list {settings.name}{_nearest(settings.name, names)}"
         )
     if status in (200, 404, 405):
         path, call = _smallest_call(settings)
-        # A call of nothing is refused wherever calls are taken, and costs nothing.
+        # Every API refuses an empty call, at no cost.
         status, body = _fetch(f"{base}/{path}", headers, {})
         if status in (404, 405) or (status == 200 and (not body or "error" in body)):
-            raise CommandError(f"Nothing takes calls at {base}/{path}: {_better_root(settings, base, headers)}")
+            raise CommandError(f"No API was found at {base}/{path}: {_better_root(settings, base, headers)}")
         if status not in (0, 401, 403) and not may_call:
-            return f"The model's server answers at {base}; it lists no models to compare with."
+            return f"The model's server answers at {base}. It has no model list, so the name could not be checked."
         status, body = _fetch(f"{base}/{path}", headers, call) if may_call else (status, body)
     if status == 200:
         return f"The model's server answers at {base}."
     if status in (401, 403):
-        reason = "does not accept the key" if settings.api_key else "wants a key (api_key)"
+        reason = "rejected the API key" if settings.api_key else "requires a key (api_key)"
         raise CommandError(f"The model's server at {base} {reason}.")
     raise CommandError(_trouble("The model's server", base, status, body))
 
@@ -89,20 +89,20 @@ def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
 def _listed_models(
     settings: RouteConfig, base: str, headers: Mapping[str, str]
 ) -> tuple[int, Mapping[str, Any], frozenset[str] | None]:
-    """Return the HTTP status, the body, and the listed names, None without a list."""
+    """Return the HTTP status, the body, and the listed names, or None if there is no list."""
     status, body = _fetch(f"{base}/models{'?limit=1000' if settings.protocol == 'anthropic' else ''}", headers)
     if status != 200 or not isinstance(body.get("data", ""), list | None):
         return status, body, None
     rows = [row for row in body["data"] or () if isinstance(row, dict)]
     if any(row.get("owned_by") == "llamacpp" for row in rows):
-        return status, body, None  # it has one model, under any name
+        return status, body, None  # it has one model, which answers to any name
     named = [row.get("id") for row in rows]
     named += [name for row in rows if isinstance(row.get("aliases"), list) for name in row["aliases"]]
     return status, body, frozenset(str(name).removeprefix("models/") for name in named if name)
 
 
 def _is_listed(name: str, names: frozenset[str]) -> bool:
-    """Return True for a listed name, with or without its tag, or in a longer form with the date."""
+    """Return True if the name is listed, with or without its tag, or in a longer form with a date."""
     bare, _, tag = name.removeprefix("models/").partition(":")
     forms = {bare, f"{bare}:{tag or 'latest'}"}
     return any(one in forms or DATE.sub("", one) in (bare, bare.removesuffix("-latest")) for one in names)
@@ -118,12 +118,12 @@ def _nearest(name: str, names: frozenset[str]) -> str:
 
 
 def _better_root(settings: RouteConfig, base: str, headers: Mapping[str, str]) -> str:
-    """Return advice on `base_url`: an address on the same host with a list of models."""
+    """Return advice on `base_url`: an address on the same host that has a list of models."""
     roots = ("/v1", "/api/v1", "/openai/v1", "/api/paas/v4", "/v1beta/openai", "/compatible-mode/v1")
     for address in (urljoin(base, root) for root in roots):
         if address != base and _listed_models(settings, address, headers)[2] is not None:
-            return f"base_url lacks its path or has a wrong one; did you mean {address}?"
-    return "base_url lacks its path or has a wrong one; see the provider's documentation."
+            return f"base_url has no path or a wrong path; did you mean {address}?"
+    return "base_url has no path or a wrong path. See the provider's documentation."
 
 
 def _smallest_call(settings: RouteConfig) -> tuple[str, object]:
@@ -146,7 +146,8 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
-    """Return the HTTP status and the JSON object, a list as its `data`; status 0 and a `reason` without an answer."""
+    """Return the HTTP status and the JSON object (a list as its `data`). Without an answer, the status is 0 and there
+    is a `reason`."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     opener = urllib.request.build_opener(_NoRedirectHandler)

@@ -1,9 +1,10 @@
-"""Control socket between the command line and the running daemon: in the state directory, one JSON object a line.
+"""Control socket between the command line and the running daemon. It is in the state directory, with one JSON object
+per line.
 
     → {"ask": "pair.approve", "args": {"code": "K7QM-4XPA"}}
     ← {"ok": true, "result": …}   or   {"ok": false, "kind": "CommandError", "error": "one sentence"}
 
-The socket has mode 0600 inside a directory with mode 0700: a process that can write to it controls the daemon.
+The socket has mode 0600 inside a directory with mode 0700, because a process that can write to it controls the daemon.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from hermes_state.aio import cancel_all
 from hermes_state.errors import CommandError, HermesError
 
 Handler: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[Any]]
-"""Takes the arguments by name and returns a JSON value; a `HermesError` becomes the error sentence."""
+"""Function of the arguments by name that returns a JSON value. A `HermesError` becomes the error sentence."""
 
 MAX_LINE_BYTES = 4_194_304
 """Largest request, in bytes."""
@@ -36,8 +37,8 @@ class DaemonNotRunningError(HermesError):
 async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
     """Answer requests at `path` while the block runs. The caller holds the state directory's lock.
 
-    A socket that a dead process has left is replaced. A deleted socket is made again, with its folder, because only the
-    daemon still has the deleted files open. Open connections end with the block.
+    Replaces a socket left by a dead process. Creates a deleted socket again, with its folder, because only the daemon
+    still has the deleted files open. Open connections end with the block.
     """
     connections: set[asyncio.Task[None]] = set()
     servers: list[asyncio.Server] = []
@@ -45,7 +46,7 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None  # asyncio runs this callback as a task of its own
+        assert task is not None  # asyncio runs this callback in its own task
         connections.add(task)
         try:
             await _converse(reader, writer, handlers)
@@ -56,16 +57,16 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
     async def listen() -> None:
         bound = _bound(path)
         servers.append(await asyncio.start_unix_server(connected, sock=bound, limit=MAX_LINE_BYTES, backlog=1))
-        bound.listen(100)  # asyncio itself accepts `backlog` times in a row, also when that fails
+        bound.listen(100)  # asyncio itself accepts `backlog` times in a row, even if that fails
         ours.append(os.stat(path))
 
     async def keep_listening() -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)  # there is no event for a deleted file
+            await asyncio.sleep(_LOOK_SECONDS)  # no event reports a deleted file
             try:
                 os.stat(path)
-            except OSError:  # gone, or its folder is something else for now
-                with suppress(OSError):  # tried again
+            except OSError:  # gone, or its folder is not a folder for now
+                with suppress(OSError):  # the next round tries again
                     os.makedirs(path.parent, mode=0o700, exist_ok=True)
                     await listen()
 
@@ -80,15 +81,15 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
             server.close()
         await cancel_all([keeper, *connections])
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path), ours[-1]):  # not that of a daemon in a folder put in place of ours
+            if os.path.samestat(os.stat(path), ours[-1]):  # keeps the socket of a daemon in a folder that replaced ours
                 os.unlink(path)
 
 
 def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, timeout_seconds: float = 10.0) -> Any:
-    """Ask the daemon; returns its answer (any JSON value).
+    """Ask the daemon, and return its answer (any JSON value).
 
-    Raises `DaemonNotRunningError` when no daemon listens, `CommandError` with the daemon's sentence when it refuses
-    or does not answer in time.
+    Raises `DaemonNotRunningError` if no daemon listens. Raises `CommandError` with the daemon's sentence if it refuses,
+    or if it does not answer in time.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_seconds)
@@ -97,18 +98,20 @@ def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, time
                 connection.connect(address)
         except OSError as error:
             raise DaemonNotRunningError(
-                f"the gateway is not running: nobody answers at {path}; start it with `hermes-gateway run`"
+                f"The gateway is not running: nothing answers at {path}. Start it with `hermes-gateway run`."
             ) from error
         try:
             connection.sendall(orjson.dumps({"ask": request, "args": dict(args or {})}) + b"\n")
             with connection.makefile("rb") as answers:
-                line = answers.readline(67_108_864)  # a page of a history holds a message of any length
+                line = answers.readline(67_108_864)  # a history page may have a message of any length
         except TimeoutError as error:
-            raise CommandError(f"the daemon did not answer within {timeout_seconds:g} s") from error
+            raise CommandError(
+                f"The gateway did not answer within {timeout_seconds:g} s. Try again, or look at its log."
+            ) from error
         except OSError as error:
-            raise CommandError(f"the connection to the daemon broke: {error.strerror or error}") from error
+            raise CommandError(f"The connection to the gateway broke: {error.strerror or error}.") from error
     if not line.endswith(b"\n"):
-        raise CommandError("the daemon closed the connection without an answer; its log says why")
+        raise CommandError("The gateway closed the connection without an answer. Its log says why.")
     answer = orjson.loads(line)
     if not answer["ok"]:
         raise CommandError(answer["error"])
@@ -123,7 +126,7 @@ async def _converse(
             try:
                 line = await asyncio.wait_for(reader.readline(), 60.0)
             except ValueError:  # longer than the limit
-                writer.write(_encoded(_refused(f"a request may have {MAX_LINE_BYTES} bytes")))
+                writer.write(_encoded(_refused(f"A request can have at most {MAX_LINE_BYTES} bytes.")))
                 await writer.drain()
                 return
             if not line.endswith(b"\n"):
@@ -136,12 +139,12 @@ async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> Mapping[str, 
     try:
         request = orjson.loads(line)
     except orjson.JSONDecodeError:
-        return _refused("a request is one line of JSON")
+        return _refused("A request must be one line of JSON.")
     if not isinstance(request, dict) or not isinstance(request.get("args", {}), dict):
-        return _refused('a request looks like {"ask": "status", "args": {}}')
+        return _refused('A request must look like {"ask": "status", "args": {}}.')
     handler = handlers.get(str(request.get("ask")))
     if handler is None:
-        return _refused(f"the daemon knows {', '.join(sorted(handlers))}")
+        return _refused(f"Unknown request. Known requests: {', '.join(sorted(handlers))}.")
     try:
         return {"ok": True, "result": await handler(request.get("args", {}))}
     except HermesError as error:
@@ -157,7 +160,7 @@ def _encoded(answer: Mapping[str, Any]) -> bytes:
 
 
 def _bound(path: Path) -> socket.socket:
-    """Return a bound socket to which only this user can ever connect."""
+    """Return a bound socket that only this user can ever connect to."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
@@ -173,8 +176,8 @@ def _bound(path: Path) -> socket.socket:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Yield `path` as an address that fits: a descriptor stands for a long directory (Linux)."""
-    if len(os.fsencode(path)) <= 100:  # with room to spare: 108 on Linux, 104 elsewhere
+    """Yield `path` as an address that is short enough: a descriptor replaces a long directory (Linux)."""
+    if len(os.fsencode(path)) <= 100:  # the limit is 108 on Linux, 104 elsewhere
         yield str(path)
         return
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,7 +1,7 @@
-"""Spending reports for the command line and the chats: the same for the daemon and for a file at rest.
+"""Spending reports for the command line and for chats, with the same content from the daemon and from a database file.
 
-Reports cross the control socket field by field. Their rows are the `--json` output, with money in US dollars, None if
-it is unknown, and times in UTC milliseconds. Their text has charts of at most 40 columns, which fit on a phone.
+Reports cross the control socket field by field. Their rows are the `--json` output: money in US dollars, None if
+unknown, and times in UTC milliseconds. Their text has charts of at most 40 columns, which fit on a phone.
 """
 
 from collections import defaultdict
@@ -36,22 +36,22 @@ NAME = 22
 def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
     """Load a report for the command line, field by field. Raises `CommandError`."""
     if ledger.is_outdated(db):
-        raise CommandError("The database is an older version's; start the gateway once, which brings it up to date.")
+        raise CommandError("The database is from an older version. Start the gateway once to update it.")
     if name == "insights":
         days = args.get("days", DEFAULT_DAYS)
         if type(days) is not int or not 1 <= days <= MAX_DAYS:
-            raise CommandError(f"Between 1 and {MAX_DAYS} days can be looked at.")
+            raise CommandError(f"The number of days must be between 1 and {MAX_DAYS}.")
         insights: Row = msgspec.to_builtins(load_insights(db, settings, now, days))
         return insights
     place = args.get("place")
     if place is not None and not isinstance(place, str):
-        raise CommandError("A place is a chat's name or a session's id.")
+        raise CommandError("Give the name of a chat or the id of a session.")
     usage: Row = msgspec.to_builtins(load_usage(db, settings, now, None if place is None else find_place(db, place)))
     return usage
 
 
 def spent_row(spent: TotalUsage) -> Row:
-    """Return the row of sums. `cost_usd` is None if it is unknown, and lacks the cost of `unpriced_calls`."""
+    """Return the row of sums. `cost_usd` is None if it is unknown, and does not include `unpriced_calls`."""
     row = msgspec.structs.asdict(spent)
     cost = row.pop("cost")
     derived = {name: getattr(spent, name) for name in ("prompt_tokens", "total_tokens", "cache_percent")}
@@ -59,7 +59,7 @@ def spent_row(spent: TotalUsage) -> Row:
 
 
 def knows_cost(spent: TotalUsage) -> bool:
-    """Return False if the price of every call is unknown."""
+    """Return False if no call has a known price."""
     return spent.cost > 0 or not spent.unpriced_calls
 
 
@@ -72,7 +72,7 @@ def money(spent: TotalUsage) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapUsage:
-    """Cap on spending, and the spending that counts for it."""
+    """Spending cap, and the spending that counts towards it."""
 
     key: str
     spent: MicroUsd
@@ -86,12 +86,12 @@ class CapUsage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
     chat: str | None
-    """Name of the chat; None for the whole gateway."""
+    """Name of the chat, None for the whole gateway."""
     session: str | None
     """Key of a session of the conversation."""
     by_purpose: Mapping[str, TotalUsage]
     compressions: int | None
-    """Number of compressions of a conversation; None for anything else."""
+    """Number of compressions of a conversation, otherwise None."""
     reported_prompt_tokens: int | None
     today_since: Millis
     chat_today: TotalUsage | None
@@ -104,7 +104,7 @@ class UsageReport:
 
 
 def load_usage(db: Connection, settings: SpendingCapSettings, now: Millis, place: LookupResult | None) -> UsageReport:
-    """Load the usage of a conversation, a chat or the whole gateway, and of the caps that apply."""
+    """Load the usage of a conversation, a chat or the whole gateway, with the caps that apply."""
     chat_id, session = (None, None) if place is None else (place.chat_id, place.session)
     lineage_id = None if session is None else session.lineage_id
     by_purpose = ledger.load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
@@ -158,7 +158,7 @@ def usage_row(usage: UsageReport) -> Row:
 def usage_lines(usage: UsageReport) -> list[str]:
     spent, about = usage.spent, "about " if usage.spent.estimated_calls else ""
     if not spent.calls:
-        return ["- No model was asked yet."]
+        return ["- No model calls yet."]
     reasoning = f", {spent.reasoning_tokens:,} of them reasoning" if spent.reasoning_tokens else ""
     figures = ((spent.failed_calls, "failed"), (spent.estimated_calls, "estimated"))
     notes = ", ".join(f"{count:,} {word}" for count, word in figures if count)
@@ -169,16 +169,16 @@ def usage_lines(usage: UsageReport) -> list[str]:
     )
     return [
         f"- Cost: {_cost(spent)}",
-        f"- Read: {about}{spent.prompt_tokens:,} tokens: {spent.input_tokens:,} new, "
+        f"- Input: {about}{spent.prompt_tokens:,} tokens: {spent.input_tokens:,} new, "
         f"{spent.cache_read_tokens:,} from the cache ({spent.cache_percent} %), "
         f"{spent.cache_write_tokens:,} written to it",
-        f"- Written: {about}{spent.output_tokens:,} tokens{reasoning}",
-        f"- Calls: {spent.calls:,}{f' ({notes})' if notes else ''}{f'; of these {purposes}' if purposes else ''}",
+        f"- Output: {about}{spent.output_tokens:,} tokens{reasoning}",
+        f"- Model calls: {spent.calls:,}{notes and f' ({notes})'}{purposes and f', including {purposes}'}",
     ]
 
 
 def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
-    """Return the spending of today, and the caps. `tells_all` includes the whole gateway's spending without a cap."""
+    """Return today's spending and the caps. `tells_all` includes the whole gateway's spending even without a cap."""
     caps = {cap.key: cap for cap in usage.caps}
     lines = []
     if "costs.conversation_cap" in caps:
@@ -199,19 +199,19 @@ def _of(cap: CapUsage) -> str:
 
 def _cost(spent: TotalUsage) -> str:
     if not knows_cost(spent):
-        return "unknown, because nobody has told me the model's price (`costs.prices`)"
+        return "unknown (no price configured; see `costs.prices`)"
     cost = f"about {dollars(spent.cost)}" if spent.estimated_calls else dollars(spent.cost)
     if not spent.unpriced_calls:
         return cost
-    return f"{cost}, and {counted(spent.unpriced_calls, 'call')} at an unknown price (`costs.prices`)"
+    return f"{cost}, plus {counted(spent.unpriced_calls, 'call')} with an unknown price (see `costs.prices`)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsightsReport:
-    """Spending of the last days, by day, chat, model and purpose; all but the days are sorted by cost."""
+    """Spending of the last days by day, chat, model and purpose. All except days are sorted by cost."""
 
     days: tuple[tuple[date, TotalUsage], ...]
-    """Every day, oldest first, also days without spending."""
+    """Every day, oldest first, including days without spending."""
     chats: tuple[tuple[str, TotalUsage], ...]
     models: tuple[tuple[str, TotalUsage], ...]
     purposes: tuple[tuple[str, TotalUsage], ...]
@@ -221,7 +221,7 @@ class InsightsReport:
 def load_insights(
     db: Connection, settings: SpendingCapSettings, now: Millis, days: int, within: ChatId | None = None
 ) -> InsightsReport:
-    """Load the spending of the last `days`, today included; with `within`, that of one chat."""
+    """Load the spending of the last `days`, including today; only that of the chat `within` if it is given."""
     zone = settings.zone
     first = day_of(now, zone) - timedelta(days=days - 1)
     slices = ledger.load_slices(db, midnight(first, zone), within)
@@ -268,13 +268,13 @@ def insights_block(found: InsightsReport) -> str:
     """Return four charts and a sum for a monospaced font."""
     total = found.total
     if not total.calls:
-        return "No model was asked."
+        return "No model calls."
     by_cost = knows_cost(total) and total.cost > 0
     parts = [
         _chart(_spans(found.days), by_cost=by_cost),
         _table("CHAT", found.chats, by_cost=by_cost),
         _table("MODEL", found.models, by_cost=by_cost),
-        _table("FOR", found.purposes, by_cost=by_cost),
+        _table("PURPOSE", found.purposes, by_cost=by_cost),
         _row("total", _value(total, by_cost=by_cost), total.calls),
     ]
     return "\n\n".join(parts)
@@ -283,21 +283,25 @@ def insights_block(found: InsightsReport) -> str:
 def insights_notes(total: TotalUsage) -> list[str]:
     notes = []
     if not knows_cost(total):
-        notes.append("The price of these models is not known (`costs.prices`), so this counts tokens.")
+        notes.append(
+            "The prices of these models are unknown, so the charts show tokens. Set `costs.prices` to see costs."
+        )
     elif total.unpriced_calls:
-        notes.append(f"+: {counted(total.unpriced_calls, 'call')} at an unknown price come on top (`costs.prices`).")
+        notes.append(
+            f"+: does not include {counted(total.unpriced_calls, 'call')} with an unknown price (see `costs.prices`)."
+        )
     if total.prompt_tokens:
-        notes.append(f"{total.cache_percent} % of what models read came from a cache.")
+        notes.append(f"{total.cache_percent} % of input tokens were cached.")
     if total.failed_calls:
         verb = "was" if total.failed_calls == 1 else "were"
         notes.append(f"{counted(total.failed_calls, 'call')} failed or {verb} cut off.")
     if total.estimated_calls:
-        notes.append(f"Of {counted(total.estimated_calls, 'call')} the tokens or the price are an estimate.")
+        notes.append(f"The tokens or the price of {counted(total.estimated_calls, 'call')} are estimated.")
     return notes
 
 
 def _spans(days: Sequence[tuple[date, TotalUsage]]) -> list[tuple[str, TotalUsage]]:
-    """Return the bars of a chart: days up to a month, weeks up to half a year, else months."""
+    """Return the bars of a chart: days up to a month, weeks up to half a year, otherwise months."""
     if len(days) <= 31:
         return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
     by_week = len(days) <= 182
@@ -312,7 +316,9 @@ def _chart(entries: Sequence[tuple[str, TotalUsage]], *, by_cost: bool) -> str:
     lines, width = [], WIDTH - LABEL - VALUE - 1
     for (label, spent), size in zip(entries, sizes, strict=True):
         value = _value(spent, by_cost=by_cost) if spent.calls else "-"
-        eighths = max(1, size * width * 8 // max(sizes)) if size else 0  # of a character; a small size stays visible
+        eighths = (
+            max(1, size * width * 8 // max(sizes)) if size else 0
+        )  # eighths of a character; a small size stays visible
         bar = ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8]).rstrip()
         lines.append(f"{label:<{LABEL}}{bar:<{width}} {value:>{VALUE}}")
     return "\n".join(lines)
@@ -322,7 +328,7 @@ def _table(head: str, entries: Sequence[tuple[str, TotalUsage]], *, by_cost: boo
     """Return the ten largest entries, and one row for the rest."""
     rows = []
     for name, spent in entries[:10]:
-        # The end of a long name tells more than its beginning.
+        # The end of a long name is more telling than its beginning.
         shown = name if len(name) < NAME else f"…{name[-(NAME - 2) :]}"
         rows.append(_row(shown, _value(spent, by_cost=by_cost), spent.calls))
     if rest := entries[10:]:
@@ -342,7 +348,7 @@ def _value(spent: TotalUsage, *, by_cost: bool) -> str:
     text = money(spent)
     if len(text) < VALUE:
         return text
-    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"  # cents do not matter any more
+    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"  # cents no longer matter
 
 
 def _shortened(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Discord: events of its gateway, missed messages, and messages to send."""
+"""Discord: events of its gateway, missed messages, and outgoing messages."""
 
 from platforms.discord.adapter import DiscordAdapter
 from platforms.settings import DiscordSettings

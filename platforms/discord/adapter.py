@@ -1,4 +1,4 @@
-"""The Discord adapter: one bot account, a new client for each connection attempt."""
+"""The Discord adapter: one bot account, with a new client for each connection attempt."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ from platforms.files import CHUNK_BYTES, save_stream
 from platforms.settings import DiscordSettings
 
 STOP_SECONDS = 0.5
-"""Seconds in which the SDK must follow a cancellation before it is cancelled again."""
+"""Seconds in which the SDK must react to a cancellation before it is cancelled again."""
 log = structlog.get_logger(__name__)
 
 
@@ -48,7 +48,7 @@ class DiscordAdapter:
         typing_seconds=10.0,
         has_files=True,
         finds_previews=True,
-        max_file_bytes=10 << 20,  # boosted servers accept more, but a direct chat does not tell
+        max_file_bytes=10 << 20,  # boosted servers accept more, but a direct chat does not show that
     )
 
     def __init__(self, settings: DiscordSettings, *, store: Store, menu: Sequence[MenuCommand], clock: Clock) -> None:
@@ -86,16 +86,16 @@ class DiscordAdapter:
                 tasks.create_task(events.run(fetch), name="discord events")
                 tasks.create_task(self._watch(client, events), name="discord watch")
                 tasks.create_task(commands.publish(self._store, self._settings.request_seconds), name="discord menu")
-                # In this task, not in one of its own: only so the group takes back the cancellation that a failing
-                # task makes, and `cancelling` below tells an order to stop from a failure.
+                # In this task, not in a separate one: only then does the group undo the cancellation that a failing
+                # task causes, and `cancelling` below distinguishes a stop from a failure.
                 await self._connect(client)
         except BaseExceptionGroup as group:
             error = _most_telling(group)
             self._note_end(error)
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # the group's errors would hide that we were told to stop
+            if task is not None and task.cancelling():  # the group's errors would hide the cancellation
                 raise asyncio.CancelledError from group
-            raise error from error.__cause__  # not from the group: the reason matters, not the task it came from
+            raise error from error.__cause__  # not from the group, because only the reason matters
         except (PlatformError, asyncio.CancelledError) as error:
             self._note_end(error)
             raise
@@ -130,7 +130,7 @@ class DiscordAdapter:
     async def _connection(
         self, intake: Intake
     ) -> AsyncIterator[tuple[GatewayClient, SlashCommands, EventQueue, FetchHistory]]:
-        """Build everything that lives as long as one client, and take it down again."""
+        """Create all objects that live as long as one client, and close them at the end."""
         settings = self._settings
         with _store_errors():
             salt, began = await self._load_notes()
@@ -147,7 +147,7 @@ class DiscordAdapter:
         self._client, self._sender = client, sender
         try:
             async with contextlib.AsyncExitStack() as stack:
-                # The SDK's own exit waits for the other side's goodbye, which a dead connection never sends.
+                # The SDK's own exit waits for the peer's goodbye, which a dead connection never sends.
                 await client.__aenter__()
                 stack.push_async_callback(client.end)
                 yield client, commands, events, history.fetch
@@ -156,10 +156,10 @@ class DiscordAdapter:
             self._client = self._sender = None
 
     async def _connect(self, client: GatewayClient) -> None:
-        """Hold the connection; its end is always an error.
+        """Hold the connection. Its end is always an error.
 
-        The SDK connects inside `asyncio.wait_for`, which before Python 3.12 may lose a cancellation and then tries
-        again for ever. So the SDK has its own task, which is cancelled until it ends.
+        The SDK connects inside `asyncio.wait_for`, which before Python 3.12 may lose a cancellation and then retries
+        for ever. So the SDK has its own task, which is cancelled until it ends.
         """
         task = asyncio.create_task(client.start(plain(self._settings.token)), name="discord gateway")
         try:
@@ -173,19 +173,20 @@ class DiscordAdapter:
                 await asyncio.wait({task}, timeout=STOP_SECONDS)
 
     async def _watch(self, client: GatewayClient, events: EventQueue) -> None:
-        """Give the connection up when it makes no progress: being connected is not enough."""
+        """Give up a connection that makes no progress, because being connected is not enough."""
         limit = self._settings.stale_seconds
         while True:
             if await wait_until(events.overflowed, min(limit / 6, 15.0)):
-                raise PlatformUnavailable("more events arrived than could be stored")
+                raise PlatformUnavailable("More events arrived than the database could store")
             offline_since = client.offline_since
             if offline_since is not None and time.monotonic() - offline_since > limit:
-                raise PlatformUnavailable(f"no Discord session for {limit:g} s")
+                raise PlatformUnavailable(f"There was no Discord session for {limit:g} s")
             if offline_since is None and (client.silence_seconds() or 0.0) > limit:
                 raise PlatformUnavailable(f"Discord has not answered a heartbeat for {limit:g} s")
 
     async def _load_notes(self) -> tuple[str, Millis]:
-        """Return the salt of nonces and when the gateway first listened to the account, in ms; 0 if that is now."""
+        """Return the salt of nonces, and the time in ms when the gateway first listened to the account; 0 if that is
+        now."""
         salt = await self._store.read(load_note, "discord.nonce_salt")
         began = await self._store.read(load_note, "discord.began")
         if salt is None or began is None:
@@ -218,33 +219,33 @@ def _store_errors() -> Iterator[None]:
     try:
         yield
     except errors.StoreUnavailable as error:
-        raise PlatformUnavailable("the database cannot be used now") from error
+        raise PlatformUnavailable("the database cannot be used right now") from error
 
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Pick the error to raise: one that only the operator can mend comes first."""
+    """Return the error to raise. An error that only the operator can fix comes first."""
     errors = [_most_telling(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
     return min(errors, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))
 
 
-# Catching up with missed messages, within limits; older ones are announced
+# Catching up with missed messages within limits; a notice announces older ones
 
 
 @dataclass(frozen=True, repr=False, slots=True)
 class HistoryReader:
-    """Reader of channel histories for one client; `EventQueue` tells how it is used."""
+    """Reader of channel histories for one client; see `EventQueue` for its use."""
 
     client: GatewayClient
     announce: Callable[[str, str, str], Awaitable[object]]
-    """Sends a sentence to a channel: channel, sentence, key."""
+    """Sends a sentence to a channel; takes channel, sentence and key."""
     settings: DiscordSettings
     clock: Clock
 
     async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
-        """Fetch the messages after `seen` (and before `until`), oldest first; skipped messages count as seen.
+        """Fetch the messages after `seen` (and before `until`), oldest first. Skipped messages count as seen.
 
-        Fetches nothing when a bound is 0. Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it
-        cannot be read, another `PlatformError` when a retry may help.
+        Fetches nothing if a limit in the settings is 0. Raises `ChatUnreachable` if the channel is gone,
+        `MessageRejected` if it cannot be read, and another `PlatformError` if a retry may help.
         """
         hours, messages = self.settings.catch_up_hours, self.settings.catch_up_messages
         if hours <= 0 or messages <= 0:
@@ -260,7 +261,7 @@ class HistoryReader:
             if newest is not None and newest <= seen:
                 return ()
             oldest = snowflake_at(Millis(self.clock.now() - round(hours * 3_600_000)))
-            floor = max(seen - (2_000 << 22), oldest)  # two seconds: messages of one moment may arrive in another order
+            floor = max(seen - (2_000 << 22), oldest)  # two seconds earlier, because messages may arrive out of order
             found = await self._read(channel, floor, until, messages + 1)
             kept = found[:messages]
             bound = kept[-1].id if len(found) > len(kept) else floor + 1
@@ -274,7 +275,7 @@ class HistoryReader:
     async def _read(
         self, channel: "discord.abc.MessageableChannel", after: int, before: int | None, limit: int
     ) -> list[discord.Message]:
-        """Read messages newest first: the newest are kept."""
+        """Read messages newest first, so that the limit keeps the newest."""
         end = discord.Object(before) if before is not None else None
         history = channel.history(limit=limit, after=discord.Object(after), before=end, oldest_first=False)
         return [message async for message in history]
@@ -284,15 +285,15 @@ class HistoryReader:
         waiting = sum(event.is_addressed and not event.sender.is_bot for event in events)
         log.warning("discord.messages_skipped", channel_ref=channel_ref, at_least=len(skipped), addressed=waiting)
         if not waiting:
-            return  # no one in the channel waits for an answer
+            return  # nobody in the channel waits for an answer
         sentence = (
-            f"I was away for a while and have read only the last {self.settings.catch_up_messages} messages "
-            f"of the last {self.settings.catch_up_hours:g} hours; please send again what is still unanswered."
+            f"I was offline for a while and have only read the last {self.settings.catch_up_messages} messages "
+            f"of the last {self.settings.catch_up_hours:g} hours. Please resend anything that is still unanswered."
         )
         try:
             await self.announce(channel_ref, sentence, f"skipped:{skipped[0].id}")
         except PlatformError as error:
-            log.warning("discord.skip_unannounced", channel_ref=channel_ref, error=type(error).__name__)
+            log.warning("discord.skip_notice_failed", channel_ref=channel_ref, error=type(error).__name__)
 
 
 # Files that people sent
@@ -313,7 +314,7 @@ async def _renewed_url(client: GatewayClient, ref: FileRef) -> str:
 
 
 async def _fetch(url: str, target: Path, max_bytes: int) -> int | None:
-    """Write the file at `url` to `target`; returns its size in bytes, None when the address is no longer valid."""
+    """Write the file at `url` to `target`. Return its size in bytes, None if the address is no longer valid."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=30.0)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:

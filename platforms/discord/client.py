@@ -1,7 +1,7 @@
-"""Client of Discord's gateway and REST API: discord.py with intents, addresses and heartbeats of our choice.
+"""Client of Discord's gateway and REST API: discord.py with our own intents, addresses and heartbeat checks.
 
-This is the only module that uses names of discord.py that are not public. The library has no public way to use another
-server for one client, to go on after an event or an answer that it cannot parse, or to know the last heartbeat.
+This is the only module that uses private names of discord.py. The library has no public way to use another server for
+one client, to continue after an event or answer that it cannot parse, or to read the last heartbeat.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from platforms.text import UNREADABLE, known_parts, parsed_json, text_in
 
 log = structlog.get_logger()
 
-discord.utils._from_json = parsed_json  # the library would use orjson, which refuses halves of characters
+discord.utils._from_json = parsed_json  # the library would use orjson, which rejects unpaired surrogates
 
 CLOSE_SECONDS = 5.0
 _WRITES = (
@@ -39,17 +39,17 @@ _WRITES = (
     ("POST", "/webhooks/{webhook_id}/{webhook_token}"),
     ("PATCH", "/webhooks/{webhook_id}/{webhook_token}/messages/@original"),
 )
-"""Requests that Discord answers with the message that they made or changed."""
+"""Requests that Discord answers with the created or changed message."""
 
 
 class RestClient(HTTPClient):
-    """discord.py's REST client with an address for each request: the library keeps it in class attributes."""
+    """discord.py's REST client with a base address per client. The library keeps it in class attributes."""
 
     def __init__(self, client: discord.Client, settings: DiscordSettings) -> None:
         super().__init__(client.loop)
         self._client = client
-        # A longer wait for a rate limit is raised, and the gateway leaves out previews. The constructor would turn
-        # anything shorter than 30 s into that; the limiters read the attribute.
+        # A longer wait for a rate limit raises an error, and the gateway skips previews. The constructor raises
+        # shorter values to 30 s, but the limiters read the attribute.
         self.max_ratelimit_timeout = 10.0
         self._base = f"{settings.api_url.rstrip('/')}/api/v10"
         self._gateway_url = yarl.URL(settings.gateway_url)
@@ -57,7 +57,7 @@ class RestClient(HTTPClient):
     async def request(self, route: Route, **options: Any) -> Any:  # Any: discord.py's own signature
         route.url = self._base + route.url.removeprefix(Route.BASE)
         try:
-            # Discord never redirects: another server would receive the message.
+            # Discord never redirects. Another server would receive the message.
             answer = await super().request(route, allow_redirects=False, **options)
             if (route.method, route.path) in _WRITES:
                 return _written(answer)
@@ -66,19 +66,19 @@ class RestClient(HTTPClient):
         except RuntimeError as error:
             if not self._client.is_closed():
                 raise
-            # aiohttp's error for a client that was closed while the request waited for its turn.
+            # aiohttp raises this for a client that was closed while the request waited.
             raise PlatformUnavailable("not connected to Discord") from error
 
     async def ws_connect(self, url: str, *, compress: int = 0) -> Any:
         requested = yarl.URL(url)
-        # Only the default address: a session resumes at the address of its READY.
+        # Only for the default address, because a session resumes at the address from its READY event.
         if requested.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
             url = str(self._gateway_url.with_query(requested.query))
         return await super().ws_connect(url, compress=compress)
 
 
 def _written(answer: Any) -> dict[str, Any]:
-    """Reduce the answer to a write to the ids: an error of the SDK about another field would send the message again."""
+    """Reduce the answer to a write to its ids. An SDK error about another field would send the message again."""
     if not isinstance(answer, dict) or "id" not in answer:
         raise SendAmbiguous("Discord's answer could not be read")
     return {"id": answer["id"], "channel_id": answer.get("channel_id", 0), "type": 0, "content": ""}
@@ -93,16 +93,16 @@ class InteractionWebhooks(AsyncWebhookAdapter):
 
     async def request(self, route: Route, session: object, **options: Any) -> Any:  # Any: discord.py's own signature
         answer = await self._http.request(route, json=options["payload"], params=options.get("params"))
-        # Of an acknowledgement's answer the SDK would read the message, too, and it needs no more than this.
+        # The SDK needs only this part of the answer to an acknowledgement. It would also read the message.
         return {"interaction": {"id": route.webhook_id}} if route.path.endswith("/callback") else answer
 
 
 class TolerantState(ConnectionState[Any]):
-    """State of a connection that skips unreadable events: an error would end the connection, again and again."""
+    """State of a connection that skips unreadable events, because an error would end the connection each time."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for event in self.parsers.keys() - {"READY", "RESUMED"}:  # without these there is no session
+        for event in self.parsers.keys() - {"READY", "RESUMED"}:  # without these events there is no session
             self.parsers[event] = partial(self._read, self.parsers[event])
 
     def _read(self, parse: Callable[[Any], None], data: Any) -> None:
@@ -113,7 +113,7 @@ class TolerantState(ConnectionState[Any]):
                 parse(self._known(self._get_guild_channel(data)[0], data))
 
     def create_message(self, *, channel: Any, data: Any) -> Any:
-        """Make a message of the history; only its id if it cannot be read."""
+        """Create a message of the history, or only its id if it cannot be read."""
         message: Any = discord.Object(data["id"])
         with _skipping(data):
             try:
@@ -123,7 +123,7 @@ class TolerantState(ConnectionState[Any]):
         return message
 
     def _known(self, channel: Any, data: Any) -> Any:
-        """Return a message without its unreadable parts; if it has no text, their words are quoted in it."""
+        """Return a message without its unreadable parts. If it has no text, their words are quoted in it."""
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:
@@ -146,7 +146,7 @@ def _skipping(data: Any) -> Iterator[None]:
 
 
 class GatewayClient(discord.Client):
-    """Connection to Discord's gateway; hands every event to an `EventQueue`, in order, without waiting."""
+    """Connection to Discord's gateway. It passes every event to an `EventQueue`, in order, without waiting."""
 
     def __init__(self, events: EventQueue, settings: DiscordSettings, *, clock: Clock) -> None:
         intents = discord.Intents.none()
@@ -165,9 +165,9 @@ class GatewayClient(discord.Client):
         self._events = events
         self.reader = EventReader(self, clock)
         self.offline_since: float | None = time.monotonic()
-        """Monotonic seconds at which the session was lost, None while it lives."""
+        """Monotonic time at which the session was lost, None while it is alive."""
         self.had_session = asyncio.Event()
-        """Set by the first READY."""
+        """Set by the first READY event."""
 
     def _get_state(self, **options: Any) -> ConnectionState[Any]:
         return TolerantState(
@@ -175,30 +175,30 @@ class GatewayClient(discord.Client):
         )
 
     async def end(self) -> None:
-        """Close the connection, in the end without Discord's answer."""
+        """Close the connection, after a timeout even without Discord's answer."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()
         except TimeoutError:
-            log.info("discord.goodbye_unanswered")
+            log.info("discord.close_timed_out")
         finally:
             await self.http.close()
 
     def is_own(self, user: discord.abc.User) -> bool:
-        """Tell whether this is the bot, or its application, which signs answers to slash commands."""
+        """Return True for the bot, and for its application, which signs answers to slash commands."""
         return user.id == self.application_id or (self.user is not None and user.id == self.user.id)
 
     def silence_seconds(self) -> float | None:
-        """Seconds since the last answered heartbeat; None before the first connection."""
-        # There is no public name for it: `latency` stays at its last value when answers stop.
+        """Return the seconds since the last answered heartbeat, None before the first connection."""
+        # There is no public attribute: `latency` keeps its last value when answers stop.
         keep_alive = getattr(self.ws, "_keep_alive", None)
         return None if keep_alive is None else time.perf_counter() - float(keep_alive._last_ack)
 
     @asynccontextmanager
     async def calling(self, seconds: float, *, is_read: bool = False) -> AsyncIterator[None]:
-        """Run calls of the SDK with a time limit and the client's own addresses; raises only `PlatformError`.
+        """Run calls of the SDK with a time limit and the client's own addresses. Raises only `PlatformError`.
 
-        Raises what `rest_errors` raises, and `PlatformUnavailable` when the client is closed or not logged in.
+        Raises the errors of `rest_errors`, and `PlatformUnavailable` if the client is closed or not logged in.
         """
         if self.is_closed() or self.user is None:
             raise PlatformUnavailable("not connected to Discord")
@@ -215,18 +215,18 @@ class GatewayClient(discord.Client):
         return async_context.set(self._webhooks)
 
     def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
-        """Dispatch an event unless the client is closed: late tasks of discord.py would find no loop."""
+        """Dispatch an event unless the client is closed, because late tasks of discord.py would find no loop."""
         if not self.is_closed():
             super().dispatch(event, *args, **kwargs)
 
-    # Events: the first statement hands over without waiting. discord.py runs each of them as a task of its own, and
-    # only their starts are in the order in which Discord sent them.
+    # Events: the first statement must pass the event on without waiting. discord.py runs each handler in its own task,
+    # and only the starts of these tasks are in Discord's order.
 
     async def on_message(self, message: discord.Message) -> None:
         self._events.put(MessageEvent(str(message.channel.id), message.id, self.read(message)))
 
     def read(self, message: discord.Message | discord.Object) -> InboundMessage | None:
-        """Read a message; None also if it cannot be read."""
+        """Read a message. Return None also if it cannot be read."""
         read = None
         with _skipping({"id": message.id}):
             read = self.reader.message(message) if isinstance(message, discord.Message) else None
@@ -251,7 +251,7 @@ class GatewayClient(discord.Client):
         self.offline_since = None
         self.had_session.set()
 
-    async def on_ready(self) -> None:  # the servers are listed
+    async def on_ready(self) -> None:  # the list of servers is complete
         channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread] = []
         for guild in self.guilds:
             channels += [*guild.text_channels, *guild.voice_channels, *guild.stage_channels, *guild.threads]

@@ -1,4 +1,4 @@
-"""Errors: Discord's and aiohttp's exceptions become ours, once, here."""
+"""Errors: Discord's and aiohttp's exceptions are translated into ours here."""
 
 import contextlib
 import json
@@ -12,36 +12,36 @@ from hermes_state import errors
 from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
 
 OPERATOR_CODES = {
-    4004: "Discord does not accept the bot token: set discord.token to the token of the developer portal's Bot page.",
+    4004: "Discord rejected the bot token: set discord.token to the token on the Bot page of the developer portal.",
     4010: "Discord closed the connection: invalid shard (4010).",
     4011: "This bot is in too many servers for one connection: Discord asks for sharding (4011).",
     4012: "Discord no longer speaks this version of its gateway protocol (4012): update hermes-gateway.",
     4013: "Discord refused the requested intents as invalid (4013): update hermes-gateway.",
     4014: (
-        "Discord refused the MESSAGE CONTENT intent: switch it on for this bot in the developer portal "
+        "Discord refused the MESSAGE CONTENT intent: enable it for this bot in the developer portal "
         "(Bot, Privileged Gateway Intents, Message Content Intent)."
     ),
 }
-"""Sentences for the operator by the close codes after which only the operator can help."""
+"""Sentences for the operator, by close codes after which only the operator can help."""
 
 
 class MessageNotFound(PlatformError):
-    """The message to edit was deleted; this package then sends a new one."""
+    """The message to edit was deleted. This package then sends a new one."""
 
 
 class ReplyRejected(PlatformError):
-    """The message may be sent, but not as a reply; this package then sends it as none."""
+    """The message may be sent, but not as a reply. This package then sends it as an ordinary message."""
 
 
 class TicketRejected(PlatformError):
-    """Discord accepts no answer to the interaction any more; this package then sends an ordinary message."""
+    """Discord no longer accepts answers to the interaction. This package then sends an ordinary message."""
 
 
 @contextlib.contextmanager
 def rest_errors(*, is_read: bool = False) -> Iterator[None]:
-    """Translate errors of a REST call. A connection that breaks after the request left is `SendAmbiguous`.
+    """Translate errors of a REST call. A connection that breaks after the request was sent is `SendAmbiguous`.
 
-    A read has no effect to be unsure about.
+    A read has no effect, so it is never ambiguous.
     """
     broken = PlatformUnavailable if is_read else errors.SendAmbiguous
     try:
@@ -63,17 +63,17 @@ def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> Pla
             return MessageNotFound(text)
         case 10015 | 10062 | 50027:  # unknown webhook or interaction, invalid webhook token
             return TicketRejected(text)
-        case 160002 | 160009:  # a reply needs the right to read the channel's history; another message does not
+        case 160002 | 160009:  # a reply needs the right to read the channel's history
             return ReplyRejected(text)
         case 50083:  # the thread is archived and locked
             return errors.ChatUnreachable(text)
     match error.status:
         case 429:
             seconds = getattr(error.response, "headers", {}).get("Retry-After", "")
-            # Discord's edge may block us without saying for how long.
+            # Discord's edge may block us without giving a duration.
             return errors.RateLimited(max(1.0, float(seconds)) if re.fullmatch(r"\d+\.?\d*", seconds) else 60.0)
-        case 401:  # the gateway connection finds this out too and tells the operator; waiting messages are not lost
-            return PlatformUnavailable(f"{text}: the token is not accepted")
+        case 401:  # the gateway connection reports this to the operator; waiting messages are kept
+            return PlatformUnavailable(f"{text}: the token was rejected")
         case 403 | 404:
             return errors.ChatUnreachable(text)
         case 503:
@@ -83,7 +83,7 @@ def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> Pla
 
 @contextlib.contextmanager
 def connection_errors(client: discord.Client) -> Iterator[None]:
-    """Translate errors of logging in and of the gateway connection."""
+    """Translate errors of the login and of the gateway connection."""
     try:
         yield
     except discord.LoginFailure as error:
@@ -97,8 +97,8 @@ def connection_errors(client: discord.Client) -> Iterator[None]:
     except (discord.DiscordException, aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
         raise PlatformUnavailable(f"Discord cannot be reached: {type(error).__name__}") from error
     except AttributeError as error:
-        # discord.py 2.7.1 uses its missing socket when the very first connect fails, although its types say there
-        # always is one; the reason of the failure is the context.
+        # discord.py 2.7.1 uses a missing socket if the very first connect fails, although its types say that it
+        # always exists. The context has the reason of the failure.
         if getattr(client, "ws", None) is not None:
             raise
         reason = type(error.__context__ or error).__name__

@@ -1,7 +1,7 @@
 """Event queue: Discord's events are stored in order, channel by channel, with a cursor over all of them.
 
-Discord acknowledges nothing, so a cursor per channel moves over a gapless prefix of all messages. After a connection
-that did not resume, the messages after the cursor are fetched first. Fetched and live copies have the same `event_ref`.
+Discord acknowledges nothing, so a cursor per channel moves over all messages without gaps. After a connection that did
+not resume, the messages after the cursor are fetched first. Fetched and live copies have the same `event_ref`.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from platforms.settings import DiscordSettings
 
 PARALLEL_FETCHES = 4
 SKEW_MS = 60_000
-"""Largest difference of this machine's clock and Discord's, in milliseconds."""
+"""Maximum difference between this machine's clock and Discord's, in milliseconds."""
 LISTEN_SECONDS = 0.5
-"""Seconds that storing an event may take before the queue looks for a `/stop` in the events after it."""
+"""Seconds that storing an event may take before the queue looks for a later `/stop`."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectedEvent:
-    """Beginning of a session that continues no earlier one: something may have been missed."""
+    """Start of a session that does not resume an earlier one, so messages may have been missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class ChannelsEvent:
 
 @dataclass(frozen=True, slots=True)
 class MessageEvent:
-    """Message, live or from history, or a change of one, which waits for the earlier events of its channel."""
+    """Message, live or from history, or a change of a message. It waits for earlier events of its channel."""
 
     channel_ref: str
     message_id: int
     """Id of a message that the cursor moves over; 0 for a change."""
     event: InboundMessage | EditEvent | DeletionEvent | None
-    """None for a message that is no event for the gateway."""
+    """None for a message that is not an event for the gateway."""
 
 
 StoredItem: TypeAlias = MessageEvent | InboundMessage
 Item: TypeAlias = ConnectedEvent | ChannelsEvent | StoredItem
-"""Event of the queue. A bare message is a slash command or a button: never in the history, never kept waiting."""
+"""Event of the queue. A bare message is a slash command or a button, which is never in the history and never waits."""
 FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]
-"""Fetches the messages of a channel after one id (and before another), see `HistoryReader.fetch`."""
+"""Fetches the messages of a channel after one id (and before another); see `HistoryReader.fetch`."""
 
 
 @dataclass(slots=True)
@@ -67,12 +67,12 @@ class _CatchUpState:
     seen: int
     until: int | None
     is_open: bool = True
-    """Something may still be missing before the live events that wait."""
+    """True if messages may still be missing before the live events that wait."""
     waiting: list[MessageEvent] = field(default_factory=list)
 
 
 class PrioritySemaphore:
-    """Semaphore that admits in order of arrival, and urgent waiters first."""
+    """Semaphore that admits urgent waiters first, others in order of arrival."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -80,7 +80,7 @@ class PrioritySemaphore:
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[None]:
-        """Hold the semaphore for `name`, which waits for one at a time."""
+        """Hold the semaphore for `name`, which has at most one waiter."""
         if self._free:
             self._free -= 1
         else:
@@ -89,7 +89,7 @@ class PrioritySemaphore:
                 await slot
             except asyncio.CancelledError:
                 self._waiting.pop(name, None)
-                if not slot.cancelled():  # it was given in the same moment
+                if not slot.cancelled():  # the slot was granted at the same moment
                     self._pass_on()
                 raise
         try:
@@ -104,7 +104,7 @@ class PrioritySemaphore:
     def _pass_on(self) -> None:
         while self._waiting:
             _, slot = self._waiting.popitem(last=False)
-            if not slot.done():  # else its owner was told to stop and has not run yet
+            if not slot.done():  # otherwise its owner was cancelled and has not run yet
                 slot.set_result(None)
                 return
         self._free += 1
@@ -114,7 +114,7 @@ class EventQueue:
     """Queue of events on their way to the intake. `put` never waits; `run` is the worker."""
 
     def __init__(self, intake: Intake, settings: DiscordSettings, *, clock: Clock, began: int = 0) -> None:
-        """`began` is the time at which the account was first listened to, in milliseconds; 0 if that is now."""
+        """`began` is the time in ms at which the gateway first listened to the account; 0 if that is now."""
         self._began = began
         self._intake = intake
         self._backoff = settings.backoff
@@ -124,17 +124,17 @@ class EventQueue:
         self._cursors: dict[str, int] = {}
         self._gaps: dict[str, _CatchUpState] = {}
         self._complete: set[str] = set()
-        """Channels whose history of this connection is complete."""
+        """Channels whose history is complete for this connection."""
         self._high_water = 0
-        """Newest message seen in any channel before this connection, else `began` as an id: ids are ordered by time."""
+        """Newest message in any channel before this connection, else `began` as an id. Ids are ordered by time."""
         self._connected_at = Millis(0)
         self._unstored: dict[str, InboundMessage] = {}
-        """Events that arrived and are not being stored yet, by `event_ref`: one may be a `/stop`."""
+        """Events that are not being stored yet, by `event_ref`. One of them may be a `/stop`."""
         self._is_held_up = False
-        """The database keeps an event waiting."""
+        """True while the database makes an event wait."""
         self._may_listen = asyncio.Event()
         self.overflowed = asyncio.Event()
-        """Set when an event had to be dropped; from then on everything is, so that no cursor passes the hole."""
+        """Set when an event was dropped. All later events are dropped too, so that no cursor passes the gap."""
 
     def put(self, item: Item) -> None:
         if self.overflowed.is_set():
@@ -151,7 +151,7 @@ class EventQueue:
                 self._may_listen.set()
 
     async def run(self, fetch: FetchHistory) -> None:
-        """Store until cancelled. An event that the database cannot store is tried again, never skipped."""
+        """Store until cancelled. An event that the database cannot store is retried, never skipped."""
         load = partial(self._intake.load_cursors, PLATFORM, PLATFORM)
         stored = await retried(load, StoreUnavailable, "discord.cursors_retried", backoff=self._backoff)
         self._cursors = {channel_ref: int(seen) for channel_ref, seen in stored.items()}
@@ -164,7 +164,7 @@ class EventQueue:
                 await self._take(arrived, fetch, tasks)
 
     async def _listen(self) -> None:
-        """Let the intake look, in order, at waiting events while the database cannot store them."""
+        """Let the intake look at waiting events, in order, while the database cannot store them."""
         while True:
             await self._may_listen.wait()
             self._may_listen.clear()
@@ -194,8 +194,8 @@ class EventQueue:
                     self._catch_up(item.channel_ref, fetch, tasks, item.message_id)
                     if gap := self._gaps.get(item.channel_ref):
                         gap.waiting.append(item)
-                        self._fetches.prioritize(item.channel_ref)  # there may be a thousand channels to look into
-                        if len(gap.waiting) > self._queue.maxsize:  # a history that cannot be read for long
+                        self._fetches.prioritize(item.channel_ref)  # there may be a thousand channels to catch up
+                        if len(gap.waiting) > self._queue.maxsize:  # the history could not be read for a long time
                             self.overflowed.set()
                     else:
                         batch.append(item)
@@ -213,10 +213,10 @@ class EventQueue:
     def _catch_up(self, channel_ref: str, fetch: FetchHistory, tasks: asyncio.TaskGroup, latest: int = 0) -> None:
         """Catch a channel up once per connection.
 
-        In a channel without a cursor, everything is fetched that is newer than all known messages and older than this
-        connection. The message `latest` shows how far this machine's clock is behind Discord's. Discord lists no direct
-        chats of bots: one that was opened in an outage is found with its next message.
-        Source: https://github.com/discord/discord-api-docs/issues/184
+        For a channel without a cursor, fetch all messages newer than any known message and older than this connection.
+        The message `latest` shows how far this machine's clock is behind Discord's. Discord does not list direct chats
+        of bots, so a chat that was opened during an outage is found with its next message. Source:
+        https://github.com/discord/discord-api-docs/issues/184
         """
         if channel_ref in self._complete or channel_ref in self._gaps:
             return
@@ -224,7 +224,7 @@ class EventQueue:
         if seen is not None:
             gap = _CatchUpState(seen, None)
         elif self._high_water:
-            behind = max(0, latest - snowflake_at(self._clock.now()))  # if `latest` is in our future
+            behind = max(0, latest - snowflake_at(self._clock.now()))  # positive if `latest` is in our future
             before = snowflake_at(Millis(self._connected_at + SKEW_MS)) + behind
             gap = _CatchUpState(max(0, self._high_water - (SKEW_MS << 22)), before)
         else:
@@ -236,7 +236,7 @@ class EventQueue:
     async def _close_gap(self, channel_ref: str, gap: _CatchUpState, fetch: FetchHistory) -> None:
         while True:
             if gap.is_open:
-                gap.is_open = False  # before the fetch: a reconnect during it opens the gap again
+                gap.is_open = False  # before the fetch, because a reconnect during it opens the gap again
                 await self._settle(await self._fetch(channel_ref, gap, fetch))
             elif gap.waiting:
                 waiting, gap.waiting = gap.waiting, []
@@ -253,7 +253,7 @@ class EventQueue:
             async with self._fetches.hold(channel_ref):
                 return await fetch(channel_ref, seen, gap.until)
 
-        final = (ChatUnreachable, MessageRejected)  # asking again would change nothing
+        final = (ChatUnreachable, MessageRejected)  # retrying would change nothing
         event = "discord.catch_up_retried"
         try:
             return await retried(
@@ -264,14 +264,14 @@ class EventQueue:
             return ()
 
     async def _settle(self, items: Sequence[StoredItem]) -> None:
-        """Store events in order, the cursors with them."""
+        """Store events in order, with their cursors."""
         newest: dict[str, int] = {}
         received: list[ReceivedEvent] = []
         for item in items:
             if isinstance(item, InboundMessage) or not item.message_id:
                 received.append(ReceivedEvent(item if isinstance(item, InboundMessage) else item.event))
                 continue
-            # Two messages of one moment may arrive in the other order: the cursor never moves back, the event counts.
+            # Messages may arrive out of order. The cursor never moves back, but the event is stored.
             ref = item.channel_ref
             seen = newest[ref] = max(item.message_id, newest.get(ref, 0), self._cursors.get(ref, 0))
             cursor = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref=ref, seen_ref=str(seen))
@@ -286,7 +286,7 @@ class EventQueue:
             del received[: len(stored)]
 
     async def _store(self, received: Sequence[ReceivedEvent]) -> int:
-        """Store the first events, retried until that succeeds; returns how many."""
+        """Store the first events, retrying until it succeeds. Return their number."""
         if (event := received[0].event) is not None:
             self._unstored.pop(event.event_ref, None)
 

@@ -1,7 +1,7 @@
-"""Inbound events: discord.py's objects become values of ours.
+"""Inbound events: discord.py's objects converted to values.
 
-The name of the bot, or of its role, addresses it only if it stands in the text. Discord lists the author of the
-answered message as mentioned in every pinging reply; if that counted, two bots would talk to each other for ever.
+The name of the bot, or of its role, addresses it only if it is in the text. Discord lists the author of the answered
+message as mentioned in every reply that pings. If that counted, two bots would talk to each other for ever.
 """
 
 import re
@@ -21,17 +21,18 @@ _SPOKEN = (discord.MessageType.default, discord.MessageType.reply)
 
 
 def millis_of(snowflake: int) -> Millis:
-    """Time at which Discord made the object with this id, in UTC milliseconds."""
+    """Return the time at which Discord created the object with this id, in UTC milliseconds."""
     return Millis((snowflake >> 22) + discord.utils.DISCORD_EPOCH)
 
 
 def snowflake_at(moment: Millis) -> int:
-    """Lowest id of that moment; never below zero."""
+    """Return the lowest id of that moment, never below zero."""
     return max(0, moment - discord.utils.DISCORD_EPOCH) << 22
 
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Reference to a file. Discord signs addresses for a day, so the message that can renew one comes with it."""
+    """Reference to a file. Discord signs addresses for a day, so the reference includes the message that can renew
+    it."""
 
     channel_id: int
     message_id: int
@@ -57,10 +58,10 @@ class EventReader:
         self._client = client
         self._clock = clock
         self._starters: dict[int, discord.Message] = {}
-        """Messages that new threads were made from, until a person calls the bot there."""
+        """Messages that new threads were started from, until a person mentions the bot there."""
 
     def message(self, message: discord.Message) -> InboundMessage | None:
-        """Read a message of a person or another bot; None for our own, joins, pins and boosts."""
+        """Read a message of a person or another bot. Return None for our own messages, joins, pins and boosts."""
         started_from = message.reference.resolved if message.reference is not None else None
         if message.type is discord.MessageType.thread_starter_message and isinstance(started_from, discord.Message):
             self._starters[message.channel.id] = started_from
@@ -84,7 +85,7 @@ class EventReader:
             message_ref=str(message.id),
             sent_at=millis_of(message.id),
             is_addressed=is_direct or is_named or (not sender.is_bot and quote is not None and quote.is_from_bot),
-            # Probably the first piece of a text that its writer had to cut.
+            # Probably the first piece of a text that its author had to split.
             expects_more=utf16_units(message.content) >= LIMIT - 200,
             chat_title=_title(message.channel),
             attachments=(*files, *quoted_files),
@@ -93,7 +94,7 @@ class EventReader:
         )
 
     def edit(self, payload: discord.RawMessageUpdateEvent) -> values.EditEvent | None:
-        """Read an edit; None for changes that no person made: our own, and link previews that Discord adds."""
+        """Read an edit. Return None for changes that no person made: our own, and link previews that Discord adds."""
         message = payload.message
         edited_at = message.edited_at
         if edited_at is None or message.author.id == self._bot_id or message.type not in _SPOKEN:
@@ -110,7 +111,7 @@ class EventReader:
         )
 
     def deletion(self, channel_id: int, message_id: int) -> values.DeletionEvent:
-        """Read a deletion; Discord does not say when or by whom."""
+        """Read a deletion. Discord reports neither its time nor its author."""
         return values.DeletionEvent(
             event_ref=f"{self._event_ref(message_id)}:delete",
             chat=self._chat(channel_id),
@@ -119,7 +120,7 @@ class EventReader:
         )
 
     def interaction(self, interaction: discord.Interaction, text: str, via: values.InputKind) -> InboundMessage | None:
-        """Read a slash command or a pressed button as `text`, the command line it stands for."""
+        """Read a slash command or a pressed button as its command line, `text`."""
         if interaction.channel_id is None:
             return None
         is_direct = interaction.guild_id is None
@@ -154,7 +155,8 @@ class EventReader:
         return [*mentions, f"<@&{role.id}>"] if role is not None else mentions
 
     def _said(self, message: discord.Message) -> tuple[str, str | None]:
-        """Text without a leading mention of the bot and with people's names, and `InboundMessage.words_by`."""
+        """Return the text with people's names and without a leading mention of the bot, and
+        `InboundMessage.words_by`."""
         is_passed_on = bool(message.message_snapshots or message.interaction_metadata or message.application_id)
         content = message.content if message.content and not message.message_snapshots else _words(message)
         is_theirs = bool(message.content or message.poll or not content) and not is_passed_on
@@ -166,7 +168,7 @@ class EventReader:
         return text, None if is_theirs else ""
 
     def _quote(self, message: discord.Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
-        """Message that a person chose to answer, or made a thread from, with its files."""
+        """Return the message that a person answered, or started a thread from, with its files."""
         reference = message.reference if message.type is discord.MessageType.reply else None
         answered = reference.resolved if reference is not None else None
         if reference is None and any(mention in message.content for mention in self._own_mentions(message)):
@@ -185,7 +187,7 @@ class EventReader:
 
 
 def _words(message: discord.Message | discord.MessageSnapshot) -> str:
-    """All readable text of a message; that of link previews only if there is no other."""
+    """Return all readable text of a message. Text of link previews counts only if there is no other."""
     pieces: list[str | None] = [message.content, *map(_component_words, message.components)]
     for embed in message.embeds:
         if embed.type == "rich" or not message.content:

@@ -1,6 +1,7 @@
-"""Outbound messages: sending, editing, previews and typing.
+"""Outbound messages: sending, editing, previews and typing indicators.
 
-A message's nonce is made from its key. Discord knows nonces for a few minutes; later repeats search the history first.
+A message's nonce is derived from its key. Discord knows nonces for a few minutes; later repeats search the history
+first.
 """
 
 import asyncio
@@ -36,10 +37,10 @@ class DiscordSender:
     buttons: ButtonCommandStore
     clock: Clock
     salt: str
-    """Text that makes nonces of two databases differ."""
+    """Text that makes the nonces of two databases differ."""
     request_seconds: float
     _delivered: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False)
-    """Keys by the messages they made, so that a search does not take another answer with the same words."""
+    """Keys by the messages they created, so that a search does not find another answer with the same words."""
 
     async def send(self, request: SendRequest) -> str:
         text = request.part.plain if request.is_plain else request.part.text
@@ -50,7 +51,7 @@ class DiscordSender:
         return ref
 
     async def show(self, preview: Preview) -> str | None:
-        """Show the growing answer: its end once it is longer than a message."""
+        """Show the unfinished answer; only its end if it is longer than a message."""
         if preview.since is not None:
             return await self._find_earlier(preview.chat.chat_ref, f"preview:{preview.number}:", preview.since)
         parts = await asyncio.to_thread(render, preview.text, LIMIT - len("…\n") - len(UNFINISHED))
@@ -80,11 +81,11 @@ class DiscordSender:
             try:
                 return await self._edit(channel_ref, request.replaces, text, view)
             except (MessageNotFound, ChatUnreachable) as error:
-                # It was deleted, is another bot's, or stands in a thread that only a new message opens again. If
-                # nothing can be written at all, sending the new message raises the error.
+                # It was deleted, belongs to another bot, or is in a thread that only a new message opens again. If
+                # the bot cannot write at all, sending the new message raises the error.
                 log.info("discord.placeholder_gone", reason=str(error))
         if request.is_repeat and (tried_at := request.first_tried_at) is not None:
-            # Within two minutes Discord surely still knows the nonce, which an answer to a command has not.
+            # Within two minutes Discord still knows the nonce. An answer to a command has no nonce.
             has_nonce = request.ticket is None and 0 <= self.clock.now() - tried_at <= 120_000
             found = None if has_nonce else await self._find_earlier(channel_ref, request.key, tried_at, text)
             if found is not None:
@@ -94,7 +95,7 @@ class DiscordSender:
         try:
             return await self._reply(channel_ref, text, request.key, request.reply_to, view)
         except ChatUnreachable:
-            # The bot may lack the right to write here and still answer the command that was given here.
+            # Even without the right to write here, the bot may answer a command that was given here.
             if ticket is None or not ticket.is_valid:
                 raise
             return await self._follow_up(ticket, text, view)
@@ -108,14 +109,14 @@ class DiscordSender:
                 return await self.post(channel_ref, text, key, view=view, reply_to=reply_to)
         return await self.post(channel_ref, text, key, view=view)
 
-    # An interaction's own place
+    # Answers to interactions
 
     async def _fill(self, ticket: Ticket, request: SendRequest, text: str, view: discord.ui.View | None) -> str:
         """Put the answer into the command's "thinking" message, and remove the preview's placeholder."""
         if not await wait_until(ticket.deferred, self.request_seconds):
-            raise PlatformUnavailable("the command's acknowledgement is still under way")
+            raise PlatformUnavailable("the command's acknowledgement is still pending")
         if not ticket.is_valid:
-            raise TicketRejected("Discord did not take the acknowledgement")
+            raise TicketRejected("Discord did not accept the acknowledgement")
         ticket.answered_by = request.key
         try:
             async with self.client.calling(self.request_seconds):
@@ -136,7 +137,7 @@ class DiscordSender:
             async with self.client.calling(self.request_seconds):
                 message = await ticket.interaction.followup.send(text, wait=True, **options)
         except TicketRejected as error:
-            raise ChatUnreachable("neither the channel nor the command takes the answer") from error
+            raise ChatUnreachable("neither the channel nor the command accepts the answer") from error
         return str(message.id)
 
     # Ordinary messages
@@ -151,7 +152,7 @@ class DiscordSender:
         reply_to: str | None = None,
         file: OutboundFile | None = None,
     ) -> str:
-        """Send a message of its own; returns its id."""
+        """Send a separate message, and return its id."""
         seconds = self.request_seconds
         options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads take no None
         if reply_to is not None:
@@ -159,7 +160,7 @@ class DiscordSender:
                 message_id=int(reply_to), channel_id=int(channel_ref), fail_if_not_exists=False
             )
         if file is not None:
-            seconds += file.size_bytes / 100_000  # a slow connection
+            seconds += file.size_bytes / 100_000  # for a slow connection
             options["file"] = discord.File(io.BytesIO(await file.read()), file.name)
         try:
             async with self.client.calling(seconds):
@@ -178,7 +179,7 @@ class DiscordSender:
     async def _find_earlier(self, channel_ref: str, key: str, since: Millis, text: str | None = None) -> str | None:
         """Return the message that was sent with this key, or this text, since then.
 
-        Looks at 500 messages at most, and allows for clocks that differ by ten seconds.
+        Searches at most 500 messages, and allows for clocks that differ by ten seconds.
         """
         after = discord.Object(snowflake_at(Millis(min(since, self.clock.now()) - 10_000)))
         nonce = self._nonce(channel_ref, key)
@@ -191,12 +192,12 @@ class DiscordSender:
                     if is_same and self._delivered.get(str(message.id), key) == key:
                         return str(message.id)
         except ChatUnreachable as error:
-            # The right to write is not the right to read the history, and losing an answer is worse than two.
+            # The bot may write but not read the history. Two answers are better than none.
             log.info("discord.history_unreadable", reason=str(error))
         return None
 
     def _nonce(self, channel_ref: str, key: str) -> str:
-        """Return 24 characters that depend on the key, the channel and the database; Discord accepts 25."""
+        """Return 24 characters that depend on the key, the channel and the database. Discord accepts 25."""
         return hashlib.blake2s(f"{self.salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
 
     def _channel(self, channel_ref: str) -> discord.PartialMessageable:

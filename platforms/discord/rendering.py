@@ -1,4 +1,4 @@
-"""Rendering: Markdown as models write it becomes messages that Discord shows as meant.
+"""Rendering of Markdown as models write it into messages that Discord shows correctly.
 
 Discord shows no tables, no `~~~` fences, no indented code and no headings below the third level. It finds more markup
 than CommonMark does, as in `2*3*4` or `a || b || c`, so each mark that is text gets a backslash.
@@ -16,7 +16,7 @@ from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines
 
 LIMIT = 2000
-"""Longest Discord message in UTF-16 code units."""
+"""Maximum length of a Discord message, in UTF-16 code units."""
 
 _INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060-\u2064\ufeff\u00ad\x00-\x1f\x7f]")
 _SPOILER = r"(?<![\w\\|])\|\|(?![\s|])[^|\n]{2,}(?<!\s)\|\|(?![\w|])"
@@ -24,16 +24,16 @@ _HIDDEN = re.compile(
     rf"(`+)(?!`)[^`]++\1(?!`)|{_SPOILER}|(?P<pipes>(?<!\\)\|\|+)|(?P<br>{BREAK.pattern})|(?P<slash>{ESCAPE.pattern})",
     re.I,
 )
-"""Pipes that are no spoiler, line breaks, and backslashes that are characters, none of them in code."""
+"""Pipes that are not a spoiler, line breaks, and backslashes that are characters, outside code."""
 _MARK_ESCAPE = "\x00"
-"""Stands for a backslash that is put before a mark, until those of the text are looked at."""
+"""Placeholder for a backslash before a mark, until the backslashes of the text are handled."""
 _PARSER = parser().disable(["lheading", "reference", "details", "fragments_join", "text_join"])
 
 
 def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
     """Render at least one part, each within `limit` UTF-16 units, visible, and with balanced code fences.
 
-    Tables and code of every kind become blocks between three backticks.
+    Tables and all kinds of code become blocks between three backticks.
     """
     clean = with_newlines(well_formed(text))
     lines = clean.split("\n")
@@ -46,7 +46,7 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
             continue
         start, end = token.map
         mark = token.markup or token.content.partition("\n")[0].strip()
-        lead = lines[start][: max(0, lines[start].find(mark))].rstrip()  # such as the `1.` of a list item
+        lead = lines[start][: max(0, lines[start].find(mark))].rstrip()  # such as `1.` of a list item
         before = [*lines[position:start], lead] if lead.strip(" \t>") else lines[position:start]
         writer.add_prose([*_prose_lines(before, limit)])
         writer.add_code(*code)
@@ -57,19 +57,19 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
 
 
 def _code(token: Token) -> tuple[str, Sequence[str], str] | None:
-    """Opening, lines and closing of code or a table; a table inside a list or a quote stays as written."""
+    """Return opening, lines and closing of code or a table. A table inside a list or a quote is unchanged."""
     if token.type in ("fence", "code_block"):
         language, lines = code_of(token)
     elif token.type == "table" and (token.level == 0 or token.tag == "html"):
         language, lines = "", [*table_lines(token.meta["rows"])]
     else:
         return None
-    safe = [re.sub("(?<=``)(?=`)", "\u200b", line) for line in lines]  # so that no line can end its block
+    safe = [re.sub("(?<=``)(?=`)", "\u200b", line) for line in lines]  # so that no line ends the block
     return f"```{language}", safe, "```"
 
 
 def _escape(inline: Token, lines: list[str]) -> None:
-    """Put a backslash before marks of emphasis that are text, which Discord may read as more."""
+    """Add a backslash before emphasis marks that are text, which Discord may read as markup."""
     content = re.sub(r"https?://\S+", lambda address: "-" * len(address[0]), inline.content)
     escaped = list(inline.content)
     for token in inline.children or ():
@@ -99,7 +99,7 @@ def _prose_lines(lines: Iterable[str], limit: int) -> Iterator[str]:
         for piece in _HIDDEN.sub(shown, unfolded(line)).split("\n"):
             prose = "\\" + piece if TEXT_LINE.match(piece) else piece
             prose = re.sub(r"#{4,6}(?=[ \t])", "###", prose, count=1) if prose.startswith("####") else prose
-            # No fence stays open, wherever the line is cut: Discord begins code at any three backticks.
+            # Discord begins code at any three backticks, so a cut line must leave no fence open.
             if prose.count("```") % 2 or utf16_units(prose) > limit:
                 prose = re.sub("`{3,}", lambda run: r"\`" * len(run[0]), prose)
             yield prose.replace(_MARK_ESCAPE, "\\")

@@ -1,4 +1,4 @@
-"""Slash commands and buttons: the commands' tree, the pressed button's command, the ticket to answer in its place."""
+"""Slash commands and buttons: the command tree, the commands of pressed buttons, and tickets for answering in place."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ from platforms.discord.client import GatewayClient
 from platforms.discord.event_queue import EventQueue
 
 TICKET_SECONDS = 14 * 60.0
-"""Lifetime of a ticket, in seconds: Discord accepts answers for 15 minutes; a minute is left for sending."""
+"""Lifetime of a ticket, in seconds. Discord accepts answers for 15 minutes; one minute is left for sending."""
 
 COMMAND_CHANGED = "This command has changed. Reload Discord (Ctrl+R, or restart the app), then pick it again."
 
@@ -36,46 +36,46 @@ SlashCommand: TypeAlias = app_commands.Command[Any, ..., Any]
 
 
 async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -> discord.ui.View | None:
-    """Make the buttons of a message; None without any. Raises `StoreUnavailable`."""
+    """Return the view with the buttons of a message, None if it has none. Raises `StoreUnavailable`."""
     if not buttons:
         return None
     view = discord.ui.View(timeout=None)
     for button in buttons[:25]:
         custom_id = await commands.data_for(button.command)
         view.add_item(discord.ui.Button(label=_short(button.label, 80), custom_id=custom_id))
-    view.stop()  # the SDK need not keep it: `SlashCommands.on_interaction` reads presses, also after a restart
+    view.stop()  # the SDK need not keep it, because `SlashCommands.on_interaction` reads presses, even after a restart
     return view
 
 
 @dataclass(slots=True)
 class Ticket:
-    """Right to answer one slash command where it was given."""
+    """Permission to answer one slash command in place."""
 
     interaction: Interaction
     expires_at: float
     """End of the ticket, in monotonic seconds."""
     answered_by: str | None = None
-    """Key of the send that filled the "thinking" message; its repeats fill it again."""
+    """Key of the send that filled the "thinking" message. Its repeats fill the message again."""
     deferred: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once Discord took the acknowledgement (or did not): there is nothing to fill before."""
+    """Set once Discord accepted or refused the acknowledgement. Before that there is no message to fill."""
     is_valid: bool = True
 
 
 class TicketRegistry:
-    """Tickets of this process, by the name that `InboundMessage.ticket` carries."""
+    """Tickets of this process, by the name in `InboundMessage.ticket`."""
 
     def __init__(self) -> None:
         self._tickets: OrderedDict[str, Ticket] = OrderedDict()
 
     def find(self, name: str | None) -> Ticket | None:
-        """Ticket of this name, if it is still good for an answer."""
+        """Return the ticket with this name if it is still valid."""
         ticket = self._tickets.get(name) if name is not None else None
         if ticket is None or not ticket.is_valid or time.monotonic() >= ticket.expires_at:
             return None
         return ticket
 
     def open(self, interaction: Interaction) -> Ticket | None:
-        """Open the ticket of a slash command; None when it has one already, because the command came twice."""
+        """Open the ticket of a slash command. Return None if it has one already, because the command came twice."""
         name = str(interaction.id)
         if name in self._tickets:
             return None
@@ -87,13 +87,13 @@ class TicketRegistry:
 
 
 class CommandRefused(app_commands.CheckFailure):
-    """Refusal of a command; its text is the sentence for the person who gave it."""
+    """Refusal of a command. Its text is the sentence for the person."""
 
 
 class SlashCommands(app_commands.CommandTree[GatewayClient]):
-    """Slash commands and buttons of one client: hands them over as command lines, and acknowledges them.
+    """Slash commands and buttons of one client. It passes them on as command lines, and acknowledges them.
 
-    A refusal is shown only to the person who asked, and nothing is kept of it.
+    A refusal is shown only to the person who asked, and is not stored.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         client.event(self.on_interaction)
 
     async def publish(self, store: Store, seconds: float) -> None:
-        """Publish new commands once there is a session. Trouble is logged: the next connection retries."""
+        """Publish new commands once there is a session. Errors are logged, and the next connection retries."""
         await self.client.had_session.wait()
         payload = msgspec.json.encode([command.to_dict(self) for command in self.get_commands()])
         digest = hashlib.sha256(payload).hexdigest()
@@ -135,8 +135,8 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
     # From the menu to the SDK's commands
 
     def _add(self, item: MenuCommand) -> None:
-        """Add a command; one with actions becomes a group of sub-commands, such as `/memory me add`."""
-        # Everyone sees every command: Discord shows none by people's roles in the gateway.
+        """Add a command. A command with actions becomes a group of sub-commands, such as `/memory me add`."""
+        # Everyone sees every command, because Discord does not know people's roles in the gateway.
         mark = " (admins)" if item.is_admin_only else ""
         name, description = item.name.lower(), _short(item.description or item.name, 100 - len(mark)) + mark
         if not item.actions:
@@ -149,7 +149,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
                 known = parent.get_command(word) or app_commands.Group(
                     name=word, description=description, parent=parent
                 )
-                assert isinstance(known, app_commands.Group), "no action is the beginning of another one"
+                assert isinstance(known, app_commands.Group), "no action is a prefix of another action"
                 parent = known
             parent.add_command(self._leaf(last, _short(action.description), action.options))
         self.add_command(group)
@@ -176,22 +176,23 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
     # From an interaction to a command line
 
     async def interaction_check(self, interaction: Interaction) -> bool:
-        """Let the SDK's own answers, such as suggestions, use the client's addresses, too."""
+        """Let the SDK's own answers, such as suggestions, also use the client's addresses."""
         self.client.use_own_addresses()
         return True
 
     async def _check(self, interaction: Interaction) -> bool:
-        """Apply the gateway's rules; raises `CommandRefused`. It awaits nothing, so that commands keep their order."""
+        """Apply the gateway's rules. Raises `CommandRefused`. Contains no `await`, so that commands keep their
+        order."""
         interaction.extras["event"] = self._read(interaction, _command_line(interaction), InputKind.SLASH)
         return True
 
     async def _take(self, interaction: Interaction) -> None:
-        """Hand a command over before anything is awaited, then acknowledge it."""
+        """Pass a command on before anything is awaited, then acknowledge it."""
         self._events.put(interaction.extras["event"])
         if (ticket := self._tickets.open(interaction)) is None:
-            return  # Discord would refuse a second acknowledgement, and the first one is still good
+            return  # Discord would refuse a second acknowledgement, and the first is still valid
         try:
-            # Without it the command runs all the same, its answer is an ordinary message.
+            # Without an acknowledgement the command still runs, and its answer is an ordinary message.
             ticket.is_valid = await self._answer(partial(interaction.response.defer, thinking=True))
         finally:
             ticket.deferred.set()
@@ -203,7 +204,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         return _choices([one for one in fitting if len(one) <= 100][:25])
 
     async def on_interaction(self, interaction: Interaction) -> None:
-        """Acknowledge a pressed button, look up its command and hand it over; slash commands come through the tree."""
+        """Acknowledge a pressed button, look up its command, and pass it on. Slash commands come through the tree."""
         if interaction.type is not discord.InteractionType.component:
             return
         await self._answer(interaction.response.defer)
@@ -217,7 +218,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
             await self._answer(partial(interaction.followup.send, str(refusal), ephemeral=True))
 
     async def on_error(self, interaction: Interaction, error: app_commands.AppCommandError) -> None:
-        """Tell only the person why a command did not run."""
+        """Show only the person why a command did not run."""
         if isinstance(error, app_commands.CommandInvokeError):
             log.error("discord.command_crashed", exc_info=error)
             return
@@ -227,13 +228,13 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
     def _read(self, interaction: Interaction, text: str, via: InputKind) -> InboundMessage:
         """Read the event of a command line. Raises `CommandRefused`."""
         event = self.client.reader.interaction(interaction, text, via)
-        refusal = "I cannot be asked here." if event is None else self._intake.refusal(event)
+        refusal = "I cannot run commands here." if event is None else self._intake.refusal(event)
         if event is None or refusal is not None:
             raise CommandRefused(refusal)
         return event
 
     async def _answer(self, call: Callable[[], Awaitable[object]]) -> bool:
-        """Answer an interaction, which Discord wants within three seconds; False, and logged, when it fails."""
+        """Answer an interaction, which Discord requires within three seconds. On failure, log it and return False."""
         try:
             async with self.client.calling(3.0):
                 await call()
@@ -249,7 +250,7 @@ def _command_line(interaction: Interaction) -> str:
     Raises `CommandSignatureMismatch` for options of an older menu, which Discord's apps show for a while.
     """
     command, given = interaction.command, interaction.namespace
-    assert isinstance(command, app_commands.Command), "the menu has no context menus"
+    assert isinstance(command, app_commands.Command), "the menu has only slash commands"
     names = [parameter.name for parameter in command.parameters]
     if any(name not in names for name, _ in given):
         raise app_commands.CommandSignatureMismatch(command)

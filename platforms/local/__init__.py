@@ -1,4 +1,4 @@
-"""Local web chat: a page on this machine, so that the gateway is useful with nothing configured."""
+"""Local web chat: a page on this machine, so that the gateway is useful without configuration."""
 
 from platforms.local.adapter import LocalAdapter
 from platforms.settings import LocalSettings

@@ -1,7 +1,7 @@
-"""Access to the page: a token that works once, exchanged for a cookie and a key. The store has only their SHA-256.
+"""Access to the web chat: a one-time token is exchanged for a cookie and a key. The store has only their SHA-256.
 
-Browsers send a cookie to every port of its host, whatever program listens there, so every request also names the key,
-which only the page has, in the storage of its origin.
+Browsers send a cookie to every port of a host, so any program on another port could receive it. Every request therefore
+also needs the key, which only the page can read from the storage of its origin.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from hermes_state.values import Clock, Millis
 TOKEN_MS = 24 * 3600 * 1000
 """Lifetime of an unused token, in milliseconds."""
 KEY_HEADER, TOKEN_HEADER = "Hermes-Key", "Hermes-Token"
-"""Headers with the key of a page and the token of its address: a header needs no body to wait for."""
+"""Headers with the key of a page and the token of its address, so that no request body is needed."""
 
 OTHER_PAGE = (
     "The web chat does not accept requests from a page at {origin}. If a reverse proxy serves the web chat at this "
@@ -34,7 +34,7 @@ CONTENT_POLICY = (
 HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
-    # Not `no-referrer`, under which browsers send `Origin: null` with our own forms. Other hosts learn as little.
+    # With `no-referrer`, browsers would send `Origin: null` with our own forms. Other hosts learn no more this way.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -44,7 +44,7 @@ HEADERS = {
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Cookie and key of one browser: worth nothing without each other."""
+    """Cookie and key of one browser; each is worthless without the other."""
 
     cookie: str
     key: str
@@ -55,7 +55,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class BrowserAccessControl:
-    """Open tokens, and access for the browsers that have exchanged one."""
+    """Unused tokens, and access for browsers that have exchanged one."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -65,7 +65,7 @@ class BrowserAccessControl:
         """Digests of browsers that were signed in at their last request."""
 
     def mint(self) -> str:
-        """Make a new token. The oldest unused token becomes invalid when there are more than five."""
+        """Create a token. With more than five unused tokens, the oldest becomes invalid."""
         token = secrets.token_urlsafe(32)
         self._tokens[_digest(token)] = self._clock.now()
         if len(self._tokens) > 5:
@@ -73,9 +73,10 @@ class BrowserAccessControl:
         return token
 
     async def exchange(self, token: str, agent: str) -> Credentials | None:
-        """Exchange a token, which is used up; None when it is unknown, used or too old. `agent` names the browser.
+        """Exchange a token, which is then used up. Return None if it is unknown, used or too old. `agent` names the
+        browser.
 
-        Raises `StoreUnavailable`; the token stays open then.
+        Raises `StoreUnavailable`; the token stays valid then.
         """
         digest = _digest(token)
         minted_at = self._tokens.pop(digest, None)
@@ -93,9 +94,9 @@ class BrowserAccessControl:
         return made
 
     async def admits(self, given: Credentials) -> bool:
-        """Tell whether cookie and key open the page now: another process may have signed the browser out.
+        """Return True if the cookie and the key open the page. Another process may have signed the browser out.
 
-        While nothing can be read, the last answer for a browser holds.
+        If the database cannot be read, the last answer for the browser counts.
         """
         if not (given.cookie and given.key):
             return False
@@ -108,11 +109,11 @@ class BrowserAccessControl:
 
 
 def refusal(headers: Mapping[str, str], method: str, hosts: Sequence[str], public_origin: str = "") -> str | None:
-    """Return the sentence that refuses a request; None if this page, or a person with its address, made it.
+    """Return the sentence that refuses a request, None if it comes from this page or from a person with its address.
 
-    The name must be one of `hosts`: any name may resolve to this machine. A page of another origin gets nothing:
-    browsers name it in `Origin` and `Sec-Fetch-Site`, which pages cannot forge. A reverse proxy may replace `Host`, so
-    requests of the page at `public_origin` are accepted with any host.
+    The host must be one of `hosts`, because any name may resolve to this machine. Pages of other origins are refused:
+    browsers name the origin in `Origin` and `Sec-Fetch-Site`, which pages cannot forge. A reverse proxy may replace
+    `Host`, so requests of the page at `public_origin` are accepted with any host.
     """
     host = headers.get("Host", "").lower()
     if host not in hosts:
@@ -124,7 +125,7 @@ def refusal(headers: Mapping[str, str], method: str, hosts: Sequence[str], publi
     if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}", public_origin):
         return OTHER_PAGE.format(origin=origin[:100])
     site = headers.get("Sec-Fetch-Site")
-    # A link on another page may open ours as a page of its own; the other page sees nothing of it.
+    # A link on another page may open ours in a window. The other page cannot read it.
     mode, target = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
     is_visit = method == "GET" and mode == "navigate" and target == "document"
     if site not in (None, "same-origin", "none") and not is_visit:
@@ -143,7 +144,7 @@ def host_names(host: str, port: int) -> tuple[str, ...]:
 
 
 def address(host: str, port: int) -> URL:
-    """Address of the page for a browser on this machine."""
+    """Return the address of the page for a browser on this machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return URL.build(scheme="http", host=shown.strip("[]"), port=port, path="/")
 

@@ -28,15 +28,15 @@ from platforms.settings import LocalSettings
 log = structlog.get_logger()
 
 _SHUTDOWN_SECONDS = 1.0
-"""Seconds for requests under way, and for saving recent entries; streams end at once by themselves."""
+"""Seconds for running requests, and for saving recent entries. Streams end immediately."""
 
 
 class LocalAdapter:
     """Serves the page; implements `platforms.base.PlatformAdapter`.
 
-    Uploaded files wait in `spool/local` below `state_dir`. `port_tries`: ports that are tried, from the configured one
-    on, while another program has the one before. `on_ready` is called with the address, and a token that works once,
-    whenever the page has come up.
+    Uploaded files wait in `spool/local` below `state_dir`. `port_tries` is the number of ports to try, starting at the
+    configured one, while other programs use them. Each time the page becomes available, `on_ready` is called with a
+    link that has a one-time token.
     """
 
     name = "local"
@@ -60,7 +60,7 @@ class LocalAdapter:
             shared_preview_interval_seconds=0.1,
             has_buttons=True,
             typing_seconds=6.0,
-            max_file_bytes=1 << 30,  # its browser holds a file in memory
+            max_file_bytes=1 << 30,  # the browser keeps a file in memory
         )
         self._settings = settings
         self._port_tries = port_tries
@@ -77,28 +77,28 @@ class LocalAdapter:
 
     @property
     def url(self) -> str | None:
-        """Address of the page without a token; None while it is not served."""
+        """Address of the page without a token, None while it is not served."""
         if self._port is None:
             return None
         return str(address(self._settings.host, self._port) if self._public is None else self._public / "")
 
     def mint_url(self) -> str | None:
-        """Address with a new token that signs one browser in; None while it is not served."""
+        """Return a link with a new token that signs in one browser, None while the page is not served."""
         return None if self.url is None else str(URL(self.url).with_query(token=self.access.mint()))
 
     def health(self) -> AdapterHealth:
         if self._port is None:
             return AdapterHealth(state=AdapterState.STARTING, last_progress_at=None)
-        # No remote server can fail.
+        # There is no remote server that could fail.
         return AdapterHealth(state=AdapterState.RUNNING, last_progress_at=self._clock.now())
 
     async def run(self, intake: Intake) -> None:
-        """Serve until cancelled. Raises `PlatformUnavailable` when the port is taken or the store does not answer."""
+        """Serve until cancelled. Raises `PlatformUnavailable` if the port is in use or the store does not answer."""
         try:
             await asyncio.to_thread(self._uploads.open)
             self._chats.open(await self._store.read(load_recent))
         except (OSError, StateError) as error:
-            raise PlatformUnavailable(f"the web chat cannot start: {error}") from error
+            raise PlatformUnavailable(f"The web chat cannot start: {error}") from error
         routes = RouteHandler(
             intake=intake,
             store=self._store,
@@ -126,7 +126,7 @@ class LocalAdapter:
                 self._port = None
 
     async def _listen(self, stack: AsyncExitStack, routes: RouteHandler) -> int:
-        """Open the port, or the next free one; returns it."""
+        """Open the configured port, or the next free one, and return it."""
         settings = self._settings
         host, last = settings.host.strip("[]"), settings.port + self._port_tries - 1
         for port in range(settings.port, last + 1):
@@ -136,28 +136,30 @@ class LocalAdapter:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and port < last:
                     continue
-                reason = (error.strerror or str(error)).rpartition(": ")[2]  # asyncio puts the address in front again
-                problem = f"port {port} on {settings.host} cannot be opened ({reason}); set local.port"
+                reason = (error.strerror or str(error)).rpartition(": ")[2]  # asyncio repeats the address in front
+                problem = f"Port {port} on {settings.host} cannot be opened ({reason}); set local.port to a free port"
                 raise PlatformUnavailable(problem) from error
             if port != settings.port:
-                log.warning("local.port_taken", port=settings.port, instead=port, hint="local.port chooses another")
+                log.warning(
+                    "local.port_taken", port=settings.port, instead=port, hint="set local.port to choose another port"
+                )
             return opened
-        raise AssertionError("the last port was opened or raised")
+        raise AssertionError("the last port was opened or raised an error")
 
     async def _save_recent(self) -> None:
         try:
             async with asyncio.timeout(_SHUTDOWN_SECONDS):
                 await self._store.write(save_recent, {name: chat.recent for name, chat in self._chats.items()})
         except (StateError, TimeoutError) as error:
-            log.info("local.replies_forgotten", error=type(error).__name__)
+            log.info("local.recent_not_saved", error=type(error).__name__)
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        """Split into parts that keep their Markdown: pages make HTML of it when they show it."""
+        """Split into parts that keep their Markdown, because pages convert it to HTML when they show it."""
         shown = text if text.strip() else "(empty)"
         return [OutboundPart(text=part, plain=part) for part in split_parts(shown, self._settings.max_part_units)]
 
     async def send(self, request: SendRequest) -> str:
-        """Show a part on every open page; the transcript shows it to those that open later."""
+        """Show a part on every open page. Pages that open later load it from the transcript."""
         chat, sent = self._live_chat(request.chat), None if request.file is None else request.part.attached
         ref = request.replaces or f"k-{request.key}" if sent is None else ref_of_file(sent)
         known = chat.find(ref)
@@ -188,28 +190,28 @@ class LocalAdapter:
         (await self._show_progress(self._live_chat(chat))).show_typing()
 
     async def _render_ahead(self, chat: LiveChat, *entries: Entry) -> None:
-        """Make the HTML of longer texts in a thread: it can take a second, at each step of a preview."""
+        """Render longer texts to HTML in a thread, because each step of a preview can take a second."""
         texts = [entry.text for entry in entries if not entry.is_plain]
         # The worst text of 500 characters takes ten milliseconds.
         if chat.stream.watchers and sum(map(len, texts)) > 500:
             await asyncio.to_thread(lambda: [to_html(text) for text in texts])
 
     def _live_chat(self, key: ChatKey) -> LiveChat:
-        """Chat of this key. Raises `PlatformUnavailable` while no page is served."""
+        """Return the chat with this key. Raises `PlatformUnavailable` while no page is served."""
         if self._port is None:
-            raise PlatformUnavailable("the web chat is not being served")
+            raise PlatformUnavailable("the web chat is not running")
         return self._chats[key.chat_ref]
 
     async def _show_progress(self, chat: LiveChat) -> LiveChat:
-        """Show the tool calls of the running turn, and which messages wait no longer; returns the chat.
+        """Show the running turn's tool calls and which messages are no longer queued, and return the chat.
 
-        If nothing can be read, they are hidden until a reload.
+        If the database cannot be read, they stay hidden until a reload.
         """
         if chat.stream.watchers or chat.has_waiting:
             try:
                 lines, waiting = await self._store.read(load_progress, chat_key(chat.name))
             except StateError as error:
-                log.debug("local.steps_hidden", error=type(error).__name__)
+                log.debug("local.progress_unreadable", error=type(error).__name__)
             else:
                 await self._render_ahead(chat, *chat.changed_tools(lines))
                 chat.show_tools(lines)

@@ -1,7 +1,7 @@
-"""Chats of the page in memory: answers being written, recent entries that no transcript has, and streams of changes.
+"""Chats of the page in memory: unfinished answers, recent entries that are in no transcript, and streams of changes.
 
-Commands, the replies to them and errors are no rows of a transcript, but a reload shows them again. They are stored
-when the adapter stops, so a daemon that was killed has those of its last orderly stop.
+Commands, replies to commands, and errors are not part of a transcript, but a reload shows them again. They are stored
+when the adapter stops, so a killed daemon has those of its last orderly stop.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from platforms.local.pages import PageWriter
 from platforms.text import with_newlines
 
 MAX_EVENTS = 200
-"""Events kept per chat: a page that missed more loads everything again."""
+"""Events kept per chat. A page that missed more loads everything again."""
 
 
 class LiveChat:
-    """One chat as its open pages show it: each change is published to them."""
+    """One chat on its open pages. Every change is published to them."""
 
     def __init__(self, name: str, pages: PageWriter) -> None:
         self.name = name
@@ -38,17 +38,17 @@ class LiveChat:
 
     @property
     def recent(self) -> list[Entry]:
-        """The newest entries, without the answer being written."""
+        """Newest entries, without the unfinished answer."""
         return [*self._recent.values()]
 
     @property
     def shown(self) -> list[Entry]:
-        """The newest entries and the answer being written."""
+        """Newest entries and the unfinished answer."""
         return [*self._recent.values(), *([self._preview] if self._preview else [])]
 
     @property
     def has_waiting(self) -> bool:
-        """True while something was sent that waits for an answer to end."""
+        """True while a message waits for an answer to end."""
         return any(entry.is_waiting for entry in self._recent.values())
 
     def restore(self, entries: Sequence[Entry]) -> None:
@@ -73,7 +73,7 @@ class LiveChat:
         self._publish([entry], is_writing=False if is_over else None)
 
     def show_preview(self, entry: Entry) -> None:
-        """Show the unfinished answer. One turn runs in a chat, so a new preview replaces any other."""
+        """Show the unfinished answer. A chat runs one turn, so a new preview replaces any other."""
         self._preview = entry
         self._recent.pop(entry.ref, None)
         self._publish([entry], is_writing=True, slot="preview")
@@ -83,7 +83,7 @@ class LiveChat:
         self._publish([], is_writing=True, slot="writing")
 
     def changed_tools(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Latest tool calls that are new or have a result now."""
+        """Return the latest tool calls that are new or now have a result."""
         return [entry for entry in entries if self._tools.get(entry.ref) != entry]
 
     def show_tools(self, entries: Sequence[Entry]) -> None:
@@ -92,14 +92,14 @@ class LiveChat:
         if changed:
             preview = self._preview
             if preview and any(entry.text and entry.text.strip() == preview.text.strip() for entry in changed):
-                # It was the text before a tool call, which is an entry of its own now.
+                # The preview was the text before a tool call, which now has its own entry.
                 self._preview = None
                 self.stream.forget("preview")
                 self.stream.publish(lambda: self._pages.fragment("removal", preview.ref))
             self._publish(changed)
 
     def show_waiting(self, waiting: frozenset[str], now: Millis) -> None:
-        """Show that only the messages `waiting` still wait; the others have their place from `now` on."""
+        """Show that only the messages in `waiting` are still queued. The others move to their place, from `now` on."""
         for entry in self.recent:
             if entry.is_waiting and entry.ref not in waiting:
                 self.add(replace(entry, is_waiting=False, not_before=taken_up(now)))
@@ -109,7 +109,7 @@ class LiveChat:
 
 
 class ChatRegistry(dict[str, LiveChat]):
-    """Chats by name, each made at its first use."""
+    """Chats by name, created on first use."""
 
     def __init__(self, pages: PageWriter) -> None:
         super().__init__()
@@ -120,21 +120,21 @@ class ChatRegistry(dict[str, LiveChat]):
         return chat
 
     def open(self, recent: Mapping[str, Sequence[Entry]]) -> None:
-        """Let pages connect, which load everything again; `recent` are the entries of an earlier process."""
+        """Let pages connect and load everything again. `recent` has the entries of an earlier process."""
         for name, entries in recent.items():
             self[name].restore(entries)
         for chat in self.values():
             chat.stream = ChatStream()
 
     def close(self) -> None:
-        """End every page's stream; recent entries stay for the next run."""
+        """End every page's stream. Recent entries stay for the next run."""
         for chat in self.values():
             chat.stream.close()
 
 
 @locks("notes")
 def save_recent(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:
-    """Store the recent entries of each chat that no transcript has, in place of the stored ones."""
+    """Replace the stored recent entries with each chat's entries that are in no transcript."""
     kept: dict[str, list[Entry]] = {}
     for name, recent in entries.items():
         known = load_known_refs(db, chat_key(name), [entry.ref for entry in recent])
@@ -144,7 +144,7 @@ def save_recent(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:
 
 
 def load_recent(db: Connection) -> Mapping[str, Sequence[Entry]]:
-    """Load recent entries by chat; none if another version wrote them in a form that this one cannot read."""
+    """Load recent entries by chat. Return none if another version wrote them in an unreadable form."""
     note = load_note(db, "local.remembered")
     try:
         return msgspec.json.decode(note, type=dict[str, list[Entry]]) if note is not None else {}
@@ -153,10 +153,10 @@ def load_recent(db: Connection) -> Mapping[str, Sequence[Entry]]:
 
 
 class ChatStream:
-    """Numbered events of one chat. Belongs to the event loop; nothing here waits except `changed`.
+    """Numbered events of one chat. Belongs to the event loop; only `changed` waits.
 
-    A page that comes back names its last event and gets the later ones. A page that was away for too long, or saw
-    another process, loads the whole chat again. Nothing is queued per page: a slow one gets the newest state of a slot.
+    A page that reconnects names its last event and gets the later ones. A page that was away too long, or saw another
+    process, loads the whole chat again. There is no queue per page: a slow page gets the newest state of a slot.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class ChatStream:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Count one more page that is open on the chat within this block."""
+        """Count one more open page on the chat within this block."""
         self.watchers += 1
         try:
             yield
@@ -184,9 +184,9 @@ class ChatStream:
             self.watchers -= 1
 
     def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
-        """Publish an event to every open page. `render` makes the fragment and is called only if a page is open.
+        """Publish an event to every open page. `render` creates the fragment, and is called only if a page is open.
 
-        Of events with the same `slot` only the newest matters.
+        Among events with the same `slot`, only the newest matters.
         """
         self._position += 1
         if not self.watchers:
@@ -205,7 +205,7 @@ class ChatStream:
         self._latest.pop(slot, None)
 
     def after(self, event_id: str) -> list[str] | None:
-        """Return the fragments after an event; None if they are gone, or another process made the event."""
+        """Return the fragments after an event, None if they are gone or another process created the event."""
         epoch, _, number = event_id.partition("-")
         is_number = number.isascii() and number.isdecimal() and len(number) < 19
         if epoch != self._epoch or not is_number or not self._floor <= int(number) <= self._position:
@@ -214,7 +214,7 @@ class ChatStream:
         return [fragment for _, fragment in sorted(found)]
 
     async def changed(self, event_id: str) -> None:
-        """Wait until this is not the newest event any more, or for the end."""
+        """Wait until this event is no longer the newest, or until the end."""
         while event_id == self.newest_id and not self.is_closed:
             await self._changed.wait()
 
@@ -228,7 +228,7 @@ class ChatStream:
 
 
 async def encode(fragment: str, event_id: str) -> bytes:
-    """Encode a server-sent event, a long one in a thread: 50,000 line ends take some milliseconds."""
+    """Encode a server-sent event; a long one in a thread, because 50,000 line endings take some milliseconds."""
     if len(fragment) > 50_000:
         return await asyncio.to_thread(_encode, fragment, event_id)
     return _encode(fragment, event_id)

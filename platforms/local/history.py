@@ -1,6 +1,6 @@
-"""History of the page's chats: rows of the store as entries, newest page first. Nothing here writes.
+"""History of the page's chats: stored rows as entries, newest page first. This module only reads.
 
-A page shows all conversations of a chat, newest last, and not the model's view: undone messages stay, marked.
+A page shows all conversations of a chat, newest last, not the model's view. Undone messages stay, marked as undone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +17,11 @@ from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Milli
 from platforms.local.entries import BEGINNING, Entry, EntryKind, merge, ref_of_file, taken_up
 
 TOOL_CHARACTERS = 4_000
-"""Most characters of a tool call's arguments, and of its result, that a page shows; `history_open` has all of it."""
+"""Maximum characters of a tool call's arguments, and of its result, on a page. `history_open` returns all of it."""
 
 
 def chat_key(name: str) -> ChatKey:
-    """Key of the chat `local:<name>`."""
+    """Return the key of the chat `local:<name>`."""
     return ChatKey(platform="local", account="local", chat_ref=name)
 
 
@@ -30,17 +30,17 @@ def load_history(
 ) -> tuple[list[Entry], int | None]:
     """Load the newest `limit` rows of a chat, or of those before the row `before`, merged with `recent` entries.
 
-    Returns the entries, oldest first, and the row id at which the page before this one ends, None at the beginning of
-    the chat. Leaves out an answer that is not delivered yet: it arrives as a message in a moment.
+    Returns the entries, oldest first, and the row id at which the previous page ends, or None at the start of the chat.
+    Leaves out an undelivered answer, which arrives as a message in a moment.
     """
     chat = find_chat(db, key)
     if chat is None:
         return merge((), frozenset(), recent, BEGINNING), None
     rows = chats.load_history(db, chat.id, limit, before)
     is_all = len(rows) < limit
-    if not is_all:  # results whose call is on the page before belong there
+    if not is_all:  # results of calls on the previous page belong there
         rows = rows[next((at for at, row in enumerate(rows) if row.tool_call_id is None), 0) :]
-    remembered = {entry.ref for entry in recent}  # with their captions
+    remembered = {entry.ref for entry in recent}  # recent entries have their captions
     files = [
         Entry(ref=ref, kind=EntryKind.ANSWER, at=file.created_at, sent=file)
         for file in load_sent(db, [row.id for row in rows if row.role == MessageRole.ASSISTANT])
@@ -49,7 +49,7 @@ def load_history(
     waiting = [] if before is not None else _waiting(db, chat.id)
     known_refs = chats.known_refs(db, chat.id, [entry.ref for entry in recent]) | {entry.ref for entry in waiting}
     since = BEGINNING if is_all else min(row.created_at for row in rows)
-    if before is not None:  # newer entries stand on the next page
+    if before is not None:  # newer entries belong to the next page
         until = scalar_or_none(db, int, "SELECT created_at FROM messages WHERE id = ?", (before,)) or 0
         recent = [entry for entry in recent if entry.at < until]
     entries = merge([*_with_dividers(rows), *files, *waiting], known_refs, recent, since)
@@ -57,13 +57,13 @@ def load_history(
 
 
 def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:
-    """Load which of these platform ids are rows of the chat's transcript."""
+    """Return the given platform ids that are in the chat's transcript."""
     chat = find_chat(db, key)
     return frozenset() if chat is None else chats.known_refs(db, chat.id, refs)
 
 
 def load_file_of(db: Connection, key: ChatKey, attachment_id: int) -> SentFile | None:
-    """Load a file of a chat; None if it has no such file."""
+    """Load a file of a chat, None if the chat has no such file."""
     chat = find_chat(db, key)
     return None if chat is None else load_file(db, chat.id, attachment_id)
 
@@ -81,11 +81,11 @@ def load_progress(db: Connection, key: ChatKey) -> tuple[list[Entry], frozenset[
 
 
 def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
-    """Load accepted messages that no turn has claimed; they wait while another turn is open."""
+    """Load accepted messages that no turn has claimed. They wait while another turn is open."""
     has_turn = find_open_turn(db, chat_id) is not None
     return [
         Entry(
-            ref=row.message_ref or f"w{row.id}",  # a schedule brings messages that no platform knows
+            ref=row.message_ref or f"w{row.id}",  # messages of a schedule have no platform id
             kind=EntryKind.PERSON,
             at=row.sent_at,
             text=row.payload.text,
@@ -147,4 +147,4 @@ def _entries(
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= TOOL_CHARACTERS else f"{text[:TOOL_CHARACTERS]}\n… ({len(text):,} characters in all)"
+    return text if len(text) <= TOOL_CHARACTERS else f"{text[:TOOL_CHARACTERS]}\n… ({len(text):,} characters in total)"

@@ -1,7 +1,7 @@
-"""Rendering: Markdown as HTML that is safe to show, and as parts that fit.
+"""Rendering of Markdown as safe HTML, and splitting into parts.
 
-HTML in the source is text. Links lead to http, https and mailto only, and open without access to this page; images
-become links, because the page loads nothing from other hosts.
+HTML in the source is shown as text. Links lead only to http, https and mailto, and open without access to this page.
+Images become links, because the page loads nothing from other hosts.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,16 +18,17 @@ from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines
 
 
-@lru_cache(maxsize=128)  # HTML made in a thread is there when the page's template asks for it
+@lru_cache(maxsize=128)  # keeps HTML rendered in a thread until the page's template needs it
 def to_html(text: str) -> Markup:
-    """Render `text` as HTML without a single tag or attribute of its author's."""
+    """Render `text` as HTML without any tag or attribute from its author."""
     return Markup(_MARKDOWN.render(text))  # the renderer escapes everything; `html` is off
 
 
 def split_parts(text: str, max_units: int) -> list[str]:
     """Split `text` into pieces of at most `max_units` UTF-16 units, at line ends if possible.
 
-    A code block that is cut is closed at the end of its piece and opened again in the next. `max_units` is 200 or more.
+    A code block that is cut is closed at the end of its piece and opened again in the next. `max_units` is at least
+    200.
     """
     if utf16_units(text) <= max_units:
         return [text]
@@ -54,7 +55,7 @@ def _is_safe_link(url: str) -> bool:
 
 def _link(token: Token) -> str:
     if not _is_safe_link(str(token.attrGet("href") or "")):
-        return "<a>"  # the parser keeps links to nowhere
+        return "<a>"  # the parser keeps empty links
     token.attrs.update(target="_blank", rel="noopener noreferrer nofollow")
     return f"<a{RendererHTML.renderAttrs(token)}>"
 
@@ -80,7 +81,9 @@ def _heading(token: Token) -> str:
 
 
 def _table(token: Token) -> str:
-    classes = [f' class="{name}"' if name else "" for name in token.meta["alignments"]]  # no style attributes here
+    classes = [
+        f' class="{name}"' if name else "" for name in token.meta["alignments"]
+    ]  # the content policy forbids style attributes
     lines = []
     for number, row in enumerate(token.meta["rows"]):
         tag, scope = ("td", "") if number else ("th", ' scope="col"')
@@ -101,9 +104,9 @@ _RULES: Mapping[str, Callable[[Token], str]] = {
     "fence": _code,
     "code_block": _code,
 }
-"""Tokens that this page shows otherwise than the library does."""
+"""Tokens that this page renders differently from the library."""
 _MARKDOWN = parser()
 _MARKDOWN.options.update(breaks=True, xhtmlOut=False)
-_MARKDOWN.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library's documented way to restrict links
+_MARKDOWN.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library documents this way to restrict links
 for _name, _rule in _RULES.items():
     _MARKDOWN.add_render_rule(_name, lambda _, tokens, at, *rest, rule=_rule: rule(tokens[at]))

@@ -1,4 +1,4 @@
-"""Pages and their fragments as HTML, and the names of chats in addresses."""
+"""Pages and page fragments as HTML, and chat names in addresses."""
 
 import re
 import unicodedata
@@ -18,7 +18,7 @@ MAX_NAME_CHARACTERS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatView:
-    """Contents of the page of one chat."""
+    """Content of one chat's page."""
 
     name: str
     chats: Mapping[str, str | None]
@@ -26,11 +26,11 @@ class ChatView:
     entries: Sequence[Entry]
     earlier_than: int | None
     position: str
-    """Event id that the stream continues after."""
+    """Event id after which the stream continues."""
 
 
 class PageWriter:
-    """Writer of pages from templates; knows no request and no store."""
+    """Writer of pages from templates, without access to requests or the store."""
 
     def __init__(self, *, menu: Sequence[MenuCommand], max_file_bytes: int) -> None:
         environment = jinja2.Environment(
@@ -49,11 +49,11 @@ class PageWriter:
         self._fragments = environment.get_template("fragments.html").module
 
     def chat(self, name: str) -> str:
-        """Render the page of a chat without anything of its content."""
+        """Render the page of a chat without its content."""
         return self._environment.get_template("chat.html").render(name=name)
 
     def plain(self, title: str, line: str, script: str | None = None) -> str:
-        """Render a page of a sentence or two, with the script that goes on from there."""
+        """Render a page with one or two sentences, and an optional script that continues from there."""
         return self._environment.get_template("plain.html").render(title=title, line=line, script=script)
 
     def fragment(self, macro: str, *values: object) -> str:
@@ -63,9 +63,9 @@ class PageWriter:
 
 
 def named_after(text: str) -> str:
-    """Make a name of the text that a person typed: letters, marks and digits of any script, `-` and `_`.
+    """Return a chat name made from typed text: letters, marks and digits of any script, `-` and `_`.
 
-    Returns an empty text if none of it can stand in a name.
+    Returns empty text if no character can be part of a name.
 
     >>> named_after("Über café"), named_after("旅行 2026!"), named_after("../"), named_after("हिन्दी")
     ('über-café', '旅行-2026', '', 'हिन्दी')
@@ -75,13 +75,13 @@ def named_after(text: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a chat can have this name."""
+    """Return True if a chat can have this name."""
     is_whole = 0 < len(text) <= MAX_NAME_CHARACTERS and text[0] not in "-_" and text == _folded(text)
     return is_whole and all(map(_is_kept, text))
 
 
 def _shown_name(name: str, title: str | None) -> str:
-    """Name of a chat for people; a chat without a given name has the title of its conversation.
+    """Return the name of a chat for people. A chat without a given name shows the title of its conversation.
 
     >>> _shown_name("plans", "A week in Rome"), _shown_name("chat-0123abcd", "A week in Rome")
     ('plans', 'A week in Rome')

@@ -1,4 +1,4 @@
-"""Routes of the web chat: the addresses and the handlers of requests to them."""
+"""Routes of the web chat: addresses and their request handlers."""
 
 import asyncio
 import hashlib
@@ -42,19 +42,19 @@ log = structlog.get_logger()
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PAGE_ROWS = 120
-"""Rows of the transcript that a page shows at first, and adds at a time."""
+"""Transcript rows that a page shows at first, and adds at a time."""
 
 PING_SECONDS = 15.0
-"""Seconds after which a silent stream says that it is alive, and learns whether the page still is."""
+"""Seconds after which a silent stream sends a ping, which also detects closed pages."""
 
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
 _STATIC = {path.name: path.read_bytes() for path in Path(__file__).parent.glob("static/*") if path.suffix in _TYPES}
-"""Files of the page itself by name: no path from outside reaches the disk."""
+"""Static files by name, kept in memory so that no request path reaches the disk."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class RouteHandler:
-    """Handlers of requests, for one run of the adapter."""
+    """Request handlers for one run of the adapter."""
 
     intake: Intake
     store: Store
@@ -64,17 +64,17 @@ class RouteHandler:
     pages: PageWriter
     uploads: UploadStore
     files: AttachmentFolder
-    """Files that are kept."""
+    """Stored files."""
     max_characters: int
     host: str
-    """Name of this machine, or the address to listen on, as the settings have it."""
+    """Name of this machine or address to listen on, from the settings."""
     public: URL | None
     """Address of the page at a reverse proxy."""
     _told: set[str] = field(default_factory=set, init=False)
-    """Refusals that the log has, 20 at most: strangers must not fill it."""
+    """Logged refusals, 20 at most, so that strangers cannot fill the log."""
 
     def application(self) -> web.Application:
-        """Make the aiohttp application with every route, guarded."""
+        """Return the aiohttp application with every route, guarded."""
         app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(_add_headers)
         app.add_routes(
@@ -94,9 +94,9 @@ class RouteHandler:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse other origins, and make sentences of errors."""
+        """Refuse other origins, and turn errors into sentences."""
         address, port = _received_at(request)
-        # A person who types the number of the address that received the request was not led by another name.
+        # Somebody who typed the numeric address of this machine was not misled by another name.
         hosts = [*host_names(self.host, port), *host_names(address, port)]
         if self.public is not None:
             hosts += self.public.raw_authority, self.public.raw_host or ""  # proxies may leave out the port
@@ -110,15 +110,15 @@ class RouteHandler:
         except FormError as refused:
             return self._complain(request, refused.status, refused.sentence)
         except StateError:
-            trouble = "The gateway cannot use its database right now: try again in a moment."
+            trouble = "The gateway cannot use its database right now. Try again in a moment."
             if request.method == "POST":
-                trouble = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
+                trouble = "The gateway cannot save anything right now. Your text is still here; try again in a moment."
             return self._complain(request, 503, trouble)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
-            sentences = {404: "There is no such page here.", 413: "That is more than fits into one message."}
-            return self._complain(request, error.status, sentences.get(error.status, "That did not make sense here."))
+            sentences = {404: "This page does not exist.", 413: "This message is too large. Send less at a time."}
+            return self._complain(request, error.status, sentences.get(error.status, "The request is not valid."))
 
     def _for_owner(self, handler: Handler) -> Handler:
         """Restrict a handler to signed-in browsers."""
@@ -135,16 +135,17 @@ class RouteHandler:
     def _complain(self, request: web.Request, status: int, sentence: str) -> web.Response:
         if request.headers.get("HX-Request") == "true":
             return _html(self.pages.fragment("complaint", sentence), status=status)
-        return _html(self.pages.plain("That did not work", sentence), status=status)
+        return _html(self.pages.plain("Something went wrong", sentence), status=status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
-        """Show the page that exchanges a token, which stays valid for that; redirect to the chat without a token."""
+        """Show the page that exchanges the token, which stays valid until then. Redirect to the chat without a
+        token."""
         if "token" not in request.query:
             raise web.HTTPSeeOther("/chat/main")
         return _html(self.pages.plain("Signing in", "One moment …", "enter.js"))
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
-        """Exchange a token for the cookie and the key that the page keeps, unless the browser is signed in."""
+        """Exchange a token for the cookie and for the page's key, unless the browser is signed in."""
         if await self._is_signed_in(request):
             return web.Response(status=204)
         made = await self.access.exchange(request.headers.get(TOKEN_HEADER, ""), request.headers.get("User-Agent", ""))
@@ -164,12 +165,12 @@ class RouteHandler:
         return response
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
-        """Open the chat whose name was typed into the form, or a new one without a name."""
+        """Open the chat with the typed name, or a new chat without a name."""
         name = named_after(request.query.get("name", "")) or f"chat-{secrets.token_hex(4)}"
         raise web.HTTPSeeOther(f"/chat/{quote(name)}")
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        """Show the page without content, which needs no sign-in; the stream brings the content."""
+        """Show the page without content, which needs no sign-in. The stream sends the content."""
         return _html(self.pages.chat(_chat_name(request)))
 
     async def _earlier(self, request: web.Request) -> web.StreamResponse:
@@ -180,7 +181,7 @@ class RouteHandler:
         return _html(await asyncio.to_thread(self.pages.fragment, "log", view))
 
     async def _view(self, name: str, before: int | None = None) -> ChatView:
-        """Load the chat as it is now; the stream continues from the time before this."""
+        """Load the current chat. The stream continues from the time before this call."""
         chat = self.chats[name]
         position = chat.stream.newest_id
         chats = await self._listed(name) if before is None else {}
@@ -195,12 +196,12 @@ class RouteHandler:
         return {wanted: None for wanted in (name, "main") if wanted not in known} | known
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
-        """Accept a message or a pressed button: stored before it is answered, and shown on every open page."""
+        """Accept a message or a pressed button. It is stored before the response, and shown on every open page."""
         name = _chat_name(request)
         try:
             submitted = await read_form(request, self.uploads, max_characters=self.max_characters)
         except ConnectionError as error:
-            raise web.HTTPBadRequest from error  # the page went away while it was sending
+            raise web.HTTPBadRequest from error  # the page was closed while it was sending
         except OSError as error:
             log.warning("local.upload_failed", error=type(error).__name__)
             raise FormError(507, "The file could not be stored. The disk may be full.") from error
@@ -231,7 +232,7 @@ class RouteHandler:
         if known := chat.find(ref):
             return known
         waiting: frozenset[str] = frozenset()
-        with suppress(StateError):  # the message is stored, as the answer says
+        with suppress(StateError):  # the message is stored in any case
             _, waiting = await self.store.read(load_progress, message.chat)
         entry = Entry(
             ref=ref,
@@ -245,7 +246,7 @@ class RouteHandler:
         return entry
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        """Hand out a file that the agent gave to the chat."""
+        """Send a file that the agent gave to the chat."""
         key, number = chat_key(_chat_name(request)), int(request.match_info["number"])
         file = await self.store.read(load_file_of, key, number)
         path = None if file is None else await asyncio.to_thread(self._find, file)
@@ -264,12 +265,12 @@ class RouteHandler:
             raise FormError(503, "The file cannot be read right now. Try again in a moment.") from error
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """Stream the changes of a chat until the page goes away."""
+        """Stream the changes of a chat until the page closes."""
         name = _chat_name(request)
         chat = self.chats[name]
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
-        # A page that goes away, or for which nothing can be read, catches up when it returns.
+        # A page that is closed, or whose chat cannot be read, catches up when it reconnects.
         with chat.stream.watched(), suppress(ConnectionError, StateError):
             await response.prepare(request)
             await self._send_events(chat, request, response)
@@ -296,7 +297,7 @@ class RouteHandler:
                     await stream.changed(seen)
             except TimeoutError:
                 before, listed = listed, await self._listed(chat.name)
-                is_new = before != listed  # a conversation has got its title, or a chat was opened elsewhere
+                is_new = before != listed  # a conversation got its title, or a chat was opened elsewhere
                 chats = self.pages.fragment("chat_list", chat.name, listed)
                 await response.write(await encode(chats, seen) if is_new else b": ping\n\n")
 
@@ -319,7 +320,7 @@ def _chat_name(request: web.Request) -> str:
 
 
 def _received_at(request: web.Request) -> tuple[str, int]:
-    """Address and port that received a request. Raises `ConnectionResetError` if the browser is gone."""
+    """Return the address and port that received a request. Raises `ConnectionResetError` if the browser is gone."""
     socket = None if request.transport is None else request.transport.get_extra_info("sockname")
     if socket is None:
         raise ConnectionResetError("the browser is gone")

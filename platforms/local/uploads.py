@@ -1,4 +1,4 @@
-"""Uploads: files that a person sends, spooled under the state directory until a turn has read them."""
+"""Uploads: files that a person sends, stored under the state directory until a turn has read them."""
 
 import asyncio
 import contextlib
@@ -18,16 +18,16 @@ from hermes_state.values import AttachmentKind, IncomingAttachment
 from platforms.files import CHUNK_BYTES, copy_file, kind_of, save_stream
 
 MAX_FILES = 10
-"""Most files in one message."""
+"""Maximum files in one message."""
 
 _SWEEP_SECONDS = 3600.0
 _FIELD_BYTES = 4 * 1024 * 1024
-_NOT_A_MESSAGE = "That was not a message."
+_NOT_A_MESSAGE = "This request is not a valid message. Reload the page and try again."
 _REF = re.compile(r"[0-9a-f]{32}")
 
 
 class FormError(Exception):
-    """The form cannot be accepted; `sentence` tells the person why, `status` the browser."""
+    """The form cannot be accepted. `sentence` tells the person why, `status` the browser."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -41,13 +41,13 @@ class SubmittedMessage:
 
     text: str
     client_id: str
-    """Id made by the page, new for every message: the same one again is the same message."""
+    """Id that the page gives to each message. A repeated id means the same message."""
     is_press: bool
     files: tuple[IncomingAttachment, ...]
 
 
 class UploadStore:
-    """Folder of uploaded files under random names."""
+    """Folder of uploaded files with random names."""
 
     def __init__(self, folder: Path, *, max_file_bytes: int) -> None:
         self._folder = folder
@@ -55,30 +55,30 @@ class UploadStore:
         self._swept_at = 0.0
 
     def open(self) -> None:
-        """Make the folder, for its owner only, and remove old files."""
+        """Create the folder, for its owner only, and remove old files."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sweep()
 
     def _sweep(self) -> None:
         self._swept_at = time.monotonic()
-        oldest = time.time() - 7 * 24 * 3600  # a daemon that was away over a long weekend still finds its files
+        oldest = time.time() - 7 * 24 * 3600  # a daemon that was stopped over a long weekend still finds its files
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _REF.fullmatch(path.name) and path.stat().st_mtime < oldest:
                     path.unlink()
 
     async def keep(self, part: BodyPartReader) -> IncomingAttachment:
-        """Write an uploaded file. Raises `FormError` when it is too large, `OSError` when it cannot be written."""
+        """Write an uploaded file. Raises `FormError` if it is too large, `OSError` if it cannot be written."""
         ref = secrets.token_hex(16)
         path = self._folder / ref
         if time.monotonic() - self._swept_at > _SWEEP_SECONDS:
-            await asyncio.to_thread(self._sweep)  # a daemon that runs for months must not keep them all
+            await asyncio.to_thread(self._sweep)  # a daemon that runs for months must not keep all files
         await asyncio.to_thread(path.touch, 0o600, exist_ok=False)
         try:
             size = await save_stream(_chunks(part), path, self.max_file_bytes)
         except FileSizeExceeded as error:
-            raise FormError(413, f"A file may have at most {readable_size(self.max_file_bytes)}.") from error
-        # The last part of its name, without characters that could confuse a terminal or a page.
+            raise FormError(413, f"A file can be at most {readable_size(self.max_file_bytes)}.") from error
+        # The last part of the name, without characters that could confuse a terminal or a page.
         kept = "".join(
             character for character in re.split(r"[/\\]", part.filename or "")[-1] if character.isprintable()
         )
@@ -92,7 +92,7 @@ class UploadStore:
         return IncomingAttachment(kind=kind, file_ref=ref, name=name, mime=mime, size_bytes=size)
 
     def drop(self, files: Sequence[IncomingAttachment]) -> None:
-        """Remove files of a message that was not accepted."""
+        """Remove the files of a message that was not accepted."""
         for file in files:
             (self._folder / file.file_ref).unlink(missing_ok=True)
 
@@ -105,18 +105,18 @@ class UploadStore:
 async def read_form(request: web.Request, uploads: UploadStore, *, max_characters: int) -> SubmittedMessage:
     """Read the fields and files of a submitted form.
 
-    Raises `FormError`, and `OSError` when a file cannot be written; files read so far are gone then.
+    Raises `FormError`, and `OSError` if a file cannot be written; the files read so far are then removed.
     """
     total = uploads.max_file_bytes * 2 + _FIELD_BYTES
     if (request.content_length or 0) > total:
-        raise FormError(413, f"A message may have at most {readable_size(uploads.max_file_bytes)} of files.")
+        raise FormError(413, f"All files of a message can be at most {readable_size(2 * uploads.max_file_bytes)}.")
     fields: dict[str, str] = {}
     files: list[IncomingAttachment] = []
     try:
         if request.content_type == "multipart/form-data":
             try:
                 await _read_parts(request, total, uploads, fields, files)
-            except (ValueError, RuntimeError, HttpProcessingError) as error:  # errors of aiohttp for broken parts
+            except (ValueError, RuntimeError, HttpProcessingError) as error:  # aiohttp raises these for broken parts
                 raise FormError(400, _NOT_A_MESSAGE) from error
         else:
             form = await request.post()
@@ -136,12 +136,12 @@ async def _read_parts(
         if not isinstance(part, BodyPartReader) or part.name not in expected:
             raise FormError(400, _NOT_A_MESSAGE)
         if request.content.total_bytes > total:
-            raise FormError(413, f"A message may have at most {readable_size(uploads.max_file_bytes)} of files.")
+            raise FormError(413, f"All files of a message can be at most {readable_size(2 * uploads.max_file_bytes)}.")
         if part.filename is None:
             fields[part.name] = await _read_field(part)
         elif part.filename:
             if len(files) >= MAX_FILES:
-                raise FormError(413, f"A message may have at most {MAX_FILES} files.")
+                raise FormError(413, f"A message can have at most {MAX_FILES} files.")
             files.append(await uploads.keep(part))
 
 
@@ -155,26 +155,26 @@ async def _read_field(part: BodyPartReader) -> str:
     async for chunk in _chunks(part):
         data += chunk
         if len(data) > _FIELD_BYTES:
-            raise FormError(413, "That text is too long. Send it as a file.")
+            raise FormError(413, "This text is too long. Send it as a file.")
     return data.decode("utf-8", "replace")
 
 
 def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_characters: int) -> SubmittedMessage:
     client_id = fields.get("client_id", "")
     if not re.fullmatch(r"[A-Za-z0-9-]{8,64}", client_id):
-        raise FormError(400, "That was not a message from this page. Reload it and send again.")
+        raise FormError(400, "This message did not come from this page. Reload the page and send it again.")
     is_press = "command" in fields
-    # Browsers send line ends of forms as CRLF.
+    # Browsers send line endings in forms as CRLF.
     text = fields.get("command" if is_press else "text", "").replace("\r\n", "\n").replace("\x00", "")
     if not is_press:
-        text = text.rstrip()  # not its beginning, where an indented line of code may stand
+        text = text.rstrip()  # only at the end, because the text may begin with indented code
     if len(text) > max_characters:
-        raise FormError(413, f"That text is longer than {max_characters:,} characters. Send it as a file.")
+        raise FormError(413, f"This text is longer than {max_characters:,} characters. Send it as a file.")
     if not text.strip() and not files:
-        raise FormError(422, "Write something first, or choose a file.")
+        raise FormError(422, "Write a message or choose a file first.")
     return SubmittedMessage(text=text, client_id=client_id, is_press=is_press, files=tuple(files))
 
 
 def readable_size(size: int) -> str:
-    """Write a size for people, such as `20 MB`."""
+    """Return a size for people, such as `20 MB`."""
     return f"{size / 1_000_000:.3g} MB" if size >= 1_000_000 else f"{max(1, size // 1000)} KB"

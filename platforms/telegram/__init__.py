@@ -1,8 +1,8 @@
-"""Telegram over the Bot API, with python-telegram-bot for its types, its requests and its errors."""
+"""Telegram over the Bot API. python-telegram-bot provides the types, requests and errors."""
 
 from hermes_state.imports import without
 
-with without("click"):  # httpx would import its command line, and with it rich and pygments: 5 MB, a tenth of a second
+with without("click"):  # otherwise httpx imports its command line with rich and pygments: 5 MB, a tenth of a second
     from platforms.settings import TelegramSettings, WebhookSettings
     from platforms.telegram.adapter import TelegramAdapter
 

@@ -36,26 +36,26 @@ from platforms.telegram.updates import UpdateHandler
 from platforms.telegram.webhook import keep_webhook, webhook_server
 
 RETRY_SECONDS = 3_600.0
-"""Seconds after which a menu that could not be set for an admin is tried again."""
+"""Seconds between attempts to set a menu that could not be set for an admin."""
 
 log = structlog.get_logger(__name__)
 
-# At DEBUG the SDK logs the address of the Bot API, which holds the token, and the texts of messages.
+# At DEBUG the SDK logs message texts and the address of the Bot API, which contains the token.
 logging.getLogger("telegram").setLevel(logging.WARNING)
 
 
 class TelegramAdapter:
-    """Receives by long polling, or by a webhook if one is set; sends while it runs."""
+    """Receives by long polling, or by a webhook if one is set. Sends while it runs."""
 
     capabilities = Capabilities(
         max_part_units=MESSAGE_UNITS,
-        preview_interval_seconds=1.0,  # Telegram's own advice: about one message a second in a chat
-        shared_preview_interval_seconds=3.5,  # groups allow 20 messages a minute, edits counted
+        preview_interval_seconds=1.0,  # Telegram advises about one message a second per chat
+        shared_preview_interval_seconds=3.5,  # groups allow 20 messages a minute, including edits
         has_buttons=True,
         typing_seconds=5.0,
         has_files=True,
         max_file_bytes=int(FileSizeLimit.FILESIZE_UPLOAD),
-        preview_seconds=30.0,  # then the apps take a draft away
+        preview_seconds=30.0,  # apps hide a draft after this time
     )
 
     def __init__(
@@ -78,7 +78,7 @@ class TelegramAdapter:
     async def run(self, intake: Intake) -> None:
         """Receive until cancelled, over connections of this run only. See `PlatformAdapter.run`."""
         if self._client is not None:
-            raise RuntimeError("this adapter is running: two pollers would cut each other off")
+            raise RuntimeError("this adapter is already running; two pollers would cut each other off")
         self._health.change(AdapterState.STARTING)
         try:
             async with _BotClient(self._settings) as client:
@@ -92,7 +92,7 @@ class TelegramAdapter:
                 try:
                     await self._receive(client, reader, intake)
                 finally:
-                    self._sender = None  # before the connections end: a send under way would be ambiguous
+                    self._sender = None  # before the connections end, because a running send would become ambiguous
         except TokenRejected as error:
             self._health.change(AdapterState.FAILED, str(error))
             raise
@@ -134,7 +134,7 @@ class TelegramAdapter:
             async with webhook_server(webhook, self._secret, updates, self._health):
                 await keep_webhook(client.sdk, self._settings, webhook.url, self._secret, self._health)
             return
-        async with _at_start():  # with the webhook of an earlier configuration, getUpdates is refused for ever
+        async with _at_start():  # the webhook of an earlier configuration would block getUpdates for ever
             await client.sdk.delete_webhook(drop_pending_updates=False)
         url, polling = client.sdk.base_url, client.polling
         poller = Poller(base_url=url, request=polling, updates=updates, health=self._health, settings=self._settings)
@@ -147,14 +147,14 @@ class TelegramAdapter:
 
 
 class _BotClient(AbstractAsyncContextManager["_BotClient"]):
-    """Client of one run: the SDK's bot, its two pools, and the tasks next to the poll."""
+    """Client of one run: the SDK's bot, its two connection pools, and the tasks next to the poll."""
 
     def __init__(self, settings: TelegramSettings) -> None:
         root = settings.base_url.rstrip("/")
         pool = partial(
             BotApiRequest, connect_seconds=settings.connect_seconds, request_seconds=settings.request_seconds
         )
-        # The poll has its own pool: a burst of sends must not keep it from getting a connection.
+        # The poll has its own pool, so that a burst of sends cannot take its connection.
         self.request, self.polling = pool(connections=settings.connections), pool(connections=1)
         self.sdk = telegram.Bot(
             plain(settings.token),
@@ -170,11 +170,11 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
         await self.sdk.shutdown()
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Run `work` next to the poll; it handles its own errors and ends with the client at the latest."""
+        """Run `work` next to the poll. It handles its own errors, and ends with the client at the latest."""
         track(self._side_tasks, asyncio.create_task(work, name=name))
 
     def answer_press(self, query: CallbackQuery, text: str | None) -> None:
-        """Stop a button's spinner, with a text for the person or without; does not wait for it."""
+        """Stop a button's spinner, with an optional text for the person. Does not wait for the answer."""
 
         async def answer() -> None:
             with suppress(TelegramError):  # the spinner on one phone ends by itself
@@ -185,12 +185,12 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
 
 @asynccontextmanager
 async def _at_start() -> AsyncIterator[None]:
-    """Translate errors of the first requests, which may all be tried again: nothing was sent to anyone yet."""
+    """Translate errors of the first requests. All of them may be retried, because nothing was sent yet."""
     try:
         yield
     except InvalidToken:
-        # Without its cause, whose text holds the token.
-        raise TokenRejected("Telegram does not know this bot token: check telegram.token") from None
+        # Without its cause, whose text contains the token.
+        raise TokenRejected("Telegram rejected the bot token; check telegram.token") from None
     except TelegramError as error:
         raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error
 
@@ -199,13 +199,13 @@ async def _at_start() -> AsyncIterator[None]:
 
 
 async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: Intake, store: Store) -> None:
-    """Keep the menus up to date until cancelled: every admin has one with all commands in the direct chat."""
+    """Keep the menus up to date until cancelled. Every admin has a menu with all commands in the direct chat."""
     if not items:
-        return  # nothing to offer; a menu that the operator made by hand stays
+        return  # no commands; keep a menu that the operator made by hand
     await _publish_menu(sdk, [item for item in items if not item.is_admin_only])
     key, admins, shown = f"{PLATFORM}.menu.{sdk.id}", None, frozenset[str]()
     while True:
-        # An admin who has never written to the bot can have no menu yet.
+        # An admin who has never written to the bot cannot have a menu yet.
         is_done = admins is None or shown == admins
         with suppress(TimeoutError):
             async with asyncio.timeout(None if is_done else RETRY_SECONDS):
@@ -214,7 +214,7 @@ async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: I
             before, admins = (await store.read(load_note, key) or "").split(), admins or frozenset()
             now = [one for one in admins if await _publish_menu(sdk, items, BotCommandScopeChat(int(one)))]
             for one in {*before} - admins:
-                with suppress(TelegramError):  # a menu that stays permits nothing
+                with suppress(TelegramError):  # a remaining menu grants no rights
                     await sdk.delete_my_commands(BotCommandScopeChat(int(one)))
             await store.write(save_note, key, " ".join(sorted(now)))
             shown = frozenset(now)
@@ -223,7 +223,7 @@ async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: I
 
 
 async def _publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: BotCommandScope | None = None) -> bool:
-    """Set a menu if Telegram shows another one; False, and logged, if that fails."""
+    """Set a menu if Telegram shows another one. On failure, log it and return False."""
     wanted = commands(items)
     try:
         if await sdk.get_my_commands(scope) == tuple(wanted):
@@ -237,7 +237,7 @@ async def _publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: 
 
 
 def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
-    """Return the menu for Telegram, without names that it refuses. The argument leads the description."""
+    """Return the menu for Telegram, without names that it refuses. The description starts with the argument."""
     return [
         BotCommand(
             item.name, " ".join(filter(None, (item.argument, item.description)))[: BotCommandLimit.MAX_DESCRIPTION]
@@ -253,13 +253,13 @@ def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
 async def _fetch(
     sdk: telegram.Bot, request: BotApiRequest, attachment: IncomingAttachment, target: Path, max_bytes: int
 ) -> int:
-    """Write the file to `target` piece by piece, nothing on failure. See `PlatformAdapter.download`."""
+    """Write the file to `target` in chunks; no file remains on failure. See `PlatformAdapter.download`."""
     if (attachment.size_bytes or 0) > max_bytes:
         raise errors.FileSizeExceeded(max_bytes)
     try:
         address = (await sdk.get_file(attachment.file_ref)).file_path
         if not address:
-            raise MessageRejected("Telegram gives no address for the file")
+            raise MessageRejected("Telegram returned no address for the file")
         path = local_path(address, sdk.base_url)
         if path is not None:
             return await asyncio.to_thread(copy_file, path, target, max_bytes)
@@ -273,13 +273,13 @@ async def _fetch(
         if is_refused(error, ("file is too big",)):
             raise errors.FileSizeExceeded(min(FileSizeLimit.FILESIZE_DOWNLOAD, max_bytes)) from error
         raise MessageRejected(error.message) from error
-    except TelegramError as error:  # fetching again does no harm, so every error may be tried again
+    except TelegramError as error:  # fetching again does no harm, so every error may be retried
         raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error
 
 
 def local_path(address: str, base_url: str) -> Path | None:
-    """Path of a file according to a local Bot API server (one that runs with `--local`).
+    """Return the path of a file on a local Bot API server (one that runs with `--local`), None for an address to fetch.
 
-    None for an address to fetch it from. Telegram's own servers have no say about files of this machine.
+    Telegram's own servers must not name files on this machine.
     """
     return Path(address) if address.startswith("/") and not base_url.startswith(TelegramSettings.base_url) else None

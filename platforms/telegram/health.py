@@ -7,7 +7,7 @@ from platforms.base import AdapterHealth, AdapterState
 
 
 class HealthState:
-    """Last sign of life of the platform. Silence for `stall_seconds` counts as stalled, whatever the reason."""
+    """Time of the platform's last answer. Silence for `stall_seconds` counts as stalled, whatever the reason."""
 
     def __init__(self, clock: Clock, stall_seconds: float) -> None:
         self._clock = clock
@@ -18,7 +18,7 @@ class HealthState:
         self._progressed_monotonic = time.monotonic()
 
     def progressed(self, detail: str = "") -> None:
-        """Note that the platform answered; `detail` is a warning for the operator."""
+        """Record that the platform answered. `detail` is a warning for the operator."""
         self.change(AdapterState.RUNNING, detail)
         self._progress_at = self._clock.now()
         self._progressed_monotonic = time.monotonic()
@@ -28,7 +28,7 @@ class HealthState:
         self._detail = detail
 
     def stopped(self) -> None:
-        """Note that the run ended; the text of a failure stays."""
+        """Record that the run ended. The text of a failure stays."""
         if self._state in (AdapterState.RUNNING, AdapterState.STARTING, AdapterState.STALLED):
             self.change(AdapterState.STARTING, "not running")
 

@@ -19,15 +19,15 @@ from platforms.text import text_in, utf16_units
 PLATFORM: Final = "telegram"
 
 MESSAGE_UNITS = 4096
-"""Longest text of one message, in UTF-16 code units; apps cut longer pastes there."""
+"""Maximum length of a message, in UTF-16 code units. Apps split longer pastes at this length."""
 PASSED_ON: Final = re.compile("forward_|via_|guest_|is_automatic_forward|sender_business_bot")
-"""Beginnings of the names of fields of a message whose text its sender did not write, in any version of the Bot API."""
+"""Prefixes of message fields, in any version of the Bot API, that mean the sender did not write the text."""
 ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query", "my_chat_member")
-"""Kinds of updates asked for; named, because an earlier setting of the same bot would otherwise stay in force."""
+"""Requested kinds of updates. Without them, an earlier setting of the same bot would stay in force."""
 _KNOWN: Final = frozenset(inspect.signature(Message).parameters) | {"from"}
 _ABOUT: Final = {"effect_id", "sender_boost_count", "sender_business_bot", "reply_to_story", "suggested_post_info"}
 _CONTENT: Final = {kind.value for kind in MessageType} - _ABOUT - {"business_connection_id"}
-_FILES: Final = (  # an animation carries a document of the same file
+_FILES: Final = (  # an animation also has a document with the same file
     ("animation", AttachmentKind.VIDEO, "animation.mp4"),
     ("document", AttachmentKind.DOCUMENT, "document"),
     ("sticker", AttachmentKind.OTHER, "sticker"),
@@ -42,8 +42,8 @@ _FILES: Final = (  # an animation carries a document of the same file
 class UpdateReader:
     """Reader of one bot's updates. The `event_ref` of a message is the same in every redelivery.
 
-    It is not made of the update's number: after a quiet week Telegram goes on at a random number, and a number used
-    before would make a new message look like an old one.
+    It does not contain the update's number: after a quiet week Telegram continues at a random number, and a reused
+    number would make a new message look like an old one.
     """
 
     bot_id: int
@@ -51,7 +51,7 @@ class UpdateReader:
     """Name of the bot without the @."""
 
     def read(self, update: Update) -> InboundMessage | values.EditEvent | None:
-        """Read a message or an edit; None if it means nothing to us. A press needs its command: see `press`."""
+        """Read a message or an edit, None if it has no meaning for us. A press needs its command; see `press`."""
         if update.message is not None:
             return self._message(update.message)
         if update.edited_message is not None:
@@ -59,9 +59,10 @@ class UpdateReader:
         return None
 
     def plain_text(self, raw: dict[str, Any]) -> InboundMessage | None:  # Any: JSON as the Bot API sent it
-        """Read a plain text of a private chat without the SDK's objects; None for all else, which `read` reads.
+        """Read a plain text of a private chat without the SDK's objects. Return None for everything else, which `read`
+        reads.
 
-        Most messages are such texts, and the objects are most of what reading one costs.
+        Most messages are plain texts, and the objects are most of the cost of reading one.
         """
         match raw:
             case {
@@ -91,7 +92,7 @@ class UpdateReader:
     def press(
         self, query: telegram.CallbackQuery, message: telegram.MaybeInaccessibleMessage, command: str, now: Millis
     ) -> InboundMessage:
-        """Read a pressed button as the command it stands for. Telegram gives a press no time: it happened `now`."""
+        """Read a pressed button as its command. Telegram gives a press no time, so it gets the time `now`."""
         return InboundMessage(
             event_ref=f"{self.bot_id}:p:{query.id}",
             chat=self._chat(message),
@@ -106,7 +107,7 @@ class UpdateReader:
         )
 
     def _message(self, message: Message) -> InboundMessage | None:
-        """Read a message; None for service messages and for commands to other bots."""
+        """Read a message. Return None for service messages and for commands to other bots."""
         sender = _sender(message)
         attachments = _attachments(message)
         raw = message.text or message.caption or describe(message) or ""
@@ -133,14 +134,14 @@ class UpdateReader:
         )
 
     def _edit(self, update: Update, message: Message) -> values.EditEvent | None:
-        """Read an edit; None when no text is left or it is not ours to read."""
+        """Read an edit. Return None if no text is left, or if the message is not for us."""
         sender = _sender(message)
         raw = message.text or message.caption or ""
         if sender is None or not raw or (addressed := self._addressed_text(message, raw)) is None:
             return None
         sent_at = _millis(message)
         return values.EditEvent(
-            # With the update's number, because a message may be edited twice within a second.
+            # The update's number distinguishes two edits within a second.
             event_ref=f"{self.bot_id}:e:{message.chat.id}:{message.message_id}:{sent_at}:{update.update_id}",
             chat=self._chat(message),
             sender=sender,
@@ -155,9 +156,10 @@ class UpdateReader:
         return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=chat_ref, thread_ref=thread_ref)
 
     def _addressed_text(self, message: Message, text: str) -> "_AddressedText | None":
-        """`/stop@our_bot now` means `/stop now`, a leading `@our_bot` goes away; None for a command to another bot.
+        """Return `/stop now` for `/stop@our_bot now`, and remove a leading `@our_bot`. Return None for a command to
+        another bot.
 
-        Quoted lines begin with `> `: they are no command, and neither call the bot nor are the sender's own words.
+        Quoted lines begin with `> `. They are not commands, do not address the bot, and are not the sender's own words.
         """
         is_named, start, entities = False, 0, message.entities or message.caption_entities
         quotes = [one for one in entities if "quot" in one.type]
@@ -185,9 +187,10 @@ class UpdateReader:
         return units.decode("utf-16-le").lower() == f"@{self.username}".lower()
 
     def _quote(self, message: Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
-        """Message that a person chose to answer, with its files.
+        """Return the message that a person chose to answer, with its files.
 
-        Every message of a topic formally answers the service message that created the topic: no person chose that.
+        Every message of a topic formally answers the service message that created the topic. That does not count,
+        because no person chose it.
         """
         quoted = message.external_reply or message.reply_to_message
         if quoted is None or getattr(quoted, "forum_topic_created", None) is not None:
@@ -195,7 +198,7 @@ class UpdateReader:
         is_here = isinstance(quoted, Message)
         place = quoted.chat.title if quoted.chat and not is_here else ""
         is_ours = getattr(getattr(quoted, "from_user", None), "id", None) == self.bot_id
-        # A person may select the part they mean; that says more than the whole.
+        # A part that the person selected is more specific than the whole message.
         words = getattr(quoted, "text", None) or getattr(quoted, "caption", None) or describe(quoted) or ""
         text = message.quote.text if message.quote is not None else words
         chosen = message.reply_to_checklist_task_id or message.reply_to_poll_option_id
@@ -214,7 +217,7 @@ class UpdateReader:
 
 
 def read_migration(update: Update) -> tuple[str, str] | None:
-    """Old and new id of a group that became a supergroup; None for every other update."""
+    """Return the old and new id of a group that became a supergroup, None for every other update."""
     message = update.message
     if message is None:
         return None
@@ -232,7 +235,7 @@ class ReachChange:
 
 
 def read_reach(update: Update) -> ReachChange | None:
-    """Return a change of the chats that the bot can write to; None for every other update."""
+    """Return a change in whether the bot can write to a chat, None for every other update."""
     if (changed := update.my_chat_member) is None:
         return None
     member = changed.new_chat_member
@@ -249,16 +252,16 @@ class _AddressedText:
     text: str
     is_named: bool = False
     is_bare_command: bool = False
-    """The text begins with a command for any bot that knows it."""
+    """True if the text begins with a command for any bot that knows it."""
 
 
 def _thread_ref(message: telegram.MaybeInaccessibleMessage) -> str:
-    """Topic that a message was written in, empty for none.
+    """Return the topic of a message, empty text if there is none.
 
-    A reply in a plain group carries a thread id too, that of the replied-to message; only topics are places.
+    A reply in a plain group has a thread id too, that of the replied-to message. Only topics count.
     """
     thread = message.message_thread_id if isinstance(message, Message) and message.is_topic_message else None
-    return "" if thread in (None, 1) else str(thread)  # 1: the general topic is like a group without topics
+    return "" if thread in (None, 1) else str(thread)  # 1 is the general topic, which is like a group without topics
 
 
 def _chat_kind(message: telegram.MaybeInaccessibleMessage) -> ChatKind:
@@ -270,7 +273,7 @@ def _chat_kind(message: telegram.MaybeInaccessibleMessage) -> ChatKind:
 
 
 def _sender(message: Message) -> Sender | None:
-    """Sender: a person, or the chat in whose name an anonymous admin or a linked channel speaks."""
+    """Return the sender: a person, or the chat of an anonymous admin or a linked channel."""
     if message.sender_chat is not None:
         name = message.sender_chat.effective_name or "anonymous"
         return Sender(platform=PLATFORM, id=str(message.sender_chat.id), name=name)
@@ -282,20 +285,21 @@ def _person(user: User) -> Sender:
 
 
 def _words_by(message: Message) -> str | None:
-    """Author of words that the sender has passed on; None if no other person is named."""
+    """Return the author of forwarded text, None if no other person is named."""
     source = message.forward_origin or message.via_bot or message.sender_business_bot
     return None if source is None else _name_of(source)
 
 
 def _name_of(source: telegram.TelegramObject) -> str:
-    """Name of a user or a chat, or of the source of an origin, a message or its known parts."""
+    """Return the name of a user or chat, or of the source of an origin, a message or its known parts."""
     for field in ("origin", "sender_user", "sender_chat", "from_user", "chat"):
         source = getattr(source, field, None) or source
     return next(filter(None, (getattr(source, name, "") for name in ("full_name", "title", "sender_user_name"))), "")
 
 
 def _marked(text: str, start: int, marks: list[MessageEntity]) -> str:
-    """The text from a position on, in UTF-16 units, with `> ` before quoted lines and addresses after their words."""
+    """Return the text from a position in UTF-16 units, with `> ` before quoted lines, and addresses after their
+    links."""
     units, added = text.encode("utf-16-le"), list[tuple[int, int, str]]()
     for one in marks:
         end = one.offset + one.length
@@ -313,14 +317,14 @@ def _millis(message: Message) -> Millis:
 
 
 def _is_near_limit(text: str) -> bool:
-    """Recognise the probable first piece of a paste that the app has cut."""
+    """Return True if the text is probably the first piece of a paste that the app split."""
     units = MESSAGE_UNITS - 200
-    # Half as many characters cannot reach the limit even if each took two units: most messages end here.
+    # Half as many characters cannot reach the limit, even at two units each. This covers most messages.
     return len(text) * 2 >= units and utf16_units(text) >= units
 
 
 def _attachments(message: Message | ExternalReplyInfo) -> tuple[IncomingAttachment, ...]:
-    """File of a message. One at most: an album is several messages."""
+    """Return the file of a message. There is at most one, because an album is several messages."""
     live_photo = getattr(message, "live_photo", None)
     if photo := message.photo or (live_photo and live_photo.photo):
         name = f"photo-{message.message_id or ''}.jpg"
@@ -335,7 +339,7 @@ def _attachments(message: Message | ExternalReplyInfo) -> tuple[IncomingAttachme
         return (_attachment(kind, file, name),)
     if not isinstance(message, Message):
         return ()
-    # A game and the like: the person is told that we cannot read it.
+    # For a game and the like, the person gets a message that we cannot read it.
     kinds = ("game", "story", "paid_media", "giveaway", "giveaway_winners", "invoice", "passport_data")
     unread = [name for name in kinds if getattr(message, name)]
     if names := unread or ([] if message.text else unknown_content(message.to_dict())):
@@ -344,8 +348,8 @@ def _attachments(message: Message | ExternalReplyInfo) -> tuple[IncomingAttachme
 
 
 def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None = None) -> IncomingAttachment:
-    """Attachment of one of the SDK's file objects, which share field names but no type."""
-    # The raw form of a recording's length in seconds: the attribute's type is about to change.
+    """Return the attachment for one of the SDK's file objects, which share field names but no type."""
+    # The raw duration in seconds, because the attribute's type is about to change.
     seconds = file.to_dict().get("duration") if isinstance(file, telegram.Voice | telegram.Audio) else None
     return IncomingAttachment(
         kind=kind,
@@ -361,7 +365,7 @@ def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None 
 
 
 def describe(message: Message | ExternalReplyInfo) -> str | None:
-    """Return a location, venue, contact, poll, checklist or dice in words; None for every other message."""
+    """Return a location, venue, contact, poll, checklist or dice as text, None for every other message."""
     if location := message.venue.location if message.venue is not None else message.location:
         venue = f"{message.venue.title}, {message.venue.address}: " if message.venue is not None else ""
         kind = "Venue" if venue else "Live location" if "live_period" in location.to_dict() else "Location"
@@ -382,7 +386,7 @@ def unknown_content(message: Mapping[str, Any]) -> list[str]:
     """Return the names of fields with content, in a message of a kind that the SDK does not know."""
     if any(message.get(kind) for kind in _CONTENT):
         return []
-    # Ends of the names of service messages, and of fields about a message or with another one.
+    # Suffixes of fields of service messages, of fields about a message, and of fields with another message.
     unsaid = r"(ed|left|set|done|paid|gift|members|user|chat|bot|reply|quote|origin|_message_)_?$"
     said = (name for name, part in message.items() if part and isinstance(part, dict | list | str))
     return [name for name in said if name not in _KNOWN and not re.search(unsaid, name)]
@@ -391,7 +395,7 @@ def unknown_content(message: Mapping[str, Any]) -> list[str]:
 def with_words(message: Any, bot: str) -> Any:
     """Return a message, and the one it answers, with the words of unknown content as its text.
 
-    The text begins with the name of the field: no command is read from it. A mention of `bot` in it counts.
+    The text begins with the field's name, so no command is read from it. A mention of `bot` in it counts.
     """
     if isinstance(answered := message.get("reply_to_message"), dict):
         message = {**message, "reply_to_message": with_words(answered, bot)}

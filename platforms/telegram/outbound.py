@@ -1,4 +1,4 @@
-"""Outbound messages: parts, previews and typing signals as calls of the Bot API, and its errors as ours."""
+"""Outbound messages: parts, previews and typing indicators sent through the Bot API, and translation of its errors."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -22,7 +22,7 @@ from platforms.text import UNREADABLE, unfinished
 
 log = structlog.get_logger(__name__)
 
-# The Bot API tells refusals apart only by their text. These are compared in lower case.
+# The Bot API distinguishes refusals only by their text, which is compared in lower case.
 _NOBODY_THERE = (
     "chat not found",
     "user not found",
@@ -39,21 +39,21 @@ _NOBODY_THERE = (
 _TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
 _NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
 
-_NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten sources is not about the first of them
+_NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer may have ten links, and the first is not special
 
 
 class TelegramSender:
-    """Sender of one running bot. Every method raises what `PlatformAdapter.send` lists."""
+    """Sender of one running bot. Every method raises the errors listed at `PlatformAdapter.send`."""
 
     def __init__(self, bot: telegram.Bot, buttons: ButtonCommandStore) -> None:
         self._bot = bot
         self._buttons = buttons
         self._has_drafts = True
         self._lost_placeholders: set[int] = set()
-        """Turns whose placeholder was sent without our learning its id: a few, until the connection ends."""
+        """Turns whose placeholder was sent but has an unknown id: a few, until the connection ends."""
 
     async def send(self, request: SendRequest) -> str:
-        """Deliver one part: into the placeholder if there is one, else as another message."""
+        """Deliver one part: into the placeholder if there is one, otherwise as another message."""
         keyboard = await self._keyboard(request.part.buttons)
         part = request.part
         if request.is_plain:
@@ -62,17 +62,17 @@ class TelegramSender:
             if await self._edit(request.chat, request.replaces, part, keyboard):
                 return request.replaces
             log.info("telegram.placeholder_gone")
-        if request.is_repeat:  # also with a placeholder: the first attempt may have found it gone, too
+        if request.is_repeat:  # even with a placeholder, because the first attempt may also have found it gone
             part = marked_as_repeat(part)
         return await self._send(request.chat, part, keyboard, request.reply_to, request.file)
 
     async def show(self, preview: Preview) -> str | None:
-        """Show the newest message's worth of an unfinished answer; returns the placeholder's id, if one is known."""
+        """Show the newest part of an unfinished answer, and return the placeholder's id if it is known."""
         part = (await asyncio.to_thread(render, preview.text))[-1]
         if not preview.is_shared and self._has_drafts and preview.ref is None:
             if await self._draft(preview, part):
                 return None
-            log.debug("telegram.draft_refused")  # a placeholder does; it serves the rest of this turn
+            log.debug("telegram.draft_refused")  # use a placeholder for the rest of this turn
         part = unfinished(part)
         if preview.ref is not None and await self._edit(preview.chat, preview.ref, part):
             return preview.ref
@@ -84,10 +84,10 @@ class TelegramSender:
         )
 
     async def _placeholder(self, preview: Preview, part: OutboundPart) -> str | None:
-        """Make the turn's placeholder, unless there may be one already: a second copy could never be removed."""
+        """Create the turn's placeholder, unless one may exist already: a second copy could never be removed."""
         if preview.number in self._lost_placeholders:
             return None
-        self._lost_placeholders.add(preview.number)  # until the opposite is known: this can be cancelled, too
+        self._lost_placeholders.add(preview.number)  # assumed lost until the send succeeds, because it can be cancelled
         try:
             ref = await self._send(preview.chat, part, None, preview.reply_to)
         except PlatformError as error:
@@ -98,7 +98,7 @@ class TelegramSender:
         return ref
 
     async def _draft(self, preview: Preview, part: OutboundPart) -> bool:
-        """Show a draft; False if the Bot API server has none, or none for this chat."""
+        """Show a draft. Return False if the Bot API server has no drafts, or none for this chat."""
         drafting = self._bot.send_message_draft(
             int(preview.chat.chat_ref),
             preview.number,
@@ -109,7 +109,9 @@ class TelegramSender:
         try:
             await _answered(drafting)
         except PlatformError as error:
-            if isinstance(error.__cause__, InvalidToken):  # also the SDK's "no such method" of an older Bot API server
+            if isinstance(
+                error.__cause__, InvalidToken
+            ):  # also the SDK's error for a method that an older server lacks
                 self._has_drafts = False
             elif not isinstance(error.__cause__, BadRequest):
                 raise
@@ -128,11 +130,11 @@ class TelegramSender:
         about = {"reply_parameters": reply, "reply_markup": keyboard}
         made = await self._post(chat, part, file, {**about, "message_thread_id": _thread_id(chat)})
         if made is None:
-            # The same people read the group's general topic.
+            # Send to the general topic, which the same people read.
             log.info("telegram.topic_gone")
             made = await self._post(chat, part, file, about)
         if not made:
-            raise SendAmbiguous("Telegram's answer names no message")
+            raise SendAmbiguous("Telegram's answer has no message id")
         return made
 
     async def _post(
@@ -140,9 +142,9 @@ class TelegramSender:
         chat: ChatKey,
         part: OutboundPart,
         file: OutboundFile | None,
-        about: dict[str, Any],  # Any: arguments that all methods that send take
+        about: dict[str, Any],  # Any: arguments shared by all methods that send
     ) -> str | None:
-        """Send a message, with an image as a photo and another file as a document; None if the topic is gone."""
+        """Send a message, an image as a photo and another file as a document. Return None if the topic is gone."""
         bot, chat_id = self._bot, chat.chat_ref
         if file is None:
             entities = _stored_entities(part)
@@ -157,14 +159,14 @@ class TelegramSender:
         if is_photo and file.size_bytes <= FileSizeLimit.PHOTOSIZE_UPLOAD:
             try:
                 return await _answered(bot.send_photo(chat_id, upload, **about), unless=_TOPIC_GONE)
-            except MessageRejected as error:  # too long a strip, or no image after all
+            except MessageRejected as error:  # wrong proportions, or not an image
                 log.info("telegram.sent_as_document", reason=str(error))
         return await _answered(bot.send_document(chat_id, upload, **about), unless=_TOPIC_GONE)
 
     async def _edit(
         self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: InlineKeyboardMarkup | None = None
     ) -> bool:
-        """Edit a message of ours; False when it is not there any more."""
+        """Edit a message of ours. Return False if it no longer exists."""
         editing = self._bot.edit_message_text(
             part.text,
             chat.chat_ref,
@@ -180,14 +182,14 @@ class TelegramSender:
             telegram.InlineKeyboardButton(button.label[:64], callback_data=await self._buttons.data_for(button.command))
             for button in buttons
         ]
-        # Two to a row: on a phone a third would cut the labels.
+        # Two per row, because a third would cut the labels on a phone.
         return InlineKeyboardMarkup([row[first : first + 2] for first in range(0, len(row), 2)]) if row else None
 
 
 async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] = ()) -> str | None:
-    """Await a call of the Bot API and return the id of its message, or an empty text if the answer names none.
+    """Await a call of the Bot API, and return the id of its message, or empty text if the answer names none.
 
-    Returns None if the Bot API refuses the call with one of `unless`. An edit that changes nothing is no error.
+    Returns None if the Bot API refuses the call with one of `unless`. An edit that changes nothing is not an error.
     """
     try:
         made = await call
@@ -197,7 +199,7 @@ async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] 
         if is_refused(error, unless):
             return None
         raise translated(error) from error
-    except UNREADABLE:  # accepted, with an answer that the SDK cannot parse
+    except UNREADABLE:  # accepted, but the SDK cannot parse the answer
         return ""
     return str(made.message_id) if isinstance(made, Message) else ""
 
@@ -207,14 +209,14 @@ def _thread_id(chat: ChatKey) -> int | None:
 
 
 def _stored_entities(part: OutboundPart) -> dict[str, str] | None:
-    """Entities as the JSON that is stored: the SDK passes a text of `api_kwargs` on as it is."""
+    """Return the entities as the stored JSON. The SDK passes text in `api_kwargs` on unchanged."""
     return {"entities": part.markup} if part.markup else None
 
 
 def translated(error: TelegramError) -> errors.PlatformError:
-    """Translate the SDK's exception into one of ours, which tells the catcher what to do next.
+    """Translate the SDK's exception into one of ours, which tells the caller what to do next.
 
-    A 4xx says that nothing happened; a break after sending, a 5xx or an unreadable answer leaves it open.
+    After a 4xx nothing happened. After a lost connection, a 5xx or an unreadable answer, the outcome is unknown.
     """
     match error:
         case NotSentError() | Conflict():
@@ -224,8 +226,8 @@ def translated(error: TelegramError) -> errors.PlatformError:
         case ChatMigrated(new_chat_id=new_chat_id):
             return errors.ChatMoved(str(new_chat_id))
         case InvalidToken():
-            # The poller gets the same answer and ends the adapter.
-            return errors.PlatformUnavailable("Telegram does not accept the token")
+            # The poller gets the same error and ends the adapter.
+            return errors.PlatformUnavailable("Telegram rejected the bot token")
         case BadRequest() if not is_refused(error, _NOBODY_THERE):
             return errors.MessageRejected(error.message)
         case BadRequest() | Forbidden():
@@ -235,6 +237,6 @@ def translated(error: TelegramError) -> errors.PlatformError:
 
 
 def is_refused(error: TelegramError, texts: tuple[str, ...]) -> bool:
-    """Tell whether the Bot API refused a request with one of `texts`."""
+    """Return True if the Bot API refused a request with one of `texts`."""
     message = error.message.lower()
     return isinstance(error, BadRequest) and any(text in message for text in texts)

@@ -1,7 +1,7 @@
-"""Long polling: one getUpdates at a time; the offset moves over stored updates.
+"""Long polling with one getUpdates at a time. The offset moves over stored updates.
 
-The SDK's own poller ignores a stop while it waits after an error, ends in silence when the token is revoked, keeps a
-dead connection, and stops for ever at an update that it cannot read.
+The SDK's own poller ignores a stop while it waits after an error, ends silently when the token is revoked, keeps a dead
+connection, and stops for ever at an unreadable update.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from platforms.telegram.updates import NotStoredError, UpdateEvent, UpdateHandle
 log = structlog.get_logger(__name__)
 
 LISTEN_SECONDS = 0.5
-"""Seconds that storing an update may take before the poller looks for a `/stop` after it."""
-_CONFLICT = "another process polls with the same bot token (409); stop it, or give one of them a token of its own"
+"""Seconds that storing an update may take before the poller looks for a later `/stop`."""
+_CONFLICT = "Another process uses the same bot token (409); stop it, or give one of them its own token"
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Poller:
-    """Fetches updates and acknowledges each one after its handler has stored it.
+    """Fetches updates, and acknowledges each one after its handler has stored it.
 
-    Telegram forgets what lies before the `offset` of the next request, so the offset is the acknowledgement.
+    Telegram forgets updates before the `offset` of the next request, so the offset is the acknowledgement.
     """
 
     base_url: str
@@ -55,13 +55,13 @@ class Poller:
             try:
                 await self._poll()
             except InvalidToken:
-                raise TokenRejected("Telegram does not accept the bot token any more: check telegram.token") from None
+                raise TokenRejected("Telegram no longer accepts the bot token; check telegram.token") from None
             except (TelegramError, TimeoutError) as error:
                 await self._recover(error)
 
     async def _poll(self) -> None:
-        """Make one request and store everything that it brought."""
-        # After trouble, and at the start, ask without waiting: then progress shows at once, not after a quiet poll.
+        """Make one request, and store all its updates."""
+        # At the start and after an error, poll without waiting, so that progress shows immediately.
         was_probe = self._is_probe
         wait = 0 if was_probe else self.settings.poll_seconds
         async with asyncio.timeout(wait + self.settings.poll_grace_seconds):
@@ -81,14 +81,14 @@ class Poller:
             self._failures = 0
 
     async def _put(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first updates; while the database keeps them waiting, listen for a `/stop` among later ones."""
+        """Store the first updates. While the database makes them wait, look for a `/stop` among later ones."""
         putting = asyncio.create_task(self.updates.store(updates), name="telegram-put")
         try:
             while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:
-                with suppress(TelegramError, TimeoutError):  # the next poll meets the same error
+                with suppress(TelegramError, TimeoutError):  # the next poll gets the same error
                     async with asyncio.timeout(self.settings.poll_grace_seconds):
                         heard = await self._fetch(0)
-                        for waiting in () if putting.done() else heard:  # else they may be stored already
+                        for waiting in () if putting.done() else heard:  # otherwise they may be stored already
                             await self.updates.overhear(waiting)
         finally:
             await cancel_all([putting])
@@ -100,7 +100,7 @@ class Poller:
         if self._offset is not None:
             query["offset"] = self._offset
         updates = await self.request.post(
-            # Not the limit, only above it: the step's own timeout also bounds connecting and answers that trickle.
+            # Longer than the timeout around this call, which also covers connecting and slow answers.
             f"{self.base_url}/getUpdates?{urlencode(query)}",
             read_timeout=wait + 2 * self.settings.poll_grace_seconds,
         )
@@ -110,36 +110,37 @@ class Poller:
         return [self.updates.read(one) for one in known]
 
     async def _recover(self, error: TelegramError | TimeoutError) -> None:
-        """Recover from an error: report it, renew the connection if that helps, and back off."""
+        """Report an error, renew the connection if that helps, and back off."""
         self._failures += 1
         self._is_probe = True
         delay = self.settings.backoff.after(self._failures)
         if isinstance(error, TimeoutError):
             log.warning("telegram.poll_stalled", failures=self._failures)
-            self.health.change(AdapterState.STALLED, "getUpdates got no answer; the connection was replaced")
+            self.health.change(AdapterState.STALLED, "getUpdates got no answer, so the connection was replaced")
         else:
             detail = _explained(error)
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
             self.health.change(AdapterState.BACKING_OFF, detail)
         if isinstance(error, Conflict):
-            # Two pollers take turns, and each works in between: health speaks of the other one for two minutes.
+            # Two pollers alternate and both work in between, so health reports the other one for two minutes.
             self._conflict_until = time.monotonic() + 120
             delay = max(delay, self.settings.conflict_seconds)
         elif isinstance(error, FloodControl):
             delay = error.retry_after
         elif isinstance(error, NotStoredError):
-            delay = min(delay, 3.0)  # people who write meanwhile are told soon that their messages wait
+            delay = min(delay, 3.0)  # people who write meanwhile soon get a message that theirs wait
         elif isinstance(error, TimeoutError | AmbiguousRequestError):
-            await self.request.renew()  # giving up closed the connection; this also forgets the address it led to
+            await self.request.renew()  # the connection is closed already; this also forgets its resolved address
             if self._failures == 1:
-                return  # silence was waited out already, and a cut connection is the ordinary end of a quiet one
+                return  # the poll waited long enough, and quiet connections are cut routinely
         await asyncio.sleep(delay)
 
 
 def _explained(error: TelegramError) -> str:
-    """Explain an error to the operator. Texts of Telegram are quoted only if they cannot hold a secret."""
+    """Return an explanation of the error for the operator. Telegram's text is quoted only if it cannot contain a
+    secret."""
     if isinstance(error, Conflict) and "webhook" in error.message.lower():
-        return "a webhook was set for this bot (409); only one way of receiving works at a time"
+        return "A webhook is set for this bot (409), which blocks polling; stop the program that set it"
     if isinstance(error, Conflict):
         return _CONFLICT
     if isinstance(error, FloodControl):

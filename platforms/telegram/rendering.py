@@ -1,6 +1,6 @@
-"""Rendering: Markdown as plain text and the entities over it, offsets in UTF-16 units, in parts that Telegram accepts.
+"""Rendering of Markdown as plain text with entities, whose offsets are UTF-16 units, in parts that Telegram accepts.
 
-Entities cannot fail to parse, unlike Telegram's own Markdown. A part keeps them as the JSON that is sent.
+Entities cannot fail to parse, unlike Telegram's own Markdown. A part stores them as the JSON to send.
 """
 
 import re
@@ -28,9 +28,9 @@ from platforms.text import is_within, utf16_units, with_newlines
 REPEAT_MARK = "(possibly a repeat) "
 """Mark before a part that may be visible already."""
 PART_UNITS = MESSAGE_UNITS - len(REPEAT_MARK)
-"""Longest part we make, in UTF-16 units: a repeat must fit with its mark."""
+"""Maximum length of our parts, in UTF-16 units, so that a repeat fits with its mark."""
 PART_ENTITIES = 100
-"""Most entities in a message; Telegram ignores the others."""
+"""Maximum entities in a message. Telegram ignores the others."""
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
 _NO_FORMULA = r"[\s{]|\d[\d.,]*\w?\s(?![=+*/<>-]\s|\\[A-Za-z])|[A-Z_]{3,}[/\s:]"
@@ -42,7 +42,7 @@ _FORMULA = re.compile(
 )
 _IS_LATEX = re.compile(r"\\[A-Za-z]|[\^_]")
 _DOUBLING = re.compile(r"\\(?:sqrt|overline|underline|underbar|overbrace|underbrace|[bx]?cancel|sout)")
-"""LaTeX that is shown by a mark on every character, marks included: each nesting doubles the text."""
+"""LaTeX that is shown as a combining mark on every character, so that each nesting doubles the text."""
 _COMMAND = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[lcr|]+\})?|\\[A-Za-z]+")
 _ROOTS = str.maketrans({"∛": "3", "∜": "4"})
 
@@ -52,22 +52,22 @@ _LATEX = LatexToUnicodeHelper()
 
 
 def render(markdown: str) -> Sequence[OutboundPart]:
-    """Render at least one part, each within `PART_UNITS`; a code block that is cut stays one on both sides."""
+    """Render at least one part, each within `PART_UNITS`. A code block that is cut stays a code block on both sides."""
     source = with_newlines(well_formed(markdown))
     writer = _EntityWriter(source.split("\n"))
     for token in _PARSER.parse(source):
         writer.add(token)
     parts = [*_split("".join(writer.pieces), writer.entities)]
     if not parts:
-        parts = [*_split(source.strip(), ())]  # only markup: better shown than lost
-    return parts or [_part("…", ())]  # Telegram accepts no empty message
+        parts = [*_split(source.strip(), ())]  # only markup, which is shown rather than lost
+    return parts or [_part("…", ())]  # Telegram rejects empty messages
 
 
 def marked_as_repeat(part: OutboundPart) -> OutboundPart:
-    """Put the repeat mark in front of a part, and move its entities along."""
+    """Add the repeat mark before a part, and shift its entities."""
     entities = orjson.loads(part.markup) if part.markup else []
     for entity in entities:
-        entity["offset"] += len(REPEAT_MARK)  # ASCII: characters are units
+        entity["offset"] += len(REPEAT_MARK)  # ASCII, so characters are units
     markup = orjson.dumps(entities).decode() if entities else ""
     return msgspec.structs.replace(part, text=REPEAT_MARK + part.text, plain=REPEAT_MARK + part.plain, markup=markup)
 
@@ -81,17 +81,17 @@ def _part(text: str, entities: Sequence[MessageEntity]) -> OutboundPart:
 
 
 def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
-    """Parts within the limits, without blank ones; white space at a cut goes away."""
+    """Yield parts within the limits, without blank ones. White space at a cut is removed."""
     entities = sorted(over, key=lambda entity: entity.offset)
     if utf16_units(text) <= PART_UNITS and len(entities) <= PART_ENTITIES:
         if _is_visible(text):
             yield _part(text, entities)
         return
     start = unit = 0
-    begun: list[MessageEntity] = []  # those that reach into the piece from before it
+    begun: list[MessageEntity] = []  # entities that began before this piece
     ahead = deque(entities)
     while start < len(text):
-        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # no piece has more
+        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # a piece has no more
         end = _piece_end(text, start, unit, near)
         piece = text[start:end]
         shown = piece.rstrip()
@@ -104,17 +104,17 @@ def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
 
 
 def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntity]) -> int:
-    """Index after the piece that begins at `start`, which is UTF-16 unit `unit`."""
+    """Return the index after the piece that begins at `start`, which is UTF-16 unit `unit`."""
     budget = PART_UNITS
     if len(entities) > PART_ENTITIES:
         formatted = entities[PART_ENTITIES].offset - unit
-        if formatted >= 200:  # a shorter part is not worth the formatting
+        if formatted >= 200:  # do not make a shorter part to keep formatting
             budget = min(budget, formatted)
     if is_within(text, start, budget):
         return len(text)
     end = start + len(longest_stretch(text, start, budget))
     for mark in ("\n\n", "\n", " "):
-        # A break in the first half would make a stub of a part; then a coarser cut is better.
+        # A break in the first half would make the part too short, so use a weaker break.
         position = text.rfind(mark, (start + end) // 2, end)
         if position > start:
             return position + len(mark)
@@ -122,7 +122,7 @@ def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntit
 
 
 def _clipped(entities: Sequence[MessageEntity], first: int, last: int) -> list[MessageEntity]:
-    """Entities between two units, clipped and counted from the first."""
+    """Return the entities between two units, clipped, with offsets from the first unit."""
     ends = ((one, max(one.offset, first), min(one.offset + one.length, last)) for one in entities)
     clipped = (replace(one, offset=start - first, length=end - start) for one, start, end in ends if start < end)
     return [*islice(clipped, PART_ENTITIES)]
@@ -136,7 +136,7 @@ def _is_visible(text: str) -> bool:
 
 
 class _EntityWriter:
-    """Writer of blocks, each on a line of its own, after a blank line if the source has one."""
+    """Writer of blocks. Each block begins a line, after a blank line if the source has one."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.pieces: list[str] = []
@@ -146,9 +146,9 @@ class _EntityWriter:
         self._begun: list[MessageEntity] = []
         self._titles: list[tuple[int, str]] = []
         self._numbers: list[int | None] = []
-        """Number of the next item of each list that is open, None if items have none."""
+        """Number of the next item of each open list, None for lists without numbers."""
         self._marker = ""
-        """Mark of an item that has no text yet."""
+        """Mark of an item without text so far."""
 
     def add(self, token: Token) -> None:
         match token.type:
@@ -191,9 +191,9 @@ class _EntityWriter:
         self._begin_block(token, is_below_marker=True)
         number = self._numbers[-1]
         if number is not None:
-            number = max(number, int(token.info))  # `1. 1. 1.` counts on
+            number = max(number, int(token.info))  # `1. 1. 1.` is counted
             self._numbers[-1] = number + 1
-        bullet = "+ " if token.markup == "+" else "• "  # which may be a sign: `+ 50`
+        bullet = "+ " if token.markup == "+" else "• "  # `+` may be a sign: `+ 50`
         self._marker = "  " * (len(self._numbers) - 1) + (bullet if number is None else f"{number}{token.markup} ")
 
     def _add_code(self, token: Token, lines: Sequence[str], language: str = "") -> None:
@@ -202,7 +202,7 @@ class _EntityWriter:
 
     def _add_inline(self, tokens: Sequence[Token]) -> None:
         if self._marker and tokens and tokens[0].content.startswith(("☐ ", "☑ ")):
-            self._marker = " " * (len(self._marker) - len(self._marker.lstrip()))  # the box is mark enough
+            self._marker = " " * (len(self._marker) - len(self._marker.lstrip()))  # the box replaces the mark
         self._write_marker()
         for token in tokens:
             match token.type:
@@ -243,7 +243,7 @@ class _EntityWriter:
         self._write("[" if is_in_word and not _URL.match(url) else "")  # `handlers[name](event)`
 
     def _end_link(self) -> None:
-        """End a link, and write its hidden parts: its title, and an address that is no link or has no text."""
+        """End a link, and write its hidden parts: its title, and an address that is not a link or has no text."""
         url, (start, title) = unquote(self._begun[-1].url or ""), self._titles.pop()
         text = "".join(self.pieces[start:])
         shown = f"]({url})" if text.startswith("[") else f" ({url})" if url != text else ""
@@ -260,7 +260,7 @@ class _EntityWriter:
         self._begun.append(MessageEntity(style, self._units, 0, url=url, language=language))
 
     def _end(self) -> None:
-        """End the newest entity. Telegram accepts no empty entity, no quote in a quote, and no link without a host."""
+        """End the newest entity. Telegram accepts no empty entity, no nested quote, and no link without a host."""
         entity = self._begun.pop()
         entity.length = self._units - entity.offset
         if entity.type == "blockquote":
@@ -291,7 +291,7 @@ def _formula(state: StateInline, silent: bool) -> bool:
         return False
     content = found[found.lastgroup]
     if found.lastgroup in ("long", "short") and not _IS_LATEX.search(content):
-        return False  # brackets that are no markup
+        return False  # brackets that are not markup
     if not silent:
         token = state.push("formula", "", 0)
         token.content = _without_latex(content)
@@ -304,7 +304,7 @@ def _without_latex(formula: str) -> str:
     """Return the formula in Unicode, or unchanged if that would lose a letter or cost too much."""
     if len(formula) > 1_000 or len(_DOUBLING.findall(formula)) > 4 or not _IS_LATEX.search(formula):
         return formula
-    shown: str = _LATEX.convert(formula).strip()  # type: ignore[no-untyped-call]  # the library types its Markdown only
+    shown: str = _LATEX.convert(formula).strip()  # type: ignore[no-untyped-call]  # the library has types only for its Markdown
     letters = iter(unicodedata.normalize("NFKD", shown.translate(_ROOTS)))
     wanted = unicodedata.normalize("NFKD", _COMMAND.sub("", formula))
     return shown if all(letter in letters for letter in wanted if letter.isalnum()) else formula

@@ -1,7 +1,7 @@
 """HTTP transport to the Bot API: the SDK's request interface on aiohttp.
 
-It tells senders whether a failed request can have had an effect, lets the poller close a dead connection, streams files
-and keeps the token, which is part of every address, out of logs.
+It tells senders whether a failed request may have had an effect, lets the poller close a dead connection, and streams
+files. It keeps the token, which is part of every address, out of logs.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from telegram.request import BaseRequest, RequestData
 from platforms.text import UNREADABLE, parsed_json
 
 MAX_BODY_BYTES = 16_000_000
-"""Longest answer, in bytes; a batch of updates has a tenth of it."""
+"""Maximum size of an answer, in bytes. A batch of updates has a tenth of it."""
 
 CLOSE_SECONDS = 5
-"""Longest closing of connections, in seconds: a black-holed peer never answers the goodbye."""
+"""Maximum time to close connections, in seconds, because a black-holed peer never answers the goodbye."""
 
 
 class NotSentError(NetworkError):
@@ -30,13 +30,13 @@ class NotSentError(NetworkError):
 
 
 class AmbiguousRequestError(NetworkError):
-    """The connection broke, or stayed silent, after the request left."""
+    """The connection broke, or stayed silent, after the request was sent."""
 
 
 class FloodControl(TelegramError):
-    """429: nothing happened, and nothing may be asked for `retry_after` seconds.
+    """429: nothing happened, and no request is allowed for `retry_after` seconds.
 
-    Instead of the SDK's `RetryAfter`, which cannot be made or read without a deprecation warning.
+    Replaces the SDK's `RetryAfter`, which cannot be created or read without a deprecation warning.
     """
 
     def __init__(self, retry_after: float) -> None:
@@ -45,7 +45,7 @@ class FloodControl(TelegramError):
 
 
 class BotApiRequest(BaseRequest):
-    """A pool of connections to one Bot API server."""
+    """Pool of connections to one Bot API server."""
 
     def __init__(self, *, connections: int, connect_seconds: float, request_seconds: float) -> None:
         self._connections = connections
@@ -55,31 +55,31 @@ class BotApiRequest(BaseRequest):
 
     @property
     def read_timeout(self) -> float:
-        """Seconds that a request may stay silent by default."""
+        """Default seconds that a request may stay silent."""
         return self._request_seconds
 
     async def initialize(self) -> None:
-        """Open the pool, if it is not open."""
+        """Open the pool if it is closed."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._connections),
-                trust_env=bool(getproxies()),  # HTTPS_PROXY and the like; looked up again for each request, in a thread
+                trust_env=bool(getproxies()),  # HTTPS_PROXY and the like; a thread looks them up for each request
                 auto_decompress=True,
                 headers={"User-Agent": self.USER_AGENT},
             )
 
     async def shutdown(self) -> None:
-        """Close every connection; requests under way break."""
+        """Close every connection. Running requests break."""
         session, self._session = self._session, None
         if session is not None:
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await session.close()
             except TimeoutError:
-                return  # the sockets are gone all the same: aiohttp aborts them when it lets go
+                return  # the sockets are closed anyway, because aiohttp aborts them
 
     async def renew(self) -> None:
-        """Forget every connection and start with fresh ones."""
+        """Close every connection, and start with new ones."""
         await self.shutdown()
         await self.initialize()
 
@@ -93,9 +93,9 @@ class BotApiRequest(BaseRequest):
         connect_timeout: object = BaseRequest.DEFAULT_NONE,
         pool_timeout: object = BaseRequest.DEFAULT_NONE,
     ) -> tuple[int, bytes]:
-        """Status and body of the answer. Raises `NotSentError`, `AmbiguousRequestError` or `FloodControl`.
+        """Return status and body of the answer. Raises `NotSentError`, `AmbiguousRequestError` or `FloodControl`.
 
-        Of the timeouts only `read_timeout` is heeded, and only as a number: the others are fixed for the pool.
+        Of the timeouts only `read_timeout` is used, and only as a number. The others are fixed for the pool.
         """
         data = _encoded(request_data) if request_data is not None else None
         silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds
@@ -104,11 +104,11 @@ class BotApiRequest(BaseRequest):
             async for piece in response.content.iter_chunked(65_536):
                 body += piece
                 if len(body) > MAX_BODY_BYTES:
-                    raise AmbiguousRequestError("the Bot API's answer does not end")
+                    raise AmbiguousRequestError("the answer of the Bot API is too large")
             if response.status == HTTPStatus.TOO_MANY_REQUESTS:
                 raise FloodControl(_retry_after(body, response.headers.get("Retry-After")))
             if response.status >= HTTPStatus.MULTIPLE_CHOICES and not _is_from_bot_api(body):
-                # A proxy's or a starting server's word: to the SDK any 404 would be a rejected token, which is fatal.
+                # From a proxy or a starting server. The SDK would treat any 404 as a rejected token, which is fatal.
                 problem = f"something other than the Bot API answered {response.status}"
                 raise (
                     AmbiguousRequestError(problem)
@@ -119,16 +119,16 @@ class BotApiRequest(BaseRequest):
 
     @asynccontextmanager
     async def stream(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """GET `url` without reading the body. Raises what `do_request` raises, also while the body is read."""
+        """GET `url` without reading the body. Raises the errors of `do_request`, also while the body is read."""
         async with self._open("GET", url, self._request_seconds) as response:
             yield response
 
     @staticmethod
     def parse_json_payload(payload: bytes) -> dict[str, Any]:  # Any: the SDK's own type of an answer
-        """Parse an answer for the SDK. The body is not logged, because it may hold a message.
+        """Parse an answer for the SDK. The body is not logged, because it may contain a message.
 
-        A message that was sent or edited is reduced to its id, date and chat. The SDK reads every field of a message,
-        and an unknown shape in one of them would make a message that was sent look like a failure.
+        A sent or edited message is reduced to its id, date and chat. The SDK reads every field of a message, and an
+        unknown shape in one of them would make a sent message look like a failure.
         """
         try:
             answer = parsed_json(payload)
@@ -151,9 +151,9 @@ class BotApiRequest(BaseRequest):
         timeout = aiohttp.ClientTimeout(
             total=None, connect=self._connect_seconds, sock_connect=self._connect_seconds, sock_read=silent_seconds
         )
-        # Only the kind of a failure is told: the texts of aiohttp's errors may hold the address, and so the token.
+        # Only the kind of the error, because aiohttp's texts may contain the address, and so the token.
         try:
-            # The Bot API never redirects: another server would receive the message, and the token.
+            # The Bot API never redirects. Another server would receive the message and the token.
             async with self._session.request(
                 method, url, data=data, timeout=timeout, allow_redirects=False
             ) as response:
@@ -165,8 +165,10 @@ class BotApiRequest(BaseRequest):
 
 
 def _encoded(request_data: RequestData) -> aiohttp.FormData:
-    """Parameters as a form, of several parts if there are files."""
-    form = aiohttp.FormData(request_data.json_parameters, quote_fields=False)  # quoted, people would see names with %20
+    """Return the parameters as a form, with several parts if there are files."""
+    form = aiohttp.FormData(
+        request_data.json_parameters, quote_fields=False
+    )  # if quoted, people would see names with %20
     for name, (filename, content, mime) in request_data.multipart_data.items():
         form.add_field(name, content, filename=filename, content_type=mime)
     return form
@@ -181,9 +183,9 @@ def _is_from_bot_api(body: bytearray) -> bool:
 
 
 def _retry_after(body: bytearray, header: str | None) -> float:
-    """Seconds to wait, from the body, else from the header, else a guess."""
+    """Return the seconds to wait, from the body, else from the header, else a guess."""
     try:
         return float(orjson.loads(body)["parameters"]["retry_after"])
     except (ValueError, KeyError, TypeError):
-        # Five seconds is a short pause as Telegram asks for it.
+        # Telegram's short pauses are about five seconds.
         return float(header) if header is not None and header.isdigit() else 5.0

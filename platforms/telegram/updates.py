@@ -1,4 +1,4 @@
-"""Updates: each is stored, and only then may Telegram forget it."""
+"""Updates are stored before Telegram may forget them."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ log = structlog.get_logger(__name__)
 
 Content: TypeAlias = InboundMessage | EditEvent | CallbackQuery | tuple[str, str] | ReachChange | Exception | None
 """Content of an update: an event, a pressed button, the old and new id of a group that moved, whether the bot may write
-in a chat, why it cannot be read."""
+to a chat, or the error from reading it."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateEvent:
-    """Update with its number at Telegram, by which it is acknowledged."""
+    """Update with its number at Telegram, which acknowledges it."""
 
     number: int | None
     content: Content
@@ -40,12 +40,12 @@ class UpdateEvent:
 
 
 class NotStoredError(NetworkError):
-    """Our database could not store an update; the text says why."""
+    """Our database could not store an update; the text gives the reason."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class UpdateHandler:
-    """Handler of one bot's updates: hands them to the intake, one after the other in Telegram's order."""
+    """Handler of one bot's updates. It passes them to the intake one by one, in Telegram's order."""
 
     intake: Intake
     reader: UpdateReader
@@ -53,14 +53,14 @@ class UpdateHandler:
     buttons: ButtonCommandStore
     clock: Clock
     answer_press: Callable[[CallbackQuery, str | None], None]
-    """Stops the button's spinner, with a text for the person or without; must not block."""
+    """Stops the button's spinner, with an optional text for the person. Must not block."""
     _albums: deque[str] = field(default_factory=partial(deque, maxlen=64), init=False)
-    """Albums that are meant for us; the pieces of one arrive within a second or two."""
+    """Albums that are addressed to us. The pieces of an album arrive within a second or two."""
     _ignored: set[str] = field(default_factory=set, init=False)
-    """Kinds of updates that came and mean nothing to us."""
+    """Kinds of received updates that we do not handle."""
 
     def read(self, raw: dict[str, Any]) -> UpdateEvent:  # Any: JSON as the Bot API sent it
-        """Read an update. One that cannot be read counts as dealt with: fetched again, it would block all after it."""
+        """Read an update. An unreadable one counts as handled, because fetching it again would block all later ones."""
         content: Content
         try:
             content = self.reader.plain_text(raw)
@@ -70,7 +70,7 @@ class UpdateHandler:
                     update.callback_query or read_migration(update) or read_reach(update) or self.reader.read(update)
                 )
                 written = raw.get("message") or raw.get("edited_message") or {}
-                # Told by the raw fields: one that the SDK does not read must not make the words the sender's own.
+                # Check the raw fields: a field that the SDK does not read must not make the words the sender's own.
                 if isinstance(content, InboundMessage | EditEvent) and any(map(PASSED_ON.match, written)):
                     content = replace(content, words_by=content.words_by or "")
                 if isinstance(content, InboundMessage):
@@ -80,9 +80,9 @@ class UpdateHandler:
         return UpdateEvent(raw.get("update_id"), content)
 
     async def store(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first update and later ones as far as one commit goes; returns after the commit how many.
+        """Store the first update, and later ones as far as one commit goes. Return the number after the commit.
 
-        Raises `NotStoredError` when nothing could be stored: the updates must be fetched again.
+        Raises `NotStoredError` if nothing could be stored; the updates must then be fetched again.
         """
         try:
             count = await self._store(updates)
@@ -90,14 +90,14 @@ class UpdateHandler:
             _log_skipped(updates[0], error)
             return 1
         except StoreUnavailable as error:
-            raise NotStoredError(f"an update could not be stored and will be asked for again: {error}") from error
+            raise NotStoredError(f"An update could not be stored and will be requested again: {error}") from error
         for update in updates[:count]:
             if isinstance(update.content, Exception):
                 _log_skipped(update, update.content)
         return count
 
     async def overhear(self, update: UpdateEvent) -> None:
-        """Look at an update that must wait for its turn: see `Intake.overhear`."""
+        """Look at an update that must wait for its turn; see `Intake.overhear`."""
         if isinstance(update.content, InboundMessage):
             await self.intake.overhear(update.content)
 
@@ -154,13 +154,13 @@ class UpdateHandler:
 
 
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
-    """Return a message with its lost parts under other names. It counts as forwarded if a lost part says so."""
+    """Return a message with its unreadable parts renamed. It counts as forwarded if one of them says so."""
     if isinstance(answered := known.get("reply_to_message"), dict):
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}
     origin = {"type": "hidden_user", "date": 0, "sender_user_name": "unknown"}
     instead: dict[str, Any] = {"forward_origin": origin} if any(map(PASSED_ON.match, lost)) else {}
-    if "from_" in lost:  # its number tells the author
+    if "from_" in lost:  # the number identifies the author
         instead["from"] = {"is_bot": False, **raw["from"], "first_name": "unknown"}
     return inbound.with_words({**known, **lost, **instead}, bot)
 

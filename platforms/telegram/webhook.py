@@ -1,4 +1,4 @@
-"""Webhook: Telegram posts each update to us and repeats it until it gets a 200."""
+"""Webhook: Telegram posts each update to us, and repeats it until it gets a 200."""
 
 import asyncio
 import hmac
@@ -28,11 +28,11 @@ log = structlog.get_logger(__name__)
 async def webhook_server(
     webhook: WebhookSettings, secret: str, updates: UpdateHandler, health: HealthState
 ) -> AsyncIterator[None]:
-    """Serve the webhook's address for the length of an `async with` block.
+    """Serve the webhook's address within an `async with` block.
 
-    Raises `PlatformUnavailable` on entering when the port cannot be had.
+    Raises `PlatformUnavailable` on entering if the port cannot be opened.
     """
-    app = web.Application(client_max_size=1_000_000)  # text and entities stay far below it
+    app = web.Application(client_max_size=1_000_000)  # text and entities are much smaller
     handler = WebhookHandler(secret.encode(), updates, health)
     app.router.add_post(urlsplit(webhook.url or "").path or "/", handler.receive)
     async with AsyncExitStack() as stack:
@@ -42,7 +42,7 @@ async def webhook_server(
             await stack.enter_async_context(server)
         except OSError as error:
             where = f"{webhook.host}:{webhook.port}"
-            raise PlatformUnavailable(f"the webhook cannot listen on {where}: {error.strerror or error}") from error
+            raise PlatformUnavailable(f"The webhook cannot listen on {where}: {error.strerror or error}") from error
         yield
 
 
@@ -57,11 +57,12 @@ class WebhookHandler:
         self._quiet_until = 0.0
 
     async def receive(self, request: web.Request) -> web.Response:
-        """Store a posted update; answers 200 only after the commit. Telegram repeats a post with any other answer."""
+        """Store a posted update, and answer 200 only after the commit. Telegram repeats a post after any other
+        answer."""
         given = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._secret):
             self._refused += 1
-            # A line a minute: anyone who finds the address could fill the log.
+            # One line a minute, because anyone who finds the address could fill the log.
             if time.monotonic() >= self._quiet_until:
                 log.warning("webhook.refused", count=self._refused)
                 self._refused, self._quiet_until = 0, time.monotonic() + 60.0
@@ -75,7 +76,7 @@ class WebhookHandler:
         try:
             await self._updates.store([self._updates.read(raw)])
         except NetworkError as error:
-            log.warning("webhook.put_off", detail=error.message)
+            log.warning("webhook.update_not_stored", detail=error.message)
             self._health.change(AdapterState.BACKING_OFF, error.message)
             return web.Response(status=503)
         self._health.progressed()
@@ -85,13 +86,13 @@ class WebhookHandler:
 async def keep_webhook(
     sdk: telegram.Bot, settings: TelegramSettings, url: str, secret: str, health: HealthState
 ) -> None:
-    """Set the webhook, then look after it until cancelled. Raises `TokenRejected`."""
+    """Set the webhook, then check it until cancelled. Raises `TokenRejected`."""
     failures = 0
     is_set = False
     while True:
         try:
             async with asyncio.timeout(settings.request_seconds):
-                # Once at every start, though the address may be the same: the secret cannot be compared.
+                # Once at every start, even for the same address, because the secret cannot be compared.
                 if not is_set or (await sdk.get_webhook_info()).url != url:
                     await sdk.set_webhook(
                         url=url,
@@ -105,12 +106,12 @@ async def keep_webhook(
             health.progressed()
             pause = settings.webhook_check_seconds
         except InvalidToken:
-            raise TokenRejected("Telegram does not accept the bot token any more: check telegram.token") from None
+            raise TokenRejected("Telegram no longer accepts the bot token; check telegram.token") from None
         except (TelegramError, TimeoutError) as error:
             failures += 1
             log.warning("telegram.webhook_check_failed", error=type(error).__name__, failures=failures)
             reason = f": {error.message}" if isinstance(error, BadRequest) else ""
-            problem = f"the webhook could not be set or checked ({type(error).__name__}{reason})"
+            problem = f"The webhook could not be set or checked ({type(error).__name__}{reason})"
             health.change(AdapterState.BACKING_OFF, problem)
             pause = settings.backoff.after(failures)
         await asyncio.sleep(pause)

@@ -42,7 +42,7 @@ async def test_cluster_status_tells_who_has_what(cluster: Cluster) -> None:
     assert found["load"]["connections"] >= 6
     await one.kill()
     code, lines = await cluster.command_line("cluster", "status", node=two)
-    assert (code, "Nobody serves: telegram." in lines) == (0, True), lines
+    assert (code, "Not served by any node: telegram." in lines) == (0, True), lines
     await cluster.release()
     assert await two.stop() == 0
 
@@ -95,7 +95,7 @@ async def test_the_web_chat_of_one_node_is_looked_after_from_every_machine(clust
     for node in (two, worker, away):
         code, said = await cluster.command_line("url", node=node)
         assert code == 1
-        assert "the node one serves the web chat: run `hermes-gateway url` on its machine" in said
+        assert "The node one serves the web chat. Run `hermes-gateway url` on its machine" in said
     for node in (one, two, worker, away):
         browser = await sign_in(URL((await asked(cluster, one, "url"))["url"]))
         assert await shown(url, browser) == 200

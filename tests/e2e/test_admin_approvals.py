@@ -118,11 +118,11 @@ async def test_without_an_admin_who_can_be_reached_the_call_is_refused_at_once_a
     assert await world.replies(1, match="no admin can be reached")
     assert world.query("SELECT count(*) FROM approvals") == [(0,)]
     _, told = await world.command_line("doctor")
-    assert "no admin has written to the bot" in told
+    assert "No admin has written to the bot" in told
     await world.say("hello", chat_id=ADMIN)
     assert await world.replies(1, chat_id=ADMIN)
     _, told = await world.command_line("doctor")
-    assert "no admin has written to the bot" not in told
+    assert "No admin has written to the bot" not in told
 
 
 async def test_the_wait_survives_a_kill(world: World) -> None:

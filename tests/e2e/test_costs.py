@@ -28,9 +28,9 @@ async def test_what_was_used_is_told_alike_in_the_chat_and_on_the_command_line(w
     said = (await world.visible())[-1]
     cost = (prompt * 3 + output * 15) / 1_000_000
     assert f"Cost: ${cost:.4f}" in said
-    assert f"Read: {prompt:,} tokens: {prompt - 400:,} new, 400 from the cache ({40_000 // prompt} %)" in said
-    assert f"Written: {output:,} tokens" in said
-    assert "Calls: 2" in said
+    assert f"Input: {prompt:,} tokens: {prompt - 400:,} new, 400 from the cache ({40_000 // prompt} %)" in said
+    assert f"Output: {output:,} tokens" in said
+    assert "Model calls: 2" in said
     assert re.search(r"tokens \([12] %, estimate\); compression starts at 64,000; not compressed so far", said)
     [(key,)] = world.query("SELECT key FROM sessions")
     beside = [await as_json(world, "usage", *place) for place in ([], ["telegram:42"], [key[:8]])]
@@ -159,7 +159,7 @@ async def test_a_turn_that_is_stopped_was_paid_for(world: World) -> None:
     rows = world.query("SELECT outcome, estimated, cost_microusd > 0 FROM model_calls")
     assert rows == [("cancelled", 1, 1)]
     await world.converse("/usage")
-    assert "Calls: 1 (1 failed, 1 estimated)" in (await world.visible())[-1]
+    assert "Model calls: 1 (1 failed, 1 estimated)" in (await world.visible())[-1]
 
 
 async def test_a_recording_counts_and_is_capped_like_everything_else(world: World) -> None:

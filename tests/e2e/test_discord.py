@@ -227,7 +227,7 @@ async def test_commands_for_admins_are_slash_commands_and_others_are_refused_by_
     assert world.query("SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM outbox)") == [(0, 0)]
     await pick(world, "insights", BOB)
     [row] = await answers(world, 1, "interaction_edit")
-    assert "No model was asked" in row["text"]
+    assert "No model calls" in row["text"]
     assert await all_acknowledged(world, 11)
 
 

@@ -49,7 +49,7 @@ async def test_doctor_without_the_credentials_of_the_unit_does_not_say_that_noth
     del world.gateway.environ["CREDENTIALS_DIRECTORY"]  # the shell of an operator has none
     code, said = await world.command_line("doctor")
     assert code == 0, said
-    assert "The daemon is running and answers." in said
+    assert "The gateway is running and answers." in said
     assert "The running gateway serves telegram." in said
     assert "settings that this command cannot see" in said
     assert "set telegram.token" not in said
@@ -146,8 +146,8 @@ async def test_a_second_daemon_ends_with_75_and_names_the_first(world: World) ->
     assert code == 75
     assert world.gateway.process is not None
     assert str(world.gateway.process.pid) in output
-    assert "hermes-gateway url` prints an address" in output
-    assert "ends it" in output
+    assert "hermes-gateway url` prints a link" in output
+    assert "To stop it" in output
     other = world.home.with_name("other")
     other.mkdir()
     world.gateway.environ |= {"HERMES_HOME": str(other / "home"), "TMPDIR": str(other)}

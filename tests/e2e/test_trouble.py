@@ -57,7 +57,7 @@ async def test_a_damaged_search_index_stops_nobody_and_is_made_anew(world: World
     assert "harbour before" in text
     assert "harbour after" in text
     code, text = await world.command_line("doctor")
-    assert "The search index is sound." in text
+    assert "The search index is intact." in text
 
 
 @pytest.mark.parametrize("before", [[], ["an ordinary message first"]])

@@ -16,13 +16,13 @@ def intake() -> RecordingIntake:
 
 @pytest.fixture
 async def telegram(tmp_path: Path) -> AsyncIterator[TelegramHarness]:
-    """A Telegram adapter that polls a fake Bot API; not running yet."""
+    """A Telegram adapter, not running yet, that polls a fake Bot API."""
     async with TelegramHarness(tmp_path) as harness:
         yield harness
 
 
 @pytest.fixture
 async def live(telegram: TelegramHarness, intake: RecordingIntake) -> AsyncIterator[TelegramHarness]:
-    """The same harness with its adapter running."""
+    """The same harness with a running adapter."""
     async with running(telegram.adapter, intake):
         yield telegram

@@ -1,8 +1,8 @@
-"""The contract that every platform adapter keeps, as one suite.
+"""Contract of every platform adapter, as one test suite.
 
-Subclass `AdapterContract`, give it a `harness` fixture, and pytest runs every test of the suite against
-your adapter. A harness is the platform's fake as a person at the other end uses it: it writes, edits,
-presses and looks at what is visible. What a platform does not have stays at its default and skips the test.
+Subclass `AdapterContract` and give it a `harness` fixture. pytest then runs every test of the suite against your
+adapter. A harness uses the platform's fake like a person at the other end: it writes, edits, presses buttons and reads
+visible messages. Methods that a platform does not support keep their default, which skips the test.
 
     class TestDiscordContract(AdapterContract):
         @pytest.fixture
@@ -49,15 +49,15 @@ from platforms.base import AdapterState, PlatformAdapter, Preview, ReceivedEvent
 Event = TypeVar("Event", InboundMessage, EditEvent, DeletionEvent)
 
 Trouble = Literal["refused", "answer_lost", "flood", "blocked", "rejected"]
-"""What goes wrong with the next send: the connection is refused (or the service says that nothing happened);
-the message appears but the answer is lost; flood control; the chat is gone; the content is refused."""
+"""Fault of the next send: the connection is refused (or the service says that nothing happened); the message appears
+but the answer is lost; flood control; the chat is gone; the content is refused."""
 
 WAIT_SECONDS = 10.0
-"""Longest wait for something that takes milliseconds on an idle machine: several suites share two cores."""
+"""Maximum wait for something that takes milliseconds on an idle machine, because several suites share two cores."""
 
 
 async def eventually(claim: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> None:
-    """Wait until `claim` holds; for things that offer no event to wait on."""
+    """Wait until `claim` is true, for states that offer no event."""
     deadline = time.monotonic() + seconds
     while not claim():
         if time.monotonic() > deadline:
@@ -66,32 +66,32 @@ async def eventually(claim: Callable[[], bool], what: str, seconds: float = WAIT
 
 
 class RecordingIntake:
-    """An intake that keeps what it accepted, in order and without duplicates, and can be out of order itself."""
+    """An intake that records accepted events in order, without duplicates, and can simulate failures."""
 
     def __init__(self) -> None:
         self.overheard: list[InboundEvent] = []
         self.events: list[InboundEvent] = []
         self.offered: list[str] = []
-        """`event_ref` of every call, duplicates and refused ones too."""
+        """`event_ref` of every call, including duplicates and refused events."""
         self.cursors: dict[str, str] = {}
         self.moves: list[tuple[str, str]] = []
         self.reach: list[tuple[str, bool]] = []
         self.refused: dict[str, str] = {}
-        """Sentences for slash commands and buttons that are refused at once, by their command lines."""
+        """Refusals of slash commands and buttons, by their command lines."""
         self.suggested: tuple[str, ...] = ()
-        """Values for options of commands."""
+        """Suggested values for command options."""
         self.admins: frozenset[str] = frozenset()
         self.admins_changed = asyncio.Event()
         self.batch_length = 100
-        """Most events that one commit takes."""
+        """Maximum events in one commit."""
         self.batches: list[int] = []
-        """Numbers of events that were offered together."""
+        """Sizes of the offered batches."""
         self.capacity = 1_000_000
-        """Most events there is room for."""
+        """Maximum events that can be stored."""
         self.refusals = 0
-        """How many of the next calls fail as a database that cannot be written does."""
+        """Number of next calls that fail like an unwritable database."""
         self.gate = asyncio.Event()
-        """Cleared, `accept` waits: a commit that takes long."""
+        """While cleared, `accept` waits like a slow commit."""
         self.gate.set()
         self._refs: set[str] = set()
 
@@ -146,7 +146,7 @@ class RecordingIntake:
         return self.of(InboundMessage)
 
     async def next_of(self, kind: type[Event], after: int = 0) -> Event:
-        """The event of this kind at position `after`, once it is there."""
+        """Return the event of this kind at position `after`, once it has arrived."""
         await eventually(lambda: len(self.of(kind)) > after, f"{kind.__name__} number {after + 1}")
         return self.of(kind)[after]
 
@@ -164,7 +164,7 @@ class RecordingIntake:
 
 @contextlib.asynccontextmanager
 async def running(adapter: PlatformAdapter, intake: RecordingIntake) -> AsyncIterator[None]:
-    """Run the adapter until the block ends; it is ready when the block begins."""
+    """Run the adapter until the block ends. It is ready when the block begins."""
     task = asyncio.create_task(adapter.run(intake), name="adapter under test")
     try:
         await eventually(lambda: adapter.health().is_ready or task.done(), "the adapter is ready")
@@ -179,7 +179,7 @@ async def running(adapter: PlatformAdapter, intake: RecordingIntake) -> AsyncIte
 
 
 def tasks_beside_the_fakes() -> set[asyncio.Task[object]]:
-    """Running tasks, without those of the fake servers in this loop."""
+    """Return the running tasks, without those of the fake servers in this loop."""
 
     def is_fake(task: asyncio.Task[object]) -> bool:
         code = getattr(task.get_coro(), "cr_code", None)
@@ -193,58 +193,58 @@ def skip(what: str) -> NoReturn:
 
 
 class AdapterHarness(ABC):
-    """A person at the other end of the platform's fake, and a look at what that person sees."""
+    """A person at the other end of the platform's fake, and the messages that this person sees."""
 
     adapter: PlatformAdapter
-    """Built, not running, its menu and settings ready."""
+    """Created but not running, with its menu and settings."""
     direct_chat: ChatKey
-    """Where the person and the bot talk alone; exists from the start."""
+    """Private chat between the person and the bot; exists from the start."""
     person_id: str
     """The person's bare platform id."""
 
     @abstractmethod
     async def write(self, text: str) -> str:
-        """The person writes in the direct chat; returns the platform's message id."""
+        """Write in the direct chat as the person, and return the platform's message id."""
 
     @abstractmethod
     async def visible(self, chat: ChatKey) -> list[str]:
-        """Plain texts of the bot's messages that are visible in the chat now, oldest first."""
+        """Return the texts of the bot's messages that are visible in the chat, oldest first."""
 
     @property
     def has_outage_memory(self) -> bool:
-        """Whether the platform keeps messages for a bot that is away."""
+        """True if the platform keeps messages while the bot is offline."""
         return True
 
     def group_chat(self) -> ChatKey:
-        """A group with the bot in it."""
+        """Return a group that has the bot as a member."""
         skip("groups")
 
     async def write_in_group(self, text: str, *, is_mention: bool) -> str:
-        """The person writes in the group; a mention starts with the bot's name. Returns the message id."""
+        """Write in the group as the person, and return the message id. A mention starts with the bot's name."""
         skip("groups")
 
     async def edit(self, message_ref: str, text: str) -> None:
-        """The person edits a message of the direct chat."""
+        """Edit a message of the direct chat as the person."""
         skip("edits")
 
     async def delete(self, message_ref: str) -> None:
-        """The person deletes a message of the direct chat."""
+        """Delete a message of the direct chat as the person."""
         skip("deletions that bots learn of")
 
     async def reply(self, message_ref: str, text: str) -> str:
-        """The person replies to a message of the direct chat."""
+        """Reply to a message of the direct chat as the person."""
         skip("replies")
 
     async def press(self, label: str) -> None:
-        """The person presses a button under the bot's newest message in the direct chat."""
+        """Press a button under the bot's newest message in the direct chat as the person."""
         skip("buttons")
 
     async def write_with_file(self, name: str, content: bytes) -> str:
-        """The person sends a text document in the direct chat."""
+        """Send a text document in the direct chat as the person."""
         skip("files")
 
     async def break_next_send(self, trouble: Trouble) -> None:
-        """Something goes wrong with the bot's next message in the direct chat, once."""
+        """Make the bot's next message in the direct chat fail, once."""
         skip(f"trouble of the kind {trouble}")
 
 
@@ -270,7 +270,7 @@ def utf16_units(text: str) -> int:
 
 
 class AdapterContract:
-    """Every test here holds for every adapter; see the module's docstring for how to plug one in."""
+    """Tests that hold for every adapter; see the module's docstring."""
 
     @pytest.fixture
     def intake(self) -> RecordingIntake:
@@ -340,7 +340,7 @@ class AdapterContract:
         assert [message.text for message in intake.messages] == [f"message {number}" for number in range(12)]
         assert len({message.event_ref for message in intake.messages}) == 12
 
-    async def test_what_was_written_while_it_was_away_arrives_in_order(
+    async def test_messages_written_while_it_was_offline_arrive_in_order(
         self, harness: AdapterHarness, intake: RecordingIntake
     ) -> None:
         if not harness.has_outage_memory:
@@ -354,18 +354,18 @@ class AdapterContract:
             await intake.wait_for(7)
         assert [message.text for message in intake.messages][1:] == [f"message {number}" for number in range(6)]
 
-    async def test_an_event_that_could_not_be_stored_comes_again(
+    async def test_an_event_that_could_not_be_stored_is_delivered_again(
         self, harness: AdapterHarness, intake: RecordingIntake
     ) -> None:
         async with running(harness.adapter, intake):
             intake.refusals = 1
-            with contextlib.suppress(Exception):  # the local chat tells its person at once; the others wait
+            with contextlib.suppress(Exception):  # the local chat reports the error at once; other platforms retry
                 await harness.write("keep me")
             await intake.wait_for(1)
         assert [message.text for message in intake.messages] == ["keep me"]
         assert len(set(intake.offered)) == 1, "a redelivery carries the same event_ref"
 
-    async def test_a_long_message_says_that_more_may_follow(
+    async def test_a_message_near_the_limit_expects_more(
         self, harness: AdapterHarness, intake: RecordingIntake
     ) -> None:
         limit = harness.adapter.capabilities.max_part_units
@@ -380,7 +380,7 @@ class AdapterContract:
             [message] = await intake.wait_for(1)
         assert message.text == "/title Plans for May"
 
-    async def test_a_group_is_overheard_but_only_a_mention_addresses_the_bot(
+    async def test_in_a_group_only_a_mention_addresses_the_bot(
         self, harness: AdapterHarness, intake: RecordingIntake
     ) -> None:
         group = harness.group_chat()
@@ -390,7 +390,7 @@ class AdapterContract:
             first, second = await intake.wait_for(2)
         assert not first.is_addressed
         assert second.is_addressed
-        assert second.text == "what do you think?", "a leading mention is taken off"
+        assert second.text == "what do you think?", "a leading mention is removed"
         assert {first.chat, second.chat} == {group}
         assert second.chat_kind in (ChatKind.GROUP, ChatKind.CHANNEL, ChatKind.THREAD)
 
@@ -411,7 +411,7 @@ class AdapterContract:
             deletion = await intake.next_of(DeletionEvent)
         assert (deletion.message_ref, deletion.chat) == (ref, harness.direct_chat)
 
-    async def test_a_reply_quotes_what_it_answers(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+    async def test_a_reply_quotes_the_answered_message(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
         async with running(harness.adapter, intake):
             sent = await harness.adapter.send(request(harness.direct_chat, "word " * 300))
             await harness.reply(sent, "why?")
@@ -466,7 +466,7 @@ class AdapterContract:
         assert first != second
         assert await harness.visible(harness.direct_chat) == ["one", "two"]
 
-    async def test_what_render_makes_can_be_sent(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
+    async def test_rendered_parts_can_be_sent(self, harness: AdapterHarness, intake: RecordingIntake) -> None:
         parts = harness.adapter.render("# Head\n\n**bold** and `code`\n\n```python\nprint(1)\n```\n\n" + "word " * 2000)
         assert len(parts) > 1
         async with running(harness.adapter, intake):
@@ -474,7 +474,7 @@ class AdapterContract:
                 await harness.adapter.send(SendRequest(chat=harness.direct_chat, part=content, key=f"k{number}"))
         assert len(await harness.visible(harness.direct_chat)) == len(parts)
 
-    async def test_a_part_that_replaces_a_message_adds_none(
+    async def test_a_part_that_replaces_a_message_adds_no_other(
         self, harness: AdapterHarness, intake: RecordingIntake
     ) -> None:
         async with running(harness.adapter, intake):
@@ -504,10 +504,10 @@ class AdapterContract:
             await harness.adapter.send(request(group, "thought", replaces=ref))
         assert await harness.visible(group) == ["thought"]
 
-    async def test_a_preview_that_nobody_ends_is_no_second_copy_of_the_answer(
+    async def test_an_abandoned_preview_does_not_look_like_a_second_answer(
         self, harness: AdapterHarness, intake: RecordingIntake
     ) -> None:
-        """The process that showed it was killed, and the next one does not know its placeholder."""
+        """The process that showed the preview was killed, and the next one does not know its placeholder."""
         group = harness.group_chat()
         async with running(harness.adapter, intake):
             await harness.adapter.show(Preview(chat=group, is_shared=True, number=9, text="thought", ref=None))
@@ -567,7 +567,7 @@ class AdapterContract:
 
     # Rendering
 
-    # Rendering keeps nothing between calls: neither a shared fixture nor another adapter can change an example.
+    # Rendering has no state, so neither a shared fixture nor another adapter can affect an example.
     @settings(
         max_examples=150,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],

@@ -1,4 +1,4 @@
-"""Bodies of requests that stop or never end: nobody holds a connection with one, and no log is filled by one."""
+"""Request bodies that stop or never end keep no connection open and do not fill the log."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ FORMS = {
 @pytest.mark.parametrize("length", [100_000, None], ids=["with a length", "in chunks"])
 @pytest.mark.parametrize("goes", ["closes", "says no more"])
 @pytest.mark.parametrize(("kind", "body"), FORMS.values(), ids=FORMS)
-async def test_a_page_that_goes_away_in_a_form_leaves_nothing(
+async def test_a_page_closed_during_a_form_leaves_nothing(
     tmp_path: Path,
     intake: RecordingIntake,
     caplog: pytest.LogCaptureFixture,
@@ -61,7 +61,7 @@ async def test_a_page_that_goes_away_in_a_form_leaves_nothing(
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # the handler ends in a later round of the event loop
         writer.close()
-    gc.collect()  # exceptions that nobody asked for are told then
+    gc.collect()  # reports exceptions that were never retrieved
     assert [message.text for message in intake.messages] == ["still there"]
     assert not list((tmp_path / "spool" / "local").iterdir())
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING or record.exc_info]
@@ -76,7 +76,7 @@ def head(path: str, length: int | None, headers: dict[str, str]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def reading_server() -> AsyncIterator[tuple[int, list[str]]]:
-    """A server that reads bodies, and what became of each."""
+    """Run a server that reads bodies and records the outcome of each."""
     ends: list[str] = []
 
     async def read(request: web.Request) -> web.Response:
@@ -93,7 +93,7 @@ async def reading_server() -> AsyncIterator[tuple[int, list[str]]]:
         yield port, ends
 
 
-async def test_a_body_that_trickles_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slow_body_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
     async with reading_server() as (port, ends):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head("/", 10_000, {"Host": "a"}))
@@ -113,11 +113,11 @@ async def test_a_body_that_trickles_is_ended(caplog: pytest.LogCaptureFixture) -
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_body_that_arrives_in_time_is_read_whole() -> None:
+async def test_a_body_that_arrives_in_time_is_read_completely() -> None:
     async with reading_server() as (port, ends):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head("/", 12_000, {"Host": "a"}))
-        for _ in range(4):  # together longer than the bound
+        for _ in range(4):  # together longer than the limit
             writer.write(b"a" * 3_000)
             await asyncio.sleep(0.1)
         assert b"200 OK" in await reader.read(200)

@@ -1,4 +1,4 @@
-"""Who may hold a connection to us, for how long, and that nobody is kept out by those who only hold one."""
+"""Limits on connections: their duration, and access for others while connections are held open."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ HALF = b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "
 
 
 class Site:
-    """A server with one page that is slow when it is told to be."""
+    """A server with one page that is slow on request."""
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
@@ -55,7 +55,7 @@ async def site() -> AsyncIterator[Site]:
 
 @contextlib.asynccontextmanager
 async def half_open(site: Site, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """Connections on which a request never becomes whole."""
+    """Open connections whose requests never become complete."""
     pairs = [await site.connect() for _ in range(count)]
     for _, writer in pairs:
         writer.write(HALF)
@@ -64,14 +64,14 @@ async def half_open(site: Site, count: int) -> AsyncIterator[list[asyncio.Stream
         writer.close()
 
 
-async def test_half_open_connections_keep_nobody_out(site: Site) -> None:
+async def test_half_open_connections_do_not_block_others(site: Site) -> None:
     async with half_open(site, MAX_CONNECTIONS_OF_ADDRESS * 4) as readers:
         assert (await site.ask())[0] == 200
         ended = [reader for reader in readers if reader.at_eof() or await _ends(reader, 0.05)]
         assert len(ended) >= MAX_CONNECTIONS_OF_ADDRESS * 3, "those gave way"
 
 
-async def test_requests_that_are_being_answered_are_not_cut_off_for_others(site: Site) -> None:
+async def test_running_requests_are_not_cut_off_for_new_connections(site: Site) -> None:
     site.may_answer.clear()
     asking = [asyncio.create_task(site.ask()) for _ in range(MAX_CONNECTIONS_OF_ADDRESS)]
     await eventually(lambda: site.asked == MAX_CONNECTIONS_OF_ADDRESS, "all are being answered")
@@ -85,7 +85,9 @@ async def test_requests_that_are_being_answered_are_not_cut_off_for_others(site:
 @pytest.mark.parametrize(
     "sent", [b"", HALF, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + HALF]
 )
-async def test_a_connection_without_a_whole_request_ends_soon(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_complete_request_is_closed_soon(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_server, "IDLE_SECONDS", 0.3)
     made, app = Site(), web.Application()
     app.router.add_get("/", made.answer)
@@ -100,7 +102,7 @@ async def test_a_connection_without_a_whole_request_ends_soon(sent: bytes, monke
 @pytest.mark.parametrize(
     "junk", [b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\nA: " + b"x" * 20_000]
 )
-async def test_what_is_no_http_gets_a_word_and_no_line_in_the_log(
+async def test_invalid_http_is_answered_without_a_log_line(
     site: Site, junk: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, writer = await site.connect()
@@ -112,17 +114,17 @@ async def test_what_is_no_http_gets_a_word_and_no_line_in_the_log(
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
-async def test_no_answer_names_the_software(site: Site) -> None:
+async def test_responses_do_not_name_the_software(site: Site) -> None:
     assert "Server" not in (await site.ask())[1]
 
 
-async def test_a_port_that_is_taken_is_an_error_at_once(site: Site) -> None:
+async def test_a_port_in_use_is_an_error_at_once(site: Site) -> None:
     with pytest.raises(OSError, match="in use"):
         async with http_server.http_server(web.Application(), "127.0.0.1", site.port, stop_seconds=1):
             raise AssertionError("it cannot be had")
 
 
-async def test_a_server_that_has_ended_lets_its_port_go(site: Site) -> None:
+async def test_a_stopped_server_releases_its_port(site: Site) -> None:
     async with http_server.http_server(web.Application(), "127.0.0.1", 0, stop_seconds=1) as port:
         pass
     with socket.create_server(("127.0.0.1", port)):

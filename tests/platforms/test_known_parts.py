@@ -1,4 +1,4 @@
-"""JSON without what a reader refuses, and the words in JSON of an unknown form."""
+"""JSON without unreadable parts, and the text in JSON of an unknown form."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from platforms.text import known_parts, text_in
 
 
 def read(value: Any) -> None:
-    """Read as SDKs do: objects need their `id`, nested or not, and numbers at `size`."""
+    """Read like an SDK: objects need their `id`, nested or not, and numbers at `size`."""
     if isinstance(value, list):
         for one in value:
             read(one)
@@ -41,7 +41,7 @@ GOOD, BAD = {"id": 1}, {"size": "?"}
         ([], [], []),
     ],
 )
-def test_only_the_parts_that_cannot_be_read_are_left_out(value: Any, known: Any, dropped: list[str]) -> None:
+def test_only_unreadable_parts_are_left_out(value: Any, known: Any, dropped: list[str]) -> None:
     found: list[str] = []
     assert known_parts(value, read, found) == known
     assert sorted(found) == dropped
@@ -72,5 +72,5 @@ def test_an_object_keeps_the_part_that_it_needs() -> None:
         ([], ""),
     ],
 )
-def test_words_stand_under_keys_for_text(value: Any, words: str) -> None:
+def test_text_is_found_under_text_keys(value: Any, words: str) -> None:
     assert text_in(value) == words

@@ -1,4 +1,4 @@
-"""What a model writes in Markdown is seen whole on every platform, at a cost in proportion to its length."""
+"""Markdown of models is shown completely on every platform, in time proportional to its length."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ _CORPUS = sorted((Path(__file__).parents[1] / "fixtures" / "markdown").glob("*.j
 
 
 def lost(text: str, *, discord_units: int = discord.LIMIT, web_units: int = 100_000) -> dict[str, list[str]]:
-    """Words of `text` that somebody would not see, by platform."""
+    """Return the words of `text` that are not visible, by platform."""
     words = {
         "telegram": lost_on_telegram(text, telegram.render(text)),
         "discord": lost_on_discord(text, discord.render(text, discord_units)),
@@ -27,7 +27,7 @@ def lost(text: str, *, discord_units: int = discord.LIMIT, web_units: int = 100_
 
 
 @pytest.mark.parametrize("path", _CORPUS, ids=lambda path: path.stem)
-def test_markdown_that_others_wrote_loses_no_word(path: Path) -> None:
+def test_real_markdown_loses_no_word(path: Path) -> None:
     examples: list[str] = msgspec.json.decode(path.read_bytes())["examples"]
     assert len(examples) > 20
     assert {text: found for text in examples if (found := lost(text))} == {}
@@ -50,7 +50,7 @@ def test_markdown_that_others_wrote_loses_no_word(path: Path) -> None:
         ("x <!-- said aside --> y", "said aside"),
     ],
 )
-def test_no_platform_hides(text: str, words: str) -> None:
+def test_no_platform_hides_these_words(text: str, words: str) -> None:
     assert lost(text) == {}
     html = str(to_html(text)).replace("&#39;", "'")
     for shown in (telegram.render(text)[0].text, discord.render(text)[0].text, html):
@@ -84,7 +84,7 @@ _MARKS = [
 
 @st.composite
 def _answers(draw: st.DrawFn) -> str:
-    """Marks in any order between words, each of which is another."""
+    """Random marks between words that are all different."""
     pieces = draw(st.lists(st.sampled_from(_MARKS) | st.sampled_from(["word", "word "]), max_size=60))
     return "".join(piece.replace("word", f"w{number}é世") for number, piece in enumerate(pieces))
 
@@ -98,12 +98,14 @@ def test_no_random_markdown_loses_a_word(text: str) -> None:
 
 
 @pytest.mark.parametrize("render", RENDERERS.values(), ids=RENDERERS)
-def test_no_answer_takes_four_times_as_long_as_prose_of_its_length(render: Renderer, subtests: pytest.Subtests) -> None:
+def test_rendering_takes_less_than_four_times_as_long_as_prose(render: Renderer, subtests: pytest.Subtests) -> None:
     prose = PROSE * (LENGTH // len(PROSE))
     usual = min(seconds(render, prose) for _ in range(2))
     for name, text in HOSTILE.items():
         with subtests.test(name):
             ratios = [seconds(render, text) / usual]
-            while min(ratios) > BAR and len(ratios) < 6:  # a busy machine slows down either of them: once more in turn
+            while (
+                min(ratios) > BAR and len(ratios) < 6
+            ):  # a busy machine may slow down either measurement, so repeat both
                 ratios.append(seconds(render, text) / seconds(render, prose))
             assert min(ratios) <= BAR

@@ -1,12 +1,12 @@
-"""Messages that point to others, in the shapes that the platforms document and bug reports show.
+"""Messages that refer to others, in the shapes from platform documentation and bug reports.
 
-Each line of the fixture names its source, holds the payload and says what is expected of it:
+Each line of the fixture names its source, has the payload, and states the expected result:
 
 - `command`: the text is a command of its sender;
 - `contains`, `lacks`: words that the model sees, or does not see;
 - `files`: quoted files that are fetched for the model;
 - `passed_on`: the sender did not write the text;
-- `told`: a part cannot be read, and the sender is told so;
+- `told`: a part cannot be read, and the sender gets a message about it;
 - `ignored`: the message starts nothing.
 """
 
@@ -41,7 +41,7 @@ def of(platform: str) -> pytest.MarkDecorator:
 
 
 def check(event: InboundEvent | None, expected: dict[str, Any]) -> None:
-    """Compare what an adapter hands over with what has to become of the message."""
+    """Compare the adapter's event with the expected result."""
     is_ignored = event is None or (isinstance(event, InboundMessage) and event.sender.is_bot)
     assert is_ignored is expected.get("ignored", False)
     if event is None or is_ignored:
@@ -64,7 +64,7 @@ def check(event: InboundEvent | None, expected: dict[str, Any]) -> None:
 
 
 @of("telegram")
-def test_a_telegram_message_that_points_to_another(row: dict[str, Any]) -> None:
+def test_a_telegram_message_that_refers_to_another(row: dict[str, Any]) -> None:
     bot = cast(telegram.Bot, SimpleNamespace(defaults=None))
     unused = cast(Any, None)
     reader = UpdateReader(bot_id=123456, username="our_bot")
@@ -82,7 +82,7 @@ async def live(tmp_path: Path, intake: RecordingIntake) -> AsyncIterator[Discord
         yield harness
 
 
-async def test_discord_messages_that_point_to_others(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_discord_messages_that_refer_to_others(live: DiscordHarness, intake: RecordingIntake) -> None:
     rows = [row for row in ROWS if row["platform"] == "discord"]
     names = {live.discord.flake(): row for row in rows}
     for message_id, row in names.items():

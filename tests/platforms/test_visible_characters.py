@@ -1,8 +1,8 @@
-"""Rendered answers keep every character that is no markup, on every platform.
+"""Rendered answers keep every character that is not markup, on every platform.
 
-The inputs in `fixtures/outside/rendering.jsonl` are answers that makers of chat programs were told about, often with
-other words (`source`), examples of specifications, and lines in the form of other documentation (`after: …`). `visible`
-must be shown on each platform, `bold` and `struck` so formatted, and `gone` must not be shown.
+The inputs in `fixtures/outside/rendering.jsonl` are answers from bug reports of chat programs, often with other words
+(`source`), examples from specifications, and lines in the form of other documentation (`after: …`). `visible` must be
+shown on each platform, `bold` and `struck` must have that format, and `gone` must not be shown.
 """
 
 import re
@@ -93,7 +93,7 @@ def faults(row: dict[str, Any], platform: str) -> list[str]:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_answers_from_outside_lose_no_character(platform: str) -> None:
+def test_recorded_answers_lose_no_character(platform: str) -> None:
     assert len(OUTSIDE) >= 45
     assert [fault for row in OUTSIDE for fault in faults(row, platform)] == []
 
@@ -176,7 +176,7 @@ _TEXT = [
         "(x)",
     ),
 ]
-"""Texts in which nothing is markup, however they stand beside each other."""
+"""Texts without any markup, in every combination."""
 _STYLED = [
     ("**重点**", "重点"),
     ("**重点：**", "重点："),
@@ -195,7 +195,7 @@ _pieces = st.sampled_from([*((text, text) for text in _TEXT), *_STYLED])
 
 @pytest.mark.fuzz
 @given(pieces=st.lists(_pieces, min_size=1, max_size=8), spaces=st.lists(st.sampled_from([" ", " w\nw "]), min_size=8))
-def test_every_character_that_is_no_markup_is_shown_in_order(pieces: list[tuple[str, str]], spaces: list[str]) -> None:
+def test_every_character_that_is_not_markup_is_shown_in_order(pieces: list[tuple[str, str]], spaces: list[str]) -> None:
     source = "w " + "".join(f"{text}{space}" for (text, _), space in zip(pieces, spaces, strict=False)) + "w"
     wanted = "w" + "".join(f"{text}{space}" for (_, text), space in zip(pieces, spaces, strict=False)) + "w"
     for platform, show in PLATFORMS.items():

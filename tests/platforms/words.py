@@ -1,4 +1,4 @@
-"""Oracle of what a reader must see of Markdown: every run of letters and digits that is no markup, in order."""
+"""Oracle for the visible words of Markdown: every run of letters and digits that is not markup, in order."""
 
 import re
 import unicodedata
@@ -14,26 +14,27 @@ from platforms.local.markdown import split_parts, to_html
 
 _HIDDEN = (
     re.compile(r"&(#?\w+);"),
-    re.compile(r"(?<![^\s>*+-])(\d{1,9})[.)](?!\S)"),  # number of a list's item
-    re.compile(r"\[([xX])\](?!\S)"),  # box of a task
-    re.compile(r"(?<=\])\[([^\]]*)\]"),  # name of a link's target
+    re.compile(r"(?<![^\s>*+-])(\d{1,9})[.)](?!\S)"),  # number of a list item
+    re.compile(r"\[([xX])\](?!\S)"),  # task box
+    re.compile(r"(?<=\])\[([^\]]*)\]"),  # name of a link target
     re.compile(r"\\(?:begin|end)\{(\w+)\*?\}(?:\{(\w+)\})?"),  # LaTeX
     re.compile(r"\\([A-Za-z]+)"),
     re.compile(r"(?i)</?(table|caption|thead|tbody|tfoot|tr|td|th|br|details|summary|p|b|strong|i|em)\b([^<>]*)>"),
 )
 _REOPENING = 80
-"""Most letters between the ends of two parts."""
+"""Maximum letters between the ends of two parts."""
 _STOCK = MarkdownIt("commonmark", {"html": False})
 
 
 def lost_words(source: str, shown: str, hidden: Iterable[str] = ()) -> list[str]:
-    """Runs of `source` that do not come out in `shown`, in order, though no markup, entity, or part of `hidden`."""
+    """Return runs of `source` that are missing in `shown`, in order, unless they are markup, entities, or part of
+    `hidden`."""
     letters = "".join(_runs(shown))
     found = (match for pattern in _HIDDEN for match in pattern.finditer(source))
     markup = {run for match in found for group in match.groups() if group for run in _runs(group)}
     markup |= {run for text in hidden for run in (*_runs(text), *_runs(unquote(text)))}
     lost, position = [], 0
-    has_breaks = "<br" in source.lower()  # lines of a cell stand below each other, beside those of the next cells
+    has_breaks = "<br" in source.lower()  # lines of a cell are shown below each other, next to those of other cells
     for run in _runs(source):
         if run in markup:
             continue
@@ -44,7 +45,7 @@ def lost_words(source: str, shown: str, hidden: Iterable[str] = ()) -> list[str]
 
 
 def _end_of(run: str, letters: str, position: int) -> int | None:
-    """Index behind `run` in `letters`; what a code block begins anew with may stand inside, where a part ends there."""
+    """Return the index after `run` in `letters`. A part may end inside it, where a code block is opened again."""
     if (at := letters.find(run, position)) >= 0:
         return at + len(run)
     for cut in range(1, len(run)):
@@ -63,7 +64,7 @@ def _runs(text: str) -> list[str]:
 
 
 def _unseen(tokens: Iterable[Token]) -> Iterable[str]:
-    """Targets of inline links and images, wherever they lead, and languages of code."""
+    """Yield targets of inline links and images, and languages of code."""
     for token in tokens:
         yield from (str(token.attrs[name]) for name in ("href", "src") if name in token.attrs)
         yield from re.findall(r"^[\w+#.-]{1,20}(?=$| [\w-]+=| \{)", token.info.strip())
@@ -87,7 +88,7 @@ def lost_on_the_web(source: str, max_units: int = 100_000) -> list[str]:
 
 
 class _Page(HTMLParser):
-    """Text of a page, with the titles that links have under a pointer."""
+    """Text of a page, including the titles of links."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-// The page's own behaviour: htmx moves the fragments, this does what HTML cannot say.
+// Behaviour of the page that HTML cannot express. htmx moves the fragments.
 (() => {
   "use strict";
 
   const find = (id) => document.getElementById(id);
 
-  // ---- entries: the same id is shown once, in the order of time --------------------------------------------
+  // ---- entries: each id is shown once, in order of time --------------------------------------------
 
   let api;
 
@@ -37,7 +37,7 @@
     return entry;
   }
 
-  // ---- times: the reader's zone and habits, a date before the first entry of each day ------------------------
+  // ---- times: in the reader's zone and format, a date before the first entry of each day ------------------------
 
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
   const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "medium" });
@@ -75,7 +75,7 @@
 
   document.addEventListener("htmx:after:swap", showTimes);
 
-  // ---- scrolling: stay at the end unless the reader went up ---------------------------------------------------
+  // ---- scrolling: stay at the end unless the reader scrolled up ---------------------------------------------------
 
   const scroll = find("scroll");
   let isAtEnd = true;
@@ -103,10 +103,10 @@
     if (event.detail.ctx.response.status === 401) lock(true);
   });
 
-  // A stream asks again with the key that it had: another tab has signed in anew.
+  // Another tab signed in again, but this page's stream would reconnect with the old key.
   window.addEventListener("storage", (event) => { if (event.key === "hermes.key") location.reload(); });
 
-  // Without the key a request opens nothing: unlike the cookie, it goes to no other port of this host.
+  // Every request needs the key. Unlike the cookie, it is not sent to other ports of this host.
   document.addEventListener("htmx:config:request", (event) => {
     event.detail.ctx.request.headers["Hermes-Key"] = localStorage.getItem("hermes.key") ?? "";
   });
@@ -153,7 +153,7 @@
 
   const isTooLarge = () => [...files.files].some((file) => file.size > Number(composer.dataset.maxBytes));
 
-  // Every form of ours names its message: the same name again, from a double click or a retry, is the same message.
+  // Every form gives its message an id. The same id again, from a double click or a retry, is the same message.
   document.addEventListener("htmx:config:request", (event) => {
     const { ctx } = event.detail;
     const form = ctx.request.form;
@@ -164,7 +164,7 @@
     if (form !== composer) return;
     if (!text.value.trim() && !files.files.length) { event.preventDefault(); return; }
     if (isTooLarge()) {
-      complain(`A file may have at most ${Math.round(Number(composer.dataset.maxBytes) / 1e6)} MB.`);
+      complain(`A file can be at most ${Math.round(Number(composer.dataset.maxBytes) / 1e6)} MB.`);
       event.preventDefault();
       return;
     }
@@ -183,9 +183,9 @@
     const form = ctx?.request?.form;
     if (!form || ctx.request.method !== "POST") return;
     const isStored = ctx.response && ctx.response.status < 400;
-    if (!ctx.response) complain("The gateway does not answer. Your text is kept here: try again in a moment.");
+    if (!ctx.response) complain("The gateway does not answer. Your text is still here; try again in a moment.");
     else if (!isStored && !complaint.textContent.trim()) {
-      complain("The gateway had a problem with that. Your text is kept here: try again in a moment.");
+      complain("Something went wrong. Your text is still here; try again in a moment.");
     }
     if (form !== composer) {
       if (isStored) form.elements.client_id.value = newId();
@@ -194,7 +194,7 @@
     }
   });
 
-  // What was not stored goes back into the composer, under its old name unless something new was begun there.
+  // Put text that was not stored back into the composer. It keeps its id unless the person began a new message.
   function giveBack(sent) {
     if (!text.value) composer.elements.client_id.value = sent.id;
     text.value = text.value ? `${sent.text}\n${text.value}` : sent.text;
@@ -216,7 +216,7 @@
     }
   });
 
-  // ---- commands: a list that filters while one is typed ---------------------------------------------------------
+  // ---- commands: a list that filters while the person types ---------------------------------------------------------
 
   const list = find("commands");
   const options = list ? [...list.children] : [];
@@ -269,7 +269,7 @@
   });
   text.addEventListener("blur", () => { if (list) list.hidden = true; });
 
-  // ---- files of the agent: fetched with the key, which no plain link could name --------------------------------
+  // ---- files of the agent: fetched with the key, which a plain link cannot send --------------------------------
 
   async function fetched(address) {
     const answer = await fetch(address, { headers: { "Hermes-Key": localStorage.getItem("hermes.key") ?? "" } });
@@ -281,7 +281,7 @@
     try {
       picture.src = await fetched(picture.dataset.file);
       picture.addEventListener("load", () => { URL.revokeObjectURL(picture.src); }, { once: true });
-    } catch { picture.hidden = true; } // its name stands below it
+    } catch { picture.hidden = true; } // its name is shown below
   }
 
   document.addEventListener("htmx:after:swap", () => {
@@ -297,7 +297,7 @@
       link.download = button.dataset.name;
       link.click();
       setTimeout(() => { URL.revokeObjectURL(link.href); }, 60_000);
-    } catch { complain("This file is not kept any more, or the gateway does not answer."); }
+    } catch { complain("This file is no longer available, or the gateway does not answer."); }
   });
 
   // ---- small things -----------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@
     try {
       await navigator.clipboard.writeText(code.textContent);
       button.textContent = "Copied";
-    } catch { // no clipboard for a page that came from another machine without TLS
+    } catch { // browsers give no clipboard to a page from another machine without TLS
       getSelection().selectAllChildren(code);
       button.textContent = "Selected";
     }

@@ -96,7 +96,7 @@ async def test_a_token_is_not_lost_while_nothing_can_be_stored(world: World, bro
     with contextlib.closing(sqlite3.connect(world.home / "state.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         await browser.open(url)
-        await browser.wait_for("main p", lambda found: "reload in a moment" in " ".join(found))
+        await browser.wait_for("main p", lambda found: "Reload this page in a moment" in " ".join(found))
         other.execute("ROLLBACK")
     await browser.reload()
     await browser.wait_for("#chat-list", lambda found: found == ["main"])
@@ -422,7 +422,7 @@ async def test_a_browser_that_was_signed_out_is_told_how_to_get_in_again(world: 
     [row] = json.loads(listed)
     assert code == 0
     assert "Chrome" in row["agent"]
-    assert await world.command_line("url", "--revoke", row["id"]) == (0, "Signed out: 1 browser.\n")
+    assert await world.command_line("url", "--revoke", row["id"]) == (0, "Signed out 1 browser.\n")
     await browser.reload()
     await browser.wait_for("#locked", lambda found: found != [] and "hermes-gateway url" in found[0])
     assert await browser.texts(".body") == []

@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it."""
+"""The command line, as people and scripts use it."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ def run(environ: Mapping[str, str], home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def spawned(environ: Mapping[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command as a process: exit codes and standard error as a shell sees them."""
+    """Run a command as a process, with the exit code and standard error that a shell sees."""
     command = [sys.executable, "-m", "gateway", *words]
     return subprocess.run(
         command, env=dict(environ), input=stdin, capture_output=True, text=True, timeout=60, check=False
@@ -83,7 +83,7 @@ def spawned(environ: Mapping[str, str], *words: str, stdin: str = "") -> subproc
 
 @pytest.fixture
 def no_user_home(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user id that no passwd entry names, and no HOME: as in many containers."""
+    """A user id without a passwd entry, and no HOME, as in many containers."""
 
     def unknown(uid: int) -> object:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -94,7 +94,7 @@ def no_user_home(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("no_user_home")
-def test_a_user_without_a_home_directory_needs_no_more_than_hermes_home(run: Run, home: Path) -> None:
+def test_a_user_without_a_home_directory_needs_only_hermes_home(run: Run, home: Path) -> None:
     assert run("config", "check", HERMES_HOME=str(home)).exit_code == 0
     doctor = run("doctor", HERMES_HOME=str(home))
     assert doctor.exception is None or isinstance(doctor.exception, SystemExit)
@@ -105,7 +105,7 @@ def test_a_user_without_a_home_directory_needs_no_more_than_hermes_home(run: Run
 
 
 async def threaded(run: Run, *words: str, **variables: str) -> Result:
-    """Beside the fake servers of this loop."""
+    """Run a command in a thread, next to the fake servers of this loop."""
     return await asyncio.to_thread(run, *words, **variables)
 
 
@@ -131,7 +131,7 @@ def test_a_refused_configuration_still_shows_its_warnings(environ: dict[str, str
         assert "configuration: HERMES_LOCAL__PORT" in done.stderr
 
 
-def test_attachments_that_cannot_be_written_are_one_sentence_before_anything_is_made(
+def test_unwritable_attachments_are_reported_in_one_sentence_before_anything_is_created(
     environ: dict[str, str], home: Path
 ) -> None:
     with object_store() as store:
@@ -162,7 +162,7 @@ def test_attachments_that_cannot_be_written_are_one_sentence_before_anything_is_
     ],
     ids=str,
 )
-def test_an_option_of_the_object_store_that_cannot_work_exits_78(
+def test_an_invalid_object_store_option_exits_78(
     environ: dict[str, str], home: Path, options: dict[str, str], words: str
 ) -> None:
     keys = {"endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "b", "region": "c"}
@@ -175,7 +175,7 @@ def test_an_option_of_the_object_store_that_cannot_work_exits_78(
     assert not home.exists()
 
 
-def test_options_of_the_http_client_are_taken(environ: dict[str, str]) -> None:
+def test_http_client_options_are_accepted(environ: dict[str, str]) -> None:
     with object_store() as store:
         options = {**store.options, "allow_http": "true", "aws_timeout": "20s"}
         environ |= {"HERMES_ATTACHMENTS__URL": store.url, "HERMES_ATTACHMENTS__OPTIONS": json.dumps(options)}
@@ -193,7 +193,7 @@ def test_options_of_the_http_client_are_taken(environ: dict[str, str]) -> None:
     ],
     ids=["a NUL", "bytes that are no text", "half a character in JSON", "half a character in YAML"],
 )
-def test_characters_that_are_no_text_exit_78(
+def test_invalid_characters_in_the_configuration_exit_78(
     environ: dict[str, str], home: Path, file: bytes, variables: dict[str, str]
 ) -> None:
     home.mkdir()
@@ -225,12 +225,12 @@ def test_a_database_held_by_another_process_exits_75_and_names_it(environ: dict[
     assert f"process {os.getpid()}" in done.stderr
 
 
-def test_a_wrong_command_line_is_no_configuration_error(environ: dict[str, str]) -> None:
+def test_a_wrong_command_line_is_not_a_configuration_error(environ: dict[str, str]) -> None:
     assert spawned(environ, "rnu").returncode == 2
 
 
-def test_the_command_line_starts_without_what_only_a_command_needs() -> None:
-    """The SDKs take a second to import, and logging and the agent as long as all of the rest together."""
+def test_the_command_line_starts_without_importing_heavy_packages() -> None:
+    """The SDKs take a second to import. Logging and the agent take as long as everything else together."""
     sdks = {"openai", "anthropic", "httpx2", "httpx", "telegram", "discord", "aiohttp", "apscheduler"}
     heavy = sdks | {"structlog", "rich", "gateway.daemon", "gateway.operator.doctor", "agent", "pydantic", "asyncio"}
     code = "import gateway.cli, sys; print(*sys.modules, sep='\\n')"
@@ -240,14 +240,14 @@ def test_the_command_line_starts_without_what_only_a_command_needs() -> None:
     assert loaded & heavy == set()
 
 
-def test_a_database_that_is_a_file_is_no_cluster(run: Run) -> None:
+def test_a_database_file_is_not_a_cluster(run: Run) -> None:
     said = run("cluster", "status")
     assert said.exit_code == 0
-    assert "one gateway has alone" in said.output
+    assert "only one gateway can use it" in said.output
     assert json.loads(run("cluster", "status", "--json").output) == {"is_shared": False}
 
 
-def test_a_worker_without_other_nodes_is_a_configuration_error(environ: dict[str, str]) -> None:
+def test_a_worker_without_a_shared_database_is_a_configuration_error(environ: dict[str, str]) -> None:
     done = spawned(environ, "run", "--role", "worker")
     assert done.returncode == 78
     assert "cluster.role is worker, but store.url is not set" in done.stderr
@@ -256,7 +256,7 @@ def test_a_worker_without_other_nodes_is_a_configuration_error(environ: dict[str
 # -- config --------------------------------------------------------------------------------------------------------
 
 
-def test_config_check_says_what_would_be_served(run: Run, home: Path) -> None:
+def test_config_check_names_the_served_platforms(run: Run, home: Path) -> None:
     done = run("config", "check", HERMES_TELEGRAM__TOKEN=TELEGRAM_TOKEN, HERMES_NONSENSE="1")
     assert done.exit_code == 0
     assert "warning: HERMES_NONSENSE" in done.output
@@ -265,7 +265,7 @@ def test_config_check_says_what_would_be_served(run: Run, home: Path) -> None:
     assert not home.exists()
 
 
-def test_config_check_answers_programs(run: Run) -> None:
+def test_config_check_prints_json(run: Run) -> None:
     assert json.loads(run("config", "check", "--json").output)["ok"] is True
     done = run("config", "check", "--json", HERMES_LOCAL__PORT="99999", HERMES_NONSENSE="1")
     assert done.exit_code == 78
@@ -291,7 +291,7 @@ def test_config_show_masks_secrets_and_names_sources(run: Run) -> None:
     assert TELEGRAM_TOKEN not in text
 
 
-def test_config_show_names_what_a_block_holds(run: Run) -> None:
+def test_config_show_lists_the_names_in_a_block(run: Run) -> None:
     aliases = {"fast": "small", "claude": {"name": "claude-x", "protocol": "anthropic", "api_key": "sk-secret"}}
     models = {"HERMES_MODEL__NAME": "m", "HERMES_MODEL__ALIASES": json.dumps(aliases)}
     fallbacks = {"HERMES_MODEL__FALLBACKS": json.dumps(["fast", {"name": "spare", "api_key": "sk-secret"}])}
@@ -302,7 +302,7 @@ def test_config_show_names_what_a_block_holds(run: Run) -> None:
 
 
 @pytest.mark.parametrize("password", ["a", 'its"own<word>', "it's"])
-def test_a_password_in_the_database_s_address_is_masked_whatever_it_is(run: Run, password: str) -> None:
+def test_any_password_in_the_database_address_is_masked(run: Run, password: str) -> None:
     url = f"postgresql://hermes:{password}@db/hermes?sslpassword={password}"
     for words in (("config", "show"), ("config", "show", "--json")):
         assert f":{password}@" not in run(*words, HERMES_STORE__URL=url).output
@@ -310,7 +310,7 @@ def test_a_password_in_the_database_s_address_is_masked_whatever_it_is(run: Run,
     assert shown["value"] == "postgresql://hermes:[redacted]@db/hermes?sslpassword=[redacted]"
 
 
-def test_an_address_is_shown_without_the_password_in_it(run: Run) -> None:
+def test_a_password_in_the_model_address_is_masked(run: Run) -> None:
     address = {"HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": "https://me:geheim@example.org/v1"}
     assert "geheim" not in run("config", "show", "--json", **address).output
     assert "geheim" not in str(
@@ -334,7 +334,7 @@ def test_status_of_a_gateway_that_never_ran(run: Run, home: Path) -> None:
     assert not home.exists()
 
 
-async def test_status_of_a_gateway_at_rest_counts_what_it_left(run: Run, home: Path) -> None:
+async def test_status_of_a_stopped_gateway_counts_its_stored_messages(run: Run, home: Path) -> None:
     store = await open_store(home / "state.db")
     await store.close()
     done = await threaded(run, "status", "--json")
@@ -354,17 +354,19 @@ async def test_status_asks_the_running_daemon(run: Run, made_home: Path) -> None
     assert "detail" not in done.output
 
 
-async def test_a_running_daemon_is_asked_whatever_the_file_says_by_now(run: Run, made_home: Path) -> None:
+async def test_a_running_daemon_is_asked_even_if_the_configuration_file_became_invalid(
+    run: Run, made_home: Path
+) -> None:
     async def answer(_args: Mapping[str, Any]) -> Any:
         return {"url": "http://127.0.0.1:1/", "user": "telegram:42", "name": "Ada", "role": "user"}
 
-    async def nobody(_args: Mapping[str, Any]) -> Any:
+    async def no_pairings(_args: Mapping[str, Any]) -> Any:
         return []
 
     (made_home / "config.yaml").write_text("local: {prot: 1}")
     handlers = dict.fromkeys(("status", "local.url", "pair.approve", "pair.revoke"), answer)
     commands = (("status",), ("url",), ("pair", "list"), ("pair", "approve", "K7QM4XPA"), ("pair", "revoke", "x"))
-    async with serve_control(made_home / "control.sock", {**handlers, "pair.list": nobody}):
+    async with serve_control(made_home / "control.sock", {**handlers, "pair.list": no_pairings}):
         for words in commands:
             assert (await threaded(run, *words)).exit_code == 0, words
 
@@ -388,7 +390,7 @@ async def test_signed_in_browsers_are_listed_and_signed_out(run: Run, made_home:
     assert asked == [{}, {"id": "0a1b2c3d"}, {"id": "00000000"}]
 
 
-async def test_browsers_are_listed_and_signed_out_while_nothing_runs(run: Run, home: Path) -> None:
+async def test_browsers_are_listed_and_signed_out_while_no_daemon_runs(run: Run, home: Path) -> None:
     assert "No browser is signed in." in (await threaded(run, "url", "--list")).output
     store = await open_store(home / "state.db")
     browser = SignedInBrowser(digest="0a1b2c3d" * 8, agent="Firefox", created_at=SystemClock().now())
@@ -398,7 +400,7 @@ async def test_browsers_are_listed_and_signed_out_while_nothing_runs(run: Run, h
     assert (await threaded(run, "url", "--revoke", "00000000")).exit_code == 1
     assert "1 browser" in (await threaded(run, "url", "--revoke", "0a1b2c3d")).output
     assert json.loads((await threaded(run, "url", "--list", "--json")).output) == []
-    assert "the gateway is not running" in str((await threaded(run, "url")).exception)
+    assert "The gateway is not running" in str((await threaded(run, "url")).exception)
 
 
 OLD_SUMS = {"cost_usd": 1.5, "calls": 3, "failed_calls": 0, "estimated_calls": 0, "unpriced_calls": 0}
@@ -406,20 +408,20 @@ OLD_USAGE = {
     **{"scope": "gateway", "chat": None, "session": None, **OLD_SUMS, "by_purpose": {"turn": OLD_SUMS}, "caps": []},
     **{"compressions": None, "reported_prompt_tokens": None, "today_since": 0, "chat_today": None, "today": OLD_SUMS},
 }
-"""Answer of the version before reports crossed the socket field by field."""
+"""Answer of the version in which reports did not cross the socket field by field."""
 
 
-async def test_costs_of_a_daemon_of_another_version_are_not_taken_for_none(run: Run, made_home: Path) -> None:
+async def test_a_usage_report_of_another_version_is_an_error_not_zero_cost(run: Run, made_home: Path) -> None:
     async def usage(_args: Mapping[str, Any]) -> Any:
         return OLD_USAGE
 
     async with serve_control(made_home / "control.sock", {"usage": usage}):
         done = await threaded(run, "usage")
     assert done.exit_code == 1
-    assert "another version; restart it" in str(done.exception)
+    assert "different version from this command. Restart" in str(done.exception)
 
 
-def test_a_start_that_failed_before_it_made_the_tables_leaves_nothing_to_count(run: Run, made_home: Path) -> None:
+def test_status_works_when_a_failed_start_left_a_database_without_tables(run: Run, made_home: Path) -> None:
     leave_an_empty_database(made_home / "state.db")
     done = run("status", "--json")
     assert done.exit_code == 3
@@ -428,13 +430,13 @@ def test_a_start_that_failed_before_it_made_the_tables_leaves_nothing_to_count(r
 
 
 def leave_an_empty_database(path: Path) -> None:
-    """As a first start on a full disk does: the file is there and ours, its tables are not."""
+    """Leave the file that a first start on a full disk leaves: it is ours, but has no tables."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
 @about_files
-async def test_the_database_is_left_alone_while_somebody_holds_it(run: Run, home: Path) -> None:
+async def test_a_database_held_by_another_process_is_not_opened(run: Run, home: Path) -> None:
     store = await open_store(home / "state.db")
     try:
         for words in (("status",), ("pair", "list")):
@@ -445,7 +447,7 @@ async def test_the_database_is_left_alone_while_somebody_holds_it(run: Run, home
         await store.close()
 
 
-async def test_pairings_are_listed_from_a_resting_database(run: Run, home: Path) -> None:
+async def test_pairings_are_listed_while_no_daemon_runs(run: Run, home: Path) -> None:
     store = await open_store(home / "state.db")
     person = Sender(platform="telegram", id="42", name="Ada")
     now = SystemClock().now()
@@ -458,7 +460,7 @@ async def test_pairings_are_listed_from_a_resting_database(run: Run, home: Path)
     assert "Ada" in text
 
 
-async def test_pairing_is_decided_by_the_daemon(run: Run, made_home: Path) -> None:
+async def test_a_running_daemon_approves_and_revokes_pairings(run: Run, made_home: Path) -> None:
     asked: list[Mapping[str, Any]] = []
 
     async def approve(args: Mapping[str, Any]) -> Any:
@@ -473,7 +475,7 @@ async def test_pairing_is_decided_by_the_daemon(run: Run, made_home: Path) -> No
 
     async with serve_control(made_home / "control.sock", {"pair.approve": approve, "pair.revoke": revoke}):
         done = await threaded(run, "pair", "approve", "K7QM4XPA", "--admin")
-        assert "Ada (telegram:42) may write now, as admin." in done.output
+        assert "Ada (telegram:42) can now use the bot as admin." in done.output
         done = await threaded(run, "pair", "revoke", "telegram:42", "--json")
         assert json.loads(done.output)["state"] == "revoked"
         done = await threaded(run, "pair", "approve", "WRONG")
@@ -482,7 +484,7 @@ async def test_pairing_is_decided_by_the_daemon(run: Run, made_home: Path) -> No
     assert [dict(args) for args in asked[:2]] == [{"code": "K7QM4XPA", "role": "admin"}, {"user": "telegram:42"}]
 
 
-async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at_the_next_start(
+async def test_pairing_works_without_a_daemon_and_the_person_gets_a_message_at_the_next_start(
     run: Run, home: Path
 ) -> None:
     code = "K7QM4XPA"
@@ -501,7 +503,7 @@ async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at
     await store.write(offer_pairing, message, code, None, SystemClock().now())
     await store.close()
     done = await threaded(run, "pair", "approve", code)
-    assert "Ada (telegram:42) may write now, as user." in done.output
+    assert "Ada (telegram:42) can now use the bot as user." in done.output
     done = await threaded(run, "pair", "approve", code)
     assert "not valid" in str(done.exception)
     store = await open_store(home / "state.db")
@@ -509,7 +511,7 @@ async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at
     await store.close()
     assert [WELCOME[UserRole.USER] in payload for (payload,) in owed] == [False, True]
     done = await threaded(run, "pair", "revoke", "telegram:42")
-    assert "no access any more" in done.output
+    assert "no longer has access" in done.output
 
 
 @pytest.mark.parametrize(
@@ -522,7 +524,7 @@ async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at
     ],
     ids=" ".join,
 )
-async def test_an_address_with_a_slip_never_leads_to_the_file(
+async def test_a_mistyped_database_address_never_falls_back_to_the_file(
     run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -539,10 +541,10 @@ async def test_an_address_with_a_slip_never_leads_to_the_file(
     assert "XX  config" in (await threaded(run, "doctor", **slip)).output
 
 
-def test_pairing_without_a_daemon_says_so(environ: dict[str, str]) -> None:
+def test_pairing_without_a_daemon_and_a_database_says_so(environ: dict[str, str]) -> None:
     done = spawned(environ, "pair", "approve", "K7QM4XPA")
     assert done.returncode == 1
-    assert "the gateway is not running" in done.stderr
+    assert "The gateway is not running" in done.stderr
 
 
 # -- init ----------------------------------------------------------------------------------------------------------
@@ -553,18 +555,18 @@ def modes(home: Path) -> dict[str, int]:
 
 
 def content(path: Path) -> str | None:
-    """Of a file; None when nothing is there."""
+    """Return the text of a file, None if it does not exist."""
     return path.read_text() if path.exists() else None
 
 
-def test_init_without_a_terminal_and_without_options_says_what_it_needs(environ: dict[str, str], home: Path) -> None:
+def test_init_without_a_terminal_and_options_says_what_it_needs(environ: dict[str, str], home: Path) -> None:
     done = spawned(environ, "init")
     assert done.returncode == 1
     assert "needs a terminal" in done.stderr
     assert not home.exists()
 
 
-async def test_init_tries_what_it_was_given_and_writes_private_files(run: Run, home: Path) -> None:
+async def test_init_tests_the_answers_and_writes_private_files(run: Run, home: Path) -> None:
     async with (
         Server(fake_telegram.make_app(token=TELEGRAM_TOKEN)) as telegram,
         Server(fake_discord.make_app(token=DISCORD_TOKEN)) as discord,
@@ -595,11 +597,11 @@ async def test_init_writes_nothing_when_a_token_is_refused(run: Run, home: Path)
     async with Server(fake_telegram.make_app(token=TELEGRAM_TOKEN)) as telegram:
         done = await threaded(run, "init", "--telegram-token", "999:WRONG", HERMES_TELEGRAM__BASE_URL=telegram.url)
     assert done.exit_code != 0
-    assert "does not know this token" in str(done.exception)
+    assert "rejected this token" in str(done.exception)
     assert content(home) is None
 
 
-async def test_init_speaks_to_a_model_as_it_is_told_to(run: Run, home: Path) -> None:
+async def test_init_uses_the_given_protocol_to_test_the_model(run: Run, home: Path) -> None:
     async with Server(fake_llm.make_app()) as llm:
         model = ("--model-name", "claude-lab", "--model-protocol", "anthropic", "--model-base-url", llm.url)
         done = await threaded(run, "init", *model)
@@ -608,14 +610,14 @@ async def test_init_speaks_to_a_model_as_it_is_told_to(run: Run, home: Path) -> 
     assert json.loads(run("config", "show", "--json").output)["settings"]["model.protocol"]["value"] == "anthropic"
 
 
-def test_init_says_what_a_protocol_still_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_names_the_missing_package_of_a_protocol(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.cli.init.missing_extra", lambda protocol: f"{protocol} needs more")
     done = run("init", "--model-name", "claude-lab", "--model-protocol", "anthropic", "--no-test")
     assert done.exit_code == 0, done.exception
     assert "Anthropic needs more." in done.output
 
 
-async def test_init_tries_a_key_that_comes_without_a_model_s_name(run: Run, home: Path) -> None:
+async def test_init_tests_a_key_without_a_model_name(run: Run, home: Path) -> None:
     async with Server(fake_llm.make_app()) as llm:
         done = await threaded(run, "init", "--model-base-url", f"{llm.url}/v1", "--model-key", "sk-lab")
     assert done.exit_code == 0
@@ -628,11 +630,11 @@ def test_init_checks_the_answers_as_run_would(run: Run, home: Path) -> None:
     assert not home.exists()
 
 
-def test_init_replaces_a_configuration_only_when_told_so_and_keeps_the_old_one(run: Run, home: Path) -> None:
+def test_init_replaces_a_configuration_only_with_force_and_keeps_a_copy(run: Run, home: Path) -> None:
     home.mkdir(mode=0o700)
     (home / "config.yaml").write_text("sessions: {merge_seconds: 7}\n")
     done = run("init", "--model-name", "m", "--no-test")
-    assert "config.yaml exists; give --force" in str(done.exception)
+    assert "config.yaml exists. Use --force" in str(done.exception)
     assert (home / "config.yaml").read_text() == "sessions: {merge_seconds: 7}\n"
     assert run("init", "--model-name", "m", "--no-test", "--force").exit_code == 0
     assert "name: m" in (home / "config.yaml").read_text()
@@ -651,11 +653,11 @@ def test_init_asks_at_a_terminal_and_does_not_echo_secrets(environ: dict[str, st
     answers = {
         "Telegram bot token": TELEGRAM_TOKEN,
         "Discord bot token": "",
-        "Name of the model": "lab-model",
-        "How its API is spoken to": "anthropic",
-        "Address of its API": "http://127.0.0.1:9/v1",
-        "Key for that API": "sk-typed-by-hand",
-        "Your own id": "telegram:42",
+        "Model name": "lab-model",
+        "API type": "anthropic",
+        "Base URL of the API": "http://127.0.0.1:9/v1",
+        "API key": "sk-typed-by-hand",
+        "Your user id": "telegram:42",
     }
     shown = at_a_terminal(environ, ["init", "--no-test"], answers)
     command = re.search(r"Start with: (.+?)\r", shown)
@@ -670,17 +672,17 @@ def test_init_asks_at_a_terminal_and_does_not_echo_secrets(environ: dict[str, st
     assert "protocol: anthropic" in (home / "config.yaml").read_text()
 
 
-def test_init_asks_again_for_the_one_answer_that_is_wrong(environ: dict[str, str], home: Path) -> None:
+def test_init_repeats_only_the_question_with_a_wrong_answer(environ: dict[str, str], home: Path) -> None:
     answers = {
         "Telegram bot token": TELEGRAM_TOKEN,
         "Discord bot token": "",
-        "Name of the model": "lab-model",
-        "How its API is spoken to": "antropic",
+        "Model name": "lab-model",
+        "API type": "antropic",
         "must be one of": "",
-        "Address of its API": "localhost",
+        "Base URL of the API": "localhost",
         "must be an address": "http://127.0.0.1:9/v1",
-        "Key for that API": "",
-        "Your own id": "Ada",
+        "API key": "",
+        "Your user id": "Ada",
         "is not an id": "telegram:42",
     }
     assert "Start with: " in at_a_terminal(environ, ["init", "--no-test"], answers)
@@ -690,26 +692,26 @@ def test_init_asks_again_for_the_one_answer_that_is_wrong(environ: dict[str, str
     assert "telegram:42" in config
 
 
-async def test_init_lets_people_correct_what_its_test_found_wrong(environ: dict[str, str], home: Path) -> None:
+async def test_init_lets_people_correct_answers_that_failed_the_test(environ: dict[str, str], home: Path) -> None:
     async with Server(fake_llm.make_app()) as llm:
         answers = {
             "Telegram bot token": "",
             "Discord bot token": "",
-            "Name of the model": "lab-128",
-            "How its API is spoken to": "",
-            "Address of its API": f"{llm.url}/wrong",
-            "Key for that API": "",
-            "Your own id": "",
+            "Model name": "lab-128",
+            "API type": "",
+            "Base URL of the API": f"{llm.url}/wrong",
+            "API key": "",
+            "Your user id": "",
             f"did you mean {llm.url}/v1?": "y",
             "(lab-128; Enter keeps it": "",
-            "How its API is spoken": "",
+            "API typ": "",
             f"({llm.url}/wrong; Enter keeps it": f"{llm.url}/v1",
-            "Key for that": "",
+            "API ke": "",
             "does not list lab-128; did you mean": "y",
-            "Name of the model (lab-128; Enter keeps it, - removes it)": "lab-128k",
-            "How its API is": "",
+            "Model name (lab-128; Enter keeps it, - removes it)": "lab-128k",
+            "API ty": "",
             f"({llm.url}/v1; Enter keeps it": "",
-            "Key for": "",
+            "API k": "",
         }
         await llm_refuses(llm.url, "lab-128")
         shown = await asyncio.to_thread(at_a_terminal, environ, ["init"], answers)
@@ -720,7 +722,7 @@ async def test_init_lets_people_correct_what_its_test_found_wrong(environ: dict[
 
 
 @pytest.mark.parametrize("takes_calls", [True, False], ids=["works", "unknown"])
-async def test_init_without_a_terminal_writes_an_unlisted_model_only_if_it_takes_calls(
+async def test_init_without_a_terminal_writes_an_unlisted_model_only_if_it_answers_calls(
     run: Run, home: Path, takes_calls: bool
 ) -> None:
     async with Server(fake_llm.make_app()) as llm:
@@ -729,7 +731,7 @@ async def test_init_without_a_terminal_writes_an_unlisted_model_only_if_it_takes
         model = ("--model-name", "lab-unlisted", "--model-base-url", f"{llm.url}/v1")
         done = await threaded(run, "init", *model)
     if takes_calls:
-        assert "does not list lab-unlisted, but takes calls" in done.output
+        assert "does not list lab-unlisted, but accepts calls" in done.output
     else:
         assert "does not list lab-unlisted. It lists lab-" in str(done.exception)
         assert "Nothing was written" in str(done.exception)
@@ -744,9 +746,9 @@ async def llm_refuses(url: str, model: str) -> None:
 
 
 def at_a_terminal(environ: Mapping[str, str], words: list[str], answers: Mapping[str, str]) -> str:
-    """Run a command with a terminal for standard input and output, answering each question as it appears.
+    """Run a command in a terminal, and answer each question as it appears.
 
-    A question for a secret is answered once the echo is off: what is typed before is thrown away by the prompt.
+    Secrets are answered only once the echo is off, because the prompt discards earlier input.
     """
     terminal, theirs = pty.openpty()
     command = [sys.executable, "-m", "gateway", *words]
@@ -773,7 +775,7 @@ def at_a_terminal(environ: Mapping[str, str], words: list[str], answers: Mapping
     return shown
 
 
-SECRETS = ("Telegram bot token", "Discord bot token", "Key for")
+SECRETS = ("Telegram bot token", "Discord bot token", "API k")
 """First words of the questions whose answers are not shown."""
 
 
@@ -800,9 +802,9 @@ def _is_ready(terminal: int, *, is_secret: bool) -> bool:
         ({"HERMES_MODEL__EXTRA_HEADERS": '{"api-key": "sesame-sesame"}'}, None),
     ],
 )
-def test_config_check_knows_a_missing_key(run: Run, variables: dict[str, str], words: str | None) -> None:
+def test_config_check_warns_of_a_missing_key(run: Run, variables: dict[str, str], words: str | None) -> None:
     done = run("config", "check", HERMES_MODEL__NAME="gpt-4.1", **variables)
     assert done.exit_code == 0
     assert ("warning: " in done.output) is (words is not None)
-    assert (words or "The configuration is fine. ") in done.output
+    assert (words or "The configuration is valid. ") in done.output
     assert "sesame" not in run("config", "show", "--json", HERMES_MODEL__NAME="gpt-4.1", **variables).output

@@ -1,4 +1,4 @@
-"""What others wrote reaches a terminal as text, whatever they wrote."""
+"""Text of other people is printed without control characters."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ HOSTILE = f"needle {TITLE} {COLOUR} {BACK} {C1} {TURNED} \x7f\nthe second line,\
 
 
 def controls(text: str) -> set[str]:
-    """Characters that a terminal obeys, but for line feed and tab."""
+    """Return the characters that control a terminal, except line feed and tab."""
     turning = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     return {one for one in text if unicodedata.category(one) == "Cc" or one in turning} - {"\n", "\t"}
 
@@ -88,7 +88,7 @@ async def test_look_ups_print_control_characters_as_their_codes(
         assert [row["text"] for row in json.loads(printed)] == [HOSTILE, f"{HOSTILE}!"]
 
 
-async def test_what_the_daemon_says_of_others_prints_no_control_characters(run: Run, home: Path) -> None:
+async def test_text_from_the_daemon_prints_no_control_characters(run: Run, home: Path) -> None:
     async def status(_args: Mapping[str, Any]) -> Any:
         return {"platforms": {"telegram": {"state": "failed", "detail": f"Conflict: {HOSTILE}"}}}
 

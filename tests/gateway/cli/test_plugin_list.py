@@ -1,4 +1,4 @@
-"""`hermes-gateway plugins list` as people and scripts meet it."""
+"""`hermes-gateway plugins list`, as people and scripts use it."""
 
 import json
 import os
@@ -73,9 +73,7 @@ def test_every_engine_is_listed_with_its_state(home: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize(("engine", "problem"), [("smaple", "did you mean sample?"), ("broken", "ModuleNotFoundError")])
-def test_an_engine_that_cannot_be_used_is_a_problem_of_the_configuration(
-    home: Path, run: Run, engine: str, problem: str
-) -> None:
+def test_an_unusable_engine_is_a_configuration_error(home: Path, run: Run, engine: str, problem: str) -> None:
     put(home, "sample", ENGINE)
     put(home, "broken", "import no_such_module_here")
     shown = run("plugins", "list", HERMES_CONTEXT__ENGINE=engine)
@@ -90,9 +88,7 @@ class Early(KeepNewest):
     threshold_percent = 0.125
 
 
-async def test_status_says_whose_compressions_they_are_and_where_that_engine_makes_them(
-    store: Store, tmp_path: Path
-) -> None:
+async def test_status_names_the_plugin_engine_and_its_threshold(store: Store, tmp_path: Path) -> None:
     def make_engine(built_in: Engine) -> Engine:
         facts = ModelInfo(name="scripted", context_length=Tokens(32_768))
         return PluginEngine("early", Early, model=facts, fallback=built_in, redact=redact, clock=SystemClock())
@@ -105,4 +101,4 @@ async def test_status_says_whose_compressions_they_are_and_where_that_engine_mak
             [line for line in (await gateway.ask(command)).splitlines() if line.startswith("- Context:")]
             for command in ("/status", "/usage")
         ]
-        assert lines[0] == lines[1], "one threshold, whoever is asked"
+        assert lines[0] == lines[1], "/status and /usage show the same threshold"

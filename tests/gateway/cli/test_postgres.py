@@ -1,4 +1,4 @@
-"""Commands over a database in PostgreSQL, while no daemon runs."""
+"""Commands on a PostgreSQL database while no daemon runs."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in this process with a database's address; it never shows its password."""
+    """Run a command in this process with a database address. Its password never appears in the output."""
     for name in [name for name in os.environ if name.startswith("HERMES_")]:
         monkeypatch.delenv(name)
 
@@ -49,17 +49,15 @@ def run(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
     return runner
 
 
-def test_doctor_tells_server_encoding_role_schema_and_size(run: Run, postgres_url: str) -> None:
+def test_doctor_shows_server_encoding_role_schema_and_size(run: Run, postgres_url: str) -> None:
     text = run(postgres_url, "doctor").output
     assert "UTF8) for hermes: " in text
     assert f"schema {shipped_migrations()[-1].number}, 0 chats, 0 messages" in text
 
 
-async def test_doctor_tells_what_keeps_a_node_from_joining_the_others(
-    run: Run, postgres: Postgres, postgres_url: str
-) -> None:
+async def test_doctor_shows_why_a_node_cannot_join_the_cluster(run: Run, postgres: Postgres, postgres_url: str) -> None:
     assert (
-        "0 nodes have a seat; this one can have its own"
+        "0 nodes are running in the cluster; this node can join"
         in (await asyncio.to_thread(run, postgres_url, "doctor")).output
     )
     settings = json.dumps({"costs.daily_cap": "5"})
@@ -78,9 +76,9 @@ async def test_doctor_tells_what_keeps_a_node_from_joining_the_others(
                 assert "store.url leads to a pooler" in (await asyncio.to_thread(run, url, "doctor")).output
 
 
-def test_what_is_wrong_with_the_database_is_one_sentence_of_doctors(run: Run, postgres: Postgres) -> None:
+def test_doctor_explains_a_database_problem_in_one_sentence(run: Run, postgres: Postgres) -> None:
     with postgres.database() as url:
-        assert "The database is still empty. The next start makes the tables." in run(url, "doctor").output
+        assert "The database is empty. The next start creates the tables." in run(url, "doctor").output
         wrong = url.replace(PASSWORD, "not-the-password")
         assert "password authentication failed" in run(wrong, "doctor").output
         for words in (("status",), ("sessions",), ("pair", "list"), ("pair", "approve", CODE), ("cluster", "status")):
@@ -95,26 +93,26 @@ def test_what_is_wrong_with_the_database_is_one_sentence_of_doctors(run: Run, po
         assert "may not create tables" in run(foreign, "doctor").output
 
 
-def test_a_role_that_may_only_read_is_found_by_doctor(run: Run, postgres: Postgres) -> None:
+def test_doctor_finds_a_read_only_role(run: Run, postgres: Postgres) -> None:
     with postgres.fresh_database() as url:
         name = url.rpartition("/")[2]
         postgres.run("ALTER TABLE messages OWNER TO postgres", "GRANT SELECT ON messages TO hermes", database=name)
         assert "The role hermes may not read and write all tables, for example messages" in run(url, "doctor").output
 
 
-def test_an_address_that_the_library_cannot_read_is_a_configuration_error(run: Run) -> None:
+def test_an_unreadable_address_is_a_configuration_error(run: Run) -> None:
     result = run(f"postgresql://hermes:{PASSWORD}%zz@db/hermes", "status")
     assert "not a valid PostgreSQL address" in str(result.exception)
 
 
-def test_status_and_lists_read_the_database_itself(run: Run, postgres_url: str) -> None:
+def test_status_and_lists_read_the_database_directly(run: Run, postgres_url: str) -> None:
     status = run(postgres_url, "status")
     assert status.exit_code == 3
     assert "messages" in status.output
-    assert "Nobody waits" in run(postgres_url, "pair", "list").output
+    assert "No pending requests" in run(postgres_url, "pair", "list").output
 
 
-async def test_a_person_is_let_in_while_nothing_runs(run: Run, postgres_url: str, tmp_path: Path) -> None:
+async def test_pairing_works_while_no_daemon_runs(run: Run, postgres_url: str, tmp_path: Path) -> None:
     message = InboundMessage(
         event_ref="7:1",
         chat=ChatKey(platform="telegram", account="telegram", chat_ref="42"),
@@ -128,15 +126,15 @@ async def test_a_person_is_let_in_while_nothing_runs(run: Run, postgres_url: str
     async with open_store(tmp_path / "home/state.db", postgres_url) as store:
         await store.write(offer_pairing, message, CODE, None, SystemClock().now())
     done = await asyncio.to_thread(run, postgres_url, "pair", "approve", CODE)
-    assert "Ada (telegram:42) may write now, as user." in done.output
+    assert "Ada (telegram:42) can now use the bot as user." in done.output
     done = await asyncio.to_thread(run, postgres_url, "pair", "revoke", "telegram:42")
-    assert "no access any more" in done.output
+    assert "no longer has access" in done.output
 
 
-def test_backup_and_repair_are_postgresqls(run: Run, postgres_url: str, tmp_path: Path) -> None:
+def test_backup_and_repair_refer_to_postgresql(run: Run, postgres_url: str, tmp_path: Path) -> None:
     backup, repair = (run(postgres_url, *words) for words in (("backup", "copy.db"), ("doctor", "--repair")))
     assert "pg_dump" in str(backup.exception)
-    assert "PostgreSQL, which repairs it" in str(repair.exception)
+    assert "PostgreSQL, which repairs itself" in str(repair.exception)
     assert not list(tmp_path.rglob("*.db"))
 
 
@@ -148,12 +146,12 @@ async def test_a_gateway_moves_to_postgresql_and_back(
     with postgres.database() as url:
         without = url.replace(f":{PASSWORD}", "")
         refused = await asyncio.to_thread(run, "", "store", "copy", "--to", url)
-        assert "leave the password out of --to" in str(refused.exception)
+        assert "Leave the password out of --to" in str(refused.exception)
         monkeypatch.setenv("PGPASSWORD", PASSWORD)  # which the library reads from the environment itself
         there = await asyncio.to_thread(run, "", "store", "copy", "--to", without)
         assert "meta: 1 of 1 rows" in there.stderr
         assert there.stdout.startswith("TABLE ")
-        assert "1 row, all the same as in the source." in there.stdout
+        assert "1 row, identical to the source." in there.stdout
         again = await asyncio.to_thread(run, "", "store", "copy", "--to", without)
         assert "not empty" in str(again.exception)
         back = await asyncio.to_thread(run, url, "store", "copy", "--to", str(tmp_path / "back.db"), "--json")
@@ -163,12 +161,12 @@ async def test_a_gateway_moves_to_postgresql_and_back(
         assert await store.read(load_note, "greeting") == "hello"
 
 
-def test_a_target_that_is_no_address_is_refused(run: Run, tmp_path: Path) -> None:
+def test_an_invalid_target_address_is_refused(run: Run, tmp_path: Path) -> None:
     assert "must be an address such as" in str(run("", "store", "copy", "--to", "mysql://db/hermes").exception)
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_one_process_has_a_state_directory_whatever_its_database_is(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_state_directory_has_one_process_with_either_database(postgres_url: str, tmp_path: Path) -> None:
     async with open_store(tmp_path / "state.db"):
         with pytest.raises(LockUnavailable, match="the state directory"):
             async with open_store(tmp_path / "state.db", postgres_url):
@@ -184,7 +182,7 @@ async def test_an_unfinished_copy_is_not_opened(postgres_url: str, tmp_path: Pat
                 pass
 
 
-async def test_a_copy_that_was_forgotten_is_no_beginning_anew(
+async def test_an_empty_database_is_refused_if_a_copy_was_forgotten(
     run: Run, postgres: Postgres, postgres_url: str, tmp_path: Path
 ) -> None:
     async with open_store(tmp_path / "state.db"):

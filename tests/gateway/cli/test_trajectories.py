@@ -1,4 +1,4 @@
-"""`hermes-gateway trajectories` as people and scripts meet it: real processes, a real database, a model server."""
+"""`hermes-gateway trajectories` with real processes, a real database and a model server."""
 
 import asyncio
 import json
@@ -81,7 +81,7 @@ def run(environ: Mapping[str, str], home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def started(environ: Mapping[str, str], *words: object, **options: Any) -> subprocess.Popen[bytes]:
-    """The command as a process of its own; signals reach nobody else."""
+    """Start the command as a process in its own session, so that signals reach only this process."""
     command = [sys.executable, "-m", "gateway", "trajectories", *map(str, words)]
     return subprocess.Popen(command, env=dict(environ), start_new_session=True, **options)
 
@@ -100,12 +100,13 @@ def line_of(number: int, turns: int, words: int = 30) -> bytes:
 
 
 def written(target: Path) -> dict[str, bytes]:
-    """What a run has made, by the end of each file's name."""
+    """Return the files of a run, by the end of their names."""
     return {path.name.removeprefix(target.name): path.read_bytes() for path in target.parent.glob(f"{target.name}*")}
 
 
 def interrupt_at(process: subprocess.Popen[bytes], target: Path, size: int, number: signal.Signals) -> int:
-    """Signal the process once its output has so many bytes; returns how it ended. No event tells of a file's size."""
+    """Signal the process once its output has reached `size` bytes; return its exit code. There is no event for a file's
+    size."""
     while process.poll() is None and (not target.exists() or target.stat().st_size < size):
         time.sleep(0.002)
     if process.poll() is None:
@@ -113,9 +114,7 @@ def interrupt_at(process: subprocess.Popen[bytes], target: Path, size: int, numb
     return process.wait(timeout=60)
 
 
-def test_a_run_that_is_interrupted_again_and_again_comes_to_the_same_bytes(
-    environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_run_that_is_interrupted_repeatedly_writes_the_same_bytes(environ: dict[str, str], tmp_path: Path) -> None:
     chance = random.Random(5)
     lines = [
         chance.choice(BROKEN) if chance.random() < 0.01 else line_of(number, chance.randrange(1, 4))
@@ -147,7 +146,7 @@ def test_a_run_that_is_interrupted_again_and_again_comes_to_the_same_bytes(
     assert total["was_compressed"] > 3_000
 
 
-def test_an_interruption_says_that_the_same_command_goes_on(environ: dict[str, str], tmp_path: Path) -> None:
+def test_an_interruption_says_that_the_same_command_continues(environ: dict[str, str], tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"".join(line_of(number, 4) for number in range(20_000)))
     process = started(environ, "compress", source, target, *WITHOUT_MODEL, stderr=subprocess.PIPE)
@@ -155,12 +154,12 @@ def test_an_interruption_says_that_the_same_command_goes_on(environ: dict[str, s
     assert process.stderr is not None
     with process.stderr:
         said = process.stderr.read().decode()
-    assert said == "interrupted; the same command goes on from here\n"
+    assert said == "Interrupted. Run the same command again to continue.\n"
     state = json.loads((tmp_path / "out.jsonl.metrics.json").read_bytes())
     assert state["written_bytes"]["out"] == target.stat().st_size > 0
 
 
-def test_a_full_disk_ends_the_run_and_with_room_it_goes_on(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run_and_a_later_run_continues(environ: dict[str, str], tmp_path: Path) -> None:
     source, whole, target = tmp_path / "in.jsonl", tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     lines = [BROKEN[number % 4] if number % 5 == 4 else line_of(number, 4) for number in range(400)]
     source.write_bytes(b"".join(lines))
@@ -179,7 +178,7 @@ def test_a_full_disk_ends_the_run_and_with_room_it_goes_on(environ: dict[str, st
         assert written(target) == written(whole)
 
 
-def test_a_terminal_shows_how_far_it_is_and_a_pipe_does_not(environ: dict[str, str], tmp_path: Path) -> None:
+def test_only_a_terminal_shows_a_progress_bar(environ: dict[str, str], tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"".join(line_of(number, 4) for number in range(200)))
     done = started(environ, "compress", source, tmp_path / "a.jsonl", *WITHOUT_MODEL, stderr=subprocess.PIPE)
@@ -201,7 +200,7 @@ def test_a_terminal_shows_how_far_it_is_and_a_pipe_does_not(environ: dict[str, s
 # -- with a model
 
 
-async def test_summaries_come_from_the_model_that_is_configured_for_them(run: Run, tmp_path: Path) -> None:
+async def test_summaries_come_from_the_configured_model(run: Run, tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [line_of(number, 6, words=60) for number in range(5)]
     source.write_bytes(b"".join([*lines[:4], lines[4].replace(b"boat", KEY.encode())]))
@@ -232,7 +231,7 @@ async def test_summaries_come_from_the_model_that_is_configured_for_them(run: Ru
         assert KEY not in summary["value"]
 
 
-async def test_a_model_that_nobody_may_ask_ends_the_run_and_what_is_fixed_goes_on(run: Run, tmp_path: Path) -> None:
+async def test_a_refused_key_ends_the_run_and_a_later_run_continues(run: Run, tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"".join(line_of(number, 6) for number in range(5)))
     async with Server(fake_llm.make_app()) as llm, aiohttp.ClientSession() as session:
@@ -254,7 +253,7 @@ async def test_a_model_that_nobody_may_ask_ends_the_run_and_what_is_fixed_goes_o
     assert len(target.read_bytes().splitlines()) == 5
 
 
-def test_without_a_model_it_says_what_to_do(run: Run, tmp_path: Path) -> None:
+def test_without_a_model_the_error_says_what_to_do(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(line_of(1, 6))
     done = run("compress", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert "--summary-model none" in str(done.exception)
@@ -280,7 +279,7 @@ def result(call_id: str, text: str) -> NewMessage:
 
 
 def fill(db: Any) -> list[str]:
-    """Two conversations of a chat, one of them with calls, thoughts and something taken back, and one of a group."""
+    """Store two conversations of a chat, one with calls, thoughts and an undone message, and one of a group."""
     chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
     old = exchange(db, chat, "an older door", "closed")
     new = reset(db, chat, Millis(START + 1_000))
@@ -305,7 +304,7 @@ def fill(db: Any) -> list[str]:
     helper = start_subagent_session(db, chat, ids[1], Millis(START + 2_500))
     append(db, SessionId(helper), said("look at the door"), Millis(START + 2_500))
     append(db, SessionId(helper), answered("It is red."), Millis(START + 2_600))
-    reset(db, group, Millis(START + 90_000_001))  # in which nobody says anything
+    reset(db, group, Millis(START + 90_000_001))  # a session without messages
     return [load_view(db, old.lineage_id).session.key, new.key]
 
 
@@ -317,7 +316,7 @@ def exported(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-async def test_what_was_said_is_exported_compressed_and_shown(run: Run, home: Path, tmp_path: Path) -> None:
+async def test_conversations_are_exported_compressed_and_shown(run: Run, home: Path, tmp_path: Path) -> None:
     store = await open_store(home / "state.db")
     _, key = await store.write(fill)
     await store.close()
@@ -366,7 +365,7 @@ async def test_what_was_said_is_exported_compressed_and_shown(run: Run, home: Pa
     assert "\x1b" not in shown.output
 
 
-async def test_the_running_daemon_gives_the_same_page_by_page(
+async def test_an_export_from_the_daemon_in_pages_equals_one_from_the_database(
     run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.operator.lookups.PAGE_ROWS", 7)
@@ -386,7 +385,7 @@ async def test_the_running_daemon_gives_the_same_page_by_page(
     assert (tmp_path / "asked.jsonl").read_bytes() == (tmp_path / "read.jsonl").read_bytes()
 
 
-async def test_an_export_can_be_of_a_session_or_of_what_was_used_lately(run: Run, home: Path, tmp_path: Path) -> None:
+async def test_an_export_can_be_limited_to_a_session_or_to_recent_use(run: Run, home: Path, tmp_path: Path) -> None:
     store = await open_store(home / "state.db")
     old, key = await store.write(fill)
     await store.close()
@@ -402,7 +401,7 @@ async def test_an_export_can_be_of_a_session_or_of_what_was_used_lately(run: Run
     assert "--session needs" in str(done.exception)
 
 
-def test_show_says_why_there_is_nothing_to_show(run: Run, tmp_path: Path) -> None:
+def test_show_and_replay_explain_lines_that_cannot_be_shown(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(line_of(1, 1) + BROKEN[3])
     assert "2 human" in run("show", path).output

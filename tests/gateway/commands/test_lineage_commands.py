@@ -209,7 +209,7 @@ async def test_search_options_match_the_command_line(store: Store, tmp_path: Pat
         ("/search door --role king", "`--role` must be user, assistant or tool."),
         ("/search door --since yesterday", "“yesterday” is not a date"),
         ("/search door --chat telegram:777", "No chat"),
-        ("/search door --chat m1", "is no chat"),
+        ("/search door --chat m1", "is not a chat"),
         ("/session", "/session <id>"),
         ("/session m99999", "There is no message m99999"),
         ("/session zzzz", "has the id “zzzz”"),
@@ -234,10 +234,10 @@ async def test_in_a_group_lookups_cover_only_that_group(store: Store, tmp_path: 
         assert "red door" not in found
         for line in (f"/session {key}", f"/session m{message_id}", f"/lineage {key}"):
             said = await ask_boss(gateway, line, GROUP)
-            assert "of this chat" in said
+            assert "in this chat" in said
             assert "door" not in said
         for line in ("/lineage telegram:1", "/search door --chat telegram:1"):
-            assert "only this chat" in await ask_boss(gateway, line, GROUP)
+            assert "only look up this chat" in await ask_boss(gateway, line, GROUP)
         assert GROUP.name in await ask_boss(gateway, "/lineage", GROUP)
 
 

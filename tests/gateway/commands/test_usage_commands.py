@@ -41,7 +41,7 @@ async def test_everybody_sees_a_gateway_wide_cap(store: Store, tmp_path: Path) -
 async def test_usage_before_the_first_message_says_so(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         assert "no conversation yet" in await gateway.ask("/usage")
-        assert "No model was asked." in await gateway.ask("/insights", sender=BOSS)
+        assert "No model calls." in await gateway.ask("/insights", sender=BOSS)
 
 
 @pytest.mark.parametrize("days", ["0", "367", "x", "-3", "9" * 40])
@@ -54,10 +54,10 @@ async def test_usage_covers_only_the_current_conversation(store: Store, tmp_path
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
         await gateway.ask("two")
-        assert "- Calls: 2" in await gateway.ask("/usage")
+        assert "- Model calls: 2" in await gateway.ask("/usage")
         await gateway.ask("/new")
         await gateway.ask("three")
         told = await gateway.ask("/usage")
-        assert "- Calls: 1" in told
-        assert "- Read: 100 tokens: 100 new" in told
-        assert "- Written: 10 tokens" in told
+        assert "- Model calls: 1" in told
+        assert "- Input: 100 tokens: 100 new" in told
+        assert "- Output: 10 tokens" in told

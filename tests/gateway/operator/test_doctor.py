@@ -1,4 +1,4 @@
-"""What doctor sees, and that looking changes nothing."""
+"""Results of `doctor`, which changes nothing."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,9 @@ import pytest
 from aiohttp import web
 
 from agent.engines.loader import FOLDER
+from agent.model.sizes import SizeSource
 from agent.tools.terminal.sandbox import probe_sandbox
+from gateway.models.routes import window_from
 from gateway.operator.checks import CheckResult, CheckStatus, check_database, failed
 from gateway.operator.doctor import run_checks
 from gateway.operator.socket import serve_control
@@ -44,7 +46,7 @@ def environ(home: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def findings(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, CheckResult]:
-    """By check; of several findings of one check the worst."""
+    """Return the findings by check: the worst one if a check has several."""
     environ = {**store_environ(Path(environ["HERMES_HOME"], "state.db")), **environ}
     order = list(CheckStatus)
     found: dict[str, CheckResult] = {}
@@ -57,7 +59,7 @@ async def examined(environ: Mapping[str, str], *, is_online: bool = False) -> di
     return await asyncio.to_thread(findings, environ, is_online=is_online)
 
 
-def test_a_fresh_machine_has_nothing_wrong_but_no_model(environ: dict[str, str], home: Path) -> None:
+def test_a_fresh_machine_only_lacks_a_model(environ: dict[str, str], home: Path) -> None:
     found = findings(environ)
     assert {name for name, one in found.items() if one.verdict is CheckStatus.FAILED} == set()
     assert found["model"].verdict is CheckStatus.WARNING
@@ -65,7 +67,7 @@ def test_a_fresh_machine_has_nothing_wrong_but_no_model(environ: dict[str, str],
     assert list(home.iterdir()) == []
 
 
-def test_a_state_directory_that_is_a_file_is_not_called_missing(environ: dict[str, str], home: Path) -> None:
+def test_a_file_in_place_of_the_state_directory_is_not_called_missing(environ: dict[str, str], home: Path) -> None:
     home.rmdir()
     home.touch()
     found = findings(environ)
@@ -73,20 +75,20 @@ def test_a_state_directory_that_is_a_file_is_not_called_missing(environ: dict[st
     assert "home" not in found
 
 
-def test_a_state_directory_that_nobody_can_look_at_is_one_finding(environ: dict[str, str]) -> None:
+def test_an_unreadable_state_directory_is_one_finding(environ: dict[str, str]) -> None:
     found = findings({**environ, "HERMES_HOME": f"/{'x' * 300}"})
     assert "cannot be read" in found["config"].text
     assert "home" not in found
 
 
-def test_a_wrong_configuration_is_the_loaders_own_sentence(environ: dict[str, str], home: Path) -> None:
+def test_an_invalid_configuration_shows_the_loaders_sentence(environ: dict[str, str], home: Path) -> None:
     (home / "config.yaml").write_text("sessions: {groups: both}")
     found = findings(environ)
     assert found["config"].verdict is CheckStatus.FAILED
     assert "shared, per_user" in found["config"].text
 
 
-async def test_a_wrong_configuration_hides_neither_warnings_nor_the_running_daemon(
+async def test_an_invalid_configuration_hides_neither_warnings_nor_the_running_daemon(
     environ: dict[str, str], home: Path
 ) -> None:
     async def doctor(_args: Mapping[str, Any]) -> Any:
@@ -107,11 +109,11 @@ async def test_a_daemon_of_another_version_is_a_finding(environ: dict[str, str],
     async with serve_control(home / "control.sock", {"doctor": doctor}):
         found = await examined(environ)
     assert found["daemon"].verdict is CheckStatus.FAILED
-    assert "restart it" in found["daemon"].text
+    assert "Restart it" in found["daemon"].text
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "a file without tables"])
-def test_a_database_that_a_failed_start_left_unmade_is_not_called_broken(
+def test_an_empty_database_of_a_failed_start_is_not_called_broken(
     environ: dict[str, str], home: Path, left: str
 ) -> None:
     if left == "an empty file":
@@ -121,17 +123,17 @@ def test_a_database_that_a_failed_start_left_unmade_is_not_called_broken(
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     found = findings(environ)
     assert found["database"].verdict is CheckStatus.SKIPPED
-    assert ("first start makes it" in found["database"].text) == (left == "nothing")
+    assert ("first start creates it" in found["database"].text) == (left == "nothing")
 
 
-def test_foreign_variables_are_told(environ: dict[str, str]) -> None:
+def test_unknown_variables_are_reported(environ: dict[str, str]) -> None:
     found = findings({**environ, "HERMES_TELEGRAM_TOKEN": "x"})
     assert found["environment"].verdict is CheckStatus.WARNING
     assert "HERMES_TELEGRAM__TOKEN" in found["environment"].text
 
 
 @pytest.mark.parametrize(("name", "mode"), [("", 0o755), (".env", 0o644), ("config.yaml", 0o640)])
-def test_files_open_to_others_are_told_with_the_remedy(
+def test_files_open_to_other_users_are_reported_with_a_fix(
     environ: dict[str, str], home: Path, name: str, mode: int
 ) -> None:
     path = home / name
@@ -144,7 +146,7 @@ def test_files_open_to_others_are_told_with_the_remedy(
     assert f"chmod {'0600' if name else '0700'} {path}" in found["home"].text
 
 
-async def test_a_resting_database_is_checked(environ: dict[str, str], home: Path) -> None:
+async def test_the_database_is_checked_while_no_daemon_runs(environ: dict[str, str], home: Path) -> None:
     store = await open_store(home / "state.db")
     await store.close()
     found = await examined(environ)
@@ -153,7 +155,7 @@ async def test_a_resting_database_is_checked(environ: dict[str, str], home: Path
 
 
 @about_files
-async def test_a_damaged_database_is_noticed(environ: dict[str, str], home: Path) -> None:
+async def test_a_damaged_database_is_reported(environ: dict[str, str], home: Path) -> None:
     store = await open_store(home / "state.db")
     await store.close()
     damage(home / "state.db")
@@ -183,7 +185,7 @@ async def test_a_running_daemon_checks_its_own_database(environ: dict[str, str],
     assert ("(UTF8)" if IS_POSTGRES else "sound") in found["database"].text
 
 
-def test_a_holder_that_does_not_answer_is_named(environ: dict[str, str], home: Path) -> None:
+def test_a_process_that_has_the_database_and_does_not_answer_is_named(environ: dict[str, str], home: Path) -> None:
     with FileLock.acquire(home / "state.db.lock", what="the database"):
         found = findings(environ)
     assert found["daemon"].verdict is CheckStatus.FAILED
@@ -191,7 +193,7 @@ def test_a_holder_that_does_not_answer_is_named(environ: dict[str, str], home: P
     assert "database" not in found
 
 
-async def test_tokens_are_tried_only_when_asked_to(environ: dict[str, str]) -> None:
+async def test_tokens_are_tested_only_with_online(environ: dict[str, str]) -> None:
     async with (
         Server(fake_telegram.make_app(token=TELEGRAM_TOKEN)) as telegram,
         Server(fake_discord.make_app()) as discord,
@@ -222,7 +224,7 @@ async def test_the_models_server_is_asked(environ: dict[str, str]) -> None:
     assert "cannot be reached" in gone.text
 
 
-async def test_every_api_of_the_configuration_is_asked_once(environ: dict[str, str]) -> None:
+async def test_every_configured_api_is_asked_once(environ: dict[str, str]) -> None:
     async def models(request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != "Bearer right":
             raise web.HTTPUnauthorized
@@ -250,8 +252,8 @@ async def test_every_api_of_the_configuration_is_asked_once(environ: dict[str, s
             f"lab-33k: The model's server answers at {llm.url}/v1, {unlisted} lab-33k; did you mean lab-32k or lab-8k "
             "or lab-4k?",
         ),
-        (CheckStatus.WARNING, f"llama: The model's server at {other.url}/v1 wants a key (api_key)."),
-        (CheckStatus.WARNING, f"llama: The model's server at {other.url}/v1 does not accept the key."),
+        (CheckStatus.WARNING, f"llama: The model's server at {other.url}/v1 requires a key (api_key)."),
+        (CheckStatus.WARNING, f"llama: The model's server at {other.url}/v1 rejected the API key."),
         (CheckStatus.FINE, f"llama: The model's server answers at {other.url}/v1."),
         (
             CheckStatus.WARNING,
@@ -261,7 +263,7 @@ async def test_every_api_of_the_configuration_is_asked_once(environ: dict[str, s
 
 
 def listing(*names: str, root: str = "/v1", **more: Any) -> web.Application:
-    """A server that lists models under a root of its own, and takes calls there."""
+    """Make a server that lists models under `root`, and accepts calls there."""
 
     async def models(_request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": name, **more} for name in names]})
@@ -303,7 +305,7 @@ async def test_a_model_may_be_listed_in_a_longer_form(environ: dict[str, str], n
         ("llama3.1", ["zephyr"], "does not list llama3.1. It lists zephyr."),
     ],
 )
-async def test_a_model_that_is_not_listed_is_a_problem_with_the_nearest_names(
+async def test_an_unlisted_model_fails_with_the_nearest_names(
     environ: dict[str, str], name: str, names: list[str], words: str
 ) -> None:
     async with Server(listing(*names)) as server:
@@ -313,7 +315,7 @@ async def test_a_model_that_is_not_listed_is_a_problem_with_the_nearest_names(
     assert words in found.text
 
 
-async def test_a_server_of_one_model_answers_to_any_name(environ: dict[str, str]) -> None:
+async def test_a_server_with_one_model_accepts_any_name(environ: dict[str, str]) -> None:
     async with Server(listing("/models/some.gguf", owned_by="llamacpp")) as server:
         variables = {**environ, "HERMES_MODEL__NAME": "anything", "HERMES_MODEL__BASE_URL": f"{server.url}/v1"}
         assert (await examined(variables))["model"].verdict is CheckStatus.FINE
@@ -322,7 +324,7 @@ async def test_a_server_of_one_model_answers_to_any_name(environ: dict[str, str]
 @pytest.mark.parametrize(
     ("root", "written"), [("/v1", ""), ("/api/v1", ""), ("/v1", "/v1/chat/completions"), ("/openai/v1", "/v1")]
 )
-async def test_an_address_without_its_path_is_a_problem_with_the_right_one(
+async def test_an_address_without_its_path_fails_with_the_right_address(
     environ: dict[str, str], root: str, written: str
 ) -> None:
     async with Server(listing("m", root=root)) as server:
@@ -332,20 +334,20 @@ async def test_an_address_without_its_path_is_a_problem_with_the_right_one(
     assert f"did you mean {server.url}{root}?" in found.text
 
 
-async def test_a_server_without_a_list_is_fine_where_it_takes_calls(environ: dict[str, str]) -> None:
+async def test_a_server_without_a_list_is_fine_if_it_accepts_calls(environ: dict[str, str]) -> None:
     async with Server(listing()) as server:
         variables = {**environ, "HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": f"{server.url}/v1"}
         found = (await examined(variables))["model"]
         assert (found.verdict, found.text) == (
             CheckStatus.FINE,
-            f"The model's server answers at {server.url}/v1; it lists no models to compare with.",
+            f"The model's server answers at {server.url}/v1. It has no model list, so the name could not be checked.",
         )
         lost = (await examined({**variables, "HERMES_MODEL__BASE_URL": server.url}))["model"]
     assert lost.verdict is CheckStatus.FAILED
-    assert "base_url lacks its path" in lost.text
+    assert "base_url has no path" in lost.text
 
 
-def test_settings_that_reach_no_model_are_told(environ: dict[str, str]) -> None:
+def test_settings_that_do_not_reach_a_model_are_reported(environ: dict[str, str]) -> None:
     claude = {
         **environ,
         "HERMES_MODEL__NAME": "claude-haiku-4-5",
@@ -373,7 +375,7 @@ async def test_an_anthropic_server_is_asked_in_its_own_way(environ: dict[str, st
     assert "extra" not in found
 
 
-async def test_an_sdk_that_is_missing_is_told_with_the_command_that_helps(
+async def test_a_missing_sdk_is_reported_with_the_install_command(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
@@ -407,16 +409,16 @@ async def test_a_probe_follows_no_redirect_with_its_key(environ: dict[str, str])
     assert seen == ["/models"]
 
 
-def test_what_a_cap_counts_by_an_estimate_is_told(environ: dict[str, str]) -> None:
+def test_a_cap_with_an_estimated_price_is_reported(environ: dict[str, str]) -> None:
     model = {"HERMES_MODEL__NAME": "gpt-5-mini", "HERMES_MODEL__BASE_URL": "http://127.0.0.1:1/v1"}
     capped = {**environ, **model, "HERMES_COSTS__DAILY_CAP": "1"}
-    assert findings(capped)["costs"].text.endswith("the price of every configured model is known.")
+    assert findings(capped)["costs"].text.endswith("every configured model has a price.")
     estimated = findings({**capped, "HERMES_MODEL__FALLBACKS": "gpt-99-mini"})["costs"]
     assert estimated.verdict is CheckStatus.FINE
-    assert "that of `gpt-99-mini` as an estimate" in estimated.text
+    assert "That of `gpt-99-mini` is an estimate" in estimated.text
 
 
-def test_access_that_lets_everybody_or_nobody_in_is_told(environ: dict[str, str]) -> None:
+def test_access_for_everybody_or_nobody_is_reported(environ: dict[str, str]) -> None:
     token = {"HERMES_TELEGRAM__TOKEN": TELEGRAM_TOKEN}
     assert findings({**environ, **token, "HERMES_ACCESS__ALLOW_ALL": "true"})["access"].verdict is CheckStatus.WARNING
     nobody = findings({**environ, **token, "HERMES_PAIRING__ENABLED": "false"})["access"]
@@ -431,26 +433,26 @@ def user_unit(tmp_path: Path, text: str, name: str = "hermes-gateway.service") -
     (folder / name).write_text(text)
 
 
-def test_a_stop_timeout_below_the_drain_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_stop_timeout_below_the_drain_is_reported(environ: dict[str, str], tmp_path: Path) -> None:
     user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
     assert "TimeoutStopSec" not in findings(environ)["service"].text
     found = findings({**environ, "HERMES_LIFECYCLE__DRAIN_SECONDS": "120"})["service"]
     assert found.verdict is CheckStatus.WARNING
-    assert "raise TimeoutStopSec" in found.text
+    assert "Raise TimeoutStopSec" in found.text
 
 
 @pytest.mark.parametrize("name", ["hermes-gateway.service", "hermes-gateway@.service"])
-def test_a_stop_timeout_raised_in_a_drop_in_counts(environ: dict[str, str], tmp_path: Path, name: str) -> None:
+def test_a_stop_timeout_in_a_drop_in_counts(environ: dict[str, str], tmp_path: Path, name: str) -> None:
     user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n", name)
     long_drain = {**environ, "HERMES_LIFECYCLE__DRAIN_SECONDS": "120"}
-    assert "raise TimeoutStopSec" in findings(long_drain)["service"].text
+    assert "Raise TimeoutStopSec" in findings(long_drain)["service"].text
     drop_ins = tmp_path / f".config/systemd/user/{name}.d"
     drop_ins.mkdir()
     (drop_ins / "override.conf").write_text("[Service]\nTimeoutStopSec=180\n")
     assert "TimeoutStopSec" not in findings(long_drain)["service"].text
 
 
-def test_a_user_service_that_nothing_starts_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_user_service_that_nothing_starts_is_reported(environ: dict[str, str], tmp_path: Path) -> None:
     user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n[Install]\nWantedBy=multi-user.target\n")
     found = findings(environ)["service"]
     assert found.verdict is CheckStatus.WARNING
@@ -458,7 +460,7 @@ def test_a_user_service_that_nothing_starts_is_told(environ: dict[str, str], tmp
 
 
 @pytest.mark.parametrize(("answer", "verdict"), [("no", CheckStatus.WARNING), ("yes", CheckStatus.FINE)])
-def test_a_user_service_without_linger_is_told(
+def test_a_user_service_without_linger_is_reported(
     environ: dict[str, str], tmp_path: Path, answer: str, verdict: CheckStatus
 ) -> None:
     user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
@@ -470,7 +472,7 @@ def test_a_user_service_without_linger_is_told(
     assert ("enable-linger" in found.text) is (answer == "no")
 
 
-async def test_looking_changes_nothing(environ: dict[str, str], home: Path) -> None:
+async def test_doctor_changes_nothing(environ: dict[str, str], home: Path) -> None:
     store = await open_store(home / "state.db")
     await store.close()
     before = snapshot(home)
@@ -486,27 +488,27 @@ def snapshot(home: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_window_that_the_prompt_itself_fills_is_told(environ: dict[str, str]) -> None:
+def test_a_context_window_that_the_prompt_alone_fills_is_reported(environ: dict[str, str]) -> None:
     [fine] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
     assert (fine.verdict, "16,384 of 24,576" in fine.text) == (CheckStatus.FINE, True)
-    assert "32,768 tokens, default; set `model.context_length`" in fine.text
+    assert f"32,768 tokens ({window_from(SizeSource.ASSUMED)})" in fine.text
     environ |= {"HERMES_MODEL__CONTEXT_LENGTH": "3000", "HERMES_AGENT__PERSONA": "You are patient. " * 100}
     [crowded] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
     assert crowded.verdict is CheckStatus.WARNING
     assert "model.context_length" in crowded.text
 
 
-def test_where_a_plugin_compresses_is_told_as_the_line_that_does_not_wait_for_it(environ: dict[str, str]) -> None:
+def test_the_latest_compression_with_a_plugin_engine_is_reported(environ: dict[str, str]) -> None:
     folder = Path(environ["HERMES_HOME"]) / FOLDER / "sample"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(ENGINE)
     environ["HERMES_CONTEXT__ENGINE"] = "sample"
     [fine] = [finding for finding in run_checks(environ, is_online=False) if finding.check == "context"]
     assert fine.verdict is CheckStatus.FINE
-    assert "from 22,119 of 24,576 tokens on at the latest, by the context engine sample" in fine.text
+    assert "at 22,119 of 24,576 tokens at the latest, by the context engine sample" in fine.text
 
 
-def test_a_context_engine_that_nobody_has_is_told(environ: dict[str, str]) -> None:
+def test_an_unknown_context_engine_is_reported(environ: dict[str, str]) -> None:
     environ["HERMES_CONTEXT__ENGINE"] = "compresor"
     texts = [finding.text for finding in run_checks(environ, is_online=False) if finding.verdict is CheckStatus.FAILED]
     assert len(texts) == 1
@@ -526,15 +528,15 @@ async def test_the_search_index_is_checked_against_the_messages(environ: dict[st
         db.execute("DELETE FROM messages_fts_docsize")
     found = (await examined(environ))["search"]
     assert found.verdict is CheckStatus.WARNING
-    assert "made anew" in found.text
+    assert "rebuilt" in found.text
 
 
 @needs_sandbox
-def test_a_terminal_that_works_is_told_and_one_that_is_off_is_not(environ: dict[str, str]) -> None:
+def test_an_enabled_terminal_is_reported_and_a_disabled_one_is_not(environ: dict[str, str]) -> None:
     assert "terminal" not in findings(environ)
     found = findings({**environ, "HERMES_TERMINAL__ENABLED": "true"})["terminal"]
     assert found.verdict is CheckStatus.FINE
-    assert found.text.startswith("Commands run in a sandbox, without the network. Their memory is counted by the ")
+    assert found.text.startswith("Commands run in a sandbox without network access. The ")
 
 
 def test_a_terminal_without_a_sandbox_is_a_finding(
@@ -553,8 +555,8 @@ def test_a_terminal_without_a_sandbox_is_a_finding(
 
 
 @needs_sandbox
-async def test_what_the_running_daemon_says_of_its_terminal_counts(environ: dict[str, str], home: Path) -> None:
-    """Its unit may forbid what the shell that runs doctor can do."""
+async def test_the_running_daemon_checks_its_own_terminal(environ: dict[str, str], home: Path) -> None:
+    """The daemon's unit may forbid what the shell of `doctor` allows."""
 
     async def doctor(_args: Mapping[str, Any]) -> Any:
         return [asdict(failed("terminal", "no"))]

@@ -34,7 +34,7 @@ def operator(gateway: TestGateway, adapters: AdapterRegistry | None = None) -> O
     )
 
 
-async def test_status_says_how_the_daemon_is_doing(store: Store, tmp_path: Path) -> None:
+async def test_status_shows_the_state_of_the_daemon(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
@@ -55,7 +55,7 @@ async def test_status_says_how_the_daemon_is_doing(store: Store, tmp_path: Path)
         await gateway.quiet()
 
 
-async def test_status_and_doctor_tell_which_models_are_left_alone(store: Store, tmp_path: Path) -> None:
+async def test_status_and_doctor_show_paused_models(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         ask = operator(gateway).handlers()
         assert (await ask["status"]({}))["routes"] == [{"model": "scripted", "route": "scripted"}]
@@ -64,13 +64,13 @@ async def test_status_and_doctor_tell_which_models_are_left_alone(store: Store, 
         for _ in range(3):
             gateway.live.models.configured.client.breaker.failed(AuthRejected("x"))
         [route] = (await ask["status"]({}))["routes"]
-        assert (route["rests_seconds"], route["trouble"]) == (30, "rejects our API key")
+        assert (route["paused_seconds"], route["reason"]) == (30, "rejects our API key")
         [finding] = [finding for finding in await ask["doctor"]({}) if finding.check == "route"]
         assert finding.verdict == "warning"
-        assert finding.text == "scripted (scripted) rejects our API key; it is left alone for 30 s."
+        assert finding.text == "scripted (scripted) rejects our API key; it is paused for 30 s."
 
 
-async def test_a_stranger_is_let_in_and_out_from_the_command_line(store: Store, tmp_path: Path) -> None:
+async def test_access_is_approved_and_revoked_from_the_command_line(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         ask = operator(gateway).handlers()
         code = (await gateway.ask("hi", sender=EVE)).split("`")[1]
@@ -91,7 +91,7 @@ async def test_a_stranger_is_let_in_and_out_from_the_command_line(store: Store, 
             await ask["pair.approve"]({})
 
 
-async def test_what_was_said_is_looked_up_without_the_secrets_that_are_configured(store: Store, tmp_path: Path) -> None:
+async def test_look_ups_hide_configured_secrets(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, model={"api_key": "plainwordsecret"}) as gateway:
         await gateway.ask("the door opens with plainwordsecret")
         ask = operator(gateway).handlers()
@@ -111,7 +111,7 @@ def web_chat(gateway: TestGateway, folder: Path) -> LocalAdapter:
     return LocalAdapter(settings, store=gateway.store, files=files, menu=(), clock=clock, state_dir=folder)
 
 
-async def test_the_address_of_the_web_chat_is_given_out(store: Store, tmp_path: Path) -> None:
+async def test_the_link_to_the_web_chat_is_returned(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         local = web_chat(gateway, tmp_path)
         ask = operator(gateway, AdapterRegistry({"local": local})).handlers()["local.url"]
@@ -119,11 +119,11 @@ async def test_the_address_of_the_web_chat_is_given_out(store: Store, tmp_path: 
         async with running(local, RecordingIntake()):
             url = (await ask({}))["url"]
             assert url.startswith(f"{local.url}?token=")
-        with pytest.raises(CommandError, match="switched off"):
+        with pytest.raises(CommandError, match="disabled"):
             await operator(gateway).handlers()["local.url"]({})
 
 
-async def test_browsers_that_are_signed_in_are_listed_and_signed_out(store: Store, tmp_path: Path) -> None:
+async def test_signed_in_browsers_are_listed_and_signed_out(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         access = BrowserAccessControl(store, gateway.clock)
         for agent in ("Firefox \x1b[2J", "Chrome"):

@@ -1,4 +1,4 @@
-"""`hermes-gateway lineage | search | history | sessions`: one answer from the daemon and from the file at rest."""
+"""`hermes-gateway lineage | search | history | sessions`: same answers from the daemon and from the database file."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def fill(db: sqlite3.Connection) -> LineageId:
-    """A conversation that was compressed once, one that was left, and a group."""
+    """Store a conversation that was compressed once, one that was reset, and a group."""
     chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
     set_title(db, exchange(db, chat, "an older door", "closed").id, f"the key is {KEY}")
     reset(db, chat, Millis(START + 1_000))
@@ -92,14 +92,14 @@ def fill(db: sqlite3.Connection) -> LineageId:
 
 @asynccontextmanager
 async def answering(store: Store, home: Path) -> AsyncIterator[None]:
-    """The part of the daemon that the command line asks."""
+    """Serve the part of the daemon that the command line asks."""
     handlers = {name: partial(look_up, store, name, redact=redact) for name in LOOKUPS}
     async with serve_control(home / "control.sock", handlers):
         yield
 
 
 async def said(run: Run, home: Path, *words: str) -> list[dict[str, Any]]:
-    """What `--json` prints: from the file at rest, and from a daemon, which must be the same."""
+    """Return the rows that `--json` prints, which must be the same from the file and from a daemon."""
     resting = await asyncio.to_thread(run, *words, "--json")
     assert resting.exit_code == 0, resting.output
     store = await open_store(home / "state.db")
@@ -164,7 +164,7 @@ async def test_search_prints_exactly_the_promised_fields_in_the_order_asked_for(
     assert await said(run, home, "search", "an", "older", "door", "--limit", "1") != []
 
 
-async def test_a_hit_leads_to_the_session_in_which_it_was_said(run: Run, home: Path) -> None:
+async def test_a_hit_names_the_session_of_its_message(run: Run, home: Path) -> None:
     await filled(home)
     (hit,) = await said(run, home, "search", "red")
     chain = {row["session"]: row for row in await said(run, home, "lineage", hit["session"])}
@@ -175,7 +175,7 @@ async def test_a_hit_leads_to_the_session_in_which_it_was_said(run: Run, home: P
     assert {row["session"] for row in around} == {hit["session"]}
 
 
-async def test_secrets_are_taken_out_of_hits_also_where_the_snippet_would_have_cut_them(run: Run, home: Path) -> None:
+async def test_secrets_are_removed_from_hits_even_if_the_snippet_cuts_them(run: Run, home: Path) -> None:
     def one(db: sqlite3.Connection) -> None:
         chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
         exchange(db, chat, "a " * 50 + f"{KEY} " + "b " * 25 + "window " + "y " * 300, "open")
@@ -189,8 +189,8 @@ async def test_secrets_are_taken_out_of_hits_also_where_the_snippet_would_have_c
 
 
 @pytest.mark.parametrize("is_ascii", [True, False])
-async def test_secrets_in_arguments_and_documents_are_taken_out_of_hits(run: Run, home: Path, is_ascii: bool) -> None:
-    """As they were written and as they are meant: one of the two forms may hide a secret from who looks for it."""
+async def test_secrets_in_arguments_and_documents_are_removed_from_hits(run: Run, home: Path, is_ascii: bool) -> None:
+    """Secrets are found as written and as decoded, because either form may hide them from the redactor."""
     told = {"user": "window", "password": 'hunter2 "x\nsecond7', "note": f"青 plainwordsecret {KEY}", "half": "é"}
     call = ToolCall(id="c", name="log_in", arguments=json.dumps(told, ensure_ascii=is_ascii))
     document = Document(name="keys.txt", text=f"the window opens with {KEY} and plainwordsecret")
@@ -211,7 +211,7 @@ async def test_secrets_in_arguments_and_documents_are_taken_out_of_hits(run: Run
         assert secret not in done.output
 
 
-async def test_history_is_what_was_said_across_the_whole_conversation(run: Run, home: Path) -> None:
+async def test_history_shows_the_original_messages_of_the_whole_conversation(run: Run, home: Path) -> None:
     await filled(home)
     rows = await said(run, home, "history", "telegram:42")
     assert [row["text"] for row in rows] == [f"the red door, {KEY}", "open", "and the window", "shut"]
@@ -273,16 +273,16 @@ async def test_tables_for_people(run: Run, home: Path) -> None:
     assert "telegram:42, session" in found
     assert "the red door, [redacted]" in found
     shown = (await asyncio.to_thread(run, "history", "telegram:42")).output
-    assert shown.index("the red door") < shown.index("assistant, taken back") < shown.index("and the window")
+    assert shown.index("the red door") < shown.index("assistant, undone") < shown.index("and the window")
 
 
-async def test_nothing_yet_is_said_in_words_and_as_an_empty_list(run: Run, home: Path) -> None:
+async def test_an_empty_result_is_a_sentence_or_an_empty_list(run: Run, home: Path) -> None:
     for words in (("lineage",), ("search", "door"), ("sessions",), ("history", "telegram:42")):
         assert json.loads(run(*words, "--json").output) == []
         assert len(run(*words).output.splitlines()) == 1
 
 
-async def test_tool_rows_name_their_tool_and_what_was_called(run: Run, home: Path) -> None:
+async def test_tool_rows_name_their_tool_and_calls(run: Run, home: Path) -> None:
     def tools(db: sqlite3.Connection) -> None:
         chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
         session = SessionId(exchange(db, chat, "q", "a").lineage_id)
@@ -317,7 +317,7 @@ async def test_tool_rows_name_their_tool_and_what_was_called(run: Run, home: Pat
         (("sessions", "telegram:777"), "No chat"),
     ],
 )
-async def test_a_name_that_nothing_has_is_one_sentence(
+async def test_an_unknown_name_is_refused_in_one_sentence(
     run: Run, home: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     await filled(home)
@@ -326,7 +326,7 @@ async def test_a_name_that_nothing_has_is_one_sentence(
     assert sentence in str(done.exception)
 
 
-async def test_words_that_are_no_text_find_nothing(run: Run, home: Path) -> None:
+async def test_words_that_are_not_text_find_nothing(run: Run, home: Path) -> None:
     await filled(home)
     assert await said(run, home, "search", "\udcff") == []
 
@@ -344,9 +344,7 @@ async def test_words_that_are_no_text_find_nothing(run: Run, home: Path) -> None
         ("sessions", {"limit": "many"}),
     ],
 )
-async def test_the_daemon_refuses_arguments_that_make_no_sense(
-    store: Store, name: str, args: Mapping[str, Any]
-) -> None:
+async def test_the_daemon_refuses_invalid_arguments(store: Store, name: str, args: Mapping[str, Any]) -> None:
     with pytest.raises(CommandError, match=name):
         await look_up(store, name, args, redact)
 
@@ -360,20 +358,23 @@ def test_a_chat_is_found_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("name", "is_chat", "is_within", "sentence"),
     [
-        ("x" * 201, False, False, "That is too long to be an id."),
+        ("x" * 201, False, False, "That is too long for an id."),
         ("m99", False, False, "There is no message m99."),
-        ("M99", False, True, "There is no message m99 of this chat."),
+        ("M99", False, True, "There is no message m99 in this chat."),
         ("nothing", False, False, "No chat, session or message has the id “nothing”."),
-        ("nothing", False, True, "No chat, session or message of this chat has the id “nothing”."),
-        ("9", False, False, "More than one chat is called “9”: `telegram:9`, `discord:9`."),
-        ("discord:9", False, True, "Here only this chat can be looked at; ask me in a direct chat for another one."),
-        ("{first}", True, False, "“{first}” is no chat; a chat is called like `telegram:42`."),
-        ("{common}", False, False, "More than one session's id starts with “{common}”: `{first}`, `{second}`."),
+        ("nothing", False, True, "No chat, session or message in this chat has the id “nothing”."),
+        ("9", False, False, "Several chats match “9”: `telegram:9`, `discord:9`. Use one of these names."),
+        ("discord:9", False, True, "Here you can only look up this chat. For other chats, ask me in a direct chat."),
+        ("{first}", True, False, "“{first}” is not a chat. Use a name such as `telegram:42`."),
+        (
+            "{common}",
+            False,
+            False,
+            "Several session ids start with “{common}”: `{first}`, `{second}`. Use more of the id.",
+        ),
     ],
 )
-def test_a_name_that_cannot_be_looked_up_is_refused_in_words(
-    name: str, is_chat: bool, is_within: bool, sentence: str
-) -> None:
+def test_an_unusable_name_is_refused_with_the_reason(name: str, is_chat: bool, is_within: bool, sentence: str) -> None:
     with migrated() as db:
         mine = ensure_chat(db, key_of("9"), ChatKind.DIRECT, None, START)
         ensure_chat(db, ChatKey(platform="discord", account="discord", chat_ref="9"), ChatKind.DIRECT, None, START)
@@ -385,15 +386,13 @@ def test_a_name_that_cannot_be_looked_up_is_refused_in_words(
     assert str(raised.value) == sentence.format(**names)
 
 
-async def test_a_configuration_that_cannot_be_read_does_not_keep_the_operator_from_searching(
-    run: Run, home: Path
-) -> None:
+async def test_search_works_with_an_invalid_configuration(run: Run, home: Path) -> None:
     await filled(home)
     (home / "config.yaml").write_text("local: {prot: 1}")
     assert "[redacted]" in (await asyncio.to_thread(run, "search", "red")).output
 
 
-async def test_configured_secrets_are_known_to_the_command_line_too(run: Run, home: Path) -> None:
+async def test_the_command_line_hides_configured_secrets(run: Run, home: Path) -> None:
     def one(db: sqlite3.Connection) -> None:
         chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
         exchange(db, chat, "the door opens with plainwordsecret today", "open")

@@ -1,4 +1,4 @@
-"""Messages in full: thoughts in the form of every protocol, and no secrets in any field."""
+"""Full messages: readable thoughts from every protocol, and no secrets in any field."""
 
 import json
 
@@ -51,11 +51,11 @@ ENCRYPTED = "ZW5jcnlwdGVk"
         ([{"reasoning_content": " \n"}], []),
     ],
 )
-def test_thoughts_that_can_be_read_are_found_in_every_stored_form(blocks: object, said: list[str]) -> None:
+def test_readable_thoughts_are_found_in_every_stored_form(blocks: object, said: list[str]) -> None:
     assert list(thoughts(json.dumps(blocks))) == said
 
 
-def test_what_is_no_json_holds_no_thoughts() -> None:
+def test_invalid_json_has_no_thoughts() -> None:
     assert list(thoughts("{cut")) == []
 
 
@@ -71,7 +71,7 @@ SECRET = "zq7Kx9Lm2Vt4Wd"
         MessageBody(reasoning=Reasoning(blocks='[{"text": "zq7Kx</think>9Lm2Vt4Wd"}]', made_by="m")),
     ],
 )
-def test_a_secret_is_taken_out_however_it_was_written(body: MessageBody) -> None:
+def test_a_secret_is_removed_in_every_notation(body: MessageBody) -> None:
     row = msgspec.structs.replace(asking_row("", Millis(0)), role=MessageRole.ASSISTANT, text=None, body=body)
     said = msgspec.json.encode(MessagesRequest(lineage=1).redacted(row, Redactor([SECRET]))).decode()
     assert SECRET not in said

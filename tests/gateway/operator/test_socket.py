@@ -1,4 +1,4 @@
-"""The socket between the command line and the daemon."""
+"""The control socket between the command line and the daemon."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "control.sock"
 
 
-async def test_an_answer_comes_back_as_it_was_given(path: Path) -> None:
+async def test_an_answer_arrives_unchanged(path: Path) -> None:
     async with serve_control(path, HANDLERS):
         assert await asked(path, "echo", {"text": "grüße 🎈", "n": 5}) == {"text": "grüße 🎈", "n": 5}
         assert await asked(path, "echo") == {}
@@ -58,7 +58,7 @@ async def test_an_unknown_request_names_the_known_ones(path: Path) -> None:
             await asked(path, "nonsense")
 
 
-async def test_without_a_daemon_nobody_answers(path: Path) -> None:
+async def test_without_a_daemon_asking_fails(path: Path) -> None:
     with pytest.raises(DaemonNotRunningError):
         await asked(path, "echo")
     async with serve_control(path, HANDLERS):
@@ -68,7 +68,7 @@ async def test_without_a_daemon_nobody_answers(path: Path) -> None:
         await asked(path, "echo")
 
 
-async def test_a_socket_left_by_a_dead_daemon_is_no_daemon_and_is_replaced(path: Path) -> None:
+async def test_a_socket_of_a_dead_daemon_is_replaced(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with pytest.raises(DaemonNotRunningError):
@@ -77,25 +77,27 @@ async def test_a_socket_left_by_a_dead_daemon_is_no_daemon_and_is_replaced(path:
         assert await asked(path, "echo", {"a": 1}) == {"a": 1}
 
 
-async def test_a_folder_that_is_a_file_for_a_while_is_no_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_socket_returns_after_its_folder_was_a_file_for_a_while(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control_socket, "_LOOK_SECONDS", 0.01)
     path = path.parent / "home" / "control.sock"
     path.parent.mkdir()
     async with serve_control(path, HANDLERS):
         path.parent.rename(path.parent.with_name("moved"))
         path.parent.touch()
-        await asyncio.sleep(0.1)  # nothing tells that it has looked
+        await asyncio.sleep(0.1)  # no event reports the check
         path.parent.unlink()
         await eventually(path.exists, "the socket is there again")
         assert await asked(path, "echo", {"a": 1}) == {"a": 1}
 
 
-async def test_only_its_owner_may_connect(path: Path) -> None:
+async def test_only_the_owner_may_connect(path: Path) -> None:
     async with serve_control(path, HANDLERS):
         assert stat.S_IMODE(os.lstat(path).st_mode) == 0o600
 
 
-async def test_a_directory_too_deep_for_a_socket_address_works_too(tmp_path: Path) -> None:
+async def test_a_directory_too_deep_for_a_socket_address_works(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
     path = deep / "control.sock"
@@ -105,13 +107,13 @@ async def test_a_directory_too_deep_for_a_socket_address_works_too(tmp_path: Pat
     assert os.listdir(deep) == []
 
 
-async def test_a_daemon_that_does_not_answer_is_told_from_one_that_is_not_there(path: Path) -> None:
+async def test_a_silent_daemon_is_reported_differently_from_a_missing_one(path: Path) -> None:
     async with serve_control(path, HANDLERS):
         with pytest.raises(CommandError, match="did not answer"):
             await asked(path, "hang", timeout_seconds=0.1)
 
 
-async def test_a_hanging_request_delays_neither_others_nor_the_end(path: Path) -> None:
+async def test_a_hanging_request_delays_neither_other_requests_nor_the_shutdown(path: Path) -> None:
     hanging = asyncio.Event()
 
     async def hang(_args: Mapping[str, Any]) -> None:
@@ -127,7 +129,7 @@ async def test_a_hanging_request_delays_neither_others_nor_the_end(path: Path) -
 
 
 @pytest.mark.parametrize("line", [b"not json\n", b"[]\n", b'{"ask": "echo", "args": 5}\n', b"{}\n", b"\n"])
-async def test_nonsense_is_answered_with_a_sentence(path: Path, line: bytes) -> None:
+async def test_an_invalid_request_is_answered_with_a_sentence(path: Path, line: bytes) -> None:
     async with serve_control(path, HANDLERS):
         reader, writer = await asyncio.open_unix_connection(str(path))
         writer.write(line)
@@ -138,7 +140,7 @@ async def test_nonsense_is_answered_with_a_sentence(path: Path, line: bytes) -> 
     assert b'"ok":false' in answer
 
 
-async def test_a_request_without_end_is_cut_off(path: Path) -> None:
+async def test_an_endless_request_is_cut_off(path: Path) -> None:
     async with serve_control(path, HANDLERS):
         reader, writer = await asyncio.open_unix_connection(str(path))
         writer.write(b"x" * (MAX_LINE_BYTES + 10))

@@ -1,4 +1,4 @@
-"""Spending as people read it, and that the daemon, the file and the command line tell the same."""
+"""Spending reports for people; the daemon, the file and the command line give the same ones."""
 
 import asyncio
 import sqlite3
@@ -77,11 +77,11 @@ def usage_of(db: sqlite3.Connection, chat: ChatId, lineage_id: LineageId | None 
         (1_774_756_800_000, BERLIN, 1_774_738_800_000),  # 2026-03-29, an hour short: midnight was five hours ago
     ],
 )
-def test_a_day_begins_at_midnight_where_the_agent_lives(now: int, zone: ZoneInfo, expected: int) -> None:
+def test_a_day_begins_at_midnight_in_the_configured_time_zone(now: int, zone: ZoneInfo, expected: int) -> None:
     assert day_start(Millis(now), zone) == expected
 
 
-def test_calls_around_midnight_are_counted_to_the_day_that_it_was_there(db: sqlite3.Connection) -> None:
+def test_calls_around_midnight_count_for_their_local_day(db: sqlite3.Connection) -> None:
     for at in (START - HOUR - 1, START - HOUR, START - 1, START):
         ledger.record(db, None, None, PRICED, Millis(at))
     berlin = load_insights(db, SpendingCapSettings(zone=BERLIN), START, 2)
@@ -92,8 +92,8 @@ def test_calls_around_midnight_are_counted_to_the_day_that_it_was_there(db: sqli
 # ---- caps
 
 
-class Hands:
-    """A clock that is set by hand."""
+class ManualClock:
+    """Clock that a test sets."""
 
     def __init__(self, now: int) -> None:
         self.time = now
@@ -106,8 +106,8 @@ async def spend(store: Store, at: int, chat_id: ChatId | None = None) -> None:
     await store.write(ledger.record, None, None, PRICED, Millis(at), chat_id)
 
 
-async def test_a_daily_cap_opens_again_at_midnight(store: Store) -> None:
-    clock = Hands(START + HOUR)
+async def test_a_daily_cap_resets_at_midnight(store: Store) -> None:
+    clock = ManualClock(START + HOUR)
     caps = SpendingCaps(store, SpendingCapSettings(daily=MicroUsd(500_000), zone=BERLIN), DailyUsage(store), clock)
     await caps.check(Payer())
     await spend(store, clock.time)
@@ -123,7 +123,7 @@ async def test_a_daily_cap_opens_again_at_midnight(store: Store) -> None:
     await caps.check(Payer())
 
 
-async def test_sums_of_a_day_are_right_however_many_look_at_the_same_time(store: Store) -> None:
+async def test_sums_of_a_day_are_right_with_concurrent_reads(store: Store) -> None:
     day, since = DailyUsage(store), Millis(START)
     for number in range(1, 9):
         now = Millis(START + number * HOUR)
@@ -133,8 +133,8 @@ async def test_sums_of_a_day_are_right_however_many_look_at_the_same_time(store:
     assert await DailyUsage(store).cost(Millis(now + 1), now) == 0
 
 
-async def test_a_call_that_appears_behind_one_with_a_higher_id_is_not_missed(store: Store) -> None:
-    """As where several write: ids are given in one order, and committed in another."""
+async def test_a_call_committed_after_one_with_a_higher_id_is_counted(store: Store) -> None:
+    """With several writers, ids are assigned in one order and committed in another."""
     day, since, now = DailyUsage(store), Millis(START), Millis(START + HOUR)
 
     async def spend_as(call_id: int, at: int) -> None:
@@ -149,7 +149,7 @@ async def test_a_call_that_appears_behind_one_with_a_higher_id_is_not_missed(sto
     assert await day.cost(since, now) == 750_000
 
 
-async def test_what_is_settled_is_added_up_once(store: Store) -> None:
+async def test_settled_calls_are_summed_once(store: Store) -> None:
     day, since, now = DailyUsage(store), Millis(START), Millis(START + HOUR)
     for at in (now - HOUR // 2, now - SETTLED_MILLIS, now):
         await spend(store, at)
@@ -159,16 +159,16 @@ async def test_what_is_settled_is_added_up_once(store: Store) -> None:
     assert await day.cost(since, Millis(now + SETTLED_MILLIS)) == 750_000
 
 
-async def test_a_clock_that_was_ahead_for_a_while_hides_no_call_of_the_day(store: Store) -> None:
+async def test_a_clock_that_was_ahead_for_a_while_hides_no_calls(store: Store) -> None:
     day, since, now = DailyUsage(store), Millis(START), Millis(START + HOUR)
     assert await day.cost(since, Millis(now + 5 * HOUR)) == 0
     await spend(store, now)
     assert await day.cost(since, now) == 250_000
 
 
-async def test_a_chats_cap_counts_its_own_calls_alone(store: Store) -> None:
+async def test_a_chat_cap_counts_only_calls_of_its_chat(store: Store) -> None:
     one, two = [await store.write(make_chat, ref) for ref in ("1", "2")]
-    caps = SpendingCaps(store, SpendingCapSettings(chat_daily=MicroUsd(1)), DailyUsage(store), Hands(START))
+    caps = SpendingCaps(store, SpendingCapSettings(chat_daily=MicroUsd(1)), DailyUsage(store), ManualClock(START))
     await spend(store, START, one)
     await caps.check(Payer(chat_id=two))
     await caps.check(Payer())
@@ -176,10 +176,10 @@ async def test_a_chats_cap_counts_its_own_calls_alone(store: Store) -> None:
         await caps.check(Payer(chat_id=one))
 
 
-# ---- what is told
+# ---- reports
 
 
-def test_a_conversations_usage_is_told_with_what_is_unknown_and_estimated(db: sqlite3.Connection) -> None:
+def test_usage_shows_unknown_and_estimated_parts(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")  # without a price
     guess = replace(PRICED, purpose="summary", is_estimated=True, usage=CanonicalUsage(input=1_000, cache_read=3_000))
@@ -187,10 +187,10 @@ def test_a_conversations_usage_is_told_with_what_is_unknown_and_estimated(db: sq
     ledger.record(db, None, turn.lineage_id, replace(CALL, outcome="timeout", usage=None), START)
     usage = usage_of(db, chat, turn.lineage_id, conversation=200_000, daily=10**6)
     assert usage_lines(usage) == [
-        "- Cost: about $0.250, and 1 call at an unknown price (`costs.prices`)",
-        "- Read: about 4,015 tokens: 1,010 new, 3,003 from the cache (74 %), 2 written to it",
-        "- Written: about 5 tokens, 1 of them reasoning",
-        "- Calls: 3 (1 failed, 1 estimated); of these 1 summary for $0.250",
+        "- Cost: about $0.250, plus 1 call with an unknown price (see `costs.prices`)",
+        "- Input: about 4,015 tokens: 1,010 new, 3,003 from the cache (74 %), 2 written to it",
+        "- Output: about 5 tokens, 1 of them reasoning",
+        "- Model calls: 3 (1 failed, 1 estimated), including 1 summary for $0.250",
     ]
     assert today_lines(usage, tells_all=False) == [
         "- This conversation: $0.250 of $0.200: used up, `costs.conversation_cap`",
@@ -207,16 +207,16 @@ def test_a_conversations_usage_is_told_with_what_is_unknown_and_estimated(db: sq
         ([("title", None), ("summary", 1_000_000)], "1 title, 1 summary for $1.00"),
     ],
 )
-def test_what_calls_beside_the_answers_were_for_is_told(
+def test_usage_shows_the_purpose_of_extra_calls(
     db: sqlite3.Connection, calls: list[tuple[str, int | None]], said: str
 ) -> None:
     turn = exchange(db, chat := make_chat(db), "q", "a")
     for purpose, cost in calls:
         ledger.record(db, None, turn.lineage_id, replace(PRICED, purpose=purpose, cost=cost), START)
-    assert usage_lines(usage_of(db, chat, turn.lineage_id))[-1].endswith(f"; of these {said}")
+    assert usage_lines(usage_of(db, chat, turn.lineage_id))[-1].endswith(f", including {said}")
 
 
-def test_what_the_whole_gateway_spends_is_for_those_who_may_know(db: sqlite3.Connection) -> None:
+def test_the_whole_gateways_spending_is_shown_only_on_request(db: sqlite3.Connection) -> None:
     usage = usage_of(db, make_chat(db))
     assert today_lines(usage, tells_all=False) == ["- This chat today: $0.00"]
     assert today_lines(usage, tells_all=True)[1:] == ["- The whole gateway today: $0.00"]
@@ -233,11 +233,11 @@ def test_what_the_whole_gateway_spends_is_for_those_who_may_know(db: sqlite3.Con
         (TotalUsage(cost=MicroUsd(1_500_000), unpriced_calls=1), "$1.50+"),
     ],
 )
-def test_money_is_never_less_than_it_is(spent: TotalUsage, said: str) -> None:
+def test_an_amount_of_money_is_never_understated(spent: TotalUsage, said: str) -> None:
     assert money(spent) == said
 
 
-def test_a_chart_has_a_line_for_every_day_and_bars_as_long_as_what_was_spent(db: sqlite3.Connection) -> None:
+def test_a_chart_has_a_line_for_every_day_with_a_bar_for_its_cost(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     day = 24 * HOUR
     for at, count in ((START, 4), (START + day, 2), (START + 2 * day, 1)):
@@ -276,7 +276,7 @@ _named = st.lists(st.tuples(st.text("abc-/:é", min_size=1, max_size=60), _spent
 
 @examples(40)
 @given(days=st.lists(_spent, min_size=1, max_size=366), chats=_named, models=_named, total=_spent)
-def test_whatever_was_spent_fits_a_phone(
+def test_charts_fit_a_phone_for_any_spending(
     days: list[TotalUsage],
     chats: tuple[tuple[str, TotalUsage], ...],
     models: tuple[tuple[str, TotalUsage], ...],
@@ -289,7 +289,7 @@ def test_whatever_was_spent_fits_a_phone(
     assert all(note.endswith(".") for note in insights_notes(total))
 
 
-def test_without_any_price_the_chart_counts_tokens(db: sqlite3.Connection) -> None:
+def test_without_any_price_the_chart_shows_tokens(db: sqlite3.Connection) -> None:
     ledger.record(db, None, None, CALL, START)
     found = load_insights(db, *terms(), 1)
     assert "20       1" in insights_block(found)
@@ -302,14 +302,14 @@ def test_without_any_price_the_chart_counts_tokens(db: sqlite3.Connection) -> No
 
 @examples(40)
 @given(days=st.lists(st.tuples(st.dates(), _spent)).map(tuple), chats=_named, total=_spent)
-def test_a_report_crosses_the_socket_whole(
+def test_a_report_crosses_the_socket_unchanged(
     days: tuple[tuple[date, TotalUsage], ...], chats: tuple[tuple[str, TotalUsage], ...], total: TotalUsage
 ) -> None:
     found = InsightsReport(days=days, chats=chats, models=(), purposes=(), total=total)
     assert msgspec.json.decode(msgspec.json.encode(found), type=InsightsReport) == found
 
 
-def test_reports_tell_what_the_chat_is_told(db: sqlite3.Connection) -> None:
+def test_reports_for_the_command_line_equal_those_for_the_chat(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
     ledger.record(db, turn.id, turn.lineage_id, PRICED, START)
@@ -324,7 +324,7 @@ def test_reports_tell_what_the_chat_is_told(db: sqlite3.Connection) -> None:
     assert msgspec.convert(report(db, "usage", *caps, {}), UsageReport) == load_usage(db, *caps, None)
 
 
-def test_rows_say_in_dollars_what_the_chat_is_told(db: sqlite3.Connection) -> None:
+def test_json_rows_show_the_same_costs_in_dollars(db: sqlite3.Connection) -> None:
     turn = exchange(db, chat := make_chat(db), "q", "a")
     ledger.record(db, turn.id, turn.lineage_id, PRICED, START)
     usage = usage_row(usage_of(db, chat, turn.lineage_id, daily=10**6))
@@ -347,12 +347,12 @@ def test_rows_say_in_dollars_what_the_chat_is_told(db: sqlite3.Connection) -> No
         *(("usage", {"place": place}) for place in ("nobody", 7, "m1")),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(db: sqlite3.Connection, name: str, args: dict[str, object]) -> None:
+def test_invalid_arguments_are_refused(db: sqlite3.Connection, name: str, args: dict[str, object]) -> None:
     with pytest.raises(CommandError):
         report(db, name, *terms(), args)
 
 
-def test_a_database_of_an_older_version_is_explained(db: sqlite3.Connection) -> None:
+def test_an_outdated_database_is_explained(db: sqlite3.Connection) -> None:
     db.execute("DROP INDEX model_calls_chat")
     db.execute("ALTER TABLE model_calls RENAME COLUMN chat_id TO unknown")
     with pytest.raises(CommandError, match="older version"):
@@ -360,7 +360,7 @@ def test_a_database_of_an_older_version_is_explained(db: sqlite3.Connection) -> 
 
 
 @pytest.mark.parametrize("words", [["usage"], ["insights"], ["usage", "--json"]])
-def test_the_command_line_says_that_there_is_nothing_yet(
+def test_without_a_database_the_command_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.setenv("HERMES_HOME", str(tmp_path))

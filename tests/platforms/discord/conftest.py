@@ -1,4 +1,4 @@
-"""Fixtures of Discord's tests."""
+"""Fixtures of the Discord tests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,13 +11,13 @@ from tests.platforms.discord.harness import DiscordHarness
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
-    """A Discord adapter, not running yet, and the fake that it connects to."""
+    """A Discord adapter, not running yet, and the fake server that it connects to."""
     async with DiscordHarness(tmp_path) as harness:
         yield harness
 
 
 @pytest.fixture
 async def live(harness: DiscordHarness, intake: RecordingIntake) -> AsyncIterator[DiscordHarness]:
-    """The same harness with its adapter running."""
+    """The same harness with a running adapter."""
     async with running(harness.adapter, intake):
         yield harness

@@ -1,4 +1,4 @@
-"""The fake Discord as the person at the other end, for the contract suite and for Discord's own tests."""
+"""The fake Discord with a person at the other end, for the contract suite and the Discord tests."""
 
 import base64
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def chat(channel_ref: str) -> ChatKey:
 
 
 class DiscordHarness(AdapterHarness):
-    """A fake Discord, a database and an adapter between them."""
+    """A fake Discord, a database, and an adapter between them."""
 
     person_id = ALICE
 
@@ -90,7 +90,7 @@ class DiscordHarness(AdapterHarness):
             return await response.json()
 
     async def message(self, content: str, **data: Any) -> str:
-        """A person writes, in the direct chat unless told otherwise; returns the (last) message's id."""
+        """Write as a person, by default in the direct chat, and return the (last) message's id."""
         place = data if {"channel", "channel_id"} & data.keys() else {"dm_user_id": ALICE, **data}
         injected = await self.post("message", {"content": content, **place})
         last = injected[-1] if isinstance(injected, list) else injected

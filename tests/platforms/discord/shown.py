@@ -1,4 +1,4 @@
-"""Text that Discord's client shows of a message: its own Markdown rules, of which each is tried at every character."""
+"""Text that Discord's client shows for a message. Its own Markdown rules are tried at every character."""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _LINE_START = re.compile(r"(?:^|(?<=\n))(?:#{1,3}[ \t]+|-#[ \t]+|(?:> )+|>>> )")
 class Shown:
     text: str = ""
     styles: list[tuple[str, str]] = field(default_factory=list)
-    """Style and text of each formatted stretch."""
+    """Style and text of each formatted section."""
 
     def covered(self, style: str) -> list[str]:
         return [text for name, text in self.styles if name == style]

@@ -1,4 +1,4 @@
-"""What is written while nobody listens is read once, in order, and never passed over."""
+"""Messages written during an outage are read once, in order, without gaps."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ HOUR_MS = 3_600_000
 
 
 class LaterClock:
-    """A clock that runs ahead of the fake's."""
+    """A clock that runs ahead of the fake's clock."""
 
     def __init__(self, hours: float) -> None:
         self._ahead = round(hours * HOUR_MS)
@@ -31,7 +31,7 @@ def texts(intake: RecordingIntake) -> list[str]:
 
 
 async def seen_once(harness: DiscordHarness, intake: RecordingIntake) -> None:
-    """The direct chat and `general` become known channels."""
+    """Make the direct chat and `general` known channels."""
     async with running(harness.adapter, intake):
         await harness.write("hello")
         await harness.write_in_group("hello all", is_mention=True)
@@ -65,19 +65,21 @@ async def test_each_channel_is_caught_up_in_order_and_once(known: DiscordHarness
     assert len(texts(intake)) == 14
 
 
-async def test_history_and_gateway_name_a_message_alike(harness: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_history_and_gateway_give_a_message_the_same_event_ref(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
     forgetful = RecordingIntake()
     await seen_once(harness, intake)
     async with running(harness.adapter, forgetful):
         asked = await harness.message("first", channel="general", user_id=ALICE)
         await harness.message("second", channel="general", user_id=BOB, mention=True, reply_to=asked)
-        live = (await forgetful.wait_for(3))[1:]  # to whom what was seen before is new
+        live = (await forgetful.wait_for(3))[1:]  # a new intake does not know earlier messages
     async with running(harness.adapter, intake):
         missed = await intake.wait_for(2)
     assert missed == live
 
 
-async def test_a_resumed_session_replays_by_itself(known: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_resumed_session_replays_missed_events(known: DiscordHarness, intake: RecordingIntake) -> None:
     async with running(known.adapter, intake):
         await known.write("caught up here")
         await known.write_in_group("and there", is_mention=True)
@@ -96,7 +98,7 @@ async def test_a_session_that_cannot_resume_is_caught_up(
     may_identify = asyncio.Event()
 
     async def pause(_: discord.Client, __: int | None, *, initial: bool) -> None:
-        if not initial:  # the SDK's own pause are five seconds
+        if not initial:  # the SDK pauses for five seconds
             await may_identify.wait()
 
     monkeypatch.setattr(discord.Client, "before_identify_hook", pause)
@@ -131,7 +133,7 @@ async def test_live_messages_wait_for_the_missed_ones_of_their_channel_only(
     assert kinds[-1] == "DeletionEvent"
 
 
-async def test_the_cursor_passes_nothing_that_was_not_stored(harness: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_the_cursor_does_not_pass_unstored_messages(harness: DiscordHarness, intake: RecordingIntake) -> None:
     channel = harness.direct_chat.chat_ref
     async with running(harness.adapter, intake):
         stored = await harness.write("stored")
@@ -147,9 +149,7 @@ async def test_the_cursor_passes_nothing_that_was_not_stored(harness: DiscordHar
     assert texts(intake) == ["stored", "not yet", "nor this"]
 
 
-async def test_a_database_that_fails_again_and_again_skips_nothing(
-    harness: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_a_failing_database_skips_no_message(harness: DiscordHarness, intake: RecordingIntake) -> None:
     async with running(harness.another_adapter(backoff=Backoff(0.01, 0.05)), intake):
         intake.refusals = 4
         for number in range(3):
@@ -158,16 +158,14 @@ async def test_a_database_that_fails_again_and_again_skips_nothing(
     assert texts(intake) == ["message 0", "message 1", "message 2"]
 
 
-async def test_the_cursor_moves_over_what_is_no_event_for_us(harness: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_the_cursor_moves_over_ignored_messages(harness: DiscordHarness, intake: RecordingIntake) -> None:
     async with running(harness.adapter, intake):
         join = await harness.message("", channel="general", type=7)
         await eventually(lambda: intake.cursors.get(GENERAL) == join, "the cursor has passed the join message")
     assert intake.events == []
 
 
-async def test_a_channel_that_is_gone_does_not_hold_up_the_others(
-    known: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_a_missing_channel_does_not_block_the_others(known: DiscordHarness, intake: RecordingIntake) -> None:
     intake.cursors["300000000000000099"] = "1"
     await known.write("still read")
     await known.fault(match=f"GET /channels/{GENERAL}/messages", kind="status", status=403, code=50001)
@@ -177,7 +175,7 @@ async def test_a_channel_that_is_gone_does_not_hold_up_the_others(
     assert texts(intake) == ["still read"]
 
 
-async def test_a_channel_of_a_new_kind_does_not_hold_up_the_others(
+async def test_a_channel_of_an_unknown_kind_does_not_block_the_others(
     known: DiscordHarness, intake: RecordingIntake
 ) -> None:
     unknown = await known.post("channel", {"type": 99, "name": "from the future"})
@@ -190,7 +188,7 @@ async def test_a_channel_of_a_new_kind_does_not_hold_up_the_others(
     assert texts(intake) == ["still read", "and live"]
 
 
-async def test_a_history_that_discord_refuses_for_good_does_not_freeze_its_channel(
+async def test_a_history_that_discord_refuses_does_not_block_its_channel(
     known: DiscordHarness, intake: RecordingIntake
 ) -> None:
     channel = known.direct_chat.chat_ref
@@ -201,7 +199,7 @@ async def test_a_history_that_discord_refuses_for_good_does_not_freeze_its_chann
     assert texts(intake) == ["live"]
 
 
-async def test_a_history_that_fails_is_read_again(known: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_failed_history_request_is_retried(known: DiscordHarness, intake: RecordingIntake) -> None:
     await known.write("missed")
     await known.fault(match="GET /channels/.*/messages", kind="status", status=503, times=2)
     async with running(known.adapter, intake):
@@ -216,7 +214,9 @@ async def test_a_first_message_in_an_unknown_channel_is_found(known: DiscordHarn
     assert texts(intake) == ["while away"]
 
 
-async def test_a_stranger_who_wrote_twice_is_heard_twice(known: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_two_missed_messages_of_an_unknown_channel_both_arrive(
+    known: DiscordHarness, intake: RecordingIntake
+) -> None:
     await known.message("anybody here?", dm_user_id=BOB)
     async with running(known.adapter, intake):
         await known.message("hello?", dm_user_id=BOB)
@@ -224,7 +224,7 @@ async def test_a_stranger_who_wrote_twice_is_heard_twice(known: DiscordHarness, 
     assert texts(intake) == ["anybody here?", "hello?"]
 
 
-async def test_a_fresh_database_reads_no_old_talk(harness: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_new_database_does_not_fetch_old_messages(harness: DiscordHarness, intake: RecordingIntake) -> None:
     await harness.message("long ago", channel="general", user_id=ALICE, mention=True)
     async with running(harness.adapter, intake):
         await harness.message("now", channel="general", user_id=ALICE, mention=True)
@@ -232,7 +232,7 @@ async def test_a_fresh_database_reads_no_old_talk(harness: DiscordHarness, intak
     assert texts(intake) == ["now"]
 
 
-async def test_only_the_newest_two_hundred_are_read_and_the_rest_is_announced(
+async def test_only_the_newest_two_hundred_are_fetched_with_a_notice_about_the_rest(
     known: DiscordHarness, intake: RecordingIntake
 ) -> None:
     await known.message("message {n}", repeat=230)
@@ -250,7 +250,7 @@ async def test_only_the_newest_two_hundred_are_read_and_the_rest_is_announced(
     assert await known.visible(known.direct_chat) == [sentence], "what was announced is not announced again"
 
 
-async def test_what_is_older_than_a_day_is_announced_not_answered(
+async def test_messages_older_than_a_day_get_a_notice_instead_of_an_answer(
     known: DiscordHarness, intake: RecordingIntake
 ) -> None:
     await known.write("yesterday's question")
@@ -263,7 +263,9 @@ async def test_what_is_older_than_a_day_is_announced_not_answered(
     assert "last 24 hours" in sentence
 
 
-async def test_other_peoples_old_talk_is_not_worth_a_sentence(known: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_skipped_messages_that_do_not_address_the_bot_get_no_notice(
+    known: DiscordHarness, intake: RecordingIntake
+) -> None:
     await known.write_in_group("to somebody else", is_mention=False)
     newest = await known.write_in_group("and an answer", is_mention=False)
     async with running(known.another_adapter(clock=LaterClock(25)), intake):
@@ -272,7 +274,7 @@ async def test_other_peoples_old_talk_is_not_worth_a_sentence(known: DiscordHarn
     assert intake.events == []
 
 
-async def test_bounds_are_settings(known: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_the_limits_are_settings(known: DiscordHarness, intake: RecordingIntake) -> None:
     await known.message("message {n}", repeat=8)
     async with running(known.another_adapter(catch_up_messages=3), intake):
         await intake.wait_for(3)
@@ -280,7 +282,7 @@ async def test_bounds_are_settings(known: DiscordHarness, intake: RecordingIntak
 
 
 @pytest.mark.parametrize("bound", [{"catch_up_messages": 0}, {"catch_up_hours": 0}])
-async def test_a_bound_of_zero_switches_catching_up_off(
+async def test_a_limit_of_zero_disables_catching_up(
     known: DiscordHarness, intake: RecordingIntake, bound: dict[str, int]
 ) -> None:
     await known.write("missed")
@@ -301,7 +303,7 @@ async def test_commands_do_not_wait_for_history(known: DiscordHarness, intake: R
     assert texts(intake) == ["/stop", "missed"]
 
 
-async def test_a_history_that_stays_away_holds_no_more_than_the_queue_may(
+async def test_an_unreadable_history_keeps_no_more_events_than_the_queue(
     known: DiscordHarness, intake: RecordingIntake
 ) -> None:
     channel = known.direct_chat.chat_ref
@@ -320,7 +322,7 @@ async def test_a_history_that_stays_away_holds_no_more_than_the_queue_may(
     assert texts(intake) == [f"message {number}" for number in range(12)]
 
 
-async def test_an_overflow_ends_the_connection_and_leaves_no_hole(
+async def test_an_overflow_ends_the_connection_without_losing_messages(
     known: DiscordHarness, intake: RecordingIntake
 ) -> None:
     narrow = known.another_adapter(queue_size=5, stale_seconds=1)
@@ -337,7 +339,7 @@ async def test_an_overflow_ends_the_connection_and_leaves_no_hole(
     assert texts(intake) == [f"message {number}" for number in range(12)]
 
 
-async def test_what_cannot_be_read_is_put_aside_and_hides_nothing_around_it(
+async def test_an_unreadable_message_is_skipped_without_losing_its_neighbours(
     known: DiscordHarness, intake: RecordingIntake
 ) -> None:
     refs = [await known.write(text) for text in ("before", "no time", "half of \ud83d", "after")]
@@ -354,7 +356,7 @@ async def test_what_cannot_be_read_is_put_aside_and_hides_nothing_around_it(
     assert {line["update_id"] for line in logs if line["event"] == "update.skipped"} == {refs[1]}
 
 
-async def test_of_the_history_only_what_the_sdk_cannot_read_is_left_out(
+async def test_only_unreadable_parts_of_the_history_are_left_out(
     known: DiscordHarness, intake: RecordingIntake
 ) -> None:
     refs = [await known.write(text) for text in ("before", "beside it", "after")]
@@ -365,7 +367,7 @@ async def test_of_the_history_only_what_the_sdk_cannot_read_is_left_out(
     assert texts(intake) == ["before", "beside it", "after"]
 
 
-async def test_an_event_that_cannot_be_read_ends_no_connection(
+async def test_an_unreadable_event_does_not_end_the_connection(
     harness: DiscordHarness, intake: RecordingIntake
 ) -> None:
     async with running(harness.adapter, intake):

@@ -1,4 +1,4 @@
-"""Connecting to Discord: what ends it, who must act, and how a deaf connection is noticed."""
+"""Connecting to Discord: fatal and retryable errors, and connections that stop answering."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[DiscordHarness]:
 
 
 async def failure(adapter: PlatformAdapter, seconds: float = 20) -> PlatformError:
-    """What `run` raises by itself."""
+    """Return the error that `run` raises."""
     with pytest.raises(PlatformError) as caught:
         await asyncio.wait_for(adapter.run(RecordingIntake()), seconds)
     assert not adapter.health().is_ready
@@ -42,12 +42,12 @@ async def test_a_wrong_token_is_fatal_and_says_what_to_do(harness: DiscordHarnes
     assert adapter.health().state is AdapterState.FAILED
 
 
-async def test_a_token_that_the_gateway_refuses_is_fatal(harness: DiscordHarness) -> None:
+async def test_a_token_refused_by_the_gateway_is_fatal(harness: DiscordHarness) -> None:
     await harness.fault(match="IDENTIFY", kind="close", code=4004)
     assert isinstance(await failure(harness.adapter), TokenRejected)
 
 
-async def test_a_token_that_is_revoked_while_connected_is_fatal(harness: DiscordHarness) -> None:
+async def test_a_token_revoked_while_connected_is_fatal(harness: DiscordHarness) -> None:
     task = asyncio.create_task(harness.adapter.run(RecordingIntake()))
     await eventually(lambda: harness.adapter.health().is_ready, "ready")
     await harness.post("gateway", {"action": "close", "code": 4004})
@@ -65,7 +65,7 @@ async def test_a_missing_intent_is_fatal_and_named(harness: DiscordHarness) -> N
     assert "developer portal" in harness.adapter.health().detail
 
 
-async def test_it_asks_for_no_more_than_it_needs(harness: DiscordHarness) -> None:
+async def test_only_the_needed_intents_are_requested(harness: DiscordHarness) -> None:
     async with running(harness.adapter, RecordingIntake()):
         [session] = (await harness.get("state"))["sessions"]
     wanted = discord.Intents.none()
@@ -74,9 +74,7 @@ async def test_it_asks_for_no_more_than_it_needs(harness: DiscordHarness) -> Non
 
 
 @pytest.mark.parametrize("trouble", [{"kind": "status", "status": 503}, {"kind": "reset"}])
-async def test_a_first_connect_that_fails_may_be_tried_again(
-    harness: DiscordHarness, trouble: dict[str, object]
-) -> None:
+async def test_a_failed_first_connect_is_retryable(harness: DiscordHarness, trouble: dict[str, object]) -> None:
     await harness.fault(match="GATEWAY connect", times=-1, **trouble)
     assert isinstance(await failure(harness.adapter), PlatformUnavailable)
     assert harness.adapter.health().state is AdapterState.BACKING_OFF
@@ -87,24 +85,24 @@ async def test_a_first_connect_that_fails_may_be_tried_again(
         await intake.wait_for(1)
 
 
-async def test_a_login_that_fails_may_be_tried_again(harness: DiscordHarness) -> None:
+async def test_a_failed_login_is_retryable(harness: DiscordHarness) -> None:
     await harness.fault(match="GET /users/@me", kind="status", status=503)
     assert isinstance(await failure(harness.adapter), PlatformUnavailable)
 
 
-async def test_a_server_that_is_away_may_be_tried_again(harness: DiscordHarness) -> None:
+async def test_an_unreachable_server_is_retryable(harness: DiscordHarness) -> None:
     away = harness.another_adapter(api_url="http://127.0.0.1:9", gateway_url="ws://127.0.0.1:9")
     assert isinstance(await failure(away), PlatformUnavailable)
 
 
-async def test_a_database_that_is_away_may_be_tried_again(harness: DiscordHarness) -> None:
+async def test_an_unreachable_database_is_retryable(harness: DiscordHarness) -> None:
     await harness.store.close()
     error = await failure(harness.adapter)
     assert isinstance(error, PlatformUnavailable)
     assert isinstance(error.__cause__, StoreUnavailable)
 
 
-async def test_a_mistake_of_ours_is_not_called_an_outage() -> None:
+async def test_our_own_bug_is_not_reported_as_an_outage() -> None:
     client = discord.Client(intents=discord.Intents.none())
     client.ws = object()  # type: ignore[assignment]  # any: there was a connection
     with pytest.raises(AttributeError), connection_errors(client):
@@ -122,7 +120,7 @@ async def test_unanswered_heartbeats_end_the_connection(harness: DiscordHarness)
     muted_at = time.monotonic()
     states = set()
     while not task.done():
-        await harness.write("still talking")  # the connection carries events: only the answers are missing
+        await harness.write("still talking")  # events still arrive; only heartbeats are unanswered
         states.add(impatient.health().state)
         await asyncio.sleep(0.02)
     assert time.monotonic() - muted_at < 15
@@ -131,7 +129,7 @@ async def test_unanswered_heartbeats_end_the_connection(harness: DiscordHarness)
         await task
 
 
-async def test_a_session_that_does_not_come_back_ends_the_connection(harness: DiscordHarness) -> None:
+async def test_a_session_that_does_not_resume_ends_the_connection(harness: DiscordHarness) -> None:
     impatient = harness.another_adapter(stale_seconds=0.6)
     task = asyncio.create_task(impatient.run(RecordingIntake()))
     await eventually(lambda: impatient.health().is_ready, "ready")
@@ -154,7 +152,7 @@ async def test_a_short_loss_is_resumed_without_a_new_run(harness: DiscordHarness
     assert [message.text for message in intake.messages] == ["message 0", "message 1", "message 2"]
 
 
-async def test_a_goodbye_that_is_not_answered_does_not_hold_up_the_end(harness: DiscordHarness) -> None:
+async def test_an_unanswered_goodbye_does_not_delay_the_end(harness: DiscordHarness) -> None:
     task = asyncio.create_task(harness.adapter.run(RecordingIntake()))
     await eventually(lambda: harness.adapter.health().is_ready, "ready")
     [connection] = harness.discord.conns
@@ -169,7 +167,7 @@ async def test_a_goodbye_that_is_not_answered_does_not_hold_up_the_end(harness: 
 
 
 class StubbornIntake(RecordingIntake):
-    """Fails in its own way when it is interrupted."""
+    """An intake that raises its own error when it is cancelled."""
 
     async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
         try:
@@ -178,7 +176,7 @@ class StubbornIntake(RecordingIntake):
             raise ValueError("interrupted") from None
 
 
-async def test_an_error_on_the_way_out_does_not_hide_the_order_to_stop(harness: DiscordHarness) -> None:
+async def test_an_error_during_cancellation_does_not_hide_the_cancellation(harness: DiscordHarness) -> None:
     intake = StubbornIntake()
     intake.gate.clear()
     task = asyncio.create_task(harness.adapter.run(intake))
@@ -190,7 +188,7 @@ async def test_an_error_on_the_way_out_does_not_hide_the_order_to_stop(harness: 
         await task
 
 
-async def test_a_mistake_in_the_intake_ends_the_run_as_itself(harness: DiscordHarness) -> None:
+async def test_a_bug_in_the_intake_ends_the_run_with_its_own_error(harness: DiscordHarness) -> None:
     class Broken(RecordingIntake):
         async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
             raise ValueError("a bug")
@@ -203,11 +201,11 @@ async def test_a_mistake_in_the_intake_ends_the_run_as_itself(harness: DiscordHa
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.002, 0.005, 0.01])
-async def test_it_stops_at_once_while_discord_is_away(harness: DiscordHarness, delay: float) -> None:
+async def test_it_stops_at_once_while_discord_is_unreachable(harness: DiscordHarness, delay: float) -> None:
     task = asyncio.create_task(harness.adapter.run(RecordingIntake()))
     await eventually(lambda: harness.adapter.health().is_ready, "ready")
     await harness.server.stop()
-    await asyncio.sleep(delay)  # at any moment of losing the connection and trying again
+    await asyncio.sleep(delay)  # at any moment between losing the connection and reconnecting
     task.cancel()
     done, _ = await asyncio.wait({task}, timeout=20)
     assert done == {task}

@@ -1,4 +1,4 @@
-"""Discord keeps the contract of every adapter."""
+"""Discord keeps the contract of platform adapters."""
 
 from tests.platforms.contract import AdapterContract
 

@@ -1,4 +1,4 @@
-"""The event queue under random weather: whatever is lost, live or late, each channel is stored whole and in order."""
+"""The event queue under random failures: every channel is stored completely and in order."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ CHANNELS = ("1", "2", "3")
 
 
 class StepClock:
-    """A clock that moves when told."""
+    """A clock that moves on request."""
 
     def __init__(self) -> None:
         self.time = START
@@ -42,7 +42,7 @@ class StepClock:
 
 
 class Weather:
-    """A Discord in memory: channels with histories, a connection that comes and goes, a history that is slow."""
+    """A Discord in memory: channels with histories, an unreliable connection, and a slow history."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -83,7 +83,7 @@ class Weather:
 
 @pytest.fixture
 def events(intake: RecordingIntake) -> EventQueue:
-    """A queue whose session has begun."""
+    """A queue whose session has started."""
     queue = EventQueue(intake, SETTINGS, clock=StepClock())
     queue.put(ConnectedEvent())
     return queue
@@ -105,7 +105,7 @@ def _event(channel_ref: str, message_id: int) -> InboundMessage:
 async def _play(seed: int) -> Weather:
     weather = Weather(random.Random(seed))
     weather.connect()
-    for channel in CHANNELS:  # every channel is known from the start: a first message is live
+    for channel in CHANNELS:  # every channel is known from the start, so a first message is live
         weather.write(channel)
     worker = asyncio.create_task(weather.events.run(weather.fetch))
     for _ in range(weather.dice.randrange(5, 60)):
@@ -161,7 +161,7 @@ async def test_the_cursor_passes_a_message_only_once_it_is_stored(intake: Record
 
 
 @pytest.mark.parametrize("batch_length", [1, 4, 100])
-async def test_a_burst_is_handed_over_together_and_in_order(
+async def test_a_burst_reaches_the_intake_together_and_in_order(
     intake: RecordingIntake, events: EventQueue, batch_length: int
 ) -> None:
     intake.batch_length = batch_length
@@ -175,7 +175,7 @@ async def test_a_burst_is_handed_over_together_and_in_order(
     assert intake.cursors == {message.channel_ref: str(message.message_id) for message in burst}
 
 
-async def test_what_was_missed_is_handed_over_together() -> None:
+async def test_missed_messages_reach_the_intake_together() -> None:
     intake = RecordingIntake()
     intake.cursors = {"1": str(snowflake_at(Millis(START - 1)))}
     weather = Weather(random.Random(1))
@@ -188,7 +188,7 @@ async def test_what_was_missed_is_handed_over_together() -> None:
     assert intake.batches == [50]
 
 
-async def test_the_cursor_stops_before_what_is_not_stored_and_what_is_behind_it_waits(
+async def test_the_cursor_stops_before_an_unstored_message_and_later_ones_wait(
     intake: RecordingIntake, events: EventQueue
 ) -> None:
     intake.batch_length, intake.capacity = 4, 8
@@ -204,7 +204,7 @@ async def test_the_cursor_stops_before_what_is_not_stored_and_what_is_behind_it_
     assert intake.overheard == [message.event for message in burst[9:]]
 
 
-# ---- while something has to wait ---------------------------------------------------------------------------------
+# ---- events that must wait ---------------------------------------------------------------------------------
 
 
 def _arrived(channel_ref: str, number: int) -> MessageEvent:
@@ -213,7 +213,7 @@ def _arrived(channel_ref: str, number: int) -> MessageEvent:
 
 
 @pytest.mark.parametrize("behind_ms", [0, 86_400_000], ids=["right", "a day behind"])
-async def test_a_channel_that_is_new_to_us_is_caught_up_whatever_this_machine_s_clock_says(behind_ms: int) -> None:
+async def test_a_new_channel_is_caught_up_with_a_wrong_clock(behind_ms: int) -> None:
     intake, clock = RecordingIntake(), StepClock()
     intake.cursors = {"1": str(snowflake_at(Millis(START - 7_200_000)))}
     clock.time = Millis(START - behind_ms)
@@ -239,14 +239,12 @@ async def _working(events: EventQueue, fetch: FetchHistory | None = None) -> Asy
         assert worker.cancelled(), "nothing else happened on the way out"
 
 
-async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard(
-    intake: RecordingIntake, events: EventQueue
-) -> None:
+async def test_events_behind_an_unstorable_event_are_overheard(intake: RecordingIntake, events: EventQueue) -> None:
     stuck, queued, later = (_arrived(channel, number) for number, channel in enumerate(CHANNELS))
     pressed = replace(_event("1", 9), event_ref="9:interaction:1", text="/stop")
     intake.gate.clear()
     events.put(stuck)
-    events.put(queued)  # before anybody could know that the database is stuck
+    events.put(queued)  # before the queue knows that the database is stuck
     async with _working(events):
         await eventually(lambda: queued.event in intake.overheard, "what was queued is heard")
         events.put(later)
@@ -259,7 +257,7 @@ async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard(
     assert intake.messages == [stuck.event, queued.event, later.event, pressed], "and stored when its turn comes"
 
 
-async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the_database_takes_nothing(
+async def test_events_that_wait_for_history_are_overheard_only_while_the_database_fails(
     intake: RecordingIntake, events: EventQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_queue, "LISTEN_SECONDS", 0.05)
@@ -275,7 +273,7 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
     events.put(pressed)
     async with _working(events, fetch_for_ever):
         await intake.wait_for(1)
-        await asyncio.sleep(0.2)  # four times as long as the database may take
+        await asyncio.sleep(0.2)  # four times the limit for the database
         assert intake.overheard == []
         intake.gate.clear()
         events.put(replace(pressed, event_ref="9:interaction:2"))
@@ -283,7 +281,7 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
     assert intake.messages == [pressed]
 
 
-async def test_what_waits_behind_a_refused_event_is_heard_at_once(intake: RecordingIntake, events: EventQueue) -> None:
+async def test_events_behind_a_refused_event_are_overheard_at_once(intake: RecordingIntake, events: EventQueue) -> None:
     intake.refusals = 4
     refused, behind = _arrived("1", 1), _arrived("1", 2)
     events.put(refused)
@@ -294,7 +292,7 @@ async def test_what_waits_behind_a_refused_event_is_heard_at_once(intake: Record
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_others(
+async def test_a_channel_with_waiting_messages_is_caught_up_first(
     intake: RecordingIntake, events: EventQueue, is_cut: bool
 ) -> None:
     class Gated:
@@ -315,7 +313,7 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
         events.put(_arrived("77", 1))
         events.put(_arrived("99", 2))
         events.put(replace(_event("1", 9), event_ref="9:interaction:1", text="/status"))
-        await intake.wait_for(1)  # a command waits for no history, and what arrived before it has been looked at
+        await intake.wait_for(1)  # a command does not wait for history, and earlier events have been handled
         history.places.release()
         history.places.release()
         await eventually(lambda: len(history.asked) == PARALLEL_FETCHES + 2, "two more")
@@ -329,7 +327,7 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
     assert sorted(history.asked) == sorted(channels)
 
 
-async def test_what_is_stored_at_once_is_not_heard_a_second_time(
+async def test_events_stored_at_once_are_not_overheard(
     intake: RecordingIntake, events: EventQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_queue, "LISTEN_SECONDS", 0.05)

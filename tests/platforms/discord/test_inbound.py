@@ -1,4 +1,4 @@
-"""What people do on Discord, as values: who is spoken to, in which chat, with what text."""
+"""Events of Discord as values: who is addressed, in which chat, and with which text."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ OTHER_BOT = "900000000000000077"
 
 
 async def heard(live: DiscordHarness, intake: RecordingIntake, content: str, **data: Any) -> InboundMessage:
-    """What the adapter makes of a message in `general` (or where `data` says)."""
+    """Return what the adapter reads from a message in `general` (or the channel in `data`)."""
     before = len(intake.messages)
     await live.message(content, **{"channel": "general", "user_id": ALICE, **data})
     return (await intake.wait_for(before + 1))[before]
@@ -45,7 +45,7 @@ async def test_the_bots_name_addresses_it(
 
 
 @pytest.mark.parametrize("content", ["hello all", f"<@{BOB}> hello", "@everyone look", f"{BOT} labgateway"])
-async def test_other_talk_does_not_address_it(live: DiscordHarness, intake: RecordingIntake, content: str) -> None:
+async def test_other_messages_do_not_address_it(live: DiscordHarness, intake: RecordingIntake, content: str) -> None:
     assert not (await heard(live, intake, content)).is_addressed
 
 
@@ -67,7 +67,7 @@ async def test_a_reply_to_somebody_else_is_quoted_but_does_not_address_it(
     assert (message.quote.author, message.quote.is_from_bot) == ("bob", False)
 
 
-async def test_the_ping_of_another_bots_reply_is_no_mention(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_the_ping_of_another_bots_reply_is_not_a_mention(live: DiscordHarness, intake: RecordingIntake) -> None:
     answer = await live.adapter.send(request(chat(GENERAL), "I say so"))
     reply = await heard(live, intake, "interesting", user_id=OTHER_BOT, is_bot=True, reply_to=answer)
     assert not reply.is_addressed
@@ -81,7 +81,7 @@ async def test_a_webhook_counts_as_a_bot(live: DiscordHarness, intake: Recording
     assert message.sender.is_bot
 
 
-async def test_a_thread_is_a_chat_of_its_own(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_thread_is_a_separate_chat(live: DiscordHarness, intake: RecordingIntake) -> None:
     thread = await live.post("channel", {"channel": "general", "thread": "plans", "user_id": ALICE})
     message = await heard(live, intake, "in here", channel_id=thread["id"], mention=True)
     assert message.chat_kind is ChatKind.THREAD
@@ -99,14 +99,14 @@ async def test_a_message_near_the_limit_expects_more_in_utf16_units(
     assert not (await heard(live, intake, "x" * 1799)).expects_more
 
 
-async def test_what_the_bot_says_itself_is_no_event(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_the_bots_own_messages_are_ignored(live: DiscordHarness, intake: RecordingIntake) -> None:
     await live.adapter.send(request(chat(GENERAL), "from me"))
     await live.adapter.send(request(chat(GENERAL), "from me again", key="k2"))
     await heard(live, intake, "from her")
     assert [message.text for message in intake.messages] == ["from her"]
 
 
-async def test_a_link_preview_is_no_edit(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_link_preview_is_not_an_edit(live: DiscordHarness, intake: RecordingIntake) -> None:
     message = await heard(live, intake, "https://example.org")
     raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
     await live.post("event", {"t": "MESSAGE_UPDATE", "d": {**raw, "embeds": [{"title": "Example", "type": "link"}]}})
@@ -117,9 +117,7 @@ async def test_a_link_preview_is_no_edit(live: DiscordHarness, intake: Recording
     assert len(intake.of(EditEvent)) == 1
 
 
-async def test_each_edit_is_an_event_of_its_own_and_a_replay_is_not(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_each_edit_is_a_new_event_and_a_replay_is_not(live: DiscordHarness, intake: RecordingIntake) -> None:
     message = await heard(live, intake, "one")
     change = {"channel_id": GENERAL, "message_id": message.message_ref}
     await live.post("edit", {**change, "content": "two"})
@@ -139,7 +137,7 @@ async def test_a_replayed_message_keeps_its_event_ref(live: DiscordHarness, inta
     assert intake.offered.count(message.event_ref) == 2
 
 
-async def test_a_forwarded_message_brings_its_text(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_forwarded_message_includes_its_text(live: DiscordHarness, intake: RecordingIntake) -> None:
     message = await heard(live, intake, "placeholder")
     raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
     snapshot = {"content": "the original", "timestamp": raw["timestamp"], "edited_timestamp": None, "flags": 0}
@@ -191,7 +189,7 @@ def forward(**fields: Any) -> dict[str, Any]:
         ({"content": "", "shared_client_theme": {"colors": ["5865F2"]}}, "", ["this kind of message"], False),
     ],
 )  # fmt: skip
-async def test_of_a_message_only_what_the_sdk_cannot_read_is_left_out(
+async def test_only_unreadable_parts_of_a_message_are_left_out(
     live: DiscordHarness,
     intake: RecordingIntake,
     change: dict[str, Any],
@@ -208,9 +206,7 @@ async def test_of_a_message_only_what_the_sdk_cannot_read_is_left_out(
     assert [one.name for one in received.attachments] == names
 
 
-async def test_an_edit_is_read_without_what_the_sdk_does_not_know(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_an_edit_is_read_without_parts_unknown_to_the_sdk(live: DiscordHarness, intake: RecordingIntake) -> None:
     message = await heard(live, intake, "one")
     stored = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
     change = {"content": "two", "edited_timestamp": "2026-01-01T00:00:00+00:00", "components": [BROKEN_BUTTON]}
@@ -229,7 +225,7 @@ async def test_an_edit_is_read_without_what_the_sdk_does_not_know(
         ("application/pdf", AttachmentKind.DOCUMENT),
     ],
 )
-async def test_files_are_sorted_by_what_they_are(
+async def test_files_are_sorted_by_kind(
     live: DiscordHarness, intake: RecordingIntake, mime: str, kind: AttachmentKind
 ) -> None:
     files = [{"filename": "file", "text": "data", "content_type": mime}]
@@ -274,7 +270,7 @@ async def test_a_file_that_is_gone_is_rejected(live: DiscordHarness, intake: Rec
     assert not (tmp_path / "a.txt").exists()
 
 
-async def test_a_file_that_turns_out_too_large_leaves_nothing_behind(
+async def test_a_file_that_is_too_large_is_removed(
     live: DiscordHarness, intake: RecordingIntake, tmp_path: Path
 ) -> None:
     message = await heard(live, intake, "", files=[{"filename": "a.txt", "text": "x" * 600_000}])
@@ -283,7 +279,7 @@ async def test_a_file_that_turns_out_too_large_leaves_nothing_behind(
     assert not (tmp_path / "a.txt").exists()
 
 
-async def test_a_file_server_that_is_away_may_be_asked_again(
+async def test_an_unreachable_file_server_is_retryable(
     live: DiscordHarness, intake: RecordingIntake, tmp_path: Path
 ) -> None:
     [attachment] = (await heard(live, intake, "", files=[{"filename": "a.txt", "text": "data"}])).attachments
@@ -292,7 +288,7 @@ async def test_a_file_server_that_is_away_may_be_asked_again(
         await live.adapter.download(attachment, tmp_path / "a.txt", 100)
 
 
-async def test_what_is_no_file_of_ours_is_rejected(live: DiscordHarness, tmp_path: Path) -> None:
+async def test_an_invalid_file_reference_is_rejected(live: DiscordHarness, tmp_path: Path) -> None:
     sticker = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="https://example.org/x.png", name="sticker x")
     with pytest.raises(MessageRejected):
         await live.adapter.download(sticker, tmp_path / "x", 100)

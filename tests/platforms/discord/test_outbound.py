@@ -1,4 +1,4 @@
-"""Sending to Discord: nothing twice, nothing lost, every failure named for what to do next."""
+"""Sending to Discord: nothing twice, nothing lost, and every failure translated."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import GENERAL, DiscordHarness, chat
 
 LATE = Millis(180_000)
-"""Older than what Discord surely still knows of a nonce."""
+"""Longer than Discord reliably remembers a nonce."""
 
 
 def request(
@@ -34,7 +34,7 @@ def request(
     tried_before: Millis | None = None,
     buttons: tuple[Button, ...] = (),
 ) -> SendRequest:
-    """`tried_before`: how long ago an attempt ended ambiguously."""
+    """Return a send request. `tried_before` is the time since an ambiguous attempt."""
     return SendRequest(
         chat=where,
         part=OutboundPart(text=text, plain=text, buttons=buttons),
@@ -77,7 +77,7 @@ async def test_a_repeat_finds_the_first_copy_when_the_clock_was_set_back_since(l
     assert await live.visible(live.direct_chat) == ["the answer"]
 
 
-async def test_a_late_repeat_of_what_never_arrived_is_sent(live: DiscordHarness) -> None:
+async def test_a_late_repeat_of_a_lost_message_is_sent(live: DiscordHarness) -> None:
     await live.post("config", {"nonce_seconds": 0})
     await live.fault(match="POST /channels/.*/messages", kind="reset")
     with pytest.raises(SendAmbiguous):
@@ -86,7 +86,7 @@ async def test_a_late_repeat_of_what_never_arrived_is_sent(live: DiscordHarness)
     assert await live.visible(live.direct_chat) == ["the answer"]
 
 
-async def test_a_late_repeat_is_not_mistaken_for_another_answer_with_the_same_words(live: DiscordHarness) -> None:
+async def test_a_late_repeat_is_not_confused_with_another_answer_of_the_same_text(live: DiscordHarness) -> None:
     await live.post("config", {"nonce_seconds": 0})
     await live.adapter.send(request(live.direct_chat, "Done.", "k1"))
     second = await live.adapter.send(request(live.direct_chat, "Done.", "k2", tried_before=LATE))
@@ -95,7 +95,7 @@ async def test_a_late_repeat_is_not_mistaken_for_another_answer_with_the_same_wo
     assert again == second
 
 
-async def test_a_late_repeat_is_not_mistaken_for_what_a_person_said_in_the_same_words(live: DiscordHarness) -> None:
+async def test_a_late_repeat_is_not_confused_with_a_persons_message_of_the_same_text(live: DiscordHarness) -> None:
     await live.post("config", {"nonce_seconds": 0})
     await live.write("42")
     await live.adapter.send(request(live.direct_chat, "42", tried_before=LATE))
@@ -108,7 +108,7 @@ async def test_a_late_repeat_searches_a_busy_channel(live: DiscordHarness) -> No
     with pytest.raises(SendAmbiguous):
         await live.adapter.send(request(live.direct_chat, "the answer"))
     first = int((await live.sent("send"))[0]["message_id"])
-    for number in range(150):  # just before our message, so that it is on the second page
+    for number in range(150):  # just before our message, which is therefore on the second page
         message_id = str(first - 200 + number)
         row = {"id": message_id, "author": {"id": "1"}, "content": "talk", "components": []}
         live.discord.messages[live.direct_chat.chat_ref][message_id] = row
@@ -116,14 +116,14 @@ async def test_a_late_repeat_searches_a_busy_channel(live: DiscordHarness) -> No
     assert ref == str(first)
 
 
-async def test_a_late_repeat_is_sent_where_the_history_may_not_be_read(live: DiscordHarness) -> None:
+async def test_a_late_repeat_is_sent_if_the_history_is_unreadable(live: DiscordHarness) -> None:
     await live.fault(match="GET /channels/.*/messages", kind="status", status=403, code=50001)
     await live.adapter.send(request(live.direct_chat, "the answer", tried_before=LATE))
     assert await live.visible(live.direct_chat) == ["the answer"]
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, 50083), (403, 50005)])
-async def test_a_placeholder_that_may_not_be_edited_does_not_cost_the_answer(
+async def test_an_answer_arrives_even_if_its_placeholder_cannot_be_edited(
     live: DiscordHarness, status: int, code: int
 ) -> None:
     ref = await live.adapter.show(Preview(chat=live.direct_chat, is_shared=False, number=9, text="thinking", ref=None))
@@ -177,7 +177,7 @@ async def test_a_long_preview_shows_its_end_with_its_code_closed(live: DiscordHa
     assert len(shown) <= 2000
 
 
-async def test_nobody_is_ever_pinged(live: DiscordHarness) -> None:
+async def test_messages_never_ping_anybody(live: DiscordHarness) -> None:
     question = await live.write("hello?")
     preview = Preview(chat=live.direct_chat, is_shared=False, number=9, text="@everyone", ref=None)
     await live.adapter.show(preview)
@@ -187,7 +187,7 @@ async def test_nobody_is_ever_pinged(live: DiscordHarness) -> None:
     assert rows[-1]["reply_to"] == question
 
 
-async def test_a_streamed_answer_is_a_reply_from_its_placeholder_on(live: DiscordHarness) -> None:
+async def test_a_streamed_answer_is_a_reply_from_its_first_preview(live: DiscordHarness) -> None:
     question = await live.message("why?", channel="general", mention=True)
     thinking = Preview(chat=chat(GENERAL), is_shared=True, number=9, text="bec", ref=None, reply_to=question)
     ref = await live.adapter.show(thinking)
@@ -202,7 +202,7 @@ async def test_a_reply_to_a_deleted_message_still_arrives(live: DiscordHarness) 
     assert await live.visible(live.direct_chat) == ["hello!"]
 
 
-async def test_a_reply_without_the_right_to_read_the_history_is_a_message_of_its_own(live: DiscordHarness) -> None:
+async def test_a_reply_without_the_right_to_read_history_becomes_an_ordinary_message(live: DiscordHarness) -> None:
     question = await live.message("hello?", channel="general", mention=True)
     await live.fault(match="POST /channels/.*/messages", kind="status", status=403, code=160002)
     await live.adapter.send(request(chat(GENERAL), "hello!", reply_to=question))
@@ -210,7 +210,7 @@ async def test_a_reply_without_the_right_to_read_the_history_is_a_message_of_its
     assert (row["text"], row["reply_to"]) == ("hello!", None)
 
 
-async def test_every_message_carries_a_short_nonce_of_its_own(live: DiscordHarness) -> None:
+async def test_every_message_has_a_short_unique_nonce(live: DiscordHarness) -> None:
     for key in ("1:0", "1:1", "an-outbox-key-of-25-chars"):
         await live.adapter.send(request(live.direct_chat, key, key))
     await live.adapter.send(request(chat(GENERAL), "elsewhere", "1:0"))
@@ -236,7 +236,7 @@ async def test_every_message_carries_a_short_nonce_of_its_own(live: DiscordHarne
         (522, 0, SendAmbiguous),
     ],
 )
-async def test_refusals_are_named_for_what_to_do_next(
+async def test_refusals_are_translated_to_our_errors(
     live: DiscordHarness, status: int, code: int, expected: type[PlatformError]
 ) -> None:
     await live.fault(match="POST /channels/.*/messages", kind="status", status=status, code=code)
@@ -245,7 +245,7 @@ async def test_refusals_are_named_for_what_to_do_next(
     assert await live.visible(live.direct_chat) == []
 
 
-async def test_a_server_error_that_passes_does_not_reach_the_caller(live: DiscordHarness) -> None:
+async def test_a_temporary_server_error_does_not_reach_the_caller(live: DiscordHarness) -> None:
     await live.fault(match="POST /channels/.*/messages", kind="status", status=502)
     await live.adapter.send(request(live.direct_chat, "hello"))
     assert await live.visible(live.direct_chat) == ["hello"]
@@ -257,7 +257,7 @@ async def test_an_unreadable_answer_is_ambiguous(live: DiscordHarness) -> None:
         await live.adapter.send(request(live.direct_chat, "hello"))
 
 
-async def test_an_answer_with_fields_that_the_library_cannot_read_is_no_failed_send(live: DiscordHarness) -> None:
+async def test_an_answer_with_unreadable_fields_is_not_a_failed_send(live: DiscordHarness) -> None:
     await live.post("config", {"write_answers": {"embeds": 7, "reactions": "?", "poll": [], "author": None}})
     preview = Preview(chat=live.direct_chat, is_shared=False, number=9, text="thin", ref=None)
     ref = await live.adapter.show(preview)
@@ -266,7 +266,7 @@ async def test_an_answer_with_fields_that_the_library_cannot_read_is_no_failed_s
     assert await live.visible(live.direct_chat) == ["thought", "more"]
 
 
-async def test_a_request_that_hangs_is_given_up_as_ambiguous(harness: DiscordHarness) -> None:
+async def test_a_hanging_request_is_ambiguous(harness: DiscordHarness) -> None:
     hasty = harness.another_adapter(request_seconds=1.0)
     async with running(hasty, RecordingIntake()):
         await harness.fault(match="POST /channels/.*/messages", kind="hang", seconds=20)
@@ -276,7 +276,7 @@ async def test_a_request_that_hangs_is_given_up_as_ambiguous(harness: DiscordHar
         assert time.monotonic() - started < 15
 
 
-async def test_a_server_that_is_gone_means_not_sent(live: DiscordHarness) -> None:
+async def test_an_unreachable_server_means_not_sent(live: DiscordHarness) -> None:
     await live.server.stop()
     with pytest.raises(PlatformUnavailable):
         await live.adapter.send(request(live.direct_chat, "hello"))
@@ -292,7 +292,7 @@ async def test_a_long_rate_limit_is_raised_and_a_short_one_is_waited_out(live: D
     assert await live.visible(live.direct_chat) == ["two"]
 
 
-async def test_a_block_at_discords_edge_says_how_long_to_wait(live: DiscordHarness) -> None:
+async def test_a_block_at_discords_edge_is_a_rate_limit(live: DiscordHarness) -> None:
     await live.fault(match="POST /channels/.*/messages", kind="429", retry_after=7, cloudflare=True)
     with pytest.raises(RateLimited) as caught:
         await live.adapter.send(request(live.direct_chat, "one"))
@@ -300,7 +300,7 @@ async def test_a_block_at_discords_edge_says_how_long_to_wait(live: DiscordHarne
 
 
 async def test_bursts_stay_within_discords_own_limits(live: DiscordHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(discord_limits.LIMITS, "POST /channels/:id/messages", (5, 2.0))  # Discord's own: in 5 seconds
+    monkeypatch.setitem(discord_limits.LIMITS, "POST /channels/:id/messages", (5, 2.0))  # Discord's limit is 5 seconds
     await live.post("config", {"rate_limits": True})
     started = time.monotonic()
     for number in range(11):
@@ -310,7 +310,7 @@ async def test_bursts_stay_within_discords_own_limits(live: DiscordHarness, monk
     assert [row["status"] for row in await live.calls("POST /channels/.*/messages")].count(429) == 0
 
 
-async def test_more_buttons_than_discord_shows_do_not_sink_the_message(live: DiscordHarness) -> None:
+async def test_too_many_buttons_do_not_fail_the_message(live: DiscordHarness) -> None:
     buttons = tuple(Button(label=f"{number} {'x' * 90}", command=f"/pick {number}") for number in range(30))
     await live.adapter.send(request(live.direct_chat, "choose", buttons=buttons))
     [row] = await live.sent("send")
@@ -318,7 +318,7 @@ async def test_more_buttons_than_discord_shows_do_not_sink_the_message(live: Dis
     assert all(len(button["label"]) <= 80 for line in row["components"] for button in line["components"])
 
 
-async def test_one_chat_that_hangs_does_not_hold_up_another(live: DiscordHarness) -> None:
+async def test_a_hanging_chat_does_not_delay_another(live: DiscordHarness) -> None:
     await live.fault(match=f"POST /channels/{GENERAL}/messages", kind="hang")
     slow = asyncio.create_task(live.adapter.send(request(chat(GENERAL), "slow")))
     await eventually(lambda: bool(live.discord.faults.fired), "the slow one is under way")

@@ -1,4 +1,4 @@
-"""Rendering for Discord: nothing is lost, nothing is refused, every fence is closed."""
+"""Rendering for Discord: nothing is lost or refused, and every fence is closed."""
 
 import random
 import re
@@ -16,7 +16,7 @@ from tests.platforms.discord.harness import DiscordHarness, chat
 from tests.sampling import examples, sample
 
 ANSWERS = sample(80, 2_000)
-_PARSER = MarkdownIt("commonmark", {"html": False})  # without tables, of which it would hide cells
+_PARSER = MarkdownIt("commonmark", {"html": False})  # without tables, because it would hide cells
 
 _SAMPLE = (
     "the gateway keeps every message 世界 を守る привет 👋🏽 👨‍👩‍👧 naïve café `code` **bold** *it* _under_ ~~gone~~ "
@@ -31,7 +31,7 @@ def texts(markdown: str) -> list[str]:
 
 
 def shown_words(text: str) -> list[str]:
-    """What a reader sees, in order, without the marks: letters and digits, not the names of languages."""
+    """Return the visible letters and digits in order, without marks and language names."""
     shown: list[str] = []
     for token in _PARSER.parse(text):
         if token.type == "fence":
@@ -42,7 +42,7 @@ def shown_words(text: str) -> list[str]:
 
 
 def is_balanced(text: str) -> bool:
-    """Discord begins and ends code at three backticks, wherever they stand."""
+    """Return True if all code is closed. Discord starts and ends code at any three backticks."""
     return text.count("```") % 2 == 0
 
 
@@ -86,7 +86,7 @@ def _random_block(random: random.Random) -> str:
             return sentence(400)
 
 
-def test_a_short_answer_stays_as_it_is() -> None:
+def test_a_short_answer_is_unchanged() -> None:
     answer = (
         "# Plan\n\nUse **two** steps:\n\n1. `make`\n2. *wait*\n\n```python\nprint(1)\n```\n\n> said [who](https://a.b)"
     )
@@ -99,7 +99,7 @@ def test_a_table_becomes_an_aligned_code_block() -> None:
     ]
 
 
-def test_code_of_every_kind_becomes_what_discord_knows() -> None:
+def test_all_kinds_of_code_become_fenced_blocks() -> None:
     assert texts("~~~py\nx = 1\n~~~") == ["```py\nx = 1\n```"]
     assert texts("text\n\n    indented\n    code") == ["text\n\n```\nindented\ncode\n```"]
     assert texts("1. ```sh\n   ls\n   ```\n2. next") == ["1.\n```sh\nls\n```\n2. next"]
@@ -112,7 +112,7 @@ def test_backticks_inside_code_cannot_end_it() -> None:
     assert text.replace("\u200b", "") == "```\n```py\nx\n```\n```"
 
 
-def test_a_fence_that_was_never_closed_is_closed() -> None:
+def test_an_unclosed_fence_is_closed() -> None:
     assert texts("```py\nx = 1") == ["```py\nx = 1\n```"]
 
 
@@ -134,11 +134,11 @@ def test_long_code_is_closed_and_opened_again_at_each_cut() -> None:
         ('```py title="a.py"', '```py\ntitle="a.py"'),
     ],
 )
-def test_words_behind_the_fence_that_are_no_language_stay(opening: str, shown: str) -> None:
+def test_words_after_the_fence_that_are_not_a_language_stay(opening: str, shown: str) -> None:
     assert texts(f"{opening}\nx = 1\n```") == [f"{shown}\nx = 1\n```"]
 
 
-def test_code_that_fits_a_message_of_its_own_is_not_cut() -> None:
+def test_code_that_fits_one_message_is_not_cut() -> None:
     code = "```\n" + "x\n" * 700 + "```"
     parts = texts("word " * 200 + "\n\n" + code)
     assert len(parts) == 2
@@ -151,7 +151,7 @@ def test_a_long_paragraph_is_cut_after_a_sentence() -> None:
     assert all(part.rstrip().endswith("length.") for part in parts)
 
 
-def test_a_cut_does_not_part_a_character_from_its_marks() -> None:
+def test_a_cut_keeps_characters_with_their_combining_marks() -> None:
     family = "👨‍👩‍👧"
     parts = texts("a" + family * 500)
     assert "".join(parts) == "a" + family * 500
@@ -159,11 +159,11 @@ def test_a_cut_does_not_part_a_character_from_its_marks() -> None:
 
 
 @pytest.mark.parametrize("nothing", ["", "   \n\n", "\u200b\ufeff", "\x00"])
-def test_an_answer_without_anything_visible_can_still_be_sent(nothing: str) -> None:
+def test_an_invisible_answer_can_still_be_sent(nothing: str) -> None:
     assert texts(nothing) == ["…"]
 
 
-def test_a_broken_surrogate_does_not_reach_the_wire() -> None:
+def test_an_unpaired_surrogate_is_not_sent() -> None:
     [text] = texts("half \ud83d emoji")
     assert text == "half \ufffd emoji"
 

@@ -1,4 +1,4 @@
-"""Slash commands and buttons: the menu, the acknowledgement, the answer in its own place."""
+"""Slash commands and buttons: the menu, the acknowledgement, and answers in place."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -86,7 +86,7 @@ async def published(harness: DiscordHarness, times: int = 1) -> list[dict[str, A
 
 
 async def given(live: DiscordHarness, intake: RecordingIntake, name: str, **data: Any) -> InboundMessage:
-    """The person picks a slash command."""
+    """Run a slash command as the person."""
     before = len(intake.messages)
     await live.post("interaction", {"name": name, "dm_user_id": ALICE, **data})
     return (await intake.wait_for(before + 1))[before]
@@ -104,7 +104,7 @@ async def menu_of(live: DiscordHarness) -> dict[str, Any]:
     return {command["name"]: command for command in (await live.get("state"))["commands"][""]}
 
 
-async def test_the_menu_is_published_as_discord_wants_it(live: DiscordHarness) -> None:
+async def test_the_menu_is_published_in_discords_form(live: DiscordHarness) -> None:
     commands = await menu_of(live)
     assert commands.keys() == {"help", "title", "compress", "approve", "schedule", "memory"}
     assert all(command["contexts"] == [0, 1] for command in commands.values()), "servers and the chat with the bot"
@@ -135,7 +135,7 @@ async def test_an_unchanged_menu_is_not_published_again(harness: DiscordHarness,
     async with running(harness.adapter, intake):
         await harness.write("hello")
         await intake.wait_for(1)
-        await asyncio.sleep(0.3)  # the first time it took a tenth of that
+        await asyncio.sleep(0.3)  # publishing took a tenth of this time before
     await published(harness)
     async with running(harness.another_adapter(menu=MENU[:1]), intake):
         rows = await published(harness, 2)
@@ -201,13 +201,13 @@ async def test_commands_and_messages_of_one_burst_keep_their_order(
         burst.append({"t": "MESSAGE_CREATE", "d": said["message"]})
         expected += [f"/title {number}", f"after {number}"]
     async with running(harness.another_adapter(catch_up_hours=0), intake):
-        await harness.write("known")  # messages wait until their channel is caught up, which commands do not
+        await harness.write("known")  # messages, unlike commands, wait until their channel is caught up
         await intake.wait_for(1)
         await harness.post("event", burst)
         assert [message.text for message in await intake.wait_for(11)][1:] == expected
 
 
-async def test_a_refused_command_is_answered_to_its_person_alone(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_refusal_is_shown_only_to_its_person(live: DiscordHarness, intake: RecordingIntake) -> None:
     intake.refused["/schedule pause 3"] = "That is not yours."
     await live.post("interaction", {"name": "schedule pause", "options": {"number": 3}, "dm_user_id": ALICE})
     [row] = await live.sent("interaction_reply", wait=15)
@@ -224,7 +224,7 @@ async def test_a_command_of_an_older_menu_is_answered(live: DiscordHarness, inta
     assert (row["text"], row["ephemeral"]) == (slash.COMMAND_CHANGED, True)
 
 
-async def test_suggestions_are_those_that_fit_what_is_written(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_suggestions_match_the_typed_text(live: DiscordHarness, intake: RecordingIntake) -> None:
     intake.suggested = ("preview", "undo", "here 3", "p" * 101)
     written = [{"name": "topic", "type": STRING, "value": "RE", "focused": True}]
     await live.post("interaction", {"name": "compress", "autocomplete": True, "options": written, "dm_user_id": ALICE})
@@ -233,7 +233,7 @@ async def test_suggestions_are_those_that_fit_what_is_written(live: DiscordHarne
     assert intake.messages == []
 
 
-async def test_a_slash_command_in_a_group_names_who_gave_it(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_slash_command_in_a_group_names_its_sender(live: DiscordHarness, intake: RecordingIntake) -> None:
     await live.post("interaction", {"name": "help", "channel_id": GENERAL, "user_id": BOB})
     [command] = await intake.wait_for(1)
     assert (command.text, command.chat, command.sender.id) == ("/help", chat(GENERAL), BOB)
@@ -283,9 +283,7 @@ async def test_a_repeated_answer_fills_it_again(live: DiscordHarness, intake: Re
     assert await live.visible(command.chat) == ["here"]
 
 
-async def test_a_command_that_arrives_twice_is_still_answered_in_its_own_place(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_a_command_that_arrives_twice_is_answered_in_place(live: DiscordHarness, intake: RecordingIntake) -> None:
     given_once = await live.post("interaction", {"name": "help", "dm_user_id": ALICE})
     [command] = await intake.wait_for(1)
     await live.sent("interaction_defer", wait=15)
@@ -297,9 +295,7 @@ async def test_a_command_that_arrives_twice_is_still_answered_in_its_own_place(
     assert await live.sent("send") == []
 
 
-async def test_what_follows_the_first_part_is_an_ordinary_message(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_parts_after_the_first_are_ordinary_messages(live: DiscordHarness, intake: RecordingIntake) -> None:
     command = await given(live, intake, "help")
     await live.adapter.send(answer(command, "one", "k1"))
     await live.adapter.send(answer(command, "two", "k2"))
@@ -311,7 +307,7 @@ async def test_what_follows_the_first_part_is_an_ordinary_message(
 @pytest.mark.parametrize(
     "fields", [{}, {"embeds": 7, "poll": [], "resource": {"message": 7}}], ids=["plain", "answered unreadably"]
 )
-async def test_an_answer_without_the_right_to_write_follows_the_command(
+async def test_an_answer_without_the_right_to_write_is_a_followup(
     live: DiscordHarness, intake: RecordingIntake, fields: dict[str, Any]
 ) -> None:
     await live.post("config", {"write_answers": fields})
@@ -323,9 +319,7 @@ async def test_an_answer_without_the_right_to_write_follows_the_command(
     assert await live.visible(command.chat) == ["one", "two"]
 
 
-async def test_a_placeholder_gives_way_to_the_commands_own_message(
-    live: DiscordHarness, intake: RecordingIntake
-) -> None:
+async def test_the_commands_own_message_replaces_a_placeholder(live: DiscordHarness, intake: RecordingIntake) -> None:
     command = await given(live, intake, "help")
     shown = Preview(chat=command.chat, is_shared=False, number=9, text="thinking", ref=None)
     placeholder = await live.adapter.show(shown)
@@ -333,7 +327,7 @@ async def test_a_placeholder_gives_way_to_the_commands_own_message(
     assert await live.visible(command.chat) == ["here"]
 
 
-async def test_after_the_tickets_time_the_answer_is_an_ordinary_message(
+async def test_after_a_ticket_expires_the_answer_is_an_ordinary_message(
     live: DiscordHarness, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slash, "TICKET_SECONDS", 0.0)
@@ -354,7 +348,7 @@ async def test_a_ticket_outlives_its_connection(harness: DiscordHarness, intake:
     assert await harness.sent("send") == []
 
 
-async def test_a_ticket_of_an_earlier_process_is_no_obstacle(live: DiscordHarness, intake: RecordingIntake) -> None:
+async def test_a_ticket_of_an_earlier_process_is_ignored(live: DiscordHarness, intake: RecordingIntake) -> None:
     command = await given(live, intake, "help")
     restarted = live.another_adapter()
     async with running(restarted, RecordingIntake()):
@@ -365,7 +359,7 @@ async def test_a_ticket_of_an_earlier_process_is_no_obstacle(live: DiscordHarnes
 # Buttons
 
 
-async def test_a_long_command_survives_a_restart_behind_its_button(
+async def test_a_button_with_a_long_command_works_after_a_restart(
     live: DiscordHarness, intake: RecordingIntake
 ) -> None:
     command = "/title " + "a very long title " * 10
@@ -381,7 +375,7 @@ async def test_a_long_command_survives_a_restart_behind_its_button(
     assert pressed.ticket is None
 
 
-async def test_a_press_is_acknowledged_and_changes_nothing_by_itself(
+async def test_a_press_is_acknowledged_without_changing_the_message(
     live: DiscordHarness, intake: RecordingIntake
 ) -> None:
     part = OutboundPart(text="May I?", plain="May I?", buttons=(Button(label="Yes", command="/approve 7"),))
@@ -394,7 +388,7 @@ async def test_a_press_is_acknowledged_and_changes_nothing_by_itself(
     assert await live.visible(live.direct_chat) == ["May I?"]
 
 
-async def test_a_final_edit_takes_the_buttons_off(live: DiscordHarness) -> None:
+async def test_a_final_edit_removes_the_buttons(live: DiscordHarness) -> None:
     part = OutboundPart(text="May I?", plain="May I?", buttons=(Button(label="Yes", command="/approve 7"),))
     ref = await live.adapter.send(SendRequest(chat=live.direct_chat, part=part, key="k1"))
     done = OutboundPart(text="Done.", plain="Done.")

@@ -1,4 +1,4 @@
-"""A browser without a screen: signs in, writes, uploads, presses, listens, and reads what a page shows."""
+"""A browser without a screen: it signs in, writes, uploads, presses buttons, listens and reads pages."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ _VOID = frozenset({"input", "br", "hr", "meta", "link", "path", "img"})
 
 @dataclass
 class Shown:
-    """One entry of a page."""
+    """Entry of a page."""
 
     ref: str
     classes: tuple[str, ...]
@@ -55,7 +55,7 @@ class Shown:
 
 
 class Screen(HTMLParser):
-    """The entries of a page or a fragment, in order."""
+    """Entries of a page or a fragment, in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -102,21 +102,21 @@ class Screen(HTMLParser):
 
 @dataclass(frozen=True)
 class Event:
-    """One server-sent event."""
+    """Server-sent event."""
 
     id: str
     data: str
 
 
 class Listener:
-    """The stream of one page."""
+    """Stream of one page."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
         self.last_id = ""
 
     async def next(self, seconds: float = 10) -> Event:
-        """The next event. Raises `EOFError` when the stream has ended."""
+        """Return the next event. Raises `EOFError` when the stream has ended."""
         async with asyncio.timeout(seconds):
             while True:
                 block = (await self.response.content.readuntil(b"\n\n")).decode()
@@ -129,7 +129,7 @@ class Listener:
                     return Event(self.last_id, data)
 
     async def until(self, text: str) -> str:
-        """Everything up to and including the event that holds `text`."""
+        """Return the data of all events up to the one that contains `text`."""
         seen = ""
         while text not in seen:
             seen += (await self.next()).data
@@ -137,7 +137,7 @@ class Listener:
 
 
 class CompiledTemplates(jinja2.BytecodeCache):
-    """Templates as code, for all pages of a test process: compiling them takes longer than most tests."""
+    """Compiled templates for all pages of a test process, because compiling takes longer than most tests."""
 
     def __init__(self) -> None:
         self._code: dict[str, bytes] = {}
@@ -154,7 +154,7 @@ COMPILED = CompiledTemplates()
 
 
 class SetClock:
-    """Shows the time that it is set to, in milliseconds."""
+    """Clock that a test sets, in milliseconds."""
 
     def __init__(self, at: int = 1_800_000_000_000) -> None:
         self.at = at
@@ -164,7 +164,7 @@ class SetClock:
 
 
 class LocalHarness(AdapterHarness):
-    """An adapter on a free port of this machine, its store, and a person's browser."""
+    """An adapter on a free port of this machine, with its store and a person's browser."""
 
     def __init__(self, path: Path, *, clock: Clock | None = None, **changes: Any) -> None:
         self._path = path
@@ -216,13 +216,13 @@ class LocalHarness(AdapterHarness):
         return url.rstrip("/")
 
     async def sign_in(self) -> None:
-        """Open the newest printed address, unless this browser did."""
+        """Open the newest printed link, unless this browser already did."""
         if self._signed_in_at < len(self.ready_urls):
             self._signed_in_at = len(self.ready_urls)
             assert await self.use(self.ready_urls[-1]) in (200, 204)
 
     async def use(self, url: str) -> int:
-        """Open an address with a token, and do what its page does; returns the answer's status."""
+        """Open a link with a token as its page does, and return the status."""
         token = URL(url).query["token"]
         async with self.browser.post(f"{self.root}/sign-in", headers=self.headers({TOKEN_HEADER: token})) as answer:
             if answer.status == 200:
@@ -230,11 +230,11 @@ class LocalHarness(AdapterHarness):
             return answer.status
 
     def headers(self, more: Mapping[str, str] = NO_HEADERS) -> dict[str, str]:
-        """What the page's script sends along with each of its requests."""
+        """Return the headers that the page's script sends with each request."""
         return {"HX-Request": "true", "Origin": self.root, KEY_HEADER: self.key, **more}
 
     async def page(self, name: str = "main", query: str = "") -> str:
-        """All of a chat that a page shows: its frame, and the content that its stream brings first."""
+        """Return a chat's page with the content that its stream sends first."""
         await self.sign_in()
         async with self.browser.get(f"{self.root}/chat/{name}{query}", headers=self.headers()) as answer:
             assert answer.status == 200, answer.status
@@ -255,7 +255,7 @@ class LocalHarness(AdapterHarness):
         files: Sequence[tuple[str, bytes]] = (),
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> tuple[int, str]:
-        """Submit the composer as the page does; returns status and body."""
+        """Submit the composer as the page does, and return status and body."""
         await self.sign_in()
         form = aiohttp.FormData(quote_fields=False)
         for key, value in fields.items():
@@ -269,7 +269,7 @@ class LocalHarness(AdapterHarness):
 
     @contextlib.asynccontextmanager
     async def listening(self, name: str = "main", *, last: str = "") -> AsyncIterator[Listener]:
-        """An open page's stream; `last` is the newest event that a page which comes back has seen."""
+        """Open a page's stream. `last` is the newest event that a reconnecting page has seen."""
         await self.sign_in()
         headers = self.headers({"Last-Event-ID": last} if last else {})
         async with self.browser.get(f"{self.root}/chat/{name}/stream", headers=headers) as answer:
@@ -278,14 +278,14 @@ class LocalHarness(AdapterHarness):
 
     @contextlib.asynccontextmanager
     async def opened(self, name: str = "main") -> AsyncIterator[Listener]:
-        """The stream of a page that was just opened, and has been given its content."""
+        """Open a page's stream, and read its first content."""
         async with self.listening(name) as stream:
             await stream.next()
             yield stream
 
     async def write(self, text: str, *, name: str = "main", files: Sequence[tuple[str, bytes]] = ()) -> str:
         client_id = secrets.token_hex(16)
-        for _ in range(3):  # a person whose text was kept in the composer sends it again
+        for _ in range(3):  # a person sends again the text that stayed in the composer
             status, body = await self.post({"text": text, "client_id": client_id}, name=name, files=files)
             if status == 200:
                 return f"c-{client_id}"

@@ -1,4 +1,4 @@
-"""Who gets to see the web chat: one browser per token, no other origin, no stranger."""
+"""Access to the web chat: one browser per token, no other origin, no strangers."""
 
 import contextlib
 import hashlib
@@ -51,7 +51,7 @@ def clock() -> SetClock:
 
 @pytest.fixture
 async def local(tmp_path: Path, clock: SetClock, intake: RecordingIntake) -> AsyncIterator[LocalHarness]:
-    """A running web chat in which something was said, and a browser that has not signed in yet."""
+    """A running web chat with one message, and a browser that is not signed in yet."""
     async with LocalHarness(tmp_path, clock=clock) as harness, running(harness.adapter, intake):
         await harness.adapter.send(request(harness.direct_chat, "the plan for Thursday"))
         yield harness
@@ -70,22 +70,22 @@ async def signed_in(local: LocalHarness) -> list[SignedInBrowser]:
 
 
 @pytest.mark.parametrize("path", ADDRESSES)
-async def test_without_cookie_and_key_no_address_gives_any_content(local: LocalHarness, path: str) -> None:
+async def test_no_address_returns_content_without_cookie_and_key(local: LocalHarness, path: str) -> None:
     status, text, _ = await fetch(local, path)
     assert status in (200, 303, 401, 404)
     assert "Thursday" not in text
 
 
-async def test_a_page_without_content_says_how_to_get_in(local: LocalHarness) -> None:
+async def test_a_page_without_content_explains_how_to_sign_in(local: LocalHarness) -> None:
     _, text, _ = await fetch(local, "/chat/main")
     assert "hermes-gateway url" in text
 
 
-async def test_cookie_and_key_open_nothing_without_each_other(local: LocalHarness) -> None:
+async def test_cookie_and_key_are_worthless_without_each_other(local: LocalHarness) -> None:
     await local.sign_in()
     path = "/chat/main/earlier?before=999999"
     assert (await fetch(local, path, **{KEY_HEADER: local.key}))[0] == 200
-    assert (await fetch(local, path))[0] == 401, "what every port of this host is sent"
+    assert (await fetch(local, path))[0] == 401, "the cookie alone, which every port of this host receives"
     assert (await fetch(local, path, **{KEY_HEADER: secrets.token_urlsafe(32)}))[0] == 401
     local.browser.cookie_jar.clear()
     assert (await fetch(local, path, **{KEY_HEADER: local.key}))[0] == 401
@@ -98,7 +98,7 @@ async def test_a_stranger_cannot_write(local: LocalHarness, intake: RecordingInt
     assert intake.offered == []
 
 
-async def test_the_printed_address_shows_a_page_that_signs_in_and_uses_nothing_up(local: LocalHarness) -> None:
+async def test_opening_the_printed_link_does_not_use_up_the_token(local: LocalHarness) -> None:
     path = local.ready_urls[0].removeprefix(local.root)
     for method in ("HEAD", "GET", "GET"):
         status, text, headers = await fetch(local, path, method)
@@ -116,7 +116,7 @@ async def test_a_token_works_once(local: LocalHarness) -> None:
     assert len(await signed_in(local)) == 1
 
 
-async def test_whoever_is_signed_in_does_not_use_up_another_token(local: LocalHarness) -> None:
+async def test_a_signed_in_browser_does_not_use_up_another_token(local: LocalHarness) -> None:
     await local.sign_in()
     url = local.adapter.mint_url()
     assert url is not None
@@ -125,18 +125,18 @@ async def test_whoever_is_signed_in_does_not_use_up_another_token(local: LocalHa
     assert await local.use(url) == 200
 
 
-async def test_made_up_tokens_open_nothing(local: LocalHarness) -> None:
+async def test_made_up_tokens_are_refused(local: LocalHarness) -> None:
     assert await local.use(f"{local.root}/?token=" + secrets.token_urlsafe(32)) == 401
     assert await local.use(f"{local.root}/?token=") == 401
 
 
 @pytest.mark.parametrize("jump", [TOKEN_MS + 1, -TOKEN_MS - 1])
-async def test_an_unused_token_closes_after_a_day(local: LocalHarness, clock: SetClock, jump: int) -> None:
+async def test_an_unused_token_expires_after_a_day(local: LocalHarness, clock: SetClock, jump: int) -> None:
     clock.at += jump
     assert await local.use(local.ready_urls[0]) == 401
 
 
-async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(local: LocalHarness) -> None:
+async def test_scripts_and_other_sites_cannot_read_the_cookie(local: LocalHarness) -> None:
     token = local.ready_urls[0].partition("token=")[2]
     _, _, headers = await fetch(local, "/sign-in", "POST", **{"Origin": local.root, TOKEN_HEADER: token})
     cookie = headers["Set-Cookie"]
@@ -145,7 +145,7 @@ async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(local: Loca
     assert "Path=/" in cookie
 
 
-async def test_a_browser_stays_signed_in_over_a_restart_and_the_store_knows_only_a_hash(
+async def test_a_browser_stays_signed_in_after_a_restart_and_the_store_has_only_a_hash(
     tmp_path: Path, intake: RecordingIntake
 ) -> None:
     async with LocalHarness(tmp_path) as local:
@@ -163,7 +163,7 @@ async def test_a_browser_stays_signed_in_over_a_restart_and_the_store_knows_only
 
 
 @sqlite_only
-async def test_cookies_of_an_earlier_version_stay_signed_in_and_those_from_before_there_were_keys_do_not(
+async def test_cookies_of_an_earlier_version_stay_valid_unless_they_have_no_key(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "state.db"
@@ -183,7 +183,7 @@ async def test_cookies_of_an_earlier_version_stay_signed_in_and_those_from_befor
             assert got == status, value
 
 
-async def test_a_browser_that_is_signed_out_hears_nothing_more(local: LocalHarness) -> None:
+async def test_a_signed_out_browser_receives_nothing_more(local: LocalHarness) -> None:
     async with local.opened() as page:
         [browser] = await signed_in(local)
         assert browser.agent.startswith("Python")
@@ -195,13 +195,13 @@ async def test_a_browser_that_is_signed_out_hears_nothing_more(local: LocalHarne
     assert (await fetch(local, "/chat/main/stream", **{KEY_HEADER: local.key}))[0] == 401
 
 
-async def test_a_cookie_ends_some_day(local: LocalHarness, clock: SetClock) -> None:
+async def test_a_cookie_expires(local: LocalHarness, clock: SetClock) -> None:
     await local.sign_in()
     clock.at += 91 * 24 * 3600 * 1000
     assert (await fetch(local, "/chat/main/stream", **{KEY_HEADER: local.key}))[0] == 401
 
 
-async def test_a_token_stays_open_when_its_cookie_could_not_be_stored(tmp_path: Path, clock: SetClock) -> None:
+async def test_a_token_stays_valid_if_its_cookie_could_not_be_stored(tmp_path: Path, clock: SetClock) -> None:
     path = tmp_path / "state.db"
     store = await SqliteStore.open(path, busy_seconds=0.1)
     access = BrowserAccessControl(store, clock)
@@ -255,23 +255,23 @@ async def test_another_origin_cannot_write_even_with_the_cookie(
     assert intake.offered == []
 
 
-async def test_a_form_without_origin_is_refused_unless_the_browser_vouches_for_it(
+async def test_a_form_without_origin_is_refused_unless_the_browser_says_same_origin(
     local: LocalHarness, intake: RecordingIntake
 ) -> None:
     await local.sign_in()
     key = {KEY_HEADER: local.key}
     assert (await fetch(local, "/chat/main/messages", "POST", **key))[0] == 403
     status, _, _ = await fetch(local, "/chat/main/messages", "POST", **{"Sec-Fetch-Site": "same-origin", **key})
-    assert status == 400, "it gets in, and is no message"
+    assert status == 400, "it is accepted, but is not a message"
 
 
-async def test_a_link_from_elsewhere_may_open_the_page_as_a_page(local: LocalHarness) -> None:
+async def test_a_link_on_another_site_may_open_the_page(local: LocalHarness) -> None:
     await local.sign_in()
     visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     assert (await fetch(local, "/chat/main", **visit))[0] == 200
 
 
-async def test_a_used_token_cannot_be_planted_by_another_page(local: LocalHarness) -> None:
+async def test_another_page_cannot_use_a_token(local: LocalHarness) -> None:
     token = {TOKEN_HEADER: local.ready_urls[0].partition("token=")[2]}
     for origin in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://127.0.0.1:1"}, {}):
         assert (await fetch(local, "/sign-in", "POST", **token, **origin))[0] == 403
@@ -279,7 +279,7 @@ async def test_a_used_token_cannot_be_planted_by_another_page(local: LocalHarnes
 
 
 @given(host=st.text(max_size=40), origin=st.none() | st.text(max_size=40))
-def test_only_our_own_names_are_ever_let_in(host: str, origin: str | None) -> None:
+def test_only_our_own_host_names_are_accepted(host: str, origin: str | None) -> None:
     hosts = host_names("127.0.0.1", 8765)
     headers = {"Host": host} | ({} if origin is None else {"Origin": origin})
     if refusal(headers, "GET", hosts) is None:
@@ -289,7 +289,7 @@ def test_only_our_own_names_are_ever_let_in(host: str, origin: str | None) -> No
         )
 
 
-async def test_bound_to_every_address_it_is_found_by_number_and_not_by_a_foreign_name(
+async def test_when_bound_to_all_addresses_only_numeric_addresses_are_accepted(
     tmp_path: Path, intake: RecordingIntake
 ) -> None:
     async with LocalHarness(tmp_path, host="0.0.0.0") as local, running(local.adapter, intake):
@@ -310,7 +310,7 @@ async def test_bound_to_every_address_it_is_found_by_number_and_not_by_a_foreign
         ("https://CHAT.example", "chat.example"),
     ],
 )
-async def test_a_public_address_is_known_by_the_name_that_browsers_send(
+async def test_a_public_address_is_matched_in_the_form_that_browsers_send(
     tmp_path: Path, intake: RecordingIntake, public_url: str, host: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -321,19 +321,19 @@ async def test_a_public_address_is_known_by_the_name_that_browsers_send(
                 assert answer.status == status
 
 
-def test_the_names_of_a_page_hold_the_port() -> None:
+def test_host_names_include_the_port() -> None:
     assert host_names("127.0.0.1", 8765) == ("127.0.0.1:8765", "localhost:8765", "[::1]:8765")
     assert "localhost" in host_names("::1", 80)
 
 
-# ---- what every answer carries -------------------------------------------------------------------------------
+# ---- headers of every response -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/chat/main", 200), ("/static/app.css", 200), ("/chat/Not-A-Name", 404), ("/", 303), ("/chat/main/stream", 200)],
 )
-async def test_every_answer_carries_the_policy(local: LocalHarness, path: str, status: int) -> None:
+async def test_every_response_has_the_policy(local: LocalHarness, path: str, status: int) -> None:
     await local.sign_in()
     got, _, headers = await fetch(local, path, **{KEY_HEADER: local.key})
     assert got == status
@@ -343,13 +343,13 @@ async def test_every_answer_carries_the_policy(local: LocalHarness, path: str, s
     assert headers["Referrer-Policy"] in ("same-origin", "no-referrer")
 
 
-async def test_refusals_carry_the_policy_too(local: LocalHarness) -> None:
+async def test_refusals_have_the_policy_too(local: LocalHarness) -> None:
     for headers in ({}, {"Host": "attacker.example"}):
         _, _, got = await fetch(local, "/chat/main", **headers)
         assert got["Content-Security-Policy"] == CONTENT_POLICY
 
 
-def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere() -> None:
+def test_the_policy_allows_nothing_inline_and_nothing_from_other_hosts() -> None:
     rules = dict(rule.strip().split(" ", 1) for rule in CONTENT_POLICY.split(";"))
     assert rules["default-src"] == "'none'"
     assert rules["frame-ancestors"] == "'none'"

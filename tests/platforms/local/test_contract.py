@@ -15,7 +15,7 @@ class TestLocalContract(AdapterContract):
         async with LocalHarness(tmp_path, max_part_units=4000) as harness:
             yield harness
 
-    async def test_a_long_message_says_that_more_may_follow(
+    async def test_a_message_near_the_limit_expects_more(
         self, harness: AdapterHarness, intake: RecordingIntake
     ) -> None:
         pytest.skip("a page sends a message of any length in one piece")

@@ -1,4 +1,4 @@
-"""One timeline of what is stored and what was said lately."""
+"""One timeline of stored and recent entries."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def entry(ref: str, text: str, kind: EntryKind = EntryKind.ANSWER, at: int = 1) 
     return Entry(ref=ref, kind=kind, at=Millis(at), text=text)
 
 
-def test_what_was_said_below_an_answer_is_still_there_when_the_page_is_loaded_again() -> None:
+def test_notices_below_an_answer_survive_a_reload() -> None:
     stored = [entry("q", "hello", EntryKind.PERSON), entry("a", "good day", at=2)]
     shown = entry("a", "good day\n\n_`spare` answers for now._", at=3)
     assert merge(stored, frozenset({"a"}), [shown], ALL) == [
@@ -25,12 +25,12 @@ def test_what_was_said_below_an_answer_is_still_there_when_the_page_is_loaded_ag
     ]
 
 
-def test_an_answer_that_is_stored_otherwise_stays_as_it_is_stored() -> None:
+def test_the_stored_form_of_an_answer_wins() -> None:
     stored = [entry("a", "corrected", at=2)]
     assert merge(stored, frozenset({"a"}), [entry("a", "good day", at=3)], ALL) == stored
 
 
-def test_what_is_not_stored_stands_where_it_was_said() -> None:
+def test_an_entry_that_is_not_stored_keeps_its_place() -> None:
     stored = [entry("a", "one", at=1), entry("b", "two", at=3)]
     notice = entry("n", "usage", EntryKind.NOTICE, at=2)
     assert merge(stored, frozenset(), [notice], ALL) == [stored[0], notice, stored[1]]
@@ -38,13 +38,13 @@ def test_what_is_not_stored_stands_where_it_was_said() -> None:
     assert merge(stored, frozenset(), [notice], Millis(3)) == stored
 
 
-def test_what_was_taken_up_stands_behind_what_was_shown_just_then() -> None:
+def test_a_message_whose_turn_started_later_follows_the_entries_shown_then() -> None:
     stored = [replace(entry("q", "second question", EntryKind.PERSON, at=1), not_before=taken_up(Millis(5)))]
     failed = entry("n", "That did not work.", EntryKind.NOTICE, at=5)
     assert merge(stored, frozenset(), [failed], ALL) == [failed, stored[0]]
 
 
-def test_messages_that_schedules_bring_wait_as_entries_of_their_own() -> None:
+def test_waiting_messages_of_schedules_have_their_own_entries() -> None:
     with migrated() as db:
         chat_id = ensure_chat(db, chat_key("main"), ChatKind.LOCAL, None, Millis(1))
         for text in ("one", "two"):

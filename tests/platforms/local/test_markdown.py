@@ -1,4 +1,4 @@
-"""Markdown becomes safe HTML and parts that fit, whatever a model writes."""
+"""Markdown of any kind becomes safe HTML and parts that fit."""
 
 import re
 from html.parser import HTMLParser
@@ -70,7 +70,7 @@ class Tags(HTMLParser):
 
 @examples(150)
 @given(text=markdown | st.text(max_size=300))
-def test_no_tag_attribute_or_address_of_the_author_gets_through(text: str) -> None:
+def test_tags_attributes_and_unsafe_addresses_are_removed(text: str) -> None:
     for tag, attributes in Tags(to_html(text)).found:
         assert tag in ALLOWED
         assert set(attributes) <= ATTRIBUTES
@@ -91,11 +91,11 @@ def test_no_tag_attribute_or_address_of_the_author_gets_through(text: str) -> No
         ("[x](file:///etc/passwd)", "<p>[x](file:///etc/passwd)</p>\n"),
     ],
 )
-def test_the_usual_marks(text: str, html: str) -> None:
+def test_common_markup(text: str, html: str) -> None:
     assert to_html(text) == html
 
 
-def test_tasks_of_a_list_have_boxes() -> None:
+def test_list_tasks_have_boxes() -> None:
     html = to_html("- [ ] open\n- [x] **done**\n\n[ ] no list")
     assert "<li>☐ open</li>" in html
     assert "<li>☑ <strong>done</strong></li>" in html
@@ -131,7 +131,7 @@ def test_parts_fit_keep_their_words_and_close_their_code(text: str, limit: int) 
     assert all(letter in shown for letter in re.sub(r"[\s`~\x00]", "", text)), "every character, in order"
 
 
-def test_code_that_is_cut_goes_on_in_the_next_part() -> None:
+def test_code_that_is_cut_continues_in_the_next_part() -> None:
     code = "".join(f"line {number}\n" for number in range(100))
     parts = split_parts(f"before\n\n````python\n{code}````\nafter", 200)
     assert len(parts) > 3

@@ -1,4 +1,4 @@
-"""What the page does with what a person sends, and what it shows of what was said."""
+"""Messages that a person sends to the page, and the entries that it shows."""
 
 import asyncio
 import io
@@ -63,9 +63,7 @@ async def test_a_message_is_answered_only_after_it_is_stored(local: LocalHarness
     assert [entry.text for entry in Screen(body).of("person")] == ["keep me"]
 
 
-async def test_a_double_submit_starts_one_thing_and_shows_one_entry(
-    local: LocalHarness, intake: RecordingIntake
-) -> None:
+async def test_a_double_submit_is_one_message_with_one_entry(local: LocalHarness, intake: RecordingIntake) -> None:
     fields = {"text": "once", "client_id": new_id()}
     answers = await asyncio.gather(*(local.post(fields) for _ in range(5)))
     assert {status for status, _ in answers} == {200}
@@ -81,7 +79,7 @@ async def test_the_same_id_in_another_chat_is_another_message(local: LocalHarnes
     assert [message.chat.name for message in intake.messages] == ["local:main", "local:other"]
 
 
-async def test_what_cannot_be_stored_is_a_sentence_and_no_entry(local: LocalHarness, intake: RecordingIntake) -> None:
+async def test_a_message_that_cannot_be_stored_gets_no_entry(local: LocalHarness, intake: RecordingIntake) -> None:
     intake.refusals = 1
     status, body = await local.post({"text": "keep me", "client_id": new_id()}, files=[("a.txt", b"x")])
     assert status == 503
@@ -89,7 +87,7 @@ async def test_what_cannot_be_stored_is_a_sentence_and_no_entry(local: LocalHarn
     assert (await local.screen()).entries == []
 
 
-async def test_what_cannot_be_read_says_so_and_nothing_of_a_text(local: LocalHarness) -> None:
+async def test_an_unreadable_history_gets_a_sentence_without_your_text(local: LocalHarness) -> None:
     await local.store.close()
     async with local.browser.get(f"{local.root}/chat/main/earlier?before=9", headers=local.headers()) as answer:
         body = await answer.text()
@@ -109,15 +107,15 @@ async def test_files_of_a_message_that_was_not_stored_are_dropped(
 @pytest.mark.parametrize(
     ("fields", "status", "sentence"),
     [
-        ({"text": " \n ", "client_id": "a" * 20}, 422, "Write something first"),
-        ({"client_id": "a" * 20}, 422, "Write something first"),
+        ({"text": " \n ", "client_id": "a" * 20}, 422, "Write a message"),
+        ({"client_id": "a" * 20}, 422, "Write a message"),
         ({"text": "x" * 5_001, "client_id": "a" * 20}, 413, "longer than 5,000 characters"),
-        ({"text": "hello", "client_id": ""}, 400, "Reload it"),
-        ({"text": "hello", "client_id": "../../etc/passwd"}, 400, "Reload it"),
-        ({"text": "hello"}, 400, "Reload it"),
+        ({"text": "hello", "client_id": ""}, 400, "Reload the page"),
+        ({"text": "hello", "client_id": "../../etc/passwd"}, 400, "Reload the page"),
+        ({"text": "hello"}, 400, "Reload the page"),
     ],
 )
-async def test_what_is_no_message_gets_one_helpful_sentence(
+async def test_an_invalid_message_gets_one_helpful_sentence(
     local: LocalHarness, intake: RecordingIntake, fields: dict[str, str], status: int, sentence: str
 ) -> None:
     got, body = await local.post(fields)
@@ -148,8 +146,10 @@ async def test_malformed_forms_are_refused_without_a_stack_trace(
     assert intake.offered == []
 
 
-async def test_endless_fields_cost_no_memory_and_no_patience(local: LocalHarness, intake: RecordingIntake) -> None:
-    """Without a length in front, as 780 MB of fields with other names each were kept once."""
+async def test_endless_fields_are_refused_quickly_without_using_memory(
+    local: LocalHarness, intake: RecordingIntake
+) -> None:
+    """A body without a length once made the gateway keep 780 MB of fields, each with another name."""
 
     async def fields(name: Callable[[int], str]) -> AsyncIterator[bytes]:
         for number in range(200):
@@ -173,7 +173,7 @@ async def test_endless_fields_cost_no_memory_and_no_patience(local: LocalHarness
     assert intake.offered == []
 
 
-async def test_text_stays_as_it_was_written(local: LocalHarness, intake: RecordingIntake) -> None:
+async def test_text_is_stored_as_written(local: LocalHarness, intake: RecordingIntake) -> None:
     await local.write("    indented\r\n\tcode <b>&amp;</b>\n\n")
     assert intake.messages[0].text == "    indented\n\tcode <b>&amp;</b>"
     assert [entry.text for entry in (await local.screen()).entries] == ["    indented\n\tcode <b>&amp;</b>"]
@@ -192,7 +192,7 @@ async def test_text_stays_as_it_was_written(local: LocalHarness, intake: Recordi
         ("x" * 300, "x" * 120, AttachmentKind.DOCUMENT),
     ],
 )
-async def test_a_file_waits_under_a_name_of_our_own(
+async def test_a_file_is_spooled_under_a_random_name(
     local: LocalHarness, intake: RecordingIntake, tmp_path: Path, sent_name: str, name: str, kind: AttachmentKind
 ) -> None:
     await local.write("look", files=[(sent_name, b"content")])
@@ -205,7 +205,7 @@ async def test_a_file_waits_under_a_name_of_our_own(
     assert (await local.screen()).entries[0].files == [name]
 
 
-async def test_a_file_over_the_cap_is_a_sentence_and_leaves_nothing(
+async def test_a_file_over_the_limit_gets_a_sentence_and_is_removed(
     local: LocalHarness, intake: RecordingIntake, tmp_path: Path
 ) -> None:
     files = [("small.txt", b"x"), ("large.bin", b"x" * 10_001)]
@@ -216,7 +216,7 @@ async def test_a_file_over_the_cap_is_a_sentence_and_leaves_nothing(
     assert spooled(tmp_path) == []
 
 
-async def test_a_body_that_is_far_too_large_is_refused_before_it_is_read(local: LocalHarness, tmp_path: Path) -> None:
+async def test_a_body_over_the_limit_is_refused_before_it_is_read(local: LocalHarness, tmp_path: Path) -> None:
     status, body = await local.post({"text": "", "client_id": new_id()}, files=[("huge", b"x" * 5_000_000)])
     assert status == 413
     assert "at most" in body
@@ -231,7 +231,7 @@ async def test_too_many_files_are_refused_together(local: LocalHarness, tmp_path
     assert spooled(tmp_path) == []
 
 
-async def test_a_file_comes_from_the_object_store_that_has_it(tmp_path: Path, intake: RecordingIntake) -> None:
+async def test_a_file_is_loaded_from_the_object_store(tmp_path: Path, intake: RecordingIntake) -> None:
     with object_store() as store:
         made = LocalHarness(tmp_path)
         made.files = files = open_bucket(store.url, store.options, tmp_path / "cache")
@@ -261,7 +261,7 @@ def give_to_chat(db: Connection, file: StoredFile) -> None:
     attachments.insert(db, chat_id, file, Millis(0))
 
 
-async def test_a_file_that_nobody_came_for_goes_while_the_daemon_runs_on(
+async def test_old_unused_files_are_removed_while_the_daemon_runs(
     local: LocalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await local.write("old", files=[("old.txt", b"old")])
@@ -274,13 +274,13 @@ async def test_a_file_that_nobody_came_for_goes_while_the_daemon_runs_on(
 
 
 @pytest.mark.parametrize("ref", ["../state.db", "/etc/passwd", "", "0" * 32, "A" * 32])
-async def test_only_files_of_the_spool_can_be_fetched(local: LocalHarness, tmp_path: Path, ref: str) -> None:
+async def test_only_spooled_files_can_be_fetched(local: LocalHarness, tmp_path: Path, ref: str) -> None:
     attachment = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref=ref, name="x")
     with pytest.raises(MessageRejected):
         await local.adapter.download(attachment, tmp_path / "target", max_bytes=10**9)
 
 
-async def test_a_target_that_cannot_be_written_may_be_tried_again(
+async def test_an_unwritable_target_is_a_retryable_error(
     local: LocalHarness, intake: RecordingIntake, tmp_path: Path
 ) -> None:
     await local.write_with_file("notes.txt", b"x")
@@ -300,10 +300,10 @@ async def test_chats_are_kept_apart(local: LocalHarness, intake: RecordingIntake
 
 
 @pytest.mark.parametrize("name", ["UPPER", "-dash", "a" * 33, "a%2Fb", "a.b", "Ä", "a%20b", "%E2%80%AEx"])
-async def test_a_chat_has_a_plain_name(local: LocalHarness, name: str) -> None:
+async def test_a_chat_name_in_an_address_is_checked(local: LocalHarness, name: str) -> None:
     async with local.browser.get(f"{local.root}/chat/{name}") as answer:
         assert answer.status == 404
-        assert "no such page" in await answer.text()
+        assert "does not exist" in await answer.text()
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ async def test_a_typed_name_becomes_a_chat(local: LocalHarness, intake: Recordin
 
 
 @pytest.mark.parametrize("typed", ["", "  ", "🎉", "///"])
-async def test_a_chat_needs_no_name_and_shows_its_conversations_title(local: LocalHarness, typed: str) -> None:
+async def test_a_chat_without_a_name_shows_its_conversations_title(local: LocalHarness, typed: str) -> None:
     async with local.browser.get(f"{local.root}/open", params={"name": typed}, allow_redirects=False) as answer:
         name = answer.headers["Location"].removeprefix("/chat/")
     assert await heading(local, name) == "New chat"
@@ -351,13 +351,13 @@ async def heading(local: LocalHarness, name: str) -> str:
 
 
 @given(typed=st.text(max_size=60))
-def test_whatever_is_typed_makes_a_name_that_a_chat_can_have(typed: str) -> None:
+def test_any_typed_text_makes_a_valid_name_or_none(typed: str) -> None:
     name = pages.named_after(typed)
     assert not name or pages.is_name(name)
     assert pages.named_after(name) == name
 
 
-# ---- what is shown -------------------------------------------------------------------------------------------
+# ---- entries -------------------------------------------------------------------------------------------
 
 
 async def test_an_answer_is_shown_as_safe_markup(local: LocalHarness) -> None:
@@ -371,7 +371,7 @@ async def test_an_answer_is_shown_as_safe_markup(local: LocalHarness) -> None:
     assert 'href="javascript' not in body
 
 
-async def test_words_of_the_gateway_do_not_look_like_an_answer(local: LocalHarness) -> None:
+async def test_notices_of_the_gateway_do_not_look_like_answers(local: LocalHarness) -> None:
     part = OutboundPart(text="**Stopped.**", plain="Stopped.")
     await local.adapter.send(SendRequest(chat=local.direct_chat, part=part, key="k1", is_notice=True))
     await local.adapter.send(request(local.direct_chat, "an answer", key="k2"))
@@ -392,27 +392,27 @@ async def test_a_button_shows_its_label_and_sends_its_command(local: LocalHarnes
     assert (intake.messages[0].text, intake.messages[0].via) == ("/approve <1>", InputKind.BUTTON)
 
 
-async def test_the_same_part_twice_is_one_entry_at_its_first_place(local: LocalHarness) -> None:
+async def test_a_repeated_part_is_one_entry_at_its_first_place(local: LocalHarness) -> None:
     first = await local.adapter.send(request(local.direct_chat, "one", key="k1"))
     await local.adapter.send(request(local.direct_chat, "two", key="k2"))
     assert await local.adapter.send(request(local.direct_chat, "one", key="k1", is_repeat=True)) == first
     assert [entry.text.strip() for entry in (await local.screen()).entries] == ["one", "two"]
 
 
-async def test_a_page_that_opens_during_an_answer_shows_it_as_far_as_it_is(local: LocalHarness) -> None:
+async def test_a_page_that_opens_during_an_answer_shows_the_preview(local: LocalHarness) -> None:
     await local.adapter.show(Preview(chat=local.direct_chat, is_shared=False, number=7, text="I thi", ref=None))
     [entry] = (await local.screen()).entries
     assert (entry.kind, entry.text.strip()) == ("preview", "I thi")
 
 
-async def test_a_new_turns_preview_takes_the_place_of_one_that_was_given_up(local: LocalHarness) -> None:
+async def test_a_new_turns_preview_replaces_an_abandoned_preview(local: LocalHarness) -> None:
     for number in (7, 8):
         preview = Preview(chat=local.direct_chat, is_shared=False, number=number, text=f"turn {number}", ref=None)
         await local.adapter.show(preview)
     assert [entry.text.strip() for entry in (await local.screen()).entries] == ["turn 8"]
 
 
-async def test_the_memory_of_a_chat_is_bounded(local: LocalHarness) -> None:
+async def test_the_number_of_remembered_entries_is_limited(local: LocalHarness) -> None:
     for number in range(80):
         await local.adapter.send(request(local.direct_chat, f"reply {number}", key=f"k{number}"))
     shown = (await local.screen()).entries
@@ -420,20 +420,20 @@ async def test_the_memory_of_a_chat_is_bounded(local: LocalHarness) -> None:
     assert shown[-1].text.strip() == "reply 79"
 
 
-async def test_the_commands_are_offered_with_what_they_take(local: LocalHarness) -> None:
+async def test_the_commands_are_offered_with_their_arguments(local: LocalHarness) -> None:
     page = await local.page()
     assert 'data-command="/new" aria-selected="false" data-argument' in page
     assert "end the running turn" in page
 
 
-async def test_a_chat_that_nobody_wrote_in_is_an_invitation(local: LocalHarness) -> None:
+async def test_an_empty_chat_invites_to_write(local: LocalHarness) -> None:
     page = await local.page("brand-new")
-    assert "What is on your mind?" in page
+    assert "How can I help?" in page
     assert Screen(page).entries == []
     assert await local.store.read(lambda db: db.execute("SELECT count(*) FROM chats").fetchone()) == (0,)
 
 
-async def test_the_stream_extension_is_there_before_the_library_begins(local: LocalHarness) -> None:
+async def test_the_stream_extension_is_loaded_before_the_library_starts(local: LocalHarness) -> None:
     scripts = [attributes for tag, attributes in Screen(await local.page()).tags if tag == "script"]
     library, extension = scripts[:2]
     assert "htmx" in (library["src"] or "")
@@ -441,7 +441,7 @@ async def test_the_stream_extension_is_there_before_the_library_begins(local: Lo
     assert not {"defer", "async"} & (library.keys() | extension.keys()), "htmx would not wait for a deferred one"
 
 
-async def test_every_field_and_button_has_a_name_for_those_who_cannot_see(local: LocalHarness) -> None:
+async def test_every_field_and_button_has_an_accessible_name(local: LocalHarness) -> None:
     page = await local.page()
     labels = {attributes.get("for") for tag, attributes in Screen(page).tags if tag == "label"}
     for tag, attributes in Screen(page).tags:
@@ -451,5 +451,5 @@ async def test_every_field_and_button_has_a_name_for_those_who_cannot_see(local:
     assert 'role="log" aria-live="polite"' in page
 
 
-def test_the_key_of_a_chat_is_the_name_that_people_use() -> None:
+def test_the_key_of_a_chat_is_its_name() -> None:
     assert chat_key("travel").name == "local:travel"

@@ -1,4 +1,4 @@
-"""The files that are served as they are."""
+"""Static files of the web chat."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ STATIC = Path(platforms.local.__file__).parent / "static"
 OWN = {"app.css", "app.js", "enter.js", "CHECKSUMS"}
 
 
-def test_vendored_files_are_the_ones_that_were_reviewed() -> None:
+def test_vendored_files_match_their_reviewed_checksums() -> None:
     listed = {}
     for line in (STATIC / "CHECKSUMS").read_text().splitlines():
         digest, name = line.split()
@@ -28,7 +28,7 @@ def test_the_stream_extension_has_the_version_of_its_library() -> None:
     assert f'this.version="{version.group()}"' in (STATIC / library).read_text()
 
 
-def test_own_scripts_make_no_code_from_text() -> None:
+def test_our_scripts_do_not_evaluate_text() -> None:
     script = "".join((STATIC / name).read_text() for name in OWN if name.endswith(".js"))
     assert not re.search(r"\beval\b|new Function|innerHTML|insertAdjacentHTML|document\.write", script)
 

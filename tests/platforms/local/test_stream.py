@@ -1,4 +1,4 @@
-"""What open pages hear, what pages that come back are given, and what a reload shows: the same, once."""
+"""Open pages, reconnecting pages and reloaded pages show the same entries, each once."""
 
 import asyncio
 import re
@@ -39,7 +39,7 @@ CALL = ModelCall(purpose="turn", route="main", model="m", outcome="ok", usage=No
 
 
 class StoringIntake(RecordingIntake):
-    """An intake that stores what it accepts, so that turns can be run by hand."""
+    """An intake that stores its events, so that a test can run turns step by step."""
 
     local: LocalHarness
     kind = inbox.InboxKind.MESSAGE
@@ -148,7 +148,7 @@ def texts(screen: Screen) -> list[str]:
 # ---- live ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_streams_and_its_final_form_takes_the_previews_place(
+async def test_an_answer_streams_and_its_final_form_replaces_the_preview(
     local: LocalHarness, intake: StoringIntake
 ) -> None:
     async with local.opened() as page:
@@ -165,7 +165,7 @@ async def test_an_answer_streams_and_its_final_form_takes_the_previews_place(
     assert (again.text.strip(), final.text.strip()) == ("Because", "Because so")
 
 
-async def test_a_long_answer_is_rendered_beside_the_event_loop(local: LocalHarness, intake: StoringIntake) -> None:
+async def test_a_long_answer_is_rendered_in_a_thread(local: LocalHarness, intake: StoringIntake) -> None:
     beats = 0
 
     async def beat() -> None:
@@ -218,7 +218,7 @@ async def test_a_tool_call_that_failed_does_not_say_done(local: LocalHarness, in
     assert "done" not in call.text
 
 
-async def test_what_is_sent_during_an_answer_stands_below_it_and_says_that_it_waits(
+async def test_a_message_sent_during_an_answer_is_shown_below_it_as_queued(
     local: LocalHarness, intake: StoringIntake
 ) -> None:
     async with local.opened() as page:
@@ -231,7 +231,7 @@ async def test_what_is_sent_during_an_answer_stands_below_it_and_says_that_it_wa
         await turn.show("first answer")
         screen = await local.screen()
         assert texts(screen) == ["first question", "first answer", "second question"], "also after a reload"
-        assert "waits" in await local.page()
+        assert ">queued<" in await local.page()
 
         await turn.finish("first answer")
         await turn.deliver()
@@ -254,7 +254,7 @@ async def test_what_is_sent_during_an_answer_stands_below_it_and_says_that_it_wa
         assert "waits" not in await local.page()
 
 
-async def test_what_waited_stands_below_the_error_that_it_waited_for(
+async def test_a_queued_message_is_shown_below_the_error_of_its_predecessor(
     local: LocalHarness, intake: StoringIntake
 ) -> None:
     turn = await begin(local, intake, "first question")
@@ -277,14 +277,14 @@ async def test_a_command_that_runs_during_an_answer_does_not_wait(local: LocalHa
     assert texts(await local.screen())[-2:] == ["/status", "All is well."]
 
 
-async def test_every_open_page_sees_what_one_of_them_sends(local: LocalHarness) -> None:
+async def test_every_open_page_shows_a_message_sent_from_one(local: LocalHarness) -> None:
     async with local.opened() as one, local.opened() as two:
         await local.write("from one of them")
         assert "from one of them" in (await one.next()).data
         assert "from one of them" in (await two.next()).data
 
 
-async def test_a_chats_events_stay_in_it(local: LocalHarness) -> None:
+async def test_events_reach_only_pages_of_their_chat(local: LocalHarness) -> None:
     async with local.opened("other") as other:
         await local.write("in main")
         await local.write("in other", name="other")
@@ -293,10 +293,10 @@ async def test_a_chats_events_stay_in_it(local: LocalHarness) -> None:
     assert "in main" not in heard
 
 
-# ---- coming back ---------------------------------------------------------------------------------------------
+# ---- reconnecting ---------------------------------------------------------------------------------------------
 
 
-async def test_a_page_that_comes_back_is_given_what_it_missed(local: LocalHarness) -> None:
+async def test_a_reconnecting_page_gets_the_events_it_missed(local: LocalHarness) -> None:
     async with local.opened(), local.opened() as away:
         await local.adapter.send(request(local.direct_chat, "heard", key="k1"))
         await away.next()
@@ -308,7 +308,7 @@ async def test_a_page_that_comes_back_is_given_what_it_missed(local: LocalHarnes
     assert "heard" not in event
 
 
-async def test_a_title_reaches_the_pages_that_are_open(
+async def test_a_title_reaches_open_pages(
     local: LocalHarness, intake: StoringIntake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "PING_SECONDS", 0.05)
@@ -319,7 +319,7 @@ async def test_a_title_reaches_the_pages_that_are_open(
         assert '<span class="chat-title">A week in Rome</span>' in await page.until("Rome")
 
 
-async def test_what_happens_while_no_page_is_open_is_there_on_return(local: LocalHarness) -> None:
+async def test_events_without_an_open_page_are_shown_after_reconnecting(local: LocalHarness) -> None:
     async with local.opened() as page:
         await local.adapter.send(request(local.direct_chat, "heard", key="k1"))
         await page.next()
@@ -331,7 +331,7 @@ async def test_what_happens_while_no_page_is_open_is_there_on_return(local: Loca
 
 
 @pytest.mark.parametrize("last", ["", "0badcafe-7", "not an id", "-", "1" * 400])
-async def test_a_page_from_another_time_is_given_the_whole_chat(local: LocalHarness, last: str) -> None:
+async def test_a_page_with_an_unknown_position_gets_the_whole_chat(local: LocalHarness, last: str) -> None:
     await local.adapter.send(request(local.direct_chat, "everything", key="k1"))
     async with local.listening(last=last) as page:
         event = (await page.next()).data
@@ -341,13 +341,13 @@ async def test_a_page_from_another_time_is_given_the_whole_chat(local: LocalHarn
         assert "and more" in (await page.next()).data
 
 
-async def test_nothing_falls_between_what_a_page_is_given_first_and_what_follows(local: LocalHarness) -> None:
+async def test_no_event_is_lost_between_the_first_content_and_the_stream(local: LocalHarness) -> None:
     async with local.listening() as page:
         await local.adapter.send(request(local.direct_chat, "in between"))
         assert "in between" in await page.until("in between")
 
 
-async def test_a_stream_that_the_store_cannot_feed_ends_properly_for_the_page_to_come_back(local: LocalHarness) -> None:
+async def test_a_stream_ends_properly_if_the_store_cannot_be_read(local: LocalHarness) -> None:
     await local.sign_in()
     await local.store.close()
     async with local.listening(last="0badcafe-7") as page:
@@ -355,7 +355,7 @@ async def test_a_stream_that_the_store_cannot_feed_ends_properly_for_the_page_to
             await page.next()
 
 
-async def test_streams_end_with_the_adapter_and_the_next_run_catches_pages_up(tmp_path: Path) -> None:
+async def test_streams_end_with_the_adapter_and_continue_in_the_next_run(tmp_path: Path) -> None:
     async with LocalHarness(tmp_path) as local:
         intake = RecordingIntake()
         async with running(local.adapter, intake):
@@ -391,7 +391,7 @@ async def test_a_reload_shows_the_conversation_from_the_store(local: LocalHarnes
     assert shown[3] == "It is there."
 
 
-async def test_commands_and_their_replies_are_shown_after_a_restart_between_what_was_said(tmp_path: Path) -> None:
+async def test_commands_and_their_replies_keep_their_place_after_a_restart(tmp_path: Path) -> None:
     async with LocalHarness(tmp_path) as local:
         intake = StoringIntake()
         intake.local = local
@@ -400,7 +400,7 @@ async def test_commands_and_their_replies_are_shown_after_a_restart_between_what
             port = int(local.root.rsplit(":", 1)[1])
             await whole_turn(local, intake, "first question", "first answer")
             commands = RecordingIntake()
-            intake.accept = commands.accept  # type: ignore[method-assign]  # a command makes no turn
+            intake.accept = commands.accept  # type: ignore[method-assign]  # a command starts no turn
             await local.write("/status")
             buttons = (Button(label="Again", command="/status"),)
             await local.adapter.send(request(local.direct_chat, "All is **well**.", key="k1", buttons=buttons))
@@ -416,7 +416,7 @@ async def test_commands_and_their_replies_are_shown_after_a_restart_between_what
         assert "first answer" not in note, "the transcript has it"
 
 
-async def test_a_note_of_another_version_is_no_obstacle(tmp_path: Path, intake: StoringIntake) -> None:
+async def test_a_note_of_another_version_is_ignored(tmp_path: Path, intake: StoringIntake) -> None:
     async with LocalHarness(tmp_path) as local:
         await local.store.write(save_note, "local.remembered", '{"main": [{"kind": "from the future"}]}')
         async with running(local.adapter, intake):
@@ -424,7 +424,7 @@ async def test_a_note_of_another_version_is_no_obstacle(tmp_path: Path, intake: 
             assert texts(await local.screen()) == []
 
 
-async def test_what_waits_for_its_turn_is_shown_after_a_restart(local: LocalHarness, intake: StoringIntake) -> None:
+async def test_queued_messages_are_shown_after_a_restart(local: LocalHarness, intake: StoringIntake) -> None:
     await local.write("still waiting")
     local.adapter = local.another_adapter()
     async with running(local.adapter, intake):
@@ -449,7 +449,7 @@ async def test_an_answer_is_shown_once_at_every_moment_of_its_delivery(
         assert texts(await local.screen()) == ["why?", "Because"]
 
 
-async def test_earlier_conversations_stay_above_a_line(local: LocalHarness, intake: StoringIntake) -> None:
+async def test_earlier_conversations_are_shown_above_a_divider(local: LocalHarness, intake: StoringIntake) -> None:
     await whole_turn(local, intake, "first question", "first answer")
     await local.store.write(sessions.reset, intake.chat_id, local.clock.now())
     await whole_turn(local, intake, "second question", "second answer")
@@ -458,7 +458,7 @@ async def test_earlier_conversations_stay_above_a_line(local: LocalHarness, inta
     assert texts(screen)[0] == "first question"
 
 
-async def test_an_answer_of_the_millisecond_in_which_its_question_was_taken_up_stands_below_it(
+async def test_an_answer_within_the_same_millisecond_is_shown_below_its_question(
     local: LocalHarness, intake: StoringIntake
 ) -> None:
     await whole_turn(local, intake, "first question", "first answer")
@@ -469,7 +469,7 @@ async def test_an_answer_of_the_millisecond_in_which_its_question_was_taken_up_s
     assert [entry.kind for entry in screen.entries] == ["person", "answer", "divider", "person", "answer"]
 
 
-async def test_what_was_taken_back_stays_and_is_marked(local: LocalHarness, intake: StoringIntake) -> None:
+async def test_undone_messages_stay_and_are_marked(local: LocalHarness, intake: StoringIntake) -> None:
     await whole_turn(local, intake, "a slip", "an answer to it")
 
     def undo(db: Connection) -> None:
@@ -518,7 +518,7 @@ async def test_a_long_chat_is_read_page_by_page_without_gap_or_repeat(
     assert seen == [*(f"message {number}" for number in range(count)), "that was a lot"]
 
 
-async def test_a_call_on_an_earlier_page_than_its_result_is_done_there(
+async def test_a_call_on_an_earlier_page_than_its_result_is_shown_as_done(
     local: LocalHarness, intake: StoringIntake
 ) -> None:
     turn = await begin(local, intake, "look it up")
@@ -542,7 +542,7 @@ async def test_a_call_on_an_earlier_page_than_its_result_is_done_there(
     assert "running" not in call.text
 
 
-async def test_a_notice_stands_on_the_page_of_its_time(local: LocalHarness, intake: StoringIntake) -> None:
+async def test_a_notice_is_on_the_page_of_its_time(local: LocalHarness, intake: StoringIntake) -> None:
     await whole_turn(local, intake, "hello", "good day")
     await local.adapter.send(request(local.direct_chat, "that is what was used"))
 
@@ -561,17 +561,15 @@ async def test_a_notice_stands_on_the_page_of_its_time(local: LocalHarness, inta
     assert shown == ["hello", "good day", "that is what was used"]
 
 
-async def test_of_a_call_with_endless_arguments_a_page_shows_the_beginning(
-    local: LocalHarness, intake: StoringIntake
-) -> None:
+async def test_long_arguments_of_a_call_are_shortened(local: LocalHarness, intake: StoringIntake) -> None:
     turn = await begin(local, intake, "look it up")
     await turn.call_tool("Let me look.", "\n" * 3_000_000)
     html = await local.page()
-    assert "(3,000,000 characters in all)" in html
+    assert "(3,000,000 characters in total)" in html
     assert len(html) < 50_000
 
 
-async def test_text_beside_calls_is_rendered_once(local: LocalHarness, intake: StoringIntake) -> None:
+async def test_text_next_to_calls_is_rendered_once(local: LocalHarness, intake: StoringIntake) -> None:
     turn = await begin(local, intake, "look it up")
     async with local.opened():
         for number in range(40):
@@ -582,10 +580,10 @@ async def test_text_beside_calls_is_rendered_once(local: LocalHarness, intake: S
         assert to_html.cache_info().misses == before
 
 
-# ---- the hub -------------------------------------------------------------------------------------------------
+# ---- ChatStream -------------------------------------------------------------------------------------------------
 
 
-def test_of_what_changes_often_a_slow_page_finds_only_the_newest() -> None:
+def test_a_slow_page_gets_only_the_newest_event_of_a_slot() -> None:
     stream = ChatStream()
     beginning = stream.newest_id
     with stream.watched():
@@ -594,7 +592,7 @@ def test_of_what_changes_often_a_slow_page_finds_only_the_newest() -> None:
     assert stream.after(beginning) == ["999"]
 
 
-def test_a_page_that_missed_too_much_is_told_so() -> None:
+def test_a_page_that_missed_too_much_gets_none() -> None:
     stream = ChatStream()
     ids = [stream.newest_id]
     with stream.watched():
@@ -607,7 +605,7 @@ def test_a_page_that_missed_too_much_is_told_so() -> None:
     assert len(missed) == MAX_EVENTS
 
 
-def test_nothing_is_rendered_while_nobody_looks() -> None:
+def test_nothing_is_rendered_while_no_page_is_open() -> None:
     stream = ChatStream()
 
     def render() -> str:

@@ -1,4 +1,4 @@
-"""The fake Bot API as the person at the other end, for the contract suite and for Telegram's own tests."""
+"""The fake Bot API with a person at the other end, for the contract suite and the Telegram tests."""
 
 import base64
 import socket
@@ -33,7 +33,7 @@ _FAULTS: dict[Trouble, dict[str, Any]] = {
 
 
 def quick_settings(**changes: Any) -> TelegramSettings:
-    """Settings whose patience is measured in tenths of a second."""
+    """Return settings with timeouts of tenths of a second."""
     defaults: dict[str, Any] = {
         "token": SecretStr(TOKEN),
         "poll_seconds": 0.5,
@@ -49,7 +49,7 @@ def quick_settings(**changes: Any) -> TelegramSettings:
 
 
 def free_port() -> int:
-    """A port for a webhook server; its number must be known before it starts."""
+    """Return a port for a webhook server, whose number must be known before it starts."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 
 class TelegramHarness(AdapterHarness):
-    """A fake Bot API server, a database and an adapter between them."""
+    """A fake Bot API server, a database, and an adapter between them."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class TelegramHarness(AdapterHarness):
             return await response.json()
 
     async def message(self, **data: Any) -> dict[str, Any]:
-        """A person writes; returns the message as the Bot API shows it."""
+        """Write as a person, and return the message as the Bot API shows it."""
         injected = await self.post("message", {"chat_id": PERSON, **data})
         message: dict[str, Any] = injected["message"]
         return message

@@ -1,4 +1,4 @@
-"""Telegram keeps the contract of every adapter, by polling and by webhook."""
+"""Telegram keeps the contract of platform adapters, by polling and by webhook."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

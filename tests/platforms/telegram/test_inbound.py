@@ -1,4 +1,4 @@
-"""What a Telegram update means, case by case."""
+"""Meaning of Telegram updates, case by case."""
 
 from typing import Any
 
@@ -66,14 +66,14 @@ def test_a_private_message_has_every_field() -> None:
         ("say /stop@other_bot", False, "say /stop@other_bot"),
     ],
 )
-def test_who_is_addressed_in_a_group(text: str, is_addressed: bool, meant: str) -> None:
+def test_a_mention_or_command_addresses_the_bot_in_a_group(text: str, is_addressed: bool, meant: str) -> None:
     received = read_one(text=text, chat=GROUP)
     assert (received.is_addressed, received.text) == (is_addressed, meant)
     assert received.chat_kind is ChatKind.GROUP
     assert received.chat_title == "Friends"
 
 
-def test_a_command_for_another_bot_is_none_of_our_business() -> None:
+def test_a_command_for_another_bot_is_ignored() -> None:
     assert read(text="/stop@other_bot", chat=GROUP) is None
 
 
@@ -89,7 +89,7 @@ def test_a_command_for_another_bot_is_none_of_our_business() -> None:
         ({"text": "/roll 6", "reply_to_message": {**message("dice?", chat=GROUP), "message_id": 5}}, True),
     ],
 )
-def test_a_bare_command_in_a_group_is_for_whoever_knows_it(fields: dict[str, Any], is_bare_command: bool) -> None:
+def test_a_bare_command_in_a_group_is_marked(fields: dict[str, Any], is_bare_command: bool) -> None:
     received = read_one(**{"chat": GROUP, **fields})
     assert received.is_bare_command is is_bare_command
     assert received.is_addressed is (fields["text"] != "roll 6")
@@ -101,14 +101,14 @@ def test_a_mention_by_account_addresses_us_without_our_name() -> None:
     assert (received.is_addressed, received.text) == (True, "what now?")
 
 
-def test_the_line_after_a_quotation_that_ends_with_its_newline_is_the_senders_own() -> None:
+def test_the_line_after_a_quotation_is_the_senders_own() -> None:
     quoted = {"type": "blockquote", "offset": 0, "length": 13}
     received = read_one(text="quoted words\n/stop please", entities=[quoted])
     assert received.text.splitlines()[-1] == "/stop please"
     assert received.text.startswith("> quoted words")
 
 
-def test_a_reply_to_us_addresses_us_and_quotes_what_it_answers() -> None:
+def test_a_reply_to_us_addresses_us_and_quotes_the_answered_message() -> None:
     original = {**message("x" * 600, chat=GROUP), "message_id": 5, "from": US}
     received = read_one(text="why?", chat=GROUP, reply_to_message=original)
     assert received.is_addressed
@@ -117,7 +117,7 @@ def test_a_reply_to_us_addresses_us_and_quotes_what_it_answers() -> None:
     assert received.quote.text == "x" * 500
 
 
-def test_a_reply_to_somebody_else_is_quoted_but_addresses_nobody() -> None:
+def test_a_reply_to_somebody_else_is_quoted_but_does_not_address_us() -> None:
     original = {**message("their words", chat=GROUP), "message_id": 5}
     received = read_one(text="agreed", chat=GROUP, reply_to_message=original)
     assert not received.is_addressed
@@ -125,7 +125,7 @@ def test_a_reply_to_somebody_else_is_quoted_but_addresses_nobody() -> None:
     assert (received.quote.text, received.quote.author, received.quote.is_from_bot) == ("their words", "Ada L", False)
 
 
-def test_the_part_that_a_person_selected_is_the_quote() -> None:
+def test_a_selected_part_becomes_the_quote() -> None:
     original = {**message("one two three", chat=GROUP), "message_id": 5}
     quote = {"text": "two", "position": 4, "is_manual": True}
     received = read_one(text="this", chat=GROUP, reply_to_message=original, quote=quote)
@@ -155,12 +155,12 @@ TOPIC_CREATED = {
     ],
     ids=["direct", "group", "reply in a group", "forum", "general topic", "reply in general", "topic", "direct topic"],
 )
-def test_only_topics_are_places_of_their_own(fields: dict[str, Any], thread_ref: str, kind: ChatKind) -> None:
+def test_only_topics_are_separate_chats(fields: dict[str, Any], thread_ref: str, kind: ChatKind) -> None:
     received = read_one(**fields)
     assert (received.chat.thread_ref, received.chat_kind) == (thread_ref, kind)
 
 
-def test_being_in_a_topic_that_we_made_is_no_reply_to_us() -> None:
+def test_a_message_in_a_topic_that_we_created_is_not_a_reply() -> None:
     received = read_one(chat=FORUM, message_thread_id=17, is_topic_message=True, reply_to_message=TOPIC_CREATED)
     assert not received.is_addressed
     assert received.quote is None
@@ -206,7 +206,7 @@ FILE = {"file_id": "f", "file_unique_id": "u", "file_size": 9}
         ({"paid_media": {"star_count": 1, "paid_media": []}}, AttachmentKind.OTHER, "paid media"),
     ],
 )
-def test_everything_that_is_not_text_is_announced(fields: dict[str, Any], kind: AttachmentKind, name: str) -> None:
+def test_every_kind_of_file_becomes_an_attachment(fields: dict[str, Any], kind: AttachmentKind, name: str) -> None:
     [attachment] = read_one(text=None, **fields).attachments
     assert (attachment.kind, attachment.name) == (kind, name)
 
@@ -273,11 +273,11 @@ def test_fields_become_words(fields: dict[str, Any], text: str) -> None:
         {"pinned_message": message("pinned", chat=GROUP)},
     ],
 )
-def test_service_messages_are_nothing(fields: dict[str, Any]) -> None:
+def test_service_messages_are_ignored(fields: dict[str, Any]) -> None:
     assert read(text=None, chat=GROUP, **fields) is None
 
 
-def test_an_anonymous_admin_is_the_chat_that_speaks() -> None:
+def test_the_sender_of_an_anonymous_admin_is_the_chat() -> None:
     received = read_one(chat=GROUP, sender_chat=GROUP)
     assert (received.sender.ref, received.sender.name) == ("telegram:-1001", "Friends")
 
@@ -301,6 +301,6 @@ def test_an_edit_carries_the_new_text_and_its_time() -> None:
         ({"id": -1005, "type": "supergroup", "title": "Friends"}, {"migrate_from_chat_id": -5}),
     ],
 )
-def test_either_message_about_a_migration_says_the_same(chat: dict[str, Any], fields: dict[str, Any]) -> None:
+def test_both_messages_about_a_migration_give_the_same_ids(chat: dict[str, Any], fields: dict[str, Any]) -> None:
     assert read_migration(update(text=None, chat=chat, **fields)) == ("-5", "-1005")
     assert read(text=None, chat=chat, **fields) is None

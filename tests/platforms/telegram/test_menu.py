@@ -1,4 +1,4 @@
-"""The command menu is published when it changed, and only then."""
+"""The command menu is published only when it changed."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ async def test_the_menu_is_set_once_for_many_starts(tmp_path: Path, intake: Reco
     ]
 
 
-async def test_a_menu_that_is_refused_does_not_stop_the_adapter(tmp_path: Path, intake: RecordingIntake) -> None:
+async def test_a_refused_menu_does_not_stop_the_adapter(tmp_path: Path, intake: RecordingIntake) -> None:
     async with TelegramHarness(tmp_path, menu=MENU) as telegram:
         await telegram.fault(match="MyCommands", kind="500", times=-1)
         async with running(telegram.adapter, intake):
@@ -53,7 +53,7 @@ ADMIN_ITEM = MenuCommand(name="pair", description="Let people in", argument=None
 
 
 async def menus(telegram: TelegramHarness) -> dict[str, list[str]]:
-    """Names of the commands by the chat whose menu they are; of the menu for all, by nothing."""
+    """Return the names of the commands by chat, with the general menu under empty text."""
     [bot] = (await telegram.get("state"))["bots"]
     scopes = {key: json.loads(key)[0] for key in bot["commands"]}
     return {
@@ -63,7 +63,7 @@ async def menus(telegram: TelegramHarness) -> dict[str, list[str]]:
     }
 
 
-async def test_every_admin_has_a_menu_with_what_is_for_admins(tmp_path: Path, intake: RecordingIntake) -> None:
+async def test_every_admin_has_a_menu_with_admin_commands(tmp_path: Path, intake: RecordingIntake) -> None:
     everybody, admins = ["new", "title"], ["new", "title", "pair"]
     intake.admins = frozenset({"42", "43"})
     async with TelegramHarness(tmp_path, menu=(*MENU, ADMIN_ITEM)) as telegram:
@@ -81,7 +81,7 @@ async def test_every_admin_has_a_menu_with_what_is_for_admins(tmp_path: Path, in
             assert await menus(telegram) == {"": everybody}
 
 
-async def test_an_admin_who_has_no_chat_with_the_bot_yet_is_tried_again(
+async def test_the_menu_of_an_admin_without_a_chat_is_retried(
     tmp_path: Path, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "RETRY_SECONDS", 0.1)

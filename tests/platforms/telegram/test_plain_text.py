@@ -1,4 +1,4 @@
-"""A plain text read from its JSON is what the SDK's objects would make of it, or it is left to them."""
+"""A plain text read from its JSON equals the one read through the SDK's objects, or is left to them."""
 
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ READER = UpdateReader(bot_id=807, username="MyBot")
 SDK = telegram.Bot("123456:LABTOKEN")
 
 COLLECTED: list[dict[str, Any]] = orjson.loads(Path(__file__).with_name("updates.json").read_bytes())
-"""Updates as other projects have recorded them, with other names and numbers in place of people's own."""
+"""Updates recorded by other projects, with changed names and numbers."""
 
 PLAIN = 10
-"""How many of these are plain texts of private chats; they come first."""
+"""Number of plain texts of private chats among them; they come first."""
 
 
 def through_objects(raw: dict[str, Any]) -> object:
-    """What reading it through the SDK's objects gives, or the class of what that raises."""
+    """Return the result of reading through the SDK's objects, or the class of its error."""
     try:
         return READER.read(Update.de_json(orjson.loads(orjson.dumps(raw)), SDK))
     except UNREADABLE as error:
@@ -42,12 +42,12 @@ def claim_equal_or_declined(raw: dict[str, Any]) -> InboundMessage | None:
 
 
 @pytest.mark.parametrize("number", range(len(COLLECTED)))
-def test_a_collected_update_is_read_alike_or_left_to_the_objects(number: int) -> None:
+def test_a_collected_update_is_read_the_same_way_or_left_to_the_sdk(number: int) -> None:
     plain = claim_equal_or_declined(COLLECTED[number])
     assert (plain is not None) == (number < PLAIN), COLLECTED[number]
 
 
-def test_every_kind_of_update_is_among_those_collected() -> None:
+def test_the_collection_has_every_kind_of_update() -> None:
     read = [through_objects(raw) for raw in COLLECTED]
     kinds = {one.chat_kind for one in read if isinstance(one, InboundMessage)}
     assert kinds == {ChatKind.DIRECT, ChatKind.GROUP, ChatKind.THREAD}
@@ -59,7 +59,7 @@ def test_every_kind_of_update_is_among_those_collected() -> None:
 
 SCALARS = st.none() | st.booleans() | st.integers(-5, 2**33) | st.text(max_size=5) | st.floats(allow_nan=False)
 FRAGMENTS = [
-    (place, key, orjson.dumps(value))  # whoever borrows one has a copy, which later steps may change
+    (place, key, orjson.dumps(value))  # each use gets a copy, which later steps may change
     for raw in COLLECTED
     for message in (raw.get("message", {}),)
     for place, part in (("message", message), ("from", message.get("from", {})), ("chat", message.get("chat", {})))
@@ -69,7 +69,7 @@ FRAGMENTS = [
 
 @st.composite
 def bent_updates(draw: st.DrawFn) -> dict[str, Any]:
-    """A collected update with fields taken away, made strange, or taken from other updates."""
+    """Generate a collected update with fields removed, changed, or taken from other updates."""
     raw: dict[str, Any] = orjson.loads(orjson.dumps(draw(st.sampled_from(COLLECTED[: PLAIN + 5]))))
     message = raw.setdefault("message", {})
     for _ in range(draw(st.integers(0, 3))):
@@ -90,12 +90,12 @@ def bent_updates(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(raw=bent_updates())
-def test_whatever_an_update_holds_it_is_read_alike_or_left_to_the_objects(raw: dict[str, Any]) -> None:
+def test_any_update_is_read_the_same_way_or_left_to_the_sdk(raw: dict[str, Any]) -> None:
     claim_equal_or_declined(raw)
 
 
 @given(text=st.text(min_size=1, max_size=5_000), name=st.text(max_size=9), last=st.none() | st.text(max_size=9))
-def test_any_words_of_anybody_are_read_alike(text: str, name: str, last: str | None) -> None:
+def test_any_text_and_name_are_read_the_same_way(text: str, name: str, last: str | None) -> None:
     raw: dict[str, Any] = orjson.loads(orjson.dumps(COLLECTED[0]))
     person = raw["message"]["from"]
     raw["message"]["text"], person["first_name"], person["last_name"] = text, name, last

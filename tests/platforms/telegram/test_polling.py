@@ -1,4 +1,4 @@
-"""Receiving in good times and bad: nothing lost, nothing twice, and never deaf in silence."""
+"""Polling in good and bad conditions: nothing lost, nothing twice, no unnoticed silence."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from tests.platforms.contract import RecordingIntake, eventually, request, runni
 from tests.platforms.telegram.harness import GROUP, PERSON, TOKEN, TelegramHarness
 
 IMPATIENT = {"poll_seconds": 0.1, "poll_grace_seconds": 0.3, "stall_seconds": 0.6}
-"""Settings under which silence is noticed in tenths of a second."""
+"""Settings that notice silence within tenths of a second."""
 
 
 async def polls(telegram: TelegramHarness) -> int:
@@ -52,7 +52,7 @@ async def test_an_update_is_acknowledged_only_after_its_commit(live: TelegramHar
     assert len(intake.offered) == 2, "what was acknowledged does not come again"
 
 
-async def test_what_was_not_stored_before_the_end_comes_again_after_it(
+async def test_an_update_that_was_not_stored_comes_again_in_the_next_run(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:
     async with running(telegram.adapter, intake):
@@ -68,7 +68,7 @@ async def test_what_was_not_stored_before_the_end_comes_again_after_it(
     assert intake.offered[0] == intake.messages[0].event_ref, "the same update keeps its key across a restart"
 
 
-async def test_a_database_in_trouble_delays_and_loses_nothing(live: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_a_failing_database_loses_no_update(live: TelegramHarness, intake: RecordingIntake) -> None:
     intake.refusals = 4
     with capture_logs() as logs:
         for number in range(5):
@@ -79,9 +79,7 @@ async def test_a_database_in_trouble_delays_and_loses_nothing(live: TelegramHarn
     assert [message.text for message in intake.messages] == [f"message {number}" for number in range(5)]
 
 
-async def test_an_update_that_cannot_be_read_does_not_block_those_behind_it(
-    live: TelegramHarness, intake: RecordingIntake
-) -> None:
+async def test_an_unreadable_update_does_not_block_later_ones(live: TelegramHarness, intake: RecordingIntake) -> None:
     with capture_logs() as logs:
         await live.post("update", {"update": {"message": {"message_id": "?", "chat": {}}}})
         await live.write("after the strange one")
@@ -96,7 +94,7 @@ def written(text: str, **more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("date", [10**18, -(10**18), 10**400, 1e300], ids=range(4))
-async def test_an_update_of_no_possible_time_is_put_aside_and_logged_once(
+async def test_an_update_with_an_impossible_time_is_skipped_and_logged_once(
     live: TelegramHarness, intake: RecordingIntake, date: float
 ) -> None:
     with capture_logs() as logs:
@@ -130,7 +128,7 @@ GIVEN = {**EARLIER, "unique_gift": GIFT}
         ({"text": None, "hologram": {"title": "/stop"}}, "Hologram:\n/stop", None, False, []),
     ],
 )  # fmt: skip
-async def test_of_an_update_only_what_the_sdk_cannot_read_is_left_out(
+async def test_only_unreadable_parts_of_an_update_are_left_out(
     live: TelegramHarness,
     intake: RecordingIntake,
     fields: dict[str, object],
@@ -173,7 +171,7 @@ async def test_service_messages_of_unknown_form_stay_silent(
     assert [message.text for message in intake.messages] == ["after it"]
 
 
-async def test_half_of_a_character_in_one_update_hides_none_of_its_batch(
+async def test_an_unpaired_surrogate_in_one_update_does_not_lose_its_batch(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:
     await telegram.write("before")
@@ -184,9 +182,7 @@ async def test_half_of_a_character_in_one_update_hides_none_of_its_batch(
     assert [message.text for message in intake.messages] == ["before", "half of \ufffd and whole 😀", "after"]
 
 
-async def test_an_album_is_meant_for_whom_its_caption_is_meant_for(
-    live: TelegramHarness, intake: RecordingIntake
-) -> None:
+async def test_an_album_is_addressed_like_its_caption(live: TelegramHarness, intake: RecordingIntake) -> None:
     captions = ("@lab_gateway_bot our trip", "", "")
     for album, caption in ((album, caption) for album in ("ours", "theirs") for caption in captions):
         spoken = caption if album == "ours" else caption.removeprefix("@lab_gateway_bot ")
@@ -195,7 +191,7 @@ async def test_an_album_is_meant_for_whom_its_caption_is_meant_for(
     assert [message.is_addressed for message in heard] == [True] * 3 + [False] * 3
 
 
-async def test_updates_of_other_kinds_are_not_even_asked_for(live: TelegramHarness) -> None:
+async def test_other_kinds_of_updates_are_not_requested(live: TelegramHarness) -> None:
     await eventually(lambda: live.adapter.health().is_ready, "one poll")
     [bot] = (await live.get("state"))["bots"]
     assert bot["allowed_updates"] == ["callback_query", "edited_message", "message", "my_chat_member"]
@@ -232,7 +228,7 @@ async def test_a_black_holed_poll_is_noticed_and_its_connection_replaced(
         await eventually(lambda: adapter.health().is_ready, "ready again")
 
 
-async def test_a_store_that_hangs_shows_as_no_progress(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_a_hanging_store_shows_as_no_progress(telegram: TelegramHarness, intake: RecordingIntake) -> None:
     adapter = telegram.another_adapter(**IMPATIENT)
     async with running(adapter, intake):
         intake.gate.clear()
@@ -243,7 +239,7 @@ async def test_a_store_that_hangs_shows_as_no_progress(telegram: TelegramHarness
         await eventually(lambda: adapter.health().is_ready, "ready again")
 
 
-async def test_sending_goes_on_while_polling_is_stalled(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_sending_works_while_polling_is_stalled(telegram: TelegramHarness, intake: RecordingIntake) -> None:
     adapter = telegram.another_adapter(**IMPATIENT)
     async with running(adapter, intake):
         await telegram.fault(match="getUpdates", kind="hang", times=-1)
@@ -252,7 +248,7 @@ async def test_sending_goes_on_while_polling_is_stalled(telegram: TelegramHarnes
     assert await telegram.visible(telegram.direct_chat) == ["still talking"]
 
 
-def test_the_default_patience_keeps_the_promises() -> None:
+def test_the_default_timeouts_keep_the_promises() -> None:
     settings = TelegramSettings(token=SecretStr(TOKEN))
     one_poll = settings.poll_seconds + settings.poll_grace_seconds
     assert one_poll < settings.stall_seconds <= 90, "a stall is noticed within 90 seconds"
@@ -261,7 +257,9 @@ def test_the_default_patience_keeps_the_promises() -> None:
 
 
 @pytest.mark.parametrize("kind", ["reset", "garbage", "500", "502"])
-async def test_network_trouble_is_waited_out(live: TelegramHarness, intake: RecordingIntake, kind: str) -> None:
+async def test_polling_continues_after_network_errors(
+    live: TelegramHarness, intake: RecordingIntake, kind: str
+) -> None:
     await live.fault(match="getUpdates", kind=kind, times=3)
     await live.write("through the storm")
     await intake.wait_for(1)
@@ -269,9 +267,7 @@ async def test_network_trouble_is_waited_out(live: TelegramHarness, intake: Reco
     assert len(intake.offered) == 1
 
 
-async def test_a_dead_connection_is_replaced_though_it_never_recovers(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
+async def test_a_dead_connection_is_replaced(telegram: TelegramHarness, intake: RecordingIntake) -> None:
     async with Wire(telegram.server.port) as wire:
         adapter = telegram.another_adapter(base_url=wire.url, **IMPATIENT)
         async with running(adapter, intake):
@@ -283,7 +279,7 @@ async def test_a_dead_connection_is_replaced_though_it_never_recovers(
             await eventually(lambda: adapter.health().is_ready, "ready again")
 
 
-async def test_a_lost_network_is_waited_out(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_polling_continues_after_a_network_loss(telegram: TelegramHarness, intake: RecordingIntake) -> None:
     async with Wire(telegram.server.port) as wire:
         adapter = telegram.another_adapter(base_url=wire.url)
         async with running(adapter, intake):
@@ -313,7 +309,7 @@ async def test_another_poller_is_never_fatal_and_health_names_it(
 ) -> None:
     await live.fault(match="getUpdates", kind="409", times=3)
     await eventually(lambda: live.adapter.health().state is AdapterState.BACKING_OFF, "the conflict shows")
-    assert "another process polls with the same bot token" in live.adapter.health().detail
+    assert "Another process uses the same bot token" in live.adapter.health().detail
     before = await polls(live)
     await asyncio.sleep(0.15)
     assert await polls(live) == before, "a conflict is not fought over"
@@ -323,7 +319,7 @@ async def test_another_poller_is_never_fatal_and_health_names_it(
     assert "409" in live.adapter.health().detail, "a rival that takes turns stays named for a while"
 
 
-async def test_a_webhook_of_an_earlier_configuration_is_taken_off(
+async def test_a_webhook_of_an_earlier_configuration_is_removed(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:
     await telegram.control.post(f"/bot{TOKEN}/setWebhook", json={"url": "http://127.0.0.1:9/old"})
@@ -332,7 +328,7 @@ async def test_a_webhook_of_an_earlier_configuration_is_taken_off(
         await intake.wait_for(1)
 
 
-async def test_a_wrong_token_is_fatal_and_says_so_without_showing_it(tmp_path: Path, intake: RecordingIntake) -> None:
+async def test_a_wrong_token_is_fatal_and_is_not_shown(tmp_path: Path, intake: RecordingIntake) -> None:
     async with TelegramHarness(tmp_path, token="123456:ANOTHER") as telegram:
         with pytest.raises(TokenRejected, match=re.escape("telegram.token")) as caught:
             await telegram.adapter.run(intake)
@@ -345,7 +341,7 @@ async def test_a_wrong_token_is_fatal_and_says_so_without_showing_it(tmp_path: P
     assert TOKEN not in " ".join(chain)
 
 
-async def test_a_token_revoked_while_running_ends_the_adapter_loudly(
+async def test_a_token_revoked_while_running_ends_the_adapter_with_an_error(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:
     task = asyncio.create_task(telegram.adapter.run(intake))
@@ -356,7 +352,7 @@ async def test_a_token_revoked_while_running_ends_the_adapter_loudly(
     assert telegram.adapter.health().state is AdapterState.FAILED
 
 
-async def test_a_404_of_a_proxy_is_no_verdict_on_the_token(telegram: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_a_404_from_a_proxy_does_not_reject_the_token(telegram: TelegramHarness, intake: RecordingIntake) -> None:
     async def not_found(request: web.Request) -> web.Response:
         return web.Response(status=404, text="<h1>404</h1>")
 
@@ -367,9 +363,7 @@ async def test_a_404_of_a_proxy_is_no_verdict_on_the_token(telegram: TelegramHar
             await telegram.another_adapter(base_url=proxy.url).run(intake)
 
 
-async def test_no_network_at_the_start_is_the_supervisors_turn(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
+async def test_no_network_at_the_start_is_a_retryable_error(telegram: TelegramHarness, intake: RecordingIntake) -> None:
     await telegram.server.stop()
     with pytest.raises(PlatformUnavailable):
         await telegram.adapter.run(intake)
@@ -392,7 +386,7 @@ async def test_a_migrated_group_is_moved(live: TelegramHarness, intake: Recordin
     assert intake.messages == []
 
 
-async def test_a_move_that_could_not_be_stored_is_told_again(live: TelegramHarness, intake: RecordingIntake) -> None:
+async def test_a_migration_that_could_not_be_stored_comes_again(live: TelegramHarness, intake: RecordingIntake) -> None:
     intake.refusals = 2
     await live.message(chat_id=GROUP, user_id=PERSON, migrate_to_chat_id=-100777)
     await eventually(lambda: bool(intake.moves), "the move")
@@ -415,7 +409,7 @@ async def test_the_token_is_in_no_log(
     assert "LABTOKEN" not in repr(TelegramSettings(token=SecretStr(TOKEN)))
 
 
-async def test_the_updates_of_a_poll_are_handed_over_together_and_in_order(
+async def test_the_updates_of_a_poll_reach_the_intake_together_and_in_order(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:
     await telegram.post("message", [{"chat_id": PERSON, "text": f"message {number}"} for number in range(30)])
@@ -425,9 +419,7 @@ async def test_the_updates_of_a_poll_are_handed_over_together_and_in_order(
     assert [message.text for message in intake.messages] == [f"message {number}" for number in range(30)]
 
 
-async def test_the_offset_moves_over_what_is_stored_and_never_past_what_is_not(
-    telegram: TelegramHarness, intake: RecordingIntake
-) -> None:
+async def test_the_offset_moves_only_over_stored_updates(telegram: TelegramHarness, intake: RecordingIntake) -> None:
     intake.batch_length, intake.capacity = 4, 8
     await telegram.post("message", [{"chat_id": PERSON, "text": f"message {number}"} for number in range(11)])
     async with running(telegram.adapter, intake):

@@ -1,4 +1,4 @@
-"""Markdown becomes text and entities that Telegram takes, without losing what was said."""
+"""Markdown becomes text and entities that Telegram accepts, without losing words."""
 
 import random
 import re
@@ -38,7 +38,7 @@ def covered(part: OutboundPart, entity: Mapping[str, Any]) -> str:
     return units.decode("utf-16-le")
 
 
-def test_a_cut_parts_no_letter_from_its_accent() -> None:
+def test_a_cut_keeps_letters_with_their_accents() -> None:
     text = "x" + "e\u0301" * PART_UNITS
     parts = [part.text for part in render(text)]
     assert "".join(parts) == text
@@ -46,13 +46,13 @@ def test_a_cut_parts_no_letter_from_its_accent() -> None:
 
 
 def styles(text: str) -> dict[str, str]:
-    """Covered text by type, of a text that fits one part."""
+    """Return the covered text by type, for a text that fits one part."""
     [part] = render(text)
     return {entity["type"]: covered(part, entity) for entity in entities_of(part)}
 
 
 def check(part: OutboundPart) -> None:
-    """What the fake Bot API checks when the part is sent."""
+    """Check a part like the fake Bot API does."""
     assert 0 < utf16_units(part.text) <= PART_UNITS
     assert part.text.strip()
     tg_markup.check_entities(part.text, entities_of(part))
@@ -113,7 +113,7 @@ class TestStyles:
         assert shown == ["3. three", "5. five", "1) one", "2) two", "100", "+ 50"]
         assert render("1. one\n1. two")[0].text == "1. one\n2. two"
 
-    def test_prices_and_variables_are_no_formulas(self) -> None:
+    def test_prices_and_variables_are_not_formulas(self) -> None:
         text = "It is 5$ and $5 not 10$, in $HOME/$USER or ${a}${b}, $x:$y"
         assert render(text)[0].text == text
         assert render("$n = 5$ and $O(n)$ and $5 \\times 3$")[0].text == "n = 5 and O(n) and 5 × 3"
@@ -123,7 +123,7 @@ class TestStyles:
         assert [covered(part, entity) for entity in entities_of(part)] == ["bold", "code"]
 
     @pytest.mark.parametrize("text", ["", "   \n", "\u200b", "[](https://example.org)", "\ud800"])
-    def test_nothing_to_see_still_makes_a_part_that_telegram_takes(self, text: str) -> None:
+    def test_an_invisible_answer_still_makes_a_valid_part(self, text: str) -> None:
         [part] = render(text)
         check(part)
 
@@ -163,13 +163,13 @@ class TestSplitting:
             check(part)
 
     @given(st.text(st.characters(codec="utf-8"), max_size=12_000))
-    def test_every_part_is_taken_by_telegram(self, text: str) -> None:
+    def test_every_part_is_valid_for_telegram(self, text: str) -> None:
         for part in render(text):
             check(part)
 
 
 class TestRepeats:
-    def test_a_mark_moves_the_entities_along(self) -> None:
+    def test_the_repeat_mark_shifts_the_entities(self) -> None:
         [part] = render("👋 **bold**")
         marked = marked_as_repeat(part)
         [entity] = entities_of(marked)
@@ -177,7 +177,7 @@ class TestRepeats:
         assert marked.text != part.text
         assert marked.text.endswith(part.text)
 
-    def test_the_longest_part_still_fits_with_its_mark(self) -> None:
+    def test_the_longest_part_fits_with_the_repeat_mark(self) -> None:
         [part] = render("a" * PART_UNITS)
         assert utf16_units(marked_as_repeat(part).text) <= 4096
 
@@ -186,7 +186,7 @@ class TestRepeats:
 
 
 class AnswerMaker:
-    """Random answers as models write them; every word is numbered, so that a lost one is seen."""
+    """Generator of random answers as models write them. Every word is numbered, so that a lost one is noticed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -252,19 +252,19 @@ class AnswerMaker:
 
 
 def code_lines(answer: str) -> list[str]:
-    """Lines of the fenced blocks that the maker wrote."""
+    """Return the lines of the generated fenced blocks."""
     blocks = re.findall(r"```[^\n]*\n(.*?)\n```", answer, re.DOTALL)
     return [line.strip() for block in blocks for line in block.split("\n")]
 
 
 def shown_code(parts: Sequence[OutboundPart]) -> list[str]:
-    """Lines of the maker's code that are shown as code."""
+    """Return the generated code lines that are shown as code."""
     code = [covered(part, entity) for part in parts for entity in entities_of(part) if entity["type"] == "pre"]
     return [line.strip() for block in code for line in block.split("\n") if " = '<|>'" in line]
 
 
 @pytest.mark.fuzz
-def test_random_answers_are_taken_and_lose_no_word_and_no_code() -> None:
+def test_random_answers_are_valid_and_lose_no_word_and_no_code() -> None:
     for number in range(ANSWERS):
         maker = AnswerMaker(SEED + number)
         answer = maker.answer()
@@ -287,7 +287,7 @@ _HOSTILE = {
 
 
 @pytest.mark.parametrize("text", _HOSTILE.values(), ids=_HOSTILE.keys())
-def test_no_text_of_that_size_takes_long(text: str) -> None:
+def test_long_texts_render_quickly(text: str) -> None:
     before = time.process_time()
     for part in render(text):
         check(part)
@@ -295,12 +295,12 @@ def test_no_text_of_that_size_takes_long(text: str) -> None:
 
 
 class TooMuchWork(Exception):
-    """More lines of Python ran than were allowed."""
+    """More lines of Python ran than allowed."""
 
 
 @contextmanager
 def lines_at_most(most: int) -> Iterator[None]:
-    """Counts work rather than time: raises `TooMuchWork` inside once more than `most` lines of Python ran."""
+    """Count work instead of time. Raises `TooMuchWork` once more than `most` lines of Python ran."""
     left = most
 
     def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
@@ -320,7 +320,7 @@ def lines_at_most(most: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("fence", ["```\n", "~~~\n", "- ```\n"])
 @pytest.mark.parametrize("length", [4_000, 20_000])
-def test_empty_code_blocks_cost_work_in_proportion_to_their_number(fence: str, length: int) -> None:
+def test_empty_code_blocks_render_in_linear_time(fence: str, length: int) -> None:
     text = fence * (length // len(fence))
     with lines_at_most(100 * length):
         parts = render(text)
@@ -344,16 +344,16 @@ def test_a_thousand_code_blocks_are_all_shown_as_code() -> None:
         "\\[" + "\\overline{$" * 40 + "x" + "}" * 40 + "\\]",
     ],
 )
-def test_a_formula_that_would_double_with_every_nesting_stays_as_it_is(formula: str) -> None:
+def test_a_formula_that_would_double_with_each_nesting_is_unchanged(formula: str) -> None:
     [part] = render(formula)
     assert len(part.text) <= len(formula)
 
 
-def test_ordinary_formulas_are_still_shown_as_such() -> None:
+def test_ordinary_formulas_are_converted() -> None:
     [part] = render("\n".join(r"- \(\sqrt{x} + \sqrt{y}\) and $\sqrt{z}$" for _ in range(10)))
     assert "√" in part.text
     assert "sqrt" not in part.text
 
 
-def test_eight_quotes_one_in_the_other_are_quotes() -> None:
+def test_eight_nested_quotes_are_quotes() -> None:
     assert render("> " * 8 + "so")[0].text.strip() == "so"

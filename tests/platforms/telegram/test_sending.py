@@ -1,4 +1,4 @@
-"""Answers on their way out: placeholders, drafts, repeats, topics, buttons and refusals."""
+"""Outgoing answers: placeholders, drafts, repeats, topics, buttons and refusals."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ def topic(thread_ref: str = str(TOPIC)) -> ChatKey:
 
 @pytest.fixture
 def rendered(telegram: TelegramHarness) -> Callable[..., SendRequest]:
-    """Makes a request of Markdown that fits one part."""
+    """Return a send request for Markdown that fits one part."""
     numbers = itertools.count()
 
     def make(text: str, **fields: Any) -> SendRequest:
@@ -50,7 +50,7 @@ def rendered(telegram: TelegramHarness) -> Callable[..., SendRequest]:
 
 
 class TestMarkup:
-    async def test_entities_travel_as_they_were_stored(
+    async def test_entities_are_sent_as_stored(
         self, live: TelegramHarness, rendered: Callable[..., SendRequest]
     ) -> None:
         await live.adapter.send(rendered("👋 **bold** and `code`"))
@@ -60,7 +60,7 @@ class TestMarkup:
             {"type": "code", "offset": 12, "length": 4},
         ]
 
-    async def test_the_plain_form_goes_without_entities(
+    async def test_the_plain_form_is_sent_without_entities(
         self, live: TelegramHarness, rendered: Callable[..., SendRequest]
     ) -> None:
         await live.adapter.send(replace(rendered("**bold**"), is_plain=True))
@@ -86,7 +86,7 @@ class TestPlaceholders:
         assert sent != ref
         assert await live.visible(live.direct_chat) == ["final"]
 
-    async def test_an_edit_whose_answer_was_lost_can_be_repeated_without_a_trace(self, live: TelegramHarness) -> None:
+    async def test_an_edit_whose_answer_was_lost_can_be_repeated(self, live: TelegramHarness) -> None:
         ref = await live.adapter.send(request(live.direct_chat, "draft"))
         await live.fault(match="editMessageText", kind="reset_after")
         final = request(live.direct_chat, "final", replaces=ref)
@@ -146,7 +146,7 @@ class TestPreviews:
         assert len(await telegram.calls("sendMessageDraft")) == 1
         assert await telegram.visible(telegram.direct_chat) == ["one two …"]
 
-    async def test_a_chat_that_takes_no_drafts_gets_placeholders_and_the_others_keep_drafts(
+    async def test_only_a_chat_that_refuses_drafts_gets_placeholders(
         self, telegram: TelegramHarness, intake: RecordingIntake
     ) -> None:
         refusal = {"kind": "status", "status": 400, "description": "Bad Request: TEXTDRAFT_PEER_INVALID"}
@@ -158,7 +158,7 @@ class TestPreviews:
             assert await telegram.adapter.show(preview(telegram.direct_chat, "next turn")) is None
         assert await telegram.visible(telegram.direct_chat) == ["one two …"]
 
-    async def test_a_placeholder_that_may_be_there_already_is_not_made_again(self, live: TelegramHarness) -> None:
+    async def test_a_placeholder_that_may_exist_is_not_created_again(self, live: TelegramHarness) -> None:
         group = live.group_chat()
         await live.fault(match="sendMessage", kind="reset_after")
         with pytest.raises(SendAmbiguous):
@@ -168,19 +168,19 @@ class TestPreviews:
         next_turn = replace(preview(group, "another"), number=10)
         assert await live.adapter.show(next_turn) is not None
 
-    async def test_a_placeholder_given_up_while_it_was_sent_is_not_made_again(self, live: TelegramHarness) -> None:
+    async def test_a_placeholder_cancelled_while_sending_is_not_created_again(self, live: TelegramHarness) -> None:
         group = live.group_chat()
         await live.fault(match="sendMessage", kind="delay", seconds=3)
         showing = asyncio.create_task(live.adapter.show(preview(group, "one")))
         async with asyncio.timeout(20):
             while not (await live.get("faults"))["fired"]:  # noqa: ASYNC110 - a fault has no event
-                await asyncio.sleep(0.01)  # until it is being sent
+                await asyncio.sleep(0.01)  # until the send has started
         showing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await showing
         assert await live.adapter.show(preview(group, "one two")) is None
 
-    async def test_a_placeholder_that_was_refused_may_be_tried_again(self, live: TelegramHarness) -> None:
+    async def test_a_refused_placeholder_is_retried(self, live: TelegramHarness) -> None:
         await live.fault(match="sendMessage", kind="status", status=409)
         with pytest.raises(PlatformUnavailable):
             await live.adapter.show(preview(live.group_chat(), "one"))
@@ -224,7 +224,7 @@ class TestReplies:
         message = (await telegram.get(f"chat/{GROUP}"))["messages"][-1]
         assert message["reply_to_message"]["message_id"] == asked
 
-    async def test_a_streamed_answer_is_a_reply_from_its_placeholder_on(
+    async def test_a_streamed_answer_is_a_reply_from_its_first_preview(
         self, telegram: TelegramHarness, intake: RecordingIntake
     ) -> None:
         asked = (await telegram.message(chat_id=GROUP, user_id=PERSON, text="why?"))["message_id"]
@@ -235,7 +235,7 @@ class TestReplies:
         message = (await telegram.get(f"chat/{GROUP}"))["messages"][-1]
         assert (message["text"], message["reply_to_message"]["message_id"]) == ("because", asked)
 
-    async def test_a_reply_to_a_deleted_message_is_sent_all_the_same(self, live: TelegramHarness) -> None:
+    async def test_a_reply_to_a_deleted_message_is_still_sent(self, live: TelegramHarness) -> None:
         await live.adapter.send(replace(request(live.direct_chat, "because"), reply_to="999"))
         assert await live.visible(live.direct_chat) == ["because"]
 
@@ -255,16 +255,14 @@ class TestButtons:
             await eventually_answered(telegram, 2)
         assert [message.text for message in intake.messages] == [command, "/stop"]
 
-    async def test_a_press_in_a_group_is_by_whoever_pressed(
-        self, live: TelegramHarness, intake: RecordingIntake
-    ) -> None:
+    async def test_a_press_in_a_group_has_its_own_sender(self, live: TelegramHarness, intake: RecordingIntake) -> None:
         buttons = (Button(label="Yes", command="/approve 7"),)
         ref = await live.adapter.send(request(live.group_chat(), "May I?", buttons=buttons))
         await live.post("callback", {"chat_id": GROUP, "user_id": 77, "message_id": int(ref), "button": "Yes"})
         [press] = await intake.wait_for(1)
         assert (press.sender.ref, press.chat, press.message_ref) == ("telegram:77", live.group_chat(), ref)
 
-    async def test_a_press_that_means_nothing_is_told_so(self, live: TelegramHarness, intake: RecordingIntake) -> None:
+    async def test_an_unknown_press_gets_a_message(self, live: TelegramHarness, intake: RecordingIntake) -> None:
         buttons = (Button(label="Yes", command="/approve 7"),)
         ref = await live.adapter.send(request(live.direct_chat, "May I?", buttons=buttons))
         for data in ("from another program", "h:unknown"):
@@ -274,9 +272,7 @@ class TestButtons:
         assert {row["params"]["text"] for row in rows} == {"This button no longer works."}
         assert intake.messages == []
 
-    async def test_a_press_that_could_not_be_stored_is_not_answered_yet(
-        self, live: TelegramHarness, intake: RecordingIntake
-    ) -> None:
+    async def test_an_unstored_press_is_not_answered_yet(self, live: TelegramHarness, intake: RecordingIntake) -> None:
         buttons = (Button(label="Yes", command="/approve 7"),)
         await live.adapter.send(request(live.direct_chat, "May I?", buttons=buttons))
         intake.gate.clear()
@@ -295,12 +291,12 @@ async def eventually_answered(telegram: TelegramHarness, count: int) -> list[dic
 
 class TestRefusals:
     @pytest.mark.parametrize("reason", ["blocked", "kicked", "deactivated", "restricted"])
-    async def test_nobody_there(self, live: TelegramHarness, reason: str) -> None:
+    async def test_an_unreachable_chat_is_reported_as_unreachable(self, live: TelegramHarness, reason: str) -> None:
         await live.post("chat", {"chat_id": PERSON, "blocked": reason})
         with pytest.raises(ChatUnreachable):
             await live.adapter.send(request(live.direct_chat, "hello"))
 
-    async def test_a_chat_that_never_was(self, live: TelegramHarness) -> None:
+    async def test_an_unknown_chat_is_unreachable(self, live: TelegramHarness) -> None:
         with pytest.raises(ChatUnreachable):
             await live.adapter.send(request(replace(live.direct_chat, chat_ref="4711"), "hello"))
 
@@ -315,7 +311,7 @@ class TestRefusals:
             await live.adapter.send(request(live.direct_chat, "x" * 5000))
 
     @pytest.mark.parametrize("kind", ["reset", "500", "garbage"])
-    async def test_whatever_may_have_arrived_is_ambiguous(self, live: TelegramHarness, kind: str) -> None:
+    async def test_a_broken_answer_is_ambiguous(self, live: TelegramHarness, kind: str) -> None:
         await live.fault(match="sendMessage", kind=kind)
         with pytest.raises(SendAmbiguous):
             await live.adapter.send(request(live.direct_chat, "hello"))
@@ -329,7 +325,7 @@ class TestRefusals:
         ],
         ids=["reply", "entities", "chat"],
     )
-    async def test_what_was_sent_is_sent_though_its_answer_holds_unknown_shapes(
+    async def test_an_answer_with_unknown_shapes_still_means_sent(
         self, live: TelegramHarness, fields: dict[str, object]
     ) -> None:
         await live.fault(match="sendMessage|editMessageText", kind="altered", times=2, fields=fields)
@@ -340,17 +336,17 @@ class TestRefusals:
         assert len((await live.get("faults"))["fired"]) == 2
 
     @pytest.mark.parametrize("lost", ["message_id", "date"])
-    async def test_an_answer_that_lacks_the_message_is_ambiguous_after_a_send_and_enough_after_an_edit(
+    async def test_an_answer_without_a_message_is_ambiguous_only_after_a_send(
         self, live: TelegramHarness, lost: str
     ) -> None:
         ref = await live.adapter.send(request(live.direct_chat, "hello"))
         await live.fault(match="sendMessage|editMessageText", kind="altered", times=2, fields={lost: None})
         edit = replace(request(live.direct_chat, "changed"), replaces=ref)
         assert await live.adapter.send(edit) == ref
-        with pytest.raises(SendAmbiguous, match="names no message"):
+        with pytest.raises(SendAmbiguous, match="has no message id"):
             await live.adapter.send(request(live.direct_chat, "more"))
 
-    async def test_a_draft_is_shown_though_its_answer_has_an_unknown_shape(self, live: TelegramHarness) -> None:
+    async def test_an_unknown_answer_to_a_draft_is_ignored(self, live: TelegramHarness) -> None:
         await live.fault(match="sendMessageDraft", kind="altered", fields={"kind": "of a later Bot API"})
         assert await live.adapter.show(preview(live.direct_chat, "half an ans")) is None
         assert len((await live.get("faults"))["fired"]) == 1
@@ -363,7 +359,7 @@ class TestRefusals:
             with pytest.raises(SendAmbiguous):
                 await adapter.send(request(telegram.direct_chat, "hello"))
 
-    async def test_nothing_is_sent_over_connections_that_are_about_to_end(
+    async def test_nothing_is_sent_while_connections_are_closing(
         self, telegram: TelegramHarness, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         refused: list[PlatformUnavailable] = []
@@ -403,7 +399,7 @@ async def test_a_slow_answer_delays_no_other_chat(telegram: TelegramHarness, int
     await telegram.fault(match="sendMessage", kind="delay", seconds=1, times=256)
     adapter = telegram.another_adapter(request_seconds=10)
     async with running(adapter, intake):
-        async with asyncio.timeout(8):  # which takes at least 32 of them at a time
+        async with asyncio.timeout(8):  # needs at least 32 parallel requests
             await asyncio.gather(*(adapter.send(request(chat, "hello")) for chat in chats))
 
 
@@ -415,7 +411,7 @@ class TestFiles:
             [message] = await intake.wait_for(1)
             yield message.attachments[0]
 
-    async def test_a_size_that_was_a_lie_is_noticed_while_reading(
+    async def test_a_wrong_size_is_noticed_while_reading(
         self, telegram: TelegramHarness, document: IncomingAttachment, tmp_path: Path
     ) -> None:
         target = tmp_path / "file"
@@ -433,7 +429,7 @@ class TestFiles:
             with pytest.raises(MessageRejected):
                 await telegram.adapter.download(gone, tmp_path / "file", max_bytes=100)
 
-    async def test_a_file_above_what_telegram_hands_out_is_rejected(
+    async def test_a_file_above_telegrams_download_limit_is_rejected(
         self, live: TelegramHarness, intake: RecordingIntake, tmp_path: Path
     ) -> None:
         await live.message(media="document", file_name="huge.bin", file_size=30_000_000)
@@ -454,12 +450,12 @@ class TestFiles:
             await telegram.adapter.download(unannounced, tmp_path / "capped", max_bytes=9_999)
         assert not (tmp_path / "capped").exists()
 
-    def test_telegram_itself_can_name_no_file_of_this_machine(self) -> None:
+    def test_telegrams_own_server_cannot_name_local_files(self) -> None:
         assert local_path("/etc/passwd", "https://api.telegram.org/bot1:x") is None
         assert local_path("documents/file_1.txt", "http://127.0.0.1:8081/bot1:x") is None
         assert local_path("/var/lib/bot/file_1.txt", "http://127.0.0.1:8081/bot1:x") == Path("/var/lib/bot/file_1.txt")
 
-    @pytest.mark.parametrize(("kind", "times"), [("reset", 2), ("502", 1)])  # a reset is tried again at once by itself
+    @pytest.mark.parametrize(("kind", "times"), [("reset", 2), ("502", 1)])  # a reset is retried once automatically
     async def test_a_broken_download_is_retryable(
         self, telegram: TelegramHarness, document: IncomingAttachment, tmp_path: Path, kind: str, times: int
     ) -> None:

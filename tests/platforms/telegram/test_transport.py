@@ -1,4 +1,4 @@
-"""The transport to the Bot API: proxies of the environment, and what it sends."""
+"""Transport to the Bot API: proxies from the environment, and sent requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def listening(asked: list[str]) -> AsyncIterator[str]:
-    """A server that keeps the first line and the body of each request; its address."""
+    """Run a server that keeps the first line and the body of each request, and yield its address."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -54,7 +54,7 @@ async def opened() -> AsyncIterator[BotApiRequest]:
 
 
 async def type_in(request: BotApiRequest, root: str = ROOT) -> bool:
-    """Show the typing signal in a chat: a call of the SDK with two parameters."""
+    """Show the typing indicator in a chat: an SDK call with two parameters."""
     bot = telegram.Bot(TOKEN, base_url=f"{root}/bot", request=request, get_updates_request=request)
     return await bot.send_chat_action(1, "a & b")
 
@@ -69,7 +69,7 @@ async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatc
     assert asked == [f"POST {ROOT}/bot{TOKEN}/sendChatAction HTTP/1.1 chat_id=1&action=a+%26+b"]
 
 
-async def test_a_proxy_set_meanwhile_is_used_by_the_next_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_set_later_is_used_by_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     async with listening(asked) as proxy, opened() as request:
         monkeypatch.setenv("http_proxy", proxy)
@@ -78,7 +78,7 @@ async def test_a_proxy_set_meanwhile_is_used_by_the_next_connections(monkeypatch
     assert len(asked) == 1
 
 
-async def test_without_a_proxy_none_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_proxy_the_environment_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(*_: object) -> None:
         raise AssertionError("a look at the environment and ~/.netrc, in a thread, for every request")
 

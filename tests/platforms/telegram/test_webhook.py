@@ -1,4 +1,4 @@
-"""Webhook mode: only Telegram is heard, and 200 means stored."""
+"""Webhook mode: only Telegram is accepted, and 200 means stored."""
 
 import asyncio
 import json
@@ -49,7 +49,9 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def test_telegram_is_told_address_secret_and_kinds(live: TelegramHarness, webhook: WebhookSettings) -> None:
+async def test_the_webhook_is_set_with_address_secret_and_kinds(
+    live: TelegramHarness, webhook: WebhookSettings
+) -> None:
     [bot] = (await live.get("state"))["bots"]
     assert bot["webhook"]["url"] == webhook.url
     assert bot["webhook"]["secret"] == SECRET
@@ -82,7 +84,7 @@ async def test_unknown_kinds_of_updates_are_acknowledged_and_named_once(
     assert intake.messages == []
 
 
-async def test_a_message_that_the_sdk_cannot_read_is_taken_for_what_is_known(
+async def test_a_partly_unreadable_message_is_read_without_those_parts(
     telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
 ) -> None:
     message = {**UPDATE["message"], "reply_to_message": {"message_id": 5, "unique_gift": {}}}  # type: ignore[dict-item]
@@ -118,7 +120,7 @@ async def test_200_comes_after_the_commit(
     assert [message.text for message in intake.messages] == ["hello"]
 
 
-async def test_half_of_a_character_is_no_reason_to_be_sent_an_update_again(
+async def test_an_unpaired_surrogate_does_not_cause_a_redelivery(
     telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
 ) -> None:
     body = json.dumps(UPDATE).replace("hello", "half of \\ud83d")
@@ -128,7 +130,7 @@ async def test_half_of_a_character_is_no_reason_to_be_sent_an_update_again(
     assert [message.text for message in intake.messages] == ["half of \ufffd"]
 
 
-async def test_what_could_not_be_stored_is_refused_and_comes_again(
+async def test_an_unstored_update_is_refused_and_comes_again(
     live: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
 ) -> None:
     intake.refusals = 1
@@ -142,7 +144,7 @@ async def test_what_could_not_be_stored_is_refused_and_comes_again(
 
 
 @pytest.mark.parametrize("body", [b"", b"not json", b"[]", b"7"])
-async def test_a_body_that_is_no_update_is_refused(
+async def test_a_body_that_is_not_an_update_is_refused(
     telegram: TelegramHarness,
     webhook: WebhookSettings,
     intake: RecordingIntake,
@@ -154,7 +156,7 @@ async def test_a_body_that_is_no_update_is_refused(
         assert answer.status == 400
 
 
-async def test_an_update_that_cannot_be_read_is_taken_and_forgotten(
+async def test_an_unreadable_update_is_acknowledged_and_skipped(
     live: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
 ) -> None:
     strange = {"update_id": 901, "message": {"chat": {}}}
@@ -163,19 +165,19 @@ async def test_an_update_that_cannot_be_read_is_taken_and_forgotten(
     assert intake.offered == []
 
 
-async def test_a_webhook_that_somebody_took_off_is_set_again(live: TelegramHarness, webhook: WebhookSettings) -> None:
+async def test_a_removed_webhook_is_set_again(live: TelegramHarness, webhook: WebhookSettings) -> None:
     await live.control.post("/bot123456:LABTOKEN/deleteWebhook", json={})
     assert len(await live.calls("setWebhook", count=2, wait=15)) == 2
 
 
-async def test_an_outage_shows_although_nobody_posts(live: TelegramHarness) -> None:
+async def test_an_outage_is_noticed_without_any_posts(live: TelegramHarness) -> None:
     await live.fault(match="getWebhookInfo", kind="reset", times=-1)
     await eventually(lambda: live.adapter.health().state is AdapterState.BACKING_OFF, "the outage shows")
     await live.control.delete("/_ctl/faults")
     await eventually(lambda: live.adapter.health().is_ready, "ready again")
 
 
-async def test_a_taken_port_is_named(
+async def test_a_port_in_use_is_named(
     telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake
 ) -> None:
     with (
