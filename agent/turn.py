@@ -162,8 +162,8 @@ class Agent:
         hygiene just measured it, with nothing stored since.
 
         Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped. After a cancellation, the
-        next run continues at the last finished step. One write may still be in the store's queue, so await another
-        write, such as `journal.take_up`, before you run the turn again in the same process.
+        next run continues at the last finished step. A write may still be in the store's queue. To run the turn again
+        in the same process, first await another write, such as `journal.take_up`.
         """
         view = await self._view(turn.conversation, model, prompt)
         if prompt is not None and prompt.request.system == view.session.system_prompt:

@@ -323,8 +323,9 @@ def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: in
     """Return True if a small window has room and a compression would free less than 60 % of the threshold.
 
     Otherwise every second turn would compress. There is room if the next prompt stays below the hygiene limit after
-    its expected growth. This is the larger of two numbers: the tokens of the half minute (a typical summary) before
-    the newest step, and the largest of the last three steps of the same kind (after a message, or after results).
+    its expected growth. That is the larger of two numbers. The first is the tokens of the half minute (a typical
+    summary) before the newest step. The second is the largest of the last three steps of the same kind (after a
+    message, or after results).
     """
     limits, rows = job.limits, job.view.transcript
     freed = min(fresh, content - limits.summary_tokens(content) - _FRAME_TOKENS)

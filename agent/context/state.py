@@ -93,8 +93,8 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Lift a hold or a block that no longer applies to this prompt.
 
         A hold ends when the prompt no longer fits. A block ends when the prompt reaches a threshold above
-        `blocked_at`. That happens only if the block came from a smaller window or from the limit of messages, so
-        people are told about a block only once.
+        `blocked_at`, which happens only if the block came from a smaller window or the limit of messages. So people
+        are told about a block only once.
         """
         if not limits.fits(tokens):
             return msgspec.structs.replace(self, held_at=0) if self.held_at else self

@@ -198,8 +198,8 @@ def _lowered(limits: ImageLimits, error: ImageRejected) -> ImageLimits:
 def _first_shown(count: int, most: int) -> int:
     """Return the index of the first image to show, out of `count` images.
 
-    If there are more than `most`, half of `most` are dropped at once, because each change of an old row invalidates
-    the prompt cache after it.
+    If there are more than `most`, half of `most` are dropped at once. Each change of an old row invalidates the prompt
+    cache after it.
 
     >>> [count - _first_shown(count, 8) for count in (8, 9, 12, 13)]
     [8, 5, 8, 5]

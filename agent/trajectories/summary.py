@@ -74,7 +74,7 @@ class RunLedger:
     async def check(self, payer: Payer) -> None:
         """Raise `SpendingCapExceeded` if the cap is reached."""
         if self._cap is not None and self.cost >= self._cap:
-            raise SpendingCapExceeded("costs.daily_cap forbids more calls", spent=self.cost, limit=self._cap)
+            raise SpendingCapExceeded("the cap `costs.daily_cap` is reached", spent=self.cost, limit=self._cap)
 
     async def output_cap(self, route: str, model: str) -> int | None:
         return None
