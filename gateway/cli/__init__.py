@@ -116,7 +116,7 @@ def _ways_out() -> Iterator[str]:
 
     if holder(find_state(process_environment()).lock_file) is not None:
         command = sys.argv[0] if Path(sys.argv[0]).name == "hermes-gateway" else "hermes-gateway"
-        yield f"`{command} url` prints a link to its web chat."
+        yield f"`{command} url` prints a link to the web chat of the running gateway."
     yield "To stop it, press Ctrl-C in its terminal, `kill` its process id, or run `systemctl stop hermes-gateway`."
 
 

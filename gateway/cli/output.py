@@ -59,7 +59,7 @@ def tree(value: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
             yield label
             for row in held:
                 yield f"{space}  - " + ", ".join(f"{key} {_cell(key, cell)}" for key, cell in row.items() if cell != "")
-        elif isinstance(held, list):
+        elif isinstance(held, list | Mapping):
             yield f"{label} {', '.join(map(str, held)) or 'none'}"
         else:
             yield f"{label} {_cell(name, held)}"
