@@ -115,7 +115,7 @@ class Lane:
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
-        """Return the seconds to hold a burst, counted from its first sight because the clock may be set back."""
+        """Return the seconds to hold a burst, counted from its first sight, because the clock may be set back."""
         if self._held[0] != last.id:
             held_ms = min(until - self._lanes.clock.now(), until - last.received_at)
             self._held = last.id, time.monotonic() + held_ms / 1000
