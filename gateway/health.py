@@ -85,7 +85,7 @@ class Heartbeat:
         if self._trouble == before:
             return
         if self._trouble is None:
-            log.warning("store.mended")
+            log.warning("store.recovered")
             return
         log.error("store.broken", reason=self._trouble)
         if self.store.loss is not None:

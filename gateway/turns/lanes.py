@@ -148,7 +148,7 @@ class Lane:
         """Set aside the message that crashes the lane repeatedly. The chat continues without it."""
         first = next((row for row in rows if row.kind is not InboxKind.NOTICE), None)
         if first is not None:
-            log.error("inbox.buried", chat_id=self._chat_id, inbox_id=first.id)
+            log.error("inbox.dead_lettered", chat_id=self._chat_id, inbox_id=first.id)
             key, now = f"inbox:{first.id}:buried", self._lanes.clock.now()
             await self._lanes.store.write(_refuse, first, InboxState.DEAD, DEAD_LETTER_SENTENCE, key, now)
             self._lanes.turns.delivery.wake(self._chat_id)
