@@ -57,7 +57,6 @@ class Heartbeat:
         }
 
     async def run(self) -> None:
-        """Beat until cancelled."""
         watchdog = watchdog_seconds(self.environ)
         interval = min(1.0, watchdog / 3) if watchdog else 1.0
         while True:

@@ -294,7 +294,6 @@ class LaneRegistry:
             self.turns.delivery.tell_broken(chat)
 
     def running_turn(self, chat_id: ChatId) -> RunningTurn | None:
-        """Return the chat's running turn."""
         return active.turn if (active := self._active_in(chat_id)) is not None else None
 
     def running_in(self, key: ChatKey) -> RunningTurn | None:

@@ -141,7 +141,6 @@ def _sentence(error: ModelError) -> str:
 
 
 def transcription_client(config: Config, spending: SpendingControl) -> "TranscriptionClient":
-    """Return a client for the configured speech-to-text model."""
     from agent.model.transcription import TranscriptionClient, TranscriptionModel
 
     endpoint = endpoint_of(config)
