@@ -57,7 +57,6 @@ class Heartbeat:
         }
 
     async def run(self) -> None:
-        """Beat until cancelled."""
         watchdog = watchdog_seconds(self.environ)
         interval = min(1.0, watchdog / 3) if watchdog else 1.0
         while True:
@@ -85,7 +84,7 @@ class Heartbeat:
         if self._trouble == before:
             return
         if self._trouble is None:
-            log.warning("store.mended")
+            log.warning("store.recovered")
             return
         log.error("store.broken", reason=self._trouble)
         if self.store.loss is not None:

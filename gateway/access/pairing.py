@@ -56,7 +56,7 @@ def offer_pairing(
 def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
-    """Give the owner of a code access, and welcome them in the chat that asked, if that chat is still known.
+    """Give the holder of a code access, and welcome them in the chat where they asked, if it is still known.
 
     Raises `CommandError` for an invalid code.
     """

@@ -111,7 +111,7 @@ class Membership:
                     await self._store.write(save_settings, self.node)
                 found = await self._find_differences()
             except StateError as error:
-                log.debug("node.not_compared", error=str(error))  # the heartbeat reports store problems
+                log.debug("node.comparison_failed", error=str(error))  # the heartbeat reports store problems
                 continue
             for difference in found:
                 if difference not in self._known:
@@ -123,9 +123,9 @@ class Membership:
         while True:
             try:
                 if count := await self._store.read(end_left_transactions):
-                    log.warning("node.ended_left", transactions=count)
+                    log.warning("node.ended_transactions", transactions=count)
             except StateError as error:
-                log.debug("node.not_looked", error=str(error))
+                log.debug("node.check_failed", error=str(error))
             await asyncio.sleep(2.0)  # the server sends no event for this
 
     async def _find_differences(self) -> list[str]:

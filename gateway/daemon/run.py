@@ -147,7 +147,7 @@ async def _drain(parts: Parts) -> None:
 async def _drain_within(parts: Parts, seconds: float) -> None:
     cut = await parts.lanes.drain(seconds)
     if cut:
-        log.warning("daemon.turns_cut", count=cut)
+        log.warning("daemon.turns_cancelled", count=cut)
     await parts.delivery.flush(min(FLUSH_SECONDS, seconds))
 
 

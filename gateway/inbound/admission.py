@@ -65,8 +65,6 @@ class AcceptedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEvent:
-    """Result of storing an event."""
-
     chat_id: ChatId
     inbox_id: InboxId | None
     """Waiting row; None for a duplicate that was already processed, or if the sender's queue is full."""

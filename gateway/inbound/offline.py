@@ -122,7 +122,7 @@ class WaitNoticeSender:
         return None
 
     def _tell_waiting(self, message: InboundMessage) -> None:
-        log.warning("inbox.waits", chat=message.chat.name, seconds=self.seconds)
+        log.warning("inbox.delayed", chat=message.chat.name, seconds=self.seconds)
         self._chats[message.chat] = self._send(message, WAITS)
 
     def _send(self, message: InboundMessage, text: str) -> asyncio.Task[bool]:

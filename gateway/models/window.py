@@ -48,7 +48,6 @@ def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limi
 
 
 def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
-    """Return the stored profile of the configured model."""
     model = config.model
     return load_profile(db, f"{model.protocol}:{model.host}", model.label)
 

@@ -111,7 +111,6 @@ class AdapterRegistry:
         return 10 << 20 if self.is_shared else 0  # every platform accepts 10 MiB
 
     def health(self) -> Mapping[str, AdapterHealth]:
-        """Return the health of each account by name."""
         return {name: one.health() for name, one in self.supervised.items()}
 
     async def listening(self, within: float) -> None:

@@ -115,7 +115,7 @@ class Lane:
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
-        """Return the seconds to hold a burst, counted from its first sight because the clock may be set back."""
+        """Return the seconds to hold a burst, counted from its first sight, because the clock may be set back."""
         if self._held[0] != last.id:
             held_ms = min(until - self._lanes.clock.now(), until - last.received_at)
             self._held = last.id, time.monotonic() + held_ms / 1000
@@ -148,7 +148,7 @@ class Lane:
         """Set aside the message that crashes the lane repeatedly. The chat continues without it."""
         first = next((row for row in rows if row.kind is not InboxKind.NOTICE), None)
         if first is not None:
-            log.error("inbox.buried", chat_id=self._chat_id, inbox_id=first.id)
+            log.error("inbox.dead_lettered", chat_id=self._chat_id, inbox_id=first.id)
             key, now = f"inbox:{first.id}:buried", self._lanes.clock.now()
             await self._lanes.store.write(_refuse, first, InboxState.DEAD, DEAD_LETTER_SENTENCE, key, now)
             self._lanes.turns.delivery.wake(self._chat_id)
@@ -294,7 +294,6 @@ class LaneRegistry:
             self.turns.delivery.tell_broken(chat)
 
     def running_turn(self, chat_id: ChatId) -> RunningTurn | None:
-        """Return the chat's running turn."""
         return active.turn if (active := self._active_in(chat_id)) is not None else None
 
     def running_in(self, key: ChatKey) -> RunningTurn | None:

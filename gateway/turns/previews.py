@@ -176,7 +176,6 @@ class LivePreview(TurnPreview):
 
     @property
     def _interval(self) -> float:
-        """Seconds between two previews."""
         capabilities, is_shared = self._adapter.capabilities, self._turn.chat_kind.is_shared
         return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
 

@@ -79,13 +79,13 @@ class TranscriptionHandler:
             client, payer = await asyncio.to_thread(self._client), Payer(chat_id=row.chat_id)
             text, call = await client.transcribe(data, name, payer=payer, within=within)
         except ModelError as error:
-            log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
+            log.warning("recording.failed", error=type(error).__name__, detail=str(error))
             raise AttachmentError(_sentence(error)) from error
         await self.store.write(_keep, row, recording, text, call, self.clock.now())
         if not text:
             sentence = "I could not hear any words in your recording. Please send it again, or send text instead."
             raise AttachmentError(sentence)
-        log.info("recording.heard", seconds=recording.seconds, characters=len(text))
+        log.info("recording.transcribed", seconds=recording.seconds, characters=len(text))
         return text
 
     async def close(self) -> None:
@@ -141,7 +141,6 @@ def _sentence(error: ModelError) -> str:
 
 
 def transcription_client(config: Config, spending: SpendingControl) -> "TranscriptionClient":
-    """Return a client for the configured speech-to-text model."""
     from agent.model.transcription import TranscriptionClient, TranscriptionModel
 
     endpoint = endpoint_of(config)

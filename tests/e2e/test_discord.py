@@ -72,7 +72,7 @@ async def test_the_very_first_message_is_answered_although_it_could_not_be_store
     await ready(world, HERMES_SESSIONS__MERGE_SECONDS="0")
     with locked_by_another_process(world.database, 60):
         await say(world, "the first")
-        await world.gateway.wait_for_log("inbox.waits")
+        await world.gateway.wait_for_log("inbox.delayed")
         await world.gateway.kill()
     await ready(world)
     await say(world, "the second")  # only a message tells of a direct chat
