@@ -37,7 +37,7 @@ class AttachmentSettings:
     override its environment variables. Values that look like keys are treated as secrets.
     """
     max_bytes: Annotated[int, Setting(ge=1 << 10, le=1 << 31, unit="bytes", restart=True)] = 20 << 20
-    """Largest file that is downloaded."""
+    """Maximum size of a downloaded file."""
     total_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes")] = 2 << 30
     """Space for stored files. When it is used up, the oldest files are deleted."""
 
