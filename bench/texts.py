@@ -19,7 +19,7 @@ MAX_WORDS = 25
 HABITS = {
     "a clause instead of a noun": r"\b[Ww](?:hoever|homever|hatever)\b|^(?:[Ww]ho|[Ww]hat|[Ww]hether) (?!.*\?)",
     "a participle before its subject": r"^(?:Refused|Understood|Kept|Known|Meant|Shown|Allowed|Told) (?:is|are)\b",
-    "bookish words": r"\b(?:anew|beside|nobody|thereof|of which|behind (?:it|them)|as it was said)\b",
+    "bookish words": r"\b(?:anew|beside|nobody(?! typed)|thereof|of which|behind (?:it|them)|as it was said)\b",
     "for instead of because": r", for (?:it|they|he|she|there|nobody|no|this) (?:\w+ ){0,3}(?:is|was|has|does|says)\b",
     "to be instead of must": r"\b(?:is|are|was) to be \w+ed\b|\b(?:has|have) to be\b",
     "nothing that could be": r"\b[Nn]o(?:thing)? (?:\w+ )?(?:that|which) could be\b",
@@ -63,7 +63,7 @@ def sentences_of(text: str) -> Iterator[str]:
     """Sentences of a text with at least three words; labels and single words are left out."""
     for part in _SENTENCE_END.split(text):
         sentence = " ".join(part.split())
-        if sum(1 for word in sentence.split(" ") if _WORD.search(word)) >= 3 and not _NOT_PROSE.search(sentence):
+        if sum(1 for word in sentence.split(" ") if _WORD.match(word.lstrip("“\"`*(…"))) >= 3 and not _NOT_PROSE.search(sentence):
             yield sentence
 
 

@@ -193,7 +193,7 @@ def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *pa
 
 
 def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, now: Millis) -> int:
-    """Drop a chat's waiting messages, or only those of a person. Return their number."""
+    """Drop the waiting messages of a chat, or of one person in it. Return their number."""
     where = f"chat_id = ? AND {WAITS} AND kind <> 'command' AND sender_ref = coalesce(?, sender_ref)"
     return settle_where(db, InboxState.DROPPED, now, where, chat_id, sender_ref)
 

@@ -104,8 +104,8 @@ def checked_store_url(value: str) -> str:
     """Return a PostgreSQL address unchanged. Raises `ValueError` for any other address."""
     if _POSTGRES.fullmatch(value) is None or not value.isprintable():  # libpq reads up to a NUL
         raise ValueError(
-            "must be an address such as postgresql://hermes@db.example.org/hermes, with %40 and so on for @ and other "
-            "signs in a password; without it, the gateway uses the file state.db in the state directory"
+            "must be an address such as postgresql://hermes@db.example.org/hermes. Write special characters in a "
+            "password as codes, such as %40 for @. Without an address, the gateway uses the file state.db"
         )
     return value
 

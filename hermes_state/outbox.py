@@ -100,7 +100,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedReply:
-    """A rendered reply that its sender, the account's owner, sends at once."""
+    """A rendered reply that the account's owner sends immediately."""
 
     parts: Sequence[OutboundPart]
     ownership: AccountClaim
@@ -314,7 +314,7 @@ def close_questions(db: Connection, turn_id: TurnId, now: Millis) -> None:
 def take_account(
     db: Connection, account: str, is_certain: Callable[[], bool] = lambda: True
 ) -> tuple[AccountClaim, int]:
-    """Become the owner of an account. Return also the number of interrupted sends of the last owner.
+    """Become the owner of an account. Also return the number of sends that the last owner left unfinished.
 
     `is_certain` is called inside the transaction and says if the caller still owns the account's lock. A stopped node
     must not get a newer epoch than its successor. Raises `AccountMoved`.

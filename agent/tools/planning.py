@@ -87,7 +87,7 @@ DELEGATE: Final = "delegate"
 
 
 class _Task(Arguments, frozen=True):
-    task: Annotated[str, Meta(min_length=1, description="What to do, and what to report.")]
+    task: Annotated[str, Meta(min_length=1, description="The work to do and the report to give.")]
     context: Annotated[str, Meta(description="Facts, paths and quotes from this conversation it needs.")] = ""
     tools: Annotated[
         tuple[str, ...] | None, Meta(description="Names of the tools that it may use; omitted: all available.")
@@ -97,7 +97,7 @@ class _Task(Arguments, frozen=True):
 @tool(
     name=DELEGATE,
     description="Delegate a task to a sub-agent, which works alone with tools and cannot see this conversation. Its "
-    "report is the result. For long work of which only the outcome matters, such as reading many files or pages. "
+    "report is the result. Use it for long work whose outcome alone matters, such as reading many files or pages. "
     "Several calls in one step run in parallel. It cannot ask questions or do anything that needs approval.",
     effect=ToolEffect.READ_ONLY,  # so that a restart repeats the call, which continues its sub-agent
     timeout_seconds=86_400.0,  # includes waiting for other sub-agents; other limits end it much earlier

@@ -102,7 +102,7 @@ class AccessConfig(BaseConfig):
     """People who can use the bot. Everyone else needs a pairing code."""
 
     allow_all: bool = False
-    """Let everyone use the bot. Set it only if nobody else can find the bot."""
+    """Let everyone use the bot. Set it only for a bot that strangers cannot find."""
     allow: People = ()
     """Stable ids of people with the role user, such as `telegram:42`."""
     admins: People = ()
@@ -251,7 +251,7 @@ class Config(BaseConfig):
     def _is_safe(self) -> "Config":
         if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:
             raise ValueError(
-                f"local.host {self.local.host} is reachable from other machines, but nobody has access: "
+                f"local.host {self.local.host} is reachable from other machines, but `access` is empty: "
                 "set access.admins or access.allow, or set local.host to 127.0.0.1"
             )
         for task, word in self.auxiliary.routes.items():

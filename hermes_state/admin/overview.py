@@ -36,8 +36,6 @@ _COUNTS = f"""
 
 
 class EngineOverview(Protocol):
-    """Engine module with the queries of an overview."""
-
     SCHEMA: str
     BYTES: str
 

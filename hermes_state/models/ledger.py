@@ -72,7 +72,7 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
 
 
 def is_outdated(db: Connection) -> bool:
-    """True for a ledger without chats, from an older version that is not migrated while no daemon runs."""
+    """True for the ledger of an older version, without chats. A file is only migrated when a daemon starts."""
     columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
     return "chat_id" not in [column[0] for column in columns]
 

@@ -141,7 +141,7 @@ class Store(ABC):
 
     @abstractmethod
     def check_files(self) -> None:
-        """Set `loss` if the database files were moved or deleted. Writes then raise `StoreBroken`."""
+        """Set `loss` if database files were moved, deleted or replaced. Writes then raise `StoreBroken`."""
 
     @property
     @abstractmethod

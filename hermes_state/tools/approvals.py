@@ -45,8 +45,6 @@ class Answerer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRequest:
-    """A call that needs approval."""
-
     tool_call_id: str
     tool_name: str
     shape: str

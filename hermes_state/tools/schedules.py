@@ -31,8 +31,6 @@ class ScheduleState(StrEnum):
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule to store."""
-
     chat_id: ChatId
     creator_ref: UserRef
     creator_name: str
@@ -164,7 +162,6 @@ def waits(db: Connection, row: ScheduleRow, key: str = "____-__-__T%") -> bool:
 
 
 def drop_waiting(db: Connection, row: ScheduleRow, now: Millis) -> None:
-    """Drop the schedule's waiting messages."""
     where = f"chat_id = ? AND {inbox.WAITS} AND event_ref LIKE ?"
     inbox.settle_where(db, InboxState.DROPPED, now, where, row.chat_id, f"{inbox.SCHEDULE_PREFIX}{row.id}:%")
 

@@ -73,8 +73,6 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """A node and its part of the work."""
-
     id: str
     name: str
     label: str
@@ -92,8 +90,6 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """Load of the database and its server."""
-
     connections: int  # gateway connections to the database
     busy: int  # of these, those in a transaction
     lock_waits: int
@@ -184,7 +180,6 @@ def load_cluster(db: Connection) -> ClusterStatus:
 
 
 def find_owner(db: Connection, account: str) -> NodeStatus | None:
-    """Return the node that serves an account; None if there is none."""
     return next((node for node in load_cluster(db).nodes if account in node.accounts), None)
 
 

@@ -72,8 +72,8 @@ def refuse_loss(path: Path) -> None:
     if (sign := next((sign for sign in signs if sign.exists()), None)) is not None:
         raise DatabaseRejected(
             f"the database {path} is {'empty' if path.exists() else 'missing'}, but {sign} shows that it existed: "
-            "restore it or a backup (docs/reference/operations.md, A lost database), or start with an empty "
-            "database, without the conversations: `hermes-gateway run --fresh`"
+            "restore it or a backup (docs/reference/operations.md, A lost database). `hermes-gateway run --fresh` "
+            "starts with an empty database, without the conversations"
         )
 
 

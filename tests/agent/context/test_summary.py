@@ -108,7 +108,7 @@ def test_the_thirteen_headings_stand_in_the_request_in_their_order() -> None:
     [
         "another assistant",
         "Answer no question".lower(),
-        "greet nobody",
+        "without a greeting",
         "language of the people",
         "headings in English",
         "[REDACTED]",
@@ -138,7 +138,7 @@ def test_the_request_asks_to_update_an_earlier_record() -> None:
     assert "earlier record" not in asked()
     text = asked(previous="## Goal\nThe shop.\n## Completed Actions\n7. Deployed it.")
     assert "<earlier_record>\n## Goal\nThe shop.\n## Completed Actions\n7. Deployed it.\n</earlier_record>" in text
-    for wish in ("continue its numbering", "Completed Actions", "Resolved Questions", "drop only clearly outdated"):
+    for wish in ("continue its numbering", "Completed Actions", "Resolved Questions", "Drop only clearly outdated"):
         assert wish in re.sub(r"\s+", " ", text)
     assert text.index("<earlier_record>") < text.index("<conversation>")
 
