@@ -47,11 +47,11 @@ def settings_markdown() -> str:
     parts: list[str] = []
     for key, block in BLOCKS.items():
         parts.append(f"### {dotted(key)}\n\n{(block.__doc__ or '').splitlines()[0]}\n")
-        parts.append("| key | default | allowed | reload | meaning |\n|---|---|---|---|---|")
+        parts.append("| key | default | allowed | meaning |\n|---|---|---|---|")
         for row in rows:
             if row.key.rpartition(".")[0] == dotted(key):
-                reload = "restart" if row.needs_restart else "yes"
-                parts.append(f"| `{row.key}` | {row.default} | {row.allowed} | {reload} | {row.text} |")
+                mark = " *Restart.*" if row.needs_restart else ""
+                parts.append(f"| `{row.key}` | {row.default} | {row.allowed} | {row.text}{mark} |")
         parts.append("")
     return "\n".join(parts).strip()
 
