@@ -18,12 +18,11 @@ class AgentSettings:
     """Persona of the agent, and its limits in one turn."""
 
     persona: Annotated[str | None, Setting(default_text="built in")] = None
-    """Persona of the agent, at the start of the system prompt. If not set, the gateway uses `SOUL.md` if that file
-    exists."""
+    """Persona of the agent. If not set, the gateway uses `SOUL.md` if that file exists."""
     time_zone: Annotated[TimeZone | None, Setting(default_text="the server's")] = None
     """Time zone of message timestamps and new schedules, such as `Europe/Berlin`."""
     max_tool_rounds: Annotated[int, Setting(ge=1, le=1_000, unit="rounds")] = 50
-    """Maximum rounds of tool calls in one turn. After that the agent must answer."""
+    """Maximum rounds of tool calls in one turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +42,7 @@ class SubagentSettings:
     """Sub-agents, started by the tool `delegate`."""
 
     max_parallel: Annotated[int, Setting(ge=1, le=50, unit="sub-agents")] = 3
-    """Maximum number of sub-agents that work for one turn at the same time. Set `1` if your server handles one call at
-    a time."""
+    """Maximum number of sub-agents that work for one turn at the same time."""
     max_rounds: int = 20
     """Maximum rounds of tool calls of a sub-agent. After that it must report."""
     seconds: float = 600.0
@@ -56,7 +54,7 @@ class WorkspaceSettings:
     """Folder of each chat for the file tools."""
 
     max_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes", restart=True)] = 1 << 30
-    """Maximum disk space for the files of one chat. Tools cannot write beyond it."""
+    """Maximum disk space for the files of one chat."""
     max_file_bytes: int = 50 << 20
     """Largest file that tools read, write or send, in bytes. No platform accepts a larger one from a bot."""
 
@@ -90,12 +88,12 @@ class MemorySettings:
     enabled: Annotated[bool, Setting()] = True
     """Offer the tool `memory`, and show the notes to the model at the start of a conversation."""
     flush: Annotated[bool | None, Setting(default_text="on in direct chats")] = None
-    """Let a model write notes before each compression; `auxiliary.flush` selects it. In shared groups, where any member
-    can influence the notes, only `true` turns this on."""
+    """Let a model write notes before each compression. In shared groups, where any member can influence the notes, only
+    `true` turns this on."""
     memory_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 2_200
-    """Maximum length of `MEMORY.md`, which holds facts about the work."""
+    """Maximum length of `MEMORY.md`."""
     user_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 1_400
-    """Maximum length of `USER.md`, which describes the user. In a group the limit applies to each person's part."""
+    """Maximum length of `USER.md`; in a group, of each person's part."""
 
 
 _Patterns: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(listed), Setting()]
@@ -151,7 +149,7 @@ class WebSettings:
     enabled: Annotated[bool, Setting()] = True
     """Offer `web_fetch`, and `web_search` if a search service is configured."""
     allow_hosts: Annotated[Hosts, Setting(default_text="all")] = ()
-    """Hosts, including their subdomains, whose pages may be read. Set it to block all other hosts."""
+    """Hosts, including their subdomains, whose pages may be read."""
     deny_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
     """Hosts, including their subdomains, whose pages may not be read."""
     private_hosts: Annotated[Hosts, Setting(default_text="none")] = ()

@@ -198,7 +198,7 @@ def without(bench: Bench) -> list[Row]:
 
 
 def costs(bench: Bench) -> list[Row]:
-    """Lines for `docs/reference/compression.md`: tokens, time and money of one compression."""
+    """Lines for `docs/figures/quality-tables.md`: tokens, time and money of one compression."""
     found = {}
     for window in SIZES:
         record = bench.run(window, USUAL)[0]

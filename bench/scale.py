@@ -168,7 +168,7 @@ def _line(load: Load) -> str:
 
 
 def table(loads: list[Load]) -> str:
-    """The sizes, as docs/reference/cluster.md has them."""
+    """The sizes, as docs/figures/performance-tables.md has them."""
     head = ["nodes", "messages/s", "answered/s", "p50", "p95", "longest", "connections", "statements/s", "commits/s"]
     rows = [[*head, "bot's node", "other nodes", "PostgreSQL", "runs out first"]]
     for load in loads:

@@ -63,7 +63,8 @@ def sentences_of(text: str) -> Iterator[str]:
     """Sentences of a text with at least three words; labels and single words are left out."""
     for part in _SENTENCE_END.split(text):
         sentence = " ".join(part.split())
-        if sum(1 for word in sentence.split(" ") if _WORD.match(word.lstrip("“\"`*(…"))) >= 3 and not _NOT_PROSE.search(sentence):
+        words = [word for word in sentence.split(" ") if _WORD.match(word.lstrip('“"`*(…'))]
+        if len(words) >= 3 and not _NOT_PROSE.search(sentence):
             yield sentence
 
 

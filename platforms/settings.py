@@ -18,12 +18,11 @@ class WebhookSettings:
     """Webhook for Telegram, instead of long polling."""
 
     url: Annotated[Url | None, Setting(restart=True)] = None
-    """Public `https` address that Telegram calls, with its path. Set it to receive updates by webhook instead of long
-    polling."""
+    """Public `https` address that Telegram calls, with its path."""
     secret: Annotated[WebhookSecret | None, Setting(default_text="generated at each start", restart=True)] = None
-    """Secret token that Telegram sends with every call. Set it only if the token must stay the same after a restart."""
+    """Secret token that Telegram sends with every call."""
     host: Annotated[str, Setting(restart=True)] = "127.0.0.1"
-    """Address on which the webhook listens. Keep the default if a reverse proxy runs on this machine."""
+    """Address on which the webhook listens."""
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8443
     """Port on which the webhook listens. `0` picks a free port."""
     max_connections: int = 1
@@ -38,7 +37,7 @@ class TelegramSettings:
     token: Annotated[Secret | None, Setting(restart=True)] = None
     """Bot token from @BotFather."""
     base_url: Annotated[Url, Setting(restart=True)] = "https://api.telegram.org"
-    """Root of the Bot API server, without `/bot`. Change it for a local Bot API server."""
+    """Root of the Bot API server, without `/bot`."""
     webhook: Annotated[WebhookSettings, Setting()] = WebhookSettings()
 
     # The liveness promises depend on these defaults.
@@ -93,13 +92,11 @@ class LocalSettings:
     enabled: Annotated[bool, Setting(restart=True)] = True
     """Serve the web chat."""
     host: Annotated[str, Setting(restart=True)] = "127.0.0.1"
-    """Address on which the web chat listens. Any address other than loopback requires an entry in `access`."""
+    """Address on which the web chat listens. Other addresses than loopback require an entry in `access`."""
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8765
-    """Port of the web chat; `0` picks a free port. If you do not set it and 8765 is in use, the gateway takes the next
-    free port."""
+    """Port of the web chat; `0` picks a free port. If not set, the gateway takes the next free port from 8765 on."""
     public_url: Annotated[Origin | None, Setting(default_text="none", restart=True)] = None
-    """Address of the web chat at a reverse proxy, such as `https://chat.example.org`. The page then accepts this name,
-    and the sign-in link starts with it."""
+    """Address of the web chat at a reverse proxy, such as `https://chat.example.org`."""
     max_characters: int = 200_000
     """Maximum length of a person's message, in characters."""
     max_part_units: int = 100_000

@@ -28,8 +28,7 @@ class LimitSettings:
     """Share of the context window at which the agent compresses, at most 75 % of the input window. Lower it to save
     costs; `0` uses `minimum_context_length` alone."""
     target_ratio: Annotated[float, Setting(ge=0.10, le=0.80, unit="of the threshold")] = 0.20
-    """Share of the threshold for the newest messages, which stay unchanged. Raise it to keep more of them word for
-    word."""
+    """Share of the threshold for the newest messages, which stay unchanged."""
     minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
     """Lowest threshold, for context windows at least twice as large. Lower it to compress earlier."""
     facts_share: float = 0.20
@@ -49,10 +48,9 @@ class CompressorSettings:
     keeps_head_once: bool = False
     """True if the second compression summarises the head, too."""
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
-    """Maximum time for one summary, and never more than a quarter of `model.turn_seconds`. Raise it for a slow local
-    model."""
+    """Maximum time for one summary, up to a quarter of `model.turn_seconds`. Raise it for a slow local model."""
     summary_template: Annotated[str | None, Setting(default_text="thirteen built-in headings")] = None
-    """Your own headings and explanations for summaries, instead of the built-in ones."""
+    """Your own headings and explanations for summaries."""
     note_in_system: Annotated[bool, Setting()] = True
     """Add one sentence about compressed parts to the system prompt at the first compression."""
     zone: tzinfo = UTC
@@ -65,8 +63,8 @@ class ContextSettings(LimitSettings, CompressorSettings):
     enabled: Annotated[bool, Setting()] = True
     """Compress automatically. If off, only `/compress` does."""
     mode: Annotated[Literal["background", "blocking"], AnyCase, Setting()] = "background"
-    """`background`: write the summary while the conversation continues, and wait only without room. `blocking`: finish
-    each compression before the next model call."""
+    """`background`: write the summary while the conversation continues. `blocking`: finish each compression before the
+    next model call."""
     hard_message_limit: int = 5_000
     """Number of messages at which hygiene acts, whatever their size."""
     hold_seconds: float = 10.0

@@ -66,8 +66,8 @@ class SummaryModelConfig(CallConfig):
     """Model that writes summaries. Parameters that are not set are those of the selected model."""
 
     mode: Annotated[Literal["auto", "same-as-main", "custom"], AnyCase] = "auto"
-    """Model of the conversation (`auto`), `model` even after `/model` (`same-as-main`), or the key below (`custom`).
-    The key below wins in every mode."""
+    """Model of the conversation (`auto`), `model` even after `/model` (`same-as-main`), or the key below (`custom`),
+    which always wins."""
     model: str | None = None
     """Name or alias of the summary model. If not set, `mode` picks the model."""
     protocol: Annotated[Protocol | None, AnyCase] = setting(
@@ -85,10 +85,9 @@ class SummaryModelConfig(CallConfig):
         unit="tokens",
         default_text="from the built-in list, else `model.context_length`, else 32768",
     )
-    """Context window of the summary model, in tokens. It limits the text sent to that model, not when conversations are
-    compressed."""
+    """Context window of the summary model. It limits the text sent to that model."""
     max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="that of the model")
-    """Highest output limit of summary calls. The gateway sends a limit only if the protocol requires one."""
+    """Highest output limit of summary calls."""
 
     @property
     def call_settings(self) -> dict[str, Any]:
@@ -108,7 +107,7 @@ class AuxiliaryConfig(BaseConfig):
 
     compression: SummaryModelConfig = Field(default_factory=SummaryModelConfig)
     flush: RouteWord = "auto"
-    """Model that writes notes to memory before a compression (see `memory.flush`). `off` writes none."""
+    """Model that writes notes to memory before a compression. `off` writes none."""
     title: RouteWord = "auto"
     """Model that names a conversation after its first answer. `off` leaves naming to `/title`."""
     delegate: RouteWord = "auto"

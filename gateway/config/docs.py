@@ -1,4 +1,4 @@
-"""Documentation of the settings: one row per key, from the classes and the docstrings below their fields."""
+"""Documentation of the settings: one entry per key, from the classes and the docstrings below their fields."""
 
 import ast
 import inspect
@@ -42,18 +42,28 @@ def describe_settings() -> tuple[SettingRow, ...]:
 
 
 def settings_markdown() -> str:
-    """Return the tables of `docs/reference/configuration.md`, with a heading for each block."""
+    """Return the lists of `docs/reference/configuration.md`, with a heading for each block."""
     rows = describe_settings()
     parts: list[str] = []
     for key, block in BLOCKS.items():
         parts.append(f"### {dotted(key)}\n\n{(block.__doc__ or '').splitlines()[0]}\n")
-        parts.append("| key | default | allowed | reload | meaning |\n|---|---|---|---|---|")
-        for row in rows:
-            if row.key.rpartition(".")[0] == dotted(key):
-                reload = "restart" if row.needs_restart else "yes"
-                parts.append(f"| `{row.key}` | {row.default} | {row.allowed} | {reload} | {row.text} |")
+        parts += [_entry(row) for row in rows if row.key.rpartition(".")[0] == dotted(key)]
         parts.append("")
     return "\n".join(parts).strip()
+
+
+def _entry(row: SettingRow) -> str:
+    """Return one key as a list item: default and allowed values in brackets, then the meaning."""
+    default, allowed = row.default, row.allowed
+    if allowed == "`true`, `false`":
+        shown = default
+    elif default == "none":
+        shown = f"one of {allowed}" if allowed.startswith("`") else allowed
+    else:
+        others = ", ".join(value for value in allowed.split(", ") if value != default)
+        shown = f"{default}; {'or ' if others != allowed else ''}{others}" if others else default
+    mark = " *Restart.*" if row.needs_restart else ""
+    return f"- `{row.key}`{f' ({shown})' if shown else ''}: {row.text}{mark}"
 
 
 def _field_docstrings(block: type[Any]) -> dict[str, str]:

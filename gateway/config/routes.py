@@ -59,7 +59,7 @@ class ApiConfig(BaseConfig):
         unit="tokens",
         default_text="from the provider, else from the built-in list, else 32768",
     )
-    """Context window of the model, in tokens. Set it for a local server, or to compress conversations earlier."""
+    """Context window of the model. Set it for a local server, or to compress conversations earlier."""
     max_output_tokens: int | None = setting(
         None,
         ge=1,
@@ -67,10 +67,9 @@ class ApiConfig(BaseConfig):
         unit="tokens",
         default_text="the room left by the prompt, up to 32000 and the model's own limit",
     )
-    """Longest answer, in tokens; this much of the window is reserved for it. Without it, 8192 tokens or a quarter of
-    the window are reserved, whichever is less."""
+    """Longest answer; this much of the window is reserved for it, otherwise 8192 tokens or a quarter of the window."""
     images: bool | Literal["auto"] = "auto"
-    """Send images to the model; `auto` decides by its name. If the model cannot see them, the sender gets a notice."""
+    """Send images to the model; `auto` decides by its name."""
     streaming: bool = True
     """Show answers while the model writes them. Set `false` for a server that cannot stream."""
 
@@ -83,12 +82,11 @@ class CallConfig(BaseConfig):
     top_p: float | None = setting(None, ge=0, le=1)
     """Share of the most likely tokens to sample from. Set either this or the temperature."""
     reasoning_effort: Effort = None
-    """Amount of reasoning before an answer, for models that support it. `/think` overrides it in one conversation."""
+    """Amount of reasoning before an answer. `/think` overrides it in one conversation."""
     extra_headers: Headers = setting(FrozenBlock(), default_text="none")
     """HTTP headers to add to every request, by name."""
     extra_body: Body = setting(FrozenBlock(), default_text="none")
-    """Fields to add to every request body, as in the provider's documentation. They override the gateway's own
-    fields."""
+    """Fields to add to every request body. They override the gateway's own fields."""
 
 
 CALL_KEYS: Final = tuple(CallConfig.model_fields)

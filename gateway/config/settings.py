@@ -42,23 +42,21 @@ class ModelConfig(RouteConfig):
     """Model that answers. Parameters that are not set are not sent, so the provider's defaults apply."""
 
     fallbacks: Fallbacks = ()
-    """Models to try, in this order, when the model fails. An entry is an alias, a model name at the same provider, or a
-    block of keys from `base_url` to `extra_body`."""
+    """Models to try, in this order, when the model fails: aliases, model names at the same provider, or blocks of keys
+    from `base_url` to `extra_body`."""
     aliases: Aliases = setting({}, default_text="none")
-    """Short names for `/model`. Each stands for a model name at the same provider, or for a block as in `fallbacks`."""
+    """Short names for `/model`, each for a model name at the same provider or a block as in `fallbacks`."""
     cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = "5m"
     """Time that the prompt of a Claude model stays in the provider's cache. `1h` suits chats with long pauses, but
-    writing to the cache costs more."""
+    costs more."""
     turn_seconds: float = setting(900, ge=1, le=86_400, unit="seconds")
-    """Maximum time for one turn, including tool calls. The time starts again when a turn resumes after a restart."""
+    """Maximum time for one turn, including tool calls."""
     connect_seconds: float = setting(5, ge=0.1, le=120, unit="seconds")
     """Maximum time to connect to the provider."""
     read_seconds: float = setting(120, ge=0.1, le=3_600, unit="seconds")
-    """Time without new output after which a call times out. Once a reply has begun, keep-alive comments do not count as
-    output."""
+    """Time without new output after which a call times out."""
     first_piece_seconds: float = setting(300, ge=0.1, le=86_400, unit="seconds")
-    """Maximum time until a reply begins with text, reasoning or a tool call. Raise it for reasoning models that take
-    longer."""
+    """Maximum time until a reply begins. Raise it for slow reasoning models."""
 
     @cached_property
     def fallback_routes(self) -> tuple[RouteConfig, ...]:
@@ -109,7 +107,7 @@ class AccessConfig(BaseConfig):
     """Stable ids of people with the role admin. They need no entry in `allow`."""
     moderators: People = ()
     """Stable ids of users who may also run `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
-    add` in shared chats. They need no entry in `allow`."""
+    add` in shared chats."""
 
     @property
     def names_somebody(self) -> bool:
@@ -120,7 +118,7 @@ class PairingConfig(BaseConfig):
     """Pairing codes, with which strangers ask for access in a direct chat."""
 
     enabled: bool = True
-    """Answer a stranger's direct message with a pairing code that an admin can approve."""
+    """Answer a stranger's direct message with a pairing code."""
 
 
 class SessionConfig(BaseConfig):
@@ -134,10 +132,9 @@ class SessionConfig(BaseConfig):
     merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
     """Queued messages that one person sends within this time become one turn. `0` turns merging off."""
     max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)
-    """Maximum number of turns that run at the same time, in all chats. Lower it if your model server is slow."""
+    """Maximum number of turns at the same time, in all chats. Lower it if your model server is slow."""
     messages_per_minute: int = setting(60, ge=0, le=10_000, unit="messages")
-    """Messages that one person may send per minute; the gateway refuses the rest and says so once. `0` means no
-    limit."""
+    """Messages that one person may send per minute. `0` means no limit."""
     idle_reset_hours: OffOrNumber = setting(None, ge=0.1, le=8_760, unit="hours", default_text="off")
     """Hours without a message after which a chat starts a new conversation."""
 
@@ -191,7 +188,7 @@ class ClusterConfig(BaseConfig):
     name: str = setting(default_factory=lambda _: socket.gethostname(), default_text="the machine's name", restart=True)
     """Name of this node in logs and in `cluster status`."""
     role: Annotated[Literal["node", "worker"], AnyCase] = setting("node", restart=True)
-    """A `worker` answers messages that other nodes received, and serves neither bots nor the web chat."""
+    """A `worker` answers messages that other nodes received, and serves no bot."""
     seat_seconds: float = setting(5, ge=1, le=60, unit="seconds", restart=True)
     """Seconds of silence after which other nodes take over the work of this node."""
 
@@ -204,7 +201,7 @@ class LoggingConfig(BaseConfig):
     format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting("auto", restart=True)
     """Format on standard error. `auto` means `console` at a terminal, otherwise `json`."""
     file: bool = setting(True, restart=True)
-    """Also write JSON lines to `logs/gateway.log`. The file rotates at 10 MB, and five old files are kept."""
+    """Also write JSON lines to `logs/gateway.log`, with five old files of 10 MB."""
 
 
 class LifecycleConfig(BaseConfig):

@@ -33,8 +33,8 @@ class ApprovalConfig(BaseConfig):
     executes: Annotated[PolicyWord, AnyCase] = "ask_admin"
     """Policy for calls that run programs."""
     mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="`ask_admin`")
-    """Policy for calls of MCP tools that do more than read. If not set, an `allow` or `deny` from `writes` or
-    `executes` also applies here."""
+    """Policy for calls of MCP tools that do more than read. If not set, an `allow` or `deny` of `writes` or `executes`
+    applies."""
 
     def policy_of(self, effect: ToolEffect, *, is_mcp: bool) -> PolicyWord:
         """Return the policy for calls with an effect."""
@@ -54,17 +54,14 @@ class ToolsConfig(BaseConfig):
     """Switch for each tool by name: `on`, `off`, or `admins` (only in turns that an admin started). `*` covers all
     other tools."""
     use_on: SwitchesByPlace = setting({}, default_text="none")
-    """Switches for one platform (`discord`) or one chat (`telegram:42`, see `/whoami`). Those of a chat override those
-    of its platform."""
+    """Switches for one platform (`discord`) or one chat (`telegram:42`), which overrides its platform."""
     approval: ApprovalConfig = Field(default_factory=ApprovalConfig)
     approval_on: ApprovalByPlace = setting({}, default_text="none")
-    """Approval policy for one platform or one chat, instead of `tools.approval`. That of a chat overrides that of its
-    platform."""
+    """Approval policy for one platform or one chat, instead of `tools.approval`."""
     approval_minutes: float = setting(60, ge=1, le=10_080, unit="minutes")
     """Time to answer an approval request. After it, the call is denied."""
     default_result_size: int = setting(100_000, ge=1_000, le=10_000_000, unit="characters")
-    """Longest tool result that the model sees whole, up to 20 % of its input window. Of longer results it sees the
-    beginning; everything is stored."""
+    """Longest tool result that the model sees whole, up to 20 % of its input window."""
     turn_budget: int = setting(200_000, ge=1_000, le=50_000_000, unit="characters")
     """Maximum size of all results in one round of tool calls, up to 40 % of the input window."""
 
@@ -84,7 +81,7 @@ class ScheduleConfig(BaseConfig):
 
     missed: Annotated[Literal["once", "skip"], AnyCase] = "once"
     """Recurring messages that were due while the gateway was stopped: send one for all of them (`once`) or none
-    (`skip`). One-time messages are always sent late."""
+    (`skip`)."""
 
 
 def places_of(chat: ChatKey) -> Iterator[str]:

@@ -34,13 +34,11 @@ class StoreSettings:
     url: Annotated[
         StoreUrl | None, Setting(default_text="the file `state.db` in the state directory", restart=True)
     ] = None
-    """Address of a PostgreSQL database, such as `postgresql://hermes@db.example.org/hermes`. A password in it is
-    treated as a secret."""
+    """Address of a PostgreSQL database, such as `postgresql://hermes@db.example.org/hermes`."""
     writers: Annotated[int, Setting(ge=1, le=16, unit="connections", restart=True)] = 2
     """Connections for writing to PostgreSQL. SQLite always uses one."""
     busy_seconds: Annotated[float, Setting(ge=1, le=600, unit="seconds", restart=True)] = 30
-    """Maximum time a write waits while another process locks the database. Raise it if your backup locks the database
-    for longer."""
+    """Maximum time a write waits while another process locks the database."""
     synchronous: Synchronous = "FULL"
     readers: int = 2
     """Connections for reading. Two suffice, because most reads run on the event loop with their own connection."""

@@ -29,11 +29,9 @@ class AttachmentSettings:
     """Files that people and the agent send."""
 
     url: Annotated[FilesUrl | None, Setting(default_text="`attachments/` in the state directory", restart=True)] = None
-    """Storage for attachments: an object store such as `s3://bucket/folder`, `gs://…` or `az://…`, or a shared folder
-    such as `file:///mnt/shared`."""
+    """Storage for attachments: `s3://bucket/folder`, `gs://…`, `az://…` or `file:///mnt/shared`."""
     options: Annotated[Options, Setting(default_text="none", restart=True)] = field(default_factory=dict, hash=False)
-    """Options of the object store, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`. They override
-    its environment variables, and keys among them are treated as secrets."""
+    """Options of the object store, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`."""
     max_bytes: Annotated[int, Setting(ge=1 << 10, le=1 << 31, unit="bytes", restart=True)] = 20 << 20
     """Largest file to download from a chat."""
     total_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes")] = 2 << 30

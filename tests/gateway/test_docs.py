@@ -48,7 +48,7 @@ def between(text: str, start: str, end: str) -> str:
     return found[1].strip()
 
 
-def test_the_settings_tables_are_those_of_the_code() -> None:
+def test_the_lists_of_settings_are_those_of_the_code() -> None:
     assert between(read("docs/reference/configuration.md"), "settings:", "end of settings") == settings_markdown(), (
         "put the output of `hermes-gateway config keys --format markdown` between the markers"
     )

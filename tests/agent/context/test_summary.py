@@ -107,7 +107,7 @@ def test_the_thirteen_headings_stand_in_the_request_in_their_order() -> None:
     "duty",
     [
         "another assistant",
-        "Answer no question".lower(),
+        "Answer no question",
         "without a greeting",
         "language of the people",
         "headings in English",
