@@ -60,8 +60,8 @@ def greet(name):
     )
     assert [(found.place, found.line, found.text) for found in sorted(texts_of(module))] == [
         ("chats", 9, "Welcome to the gateway!"),
-        ("errors", 8, "The name … is empty."),
         ("errors", 8, "Send /greet and a name."),
+        ("errors", 8, "The name … is empty."),
     ]
 
 
