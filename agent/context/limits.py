@@ -1,6 +1,7 @@
 """Limits of a context window: the prompt sizes at which compression acts, for every layer.
 
-Shares of a window are exact fractions, not floats. The threshold is rounded down, the other two lines up.
+Shares of a window are exact fractions, not floats. The threshold is rounded down; the hygiene and urgent limits are
+rounded up.
 """
 
 from dataclasses import dataclass

@@ -170,7 +170,7 @@ async def waiting(
     """Run a conversation of `tokens` that must be compressed before "and now?" is answered. The summary hangs."""
     model, hang = CountingModel(), Hang(text=SUMMARY)
     context, told = ContextSettings(quiet_seconds=quiet_seconds), {"pressure": False, "waiting": is_on}
-    async with talking(store, folder, model, context=context, count=24, notices=told) as gateway:
+    async with talking(store, folder, model, context=context, count=23, notices=told) as gateway:
         await answer_reporting(gateway, model, tokens)
         model.reported, model.summary = None, hang
         await gateway.say("and now?")
