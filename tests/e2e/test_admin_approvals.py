@@ -97,7 +97,7 @@ async def test_the_admins_are_asked_with_person_chat_and_call_and_the_person_is_
         assert "buy flour" in closed["text"]
         assert buttons_of(closed) == []
     await world.say("/approve a1", chat_id=SECOND)
-    assert await world.replies(1, match="it was answered", chat_id=SECOND)
+    assert await world.replies(1, match="It was answered", chat_id=SECOND)
     assert notebook(world) == ["buy flour"]
     assert await world.violations() == []
 

@@ -42,7 +42,7 @@ async def test_an_admin_is_told_once_that_the_model_for_summaries_writes_none(wo
         assert await world.replies(number, match="Compressed")
     assert [row[1:3] for row in world.query(SUMMARIES)] == [("lab-32k", "auth"), ("lab-128k", "ok")] * 2
     [mention] = await world.replies(1, match="The summary model lab-32k failed")
-    assert "lab-128k wrote this one" in mention
+    assert "lab-128k wrote this summary" in mention
 
 
 @pytest.mark.parametrize(("mode", "summariser"), [("auto", "lab-64k"), ("same-as-main", "lab-128k")])

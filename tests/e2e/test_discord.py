@@ -238,7 +238,7 @@ async def test_strangers_are_told_so_by_themselves_and_nothing_is_kept(discord_w
     for number in range(1, 6):
         await pick(world, "help")
         rows = await answers(world, number)
-        assert "no access" in rows[-1]["text"]
+        assert "do not have access" in rows[-1]["text"]
         assert rows[-1]["ephemeral"]
     assert world.query("SELECT (SELECT count(*) FROM chats), (SELECT count(*) FROM outbox)") == [(0, 0)]
     for _ in range(3):
@@ -284,7 +284,7 @@ async def test_more_commands_than_are_taken_are_refused_by_themselves(discord_wo
     for _ in range(33):
         await pick(world, "whoami")
     refused = await answers(world, 3)
-    assert [row["ephemeral"] and "more than 30 commands" in row["text"] for row in refused] == [True] * 3
+    assert [row["ephemeral"] and "limit: 30 per minute" in row["text"] for row in refused] == [True] * 3
     assert len(await answers(world, 30, "interaction_edit")) == 30
     assert world.query("SELECT count(*) FROM inbox") == [(30,)]
     assert await all_acknowledged(world, 33)

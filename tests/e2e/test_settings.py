@@ -30,10 +30,10 @@ async def test_settings_and_the_effort_of_a_conversation_reach_the_provider(worl
     await world.gateway.start(HERMES_MODEL__NAME="claude-opus-4-6", **SETTINGS)
     await world.converse("one")
     await world.say("/think high")
-    assert await world.replies(1, match="answered with reasoning effort high")
+    assert await world.replies(1, match="reasoning effort in this conversation is high")
     await world.converse("two")
     await world.say("/think off")
-    assert await world.replies(1, match="reasoning effort off")
+    assert await world.replies(1, match="reasoning effort in this conversation is off")
     await world.converse("three")
     requests = await world.asked(3)
     bodies = [request["body"] for request in requests]

@@ -62,7 +62,7 @@ async def test_compressions_that_hardly_help_stop_while_the_prompt_fits(world: W
     assert len(await summaries(world)) <= 2
     told = [text for text in await world.replies(0, wait=0) if BLOCKED in text]
     assert len(told) == 1
-    assert "only compress it when it no longer fits" in told[0]
+    assert "only when it no longer fits" in told[0]
     assert await world.violations() == []
 
 
@@ -113,11 +113,11 @@ async def test_an_undo_that_was_offered_near_the_end_of_the_window_is_kept(world
     await fill_to(world, 0.925)
     await world.say("/compress")
     [told] = await world.replies(1, match="^Compressed: ")
-    assert "/compress undo takes it back" in told
+    assert "/compress undo reverses this" in told
     await world.say("/compress undo")
     [undone] = await world.replies(1, match="Compression undone|Undoing would use")
     assert undone.startswith("Compression undone")
-    assert "waits until the next prompt does not fit" in undone
+    assert "until a prompt no longer fits" in undone
     assert await world.gateway.stop() == 0
     asked = len(await summaries(world))
     await world.gateway.start(HERMES_COMPRESSION__ENABLED="true")
