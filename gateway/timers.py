@@ -53,7 +53,7 @@ class Timer:
         )
 
     def stop(self) -> asyncio.Task[object] | None:
-        """Forget the job, which its scheduler ends. Return the running task, if any."""
+        """Forget the job; the scheduler ends it. Return the running task, if any."""
         self._job = None
         return self._task
 

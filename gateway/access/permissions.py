@@ -54,7 +54,7 @@ class AccessControl:
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
         self._changed = asyncio.Event()
-        """Set and replaced by every load."""
+        """Event that every load sets and replaces."""
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
@@ -136,7 +136,7 @@ class AccessControl:
     # ---- tools
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Return the reason why a tool cannot be used in a chat, or in a turn of this person; None if it can."""
+        """Return why a tool cannot be used in this chat or by this person; None if it can."""
         switch = self._live.config.tools.switch_of(tool.name, chat)
         if switch == "off":
             return "it is disabled in this chat"

@@ -32,7 +32,7 @@ QUESTION_IS_OPEN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedEvent:
-    """Authorised event and the decision how to process it."""
+    """Authorised event and the decision on how to process it."""
 
     message: InboundMessage
     key: ChatKey
