@@ -34,7 +34,7 @@ from hermes_state.values import ChatKey, ChatKind, Clock, MessageId, ToolEffect,
 
 log = structlog.get_logger()
 
-OF_THE_CONVERSATION = "only the conversation's own agent may use it: report what should be done with it"
+OF_THE_CONVERSATION = "only the conversation's main agent may use this tool: describe the needed call in your report"
 NEEDS_A_YES = "it may need approval, and a sub-agent cannot ask people: report what should be done"
 NOT_GIVEN = "it was not given to this sub-agent"
 

@@ -253,7 +253,7 @@ def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> N
 
 
 def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None:
-    """Load the effort chosen for a session; None: as configured.
+    """Load the reasoning effort chosen for a session; None: as configured.
 
     Not a field of `Session`, because the command line also reads databases of older versions.
     """
@@ -263,7 +263,7 @@ def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None
 
 
 def choose_effort(db: Connection, session_id: SessionId, effort: ReasoningEffort | None) -> None:
-    """Set the effort of a session and its continuations; None: as configured."""
+    """Set the reasoning effort of a session and its continuations; None: as configured."""
     db.execute("UPDATE sessions SET reasoning_effort = ? WHERE id = ?", (effort, session_id))
 
 

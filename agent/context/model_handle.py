@@ -81,7 +81,7 @@ class LearnedProfile:
     def __init__(
         self, store: Store, route: str, model: str, configured: ModelLimits, clock: Clock, *, fetch: Fetch | None = None
     ) -> None:
-        """Create an empty profile. `fetch` asks the provider for the model's size, see `ChatModel.fetch_limits`."""
+        """Create an empty profile. `fetch` asks the provider for the model's limits (`ChatModel.fetch_limits`)."""
         self._store = store
         self._route = route
         self.model = model

@@ -224,7 +224,7 @@ def _schema(offered: Any) -> ToolSchema:
         offered = offered["function"]
     name = offered.get("name") if isinstance(offered, dict) else None
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
-        raise PluginError("one of its tools has no valid name (letters, digits, _ and -, at most 64)")
+        raise PluginError("one of its tools has an invalid name (use at most 64 letters, digits, _ and -)")
     parameters = offered.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict) or parameters.get("type") != "object":
         raise PluginError(f"the parameters of its tool {name} are not a JSON schema of type object")

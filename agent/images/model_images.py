@@ -71,7 +71,7 @@ class ModelImages:
         return known.holding(self._mark, self._clock.now())
 
     async def shown_in(self, style: WireStyle, transcript: Transcript) -> WireStyle:
-        """Return the style with the newest images of a view. Old images are dropped in groups, see `_first_shown`."""
+        """Return the style with the newest images of a view. Old images are dropped in groups (see `_first_shown`)."""
         learned = await self.learned()
         placed = [PlacedImage(row, image) for row in transcript for image in row.body.images]
         start = _first_shown(len(placed), min(learned.max_count or MAX_IMAGES, MAX_IMAGES))

@@ -54,11 +54,11 @@ class Endpoint:
     """Longest wait for the first piece of a reply while the connection is kept alive. Models may think first."""
     streams: bool = True
     max_output_tokens: int | None = None
-    """Highest output limit that a request may set."""
+    """Upper bound on the output limit of a request."""
     temperature: float | None = None
     top_p: float | None = None
     reasoning_effort: ReasoningEffort | None = None
-    """Effort for requests that do not choose their own. None: the provider's default."""
+    """Reasoning effort for requests that do not choose their own. None: the provider's default."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     extra_body: Mapping[str, Any] = field(default_factory=dict)  # the provider's JSON
     cache_ttl: CacheTtl = "5m"
@@ -127,7 +127,7 @@ class ModelRequest:
     """Largest useful output limit, by the free room and the model's own limit. For APIs that require a limit."""
     style: WireStyle = field(default_factory=WireStyle)
     reasoning_effort: ReasoningEffort | None = None
-    """Effort chosen for the conversation. None: the effort of the model's settings."""
+    """Reasoning effort chosen for the conversation. None: as in the model's settings."""
     payer: Payer = field(default_factory=Payer)
     view: tuple[SessionId, int] | None = None
     """Session and version of the view that the rows come from. Versions only grow. None: the rows are not a view."""
@@ -157,7 +157,7 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Sizes of a model. None: not stated."""
+    """Limits of a model. None: not stated."""
 
     context_length: Tokens | None = None
     max_output_tokens: Tokens | None = None
@@ -167,7 +167,7 @@ _EFFORT = re.compile(
     r"efforts?\b|enable_thinking|output_config|budget_tokens|thinking(?:[._:]| is not)|support (?:thinking|reasoning)",
     re.IGNORECASE,
 )
-"""Words by which providers refuse an effort."""
+"""Words in refusals of a reasoning effort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,14 +175,14 @@ class CallForm:
     """Form of a call's settings. After a refusal, `after` returns the next form to try."""
 
     wanted: tuple[ReasoningEffort | None, bool]
-    """Effort of the call, and True if it has tools."""
+    """Reasoning effort of the call, and True if it has tools."""
     sampling: Mapping[str, float]
     """Temperature and similar settings. Some models accept only one of them, or none."""
     efforts: Sequence[Mapping[str, Any]]
-    """Alternative fields that ask for the effort, the best first."""
+    """Alternative request fields for the reasoning effort, best first."""
     index: int
     faults: frozenset[str] = frozenset()
-    """Parts of requests that the server refused, see `protocols.openai.RequestFault`."""
+    """Parts of requests that the server refused, as `protocols.openai.RequestFault` values."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class ChatModel(CalledModel, Protocol):
         """
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """Return the sizes of the model. Free of charge, takes a few seconds at most, and never raises.
+        """Return the model's limits. This costs nothing, takes a few seconds at most, and never raises.
 
         None if the provider cannot be reached, or may know more after a call.
         """

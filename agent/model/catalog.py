@@ -20,7 +20,7 @@ from hermes_state.values import CanonicalUsage, MicroUsd, Tokens
 
 
 class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a family of models, in tokens."""
+    """Limits of a family of models, in tokens."""
 
     context_length: Tokens | None = None
     """None if a local server sets the window when it starts."""
@@ -58,7 +58,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     prices_taken_from: str
     prices_taken_on: str
     prices: dict[str, Price]
-    """Prices by name, see `PriceCatalog`."""
+    """Prices by model name. `PriceCatalog` searches them."""
 
 
 @cache
@@ -68,7 +68,7 @@ def load_catalog() -> Catalog:
 
 @lru_cache(maxsize=256)
 def known_model(model: str) -> KnownModel | None:
-    """Return the sizes of a model's family; None if the name matches no family.
+    """Return the limits of a model's family; None if the name matches no family.
 
     A name with a tag, such as `gpt-oss:20b`, belongs to a local server, which sets the window when it starts.
     """

@@ -23,7 +23,9 @@ def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: End
         timeout=httpx2.Timeout(connect=endpoint.connect_seconds, read=endpoint.read_seconds, write=30.0, pool=10.0),
         max_redirects=3,
         event_hooks=guards(base_url),
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # keeps none, because all chats share this client
+        cookies=CookieJar(
+            DefaultCookiePolicy(allowed_domains=())
+        ),  # keeps no cookies, because all chats share this client
     )
     for transport in (client._transport, *client._mounts.values()):
         if transport is not None:

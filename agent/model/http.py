@@ -34,9 +34,9 @@ log = structlog.get_logger()
 OPEN_RESPONSE: Final[Mapping[str, Any]] = {"cast_to": httpx2.Response, "stream": True}
 """Arguments that make an SDK's `get` and `post` return a response whose body has not been read yet."""
 MAX_FETCH_SECONDS: Final = 5.0
-"""Time limit for all requests for a model's sizes together, in seconds. Meanwhile a user waits for an answer."""
+"""Time limit in seconds for all requests for a model's limits together. Meanwhile a user waits for an answer."""
 MAX_WAYS: Final = 16
-"""Maximum number of forms of one request to try. More than any server should refuse."""
+"""Maximum number of forms of a request to try; no server should refuse that many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Sdk:
     refusal: type[Exception]
     """Error for a response with an error status."""
     connection_error: type[Exception]
-    """Error for a missing response. Its cause is the HTTP client's error."""
+    """Error for a request without a response. Its cause is the HTTP client's error."""
 
 
 class HttpModel:
@@ -115,7 +115,7 @@ class HttpChatModel(HttpModel, ABC):
         """Index of the accepted form per effort, with and without tools."""
         self._faults: frozenset[str] = frozenset()
         self._shape = 0
-        """Accepted shape of conversations, see `WireStyle.shape`."""
+        """Shape of conversations that the server accepts, as a `WireStyle.shape`."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call. After some refusals, try other forms of the request, and remember the accepted form."""
@@ -158,7 +158,7 @@ class HttpChatModel(HttpModel, ABC):
                 return replace(reply, refused=refused)
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """Return the sizes of the model, see `ChatModel.fetch_limits`. A refusal counts as "not stated"."""
+        """Return the model's limits (see `ChatModel.fetch_limits`). If the server refuses, they count as not stated."""
         try:
             async with asyncio.timeout(MAX_FETCH_SECONDS):
                 return await self._stated_limits()
@@ -217,7 +217,7 @@ class HttpChatModel(HttpModel, ABC):
 
     @abstractmethod
     async def _stated_limits(self) -> ModelLimits | None:
-        """Return the sizes of the model as the provider states them. Raises the kinds of `ModelError`."""
+        """Return the model's limits as stated by the provider. Raises the kinds of `ModelError`."""
 
     @abstractmethod
     def _begun(
@@ -229,14 +229,14 @@ class HttpChatModel(HttpModel, ABC):
     def _put_otherwise(
         self, error: errors.ModelError, request: ModelRequest, form: CallForm
     ) -> tuple[ModelRequest, CallForm]:
-        """Return the request and form to try after a refusal; unchanged if the refusal suggests nothing."""
+        """Return the request and form to try after a refusal; unchanged if the refusal does not suggest a change."""
 
     @abstractmethod
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> Sequence[Mapping[str, Any]]:
-        """Return the alternative request fields for an effort, see `CallForm.efforts`."""
+        """Return the alternative request fields for a reasoning effort (see `CallForm.efforts`)."""
 
     def _learn(self, form: CallForm) -> None:
-        """Remember an accepted form."""
+        """Remember the form that the server accepted."""
         if (form.index, form.sampling) != (self._taken.get(form.wanted, 0), self._sampling):
             log.warning("settings.refused", model=self.name, effort=form.wanted[0], sent=form.fields)
         self._taken[form.wanted], self._sampling = form.index, dict(form.sampling)

@@ -79,7 +79,7 @@ def compress(
     is_forced: _Force = False,
     as_json: Json = False,
 ) -> None:
-    """Replace the middle of each conversation in IN that is too long with a summary. OUT keeps the order of IN.
+    """Shorten conversations that are too long: a summary replaces the middle of each. OUT keeps the order of IN.
 
     To continue after an interruption, run the same command again. Lines that are not conversations go to
     OUT.rejected.jsonl. OUT.metrics.json and OUT.metrics.jsonl record the changes.

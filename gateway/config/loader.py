@@ -135,7 +135,7 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     try:
         config.model_dump_json()
     except ValueError as error:  # Python reads bytes that are not UTF-8 as surrogates
-        raise ConfigError(f"{_not_text(chosen)}: contains bytes that are not UTF-8 text: write it again") from error
+        raise ConfigError(f"{_not_text(chosen)}: contains bytes that are not UTF-8 text: save it as UTF-8") from error
     if not (config.telegram.token or config.discord.token or config.local.enabled):
         warnings = (*warnings, NOTHING_SERVED)
     return LoadedConfig(

@@ -99,7 +99,7 @@ def window_from(source: SizeSource) -> str:
 def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> str:
     """Return the call settings as text, such as `, temperature 0.2, reasoning effort high`; may be empty.
 
-    `chosen` is the effort chosen for a conversation. Headers and extra fields are listed only by name.
+    `chosen` is the reasoning effort chosen for a conversation. Headers and extra fields are listed only by name.
     """
     words = [f"{key} {value:g}" for key in ("temperature", "top_p") if (value := getattr(route, key)) is not None]
     if effort := chosen or route.reasoning_effort:

@@ -211,7 +211,7 @@ async def test_nothing_that_would_ask_is_done_and_rounds_come_to_an_end(world: W
     await world.say("hand it on")
     [answer] = await world.replies(1)
     assert "a sub-agent cannot ask people: report what should be done" in answer
-    assert "only the conversation's own agent may use it" in answer
+    assert "only the conversation's main agent may use this tool" in answer
     assert "used all of its 20 rounds" in answer
     assert notebook(world) == []
     assert len(subagents(world)) == 1

@@ -1,6 +1,6 @@
-"""Normalised form of providers' error answers, and detection of the features listed in `features.toml`.
+"""Normalised form of providers' error responses, and detection of the features listed in `features.toml`.
 
-An answer can have its text in `error`, in FastAPI's `detail`, in lists, in nested JSON strings, or in fields of a
+A response can have its text in `error`, in FastAPI's `detail`, in lists, in nested JSON strings, or in fields of a
 proxy.
 """
 
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Final
 
 MAX_CHARACTERS: Final = 4_000
-"""Maximum number of characters that are examined. Answers state the reason at the beginning."""
+"""Maximum number of characters that are examined. Responses state the reason at the beginning."""
 MAX_WAIT_SECONDS: Final = 31 * 86_400.0
 """Longest plausible pause, in seconds: no quota period is longer than a month."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorAnswer:
-    """Error answer of a provider."""
+    """Error response from a provider."""
 
     status: int
     """HTTP status. For an error after a 200: the status named in the error, else 0."""
@@ -34,7 +34,7 @@ class ErrorAnswer:
     Quotes, underscores in names and thousands separators are removed. Empty for the HTML page of a proxy.
     """
     stated: frozenset[int]
-    """Statuses in the answer."""
+    """Statuses named in the response."""
     counts: Mapping[str, int]
     """Numbers by field name."""
     fields: tuple[str, ...]

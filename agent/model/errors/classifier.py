@@ -1,4 +1,4 @@
-"""Classifier of providers' error answers: finds the right kind of `ModelError` for each.
+"""Classifier for providers' error responses: finds the right kind of `ModelError` for each.
 
 Providers agree on little more than the status. So an answer is first normalised, and then classified by its features:
 names, words in combination, and numbers next to them. A list of known sentences would miss new wordings. Our errors
@@ -24,7 +24,7 @@ _REQUEST_FAULTS: Final = frozenset({400, 422})
 def status_error(
     status: int, headers: Mapping[str, str], body: object, request: ModelRequest | None = None
 ) -> ModelError:
-    """Return the error for an HTTP error answer. `body` is decoded JSON, JSON text, or other text.
+    """Return the error for an HTTP error response. `body` is decoded JSON, JSON text, or other text.
 
     `request`: the refused request, which helps to interpret the numbers in the answer.
 

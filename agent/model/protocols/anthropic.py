@@ -182,7 +182,7 @@ def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
 
 
 def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) -> list[dict[str, Any]]:
-    """Return alternative request fields for an effort: the best first, no field last.
+    """Return alternative request fields for a reasoning effort: the best first, no field last.
 
     Thinking counts as output, so a thinking budget must be smaller than the output limit.
     """

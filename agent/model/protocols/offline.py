@@ -20,7 +20,7 @@ MODEL_SETUP_HINT = (
     "set `OPENAI_API_KEY` or, in `config.yaml`, `model.api_key`; for other providers set `model.base_url` and "
     "`model.name`. Then restart the gateway"
 )
-"""How to connect a real model, without the full stop, to end a sentence about the built-in model."""
+"""Instructions for connecting a real model, as the end of a sentence. The text has no full stop of its own."""
 
 SELF_DESCRIPTION = (
     "I am the offline model that comes with hermes-gateway. I can repeat your words and look things up, but I do not "

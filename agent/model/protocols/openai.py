@@ -45,7 +45,7 @@ class RequestFault(StrEnum):
     STREAM_OPTIONS = "stream_options"
     """The server does not know the option that asks for usage at the end of a stream."""
     ENCRYPTED_REASONING = "encrypted_reasoning"
-    """The model has no reasoning that could be included."""
+    """The model cannot include its reasoning."""
     MISSING_REASONING = "missing_reasoning"
     """Every answer needs its reasoning, even if only a blank."""
     MISSING_SIGNATURE = "missing_signature"
@@ -89,7 +89,7 @@ class OpenAIModel(HttpChatModel, ABC):
 
     @abstractmethod
     def _effort_fields(self, word: str) -> dict[str, Any]:
-        """Return the fields of a request body that ask for an effort."""
+        """Return the fields of a request body that set the reasoning effort."""
 
     @abstractmethod
     def _encoded(self, request: ModelRequest, faults: Collection[str], fields: Mapping[str, Any]) -> bytes:
@@ -121,7 +121,7 @@ _FAULTS: Final = {
     RequestFault.REPLAYED_REASONING: r"\Ainvalid_encrypted_content "
     r"|\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)",
 }
-"""Patterns for a refusal's code and parameter (first line) and its text. Some servers forward only OpenAI's text."""
+"""Patterns for the code and parameter of a refusal (first line) and for its text. Some servers only forward a text."""
 
 
 def fault_of(error: ModelError) -> RequestFault | None:

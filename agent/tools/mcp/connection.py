@@ -27,7 +27,7 @@ from hermes_state.kinds import plain_texts
 T = TypeVar("T")
 
 START_SECONDS: Final = 60.0
-"""Time limit for each answer while connecting, in seconds. Some servers are downloaded first."""
+"""Time limit for each response while connecting, in seconds. Some servers are downloaded first."""
 NAMES_SECONDS: Final = 5.0
 """Time limit for a page of resources or prompts, in seconds. Short, because only admins see these names."""
 GOODBYE_SECONDS: Final = 2.0
@@ -123,7 +123,7 @@ class _EveryMethod(frozenset[str]):
 
 
 class _LenientDispatcher(JSONRPCDispatcher):
-    """Dispatcher that repairs invalid answers, because the SDK refuses an entire answer for one invalid part."""
+    """Dispatcher that repairs invalid responses, because the SDK rejects a whole response for one invalid part."""
 
     async def send_raw_request(self, method: str, *args: Any, **more: Any) -> dict[str, Any]:
         try:
@@ -237,11 +237,11 @@ async def _http_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
 
 
 class OversizedAnswerError(httpx2.SSEError, httpx2.StreamError):
-    """Error for an answer that is too large. The SDK turns either base class into an error of the call."""
+    """Error for a response that is too large. The SDK turns either base class into an error of the call."""
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """HTTP transport with bounded answers. It refuses compressed answers, which could unpack to any size.
+    """HTTP transport with bounded responses. It refuses compressed responses, which could unpack to any size.
 
     `ended` is set when the server no longer knows the session, for example after a restart.
     """
@@ -267,7 +267,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """Body of an answer with a size limit. In an event stream, the limit applies to each event."""
+    """Size-limited response body. In an event stream, the limit applies to each event."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, *, has_events: bool) -> None:
         self._inner, self._has_events = inner, has_events

@@ -155,7 +155,7 @@ async def _read(
 
 
 def _parsed(line: bytes) -> JSONRPCMessage | None:
-    """Return the message in a line. An unreadable answer becomes an error, so that only its own request fails."""
+    """Return the message in a line. An unreadable response becomes an error, so that only its own request fails."""
     with suppress(ValueError, RecursionError):
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     if re.search(rb'"(?:result|error)"\s*:', line) is None:
@@ -170,7 +170,7 @@ def _parsed(line: bytes) -> JSONRPCMessage | None:
 
 
 def _error_for(line: bytes, reason: str) -> JSONRPCError | None:
-    """Return the error that replaces an answer; None if the line does not answer a request."""
+    """Return the error that replaces a response; None if the line does not respond to a request."""
     number = find_id(line)
     error = ErrorData(code=INTERNAL_ERROR, message=reason)
     return JSONRPCError(jsonrpc="2.0", id=number, error=error) if number is not None else None
@@ -238,6 +238,6 @@ class LineReader:
 
 
 def find_id(line: bytes) -> int | None:
-    """Return the request id in an incomplete answer. Servers write the id first or last."""
+    """Return the request id in an incomplete response. Servers write the id first or last."""
     found = _ID.search(line[:_KEPT_BYTES]) or next(reversed(list(_ID.finditer(line[-_KEPT_BYTES:]))), None)
     return int(found[1]) if found is not None else None

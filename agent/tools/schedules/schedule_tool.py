@@ -126,7 +126,7 @@ def new_schedule(
     first = next_occurrence(spec, zone, now)
     if first is None:
         clock = datetime.fromtimestamp(now / 1000, ZoneInfo(zone)).isoformat(" ", "minutes")[:16]
-        raise ToolError(f"{spec} is never reached: it is now {clock} in {zone}")
+        raise ToolError(f"{spec} has passed or never occurs: it is now {clock} in {zone}")
     return NewSchedule(
         chat_id=chat_id,
         creator_ref=creator[0],

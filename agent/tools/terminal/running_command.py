@@ -351,7 +351,7 @@ class SandboxMemory:
 
 _PIDFD_GETFD = 438
 _LISTED = {"rss": 1, "swap": 1, "cbytes": 1, "qnum": 64, "nsems": 64}
-"""Columns in the lists of System V objects, with the bytes per unit."""
+"""Size columns in the kernel's lists of System V objects, each with its unit in bytes."""
 
 
 def _mapped(path: Path) -> tuple[int, int]:

@@ -94,7 +94,10 @@ async def test_the_approval_question_shows_time_and_text(chat: Chat) -> None:
         ({"cron": "@daily", "text": "x" * 4_001}, "needs a text of 1 to 4,000"),
         ({"cron": "* * * * *", "text": "look"}, "repeats after 1 minute;"),
         ({"cron": "0 0 8 * * *", "text": "look"}, "five fields"),
-        ({"at": "2025-12-31 23:00", "text": "look"}, "is never reached: it is now 2026-01-01 01:00 in Europe/Berlin"),
+        (
+            {"at": "2025-12-31 23:00", "text": "look"},
+            "has passed or never occurs: it is now 2026-01-01 01:00 in Europe/Berlin",
+        ),
         ({"at": "tomorrow at eight", "text": "look"}, "is not a date with a time, such as"),
     ],
 )
