@@ -128,7 +128,7 @@ def test_reading_and_defusing_take_linear_time(text: str) -> None:
 # ---- the view of a child session
 
 
-def test_a_child_has_head_handoff_what_stays_open_and_tail_in_that_order() -> None:
+def test_a_child_has_head_handoff_kept_rows_and_tail_in_that_order() -> None:
     rows = (human("a"), answer("b"), human("c"), answer("d"), human("e"), answer("f"))
     cut = Cut(head_end=2, tail_start=5, kept=(4,))
     context = child_context(rows, cut, handoff_for(*middle_of(rows, cut), "text"))

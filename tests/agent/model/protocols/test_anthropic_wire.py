@@ -64,7 +64,7 @@ def shape(messages: list[Any]) -> list[tuple[str, list[str]]]:
 
 @examples(60)
 @given(rows=histories(), has_tools=st.booleans())
-def test_the_list_is_legal_whatever_the_rows_are(rows: tuple[Message, ...], has_tools: bool) -> None:
+def test_the_list_is_legal_for_any_rows(rows: tuple[Message, ...], has_tools: bool) -> None:
     images = {1: PNG, 2: "data:image/jpeg;base64,AAAA"}
     parts = parts_of(rows, tools=TOOLS if has_tools else (), image_urls=images)
     messages = parts["messages"]
