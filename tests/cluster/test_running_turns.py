@@ -104,7 +104,7 @@ async def test_a_question_of_another_node_is_answered(cluster: Cluster, line: st
 async def test_an_admin_is_asked_and_told_about_a_call_of_another_node(cluster: Cluster) -> None:
     _, two = await start_apart(cluster, HERMES_TOOLS__APPROVAL__WRITES="ask_admin")
     await cluster.say("/whoami", chat_id=ADMIN)
-    assert await cluster.replies(1, match="with the role admin", chat_id=ADMIN)
+    assert await cluster.replies(1, match="your role is admin", chat_id=ADMIN)
     call = {"name": "write_file", "arguments": {"path": "list.txt", "content": "flour"}}
     await cluster.script(match="write it down", last_role="user", tool_calls=[call])
     await begin_elsewhere(cluster, "write it down")
