@@ -64,7 +64,7 @@ async def test_a_pressure_notice_of_a_lost_answer_moves_to_the_next_answer(store
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         await store.write(refuse_rows, "UPDATE ON turns", "NEW.state = 'finished'")
-        assert (await answer_reporting(gateway, model, 45_000)).startswith("Something went wrong")
+        assert (await answer_reporting(gateway, model, 45_000)).startswith("An internal error stopped my answer")
         await store.write(accept_rows)
         told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_100)]
         assert [PRESSURE in text for text in told] == [True, False]
