@@ -14,7 +14,7 @@ T = TypeVar("T")
 MAX_AT_ONCE = 16
 """Maximum number of tasks that start in one round of the event loop. Each may run for half a millisecond."""
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = WeakKeyDictionary()
-"""Tasks that started in this round of an event loop, followed by tasks that wait for a later round."""
+"""For each event loop, the tasks that started in this round, followed by the tasks that wait for a later round."""
 
 
 class CancelledElsewhereError(Exception):
@@ -40,7 +40,7 @@ class Backoff:
 
     def after(self, failures: int) -> float:
         """Return the seconds to wait after this number of consecutive `failures` (at least 1)."""
-        doublings = min(failures - 1, 32)  # enough for any maximum; keeps the power small
+        doublings = min(failures - 1, 32)  # exceeds any maximum, and avoids huge powers
         return min(self.max_seconds, self.first_seconds * 2.0**doublings)
 
     def __iter__(self) -> Iterator[float]:
@@ -57,9 +57,9 @@ async def retried(
     backoff: Iterable[float] = Backoff(),
     **facts: object,
 ) -> T:
-    """Run `work` again after each `failure` except `unless`, and return its result.
+    """Repeat `work` while it raises `failure`, except for errors of the type `unless`. Return its result.
 
-    Each failure is logged as a warning named `event`, with `facts`, the error and the wait. An error's own
+    Each failure is logged as the warning `event` with `facts`, the error and the seconds to wait. An error's own
     `retry_after`, as in `RateLimited`, replaces the backoff.
     """
     pauses = iter(backoff)
@@ -73,7 +73,7 @@ async def retried(
 
             pause = getattr(error, "retry_after", None) or next(pauses)
             structlog.get_logger().warning(event, retry_seconds=pause, error=str(error), **facts)
-        await asyncio.sleep(pause)  # no signal announces when the next attempt would succeed
+        await asyncio.sleep(pause)  # no event signals when the next attempt would succeed
 
 
 async def wait_until(event: asyncio.Event, seconds: float | None) -> bool:
@@ -98,11 +98,11 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 class FairSlots:
-    """Slots shared fairly: each holder gets at most as many as stay free, so a single holder gets half."""
+    """Slots shared fairly: a holder may use at most as many slots as remain free, so a single holder gets half."""
 
     def __init__(self, count: int) -> None:
         self._free, self._held = count, Counter[Hashable]()
-        self._changed = asyncio.Event()  # set at the next change, then replaced
+        self._changed = asyncio.Event()  # set when a slot is released, then replaced
 
     @asynccontextmanager
     async def taken_by(self, who: Hashable) -> AsyncIterator[None]:
@@ -145,13 +145,13 @@ def own_cancellation() -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling() > 0:
             raise
-        raise CancelledElsewhereError("something that this task waited for was cancelled") from error
+        raise CancelledElsewhereError("a future that this task awaited was cancelled") from error
 
 
 async def make_way() -> None:
     """Yield to other work if many tasks started in this round of the event loop.
 
-    Hundreds of chats with answers at once would block the loop for a tenth of a second.
+    Otherwise hundreds of chats that answer at once would block the loop for a tenth of a second.
     """
     loop = asyncio.get_running_loop()
     if (queue := _queues.get(loop)) is None:

@@ -41,7 +41,7 @@ def load_file(db: Connection, chat_id: ChatId, attachment_id: int) -> SentFile |
 
 def load_sent(db: Connection, message_ids: Sequence[MessageId]) -> list[SentFile]:
     """Load the files sent by tool calls in these messages, oldest first."""
-    if not message_ids:  # PostgreSQL has no empty lists
+    if not message_ids:  # PostgreSQL rejects `IN ()`
         return []
     marks = ",".join("?" * len(message_ids))
     return select(db, SentFile, f"{_SENT_FILE} WHERE message_id IN ({marks}) ORDER BY id", message_ids)

@@ -63,7 +63,7 @@ def meet_chat(
 
 @locks(chat="chat_id")
 def note_reach(db: Connection, chat_id: ChatId, since: Millis | None) -> bool:
-    """Note since when the bot cannot write in a chat (None: it can again). Return False if nothing changed."""
+    """Store the time since which the bot cannot write in a chat, or None if it can. Return False if nothing changed."""
     query = """UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
     WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)"""
     return db.execute(query, {"id": chat_id, "since": since}).rowcount > 0
@@ -114,8 +114,8 @@ def load_chat(db: Connection, chat_id: ChatId) -> Chat:
 def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> list[ChatId]:
     """Move a chat, with its threads and per-person chats, to a new platform id. Return the surviving chats.
 
-    If the new id is known, the old chat keeps its conversation and gets the new chat's waiting and unsent rows. If the
-    new chat has its own conversation, it survives and gets the old chat's rows instead.
+    If a chat with the new id exists, only one of the two survives and gets the waiting and unsent rows of the other.
+    The new chat survives if it has a conversation, else the old chat does.
     """
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     living = []
@@ -126,7 +126,7 @@ def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref
             living.append(new.id)
             continue
         if new is not None:
-            # The two chats swap ids, because a row in use must not disappear.
+            # The two chats swap platform ids, because other rows refer to both.
             _move_open_rows(db, new.id, old.id)
             db.execute("UPDATE chats SET chat_ref = 'moving ' || chat_ref WHERE id = ?", (new.id,))
         db.execute("UPDATE chats SET chat_ref = ?, updated_at = ? WHERE id = ?", (new_ref, now, old.id))
@@ -177,13 +177,13 @@ FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq
 
 
 def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None = None) -> list[HistoryRow]:
-    """Load the newest `limit` messages of a chat (before `before`, if given) across all conversations, oldest first."""
+    """Load the newest `limit` messages of a chat with ids below `before`, across all conversations, oldest first."""
     rows: list[HistoryRow] = []
     bound = before if before is not None else 2**62
     query = f"SELECT s.id FROM sessions s WHERE s.chat_id = ? AND NOT {IS_SUBAGENT} ORDER BY s.id DESC"
     files = """SELECT m.id, a.name FROM messages m JOIN attachments a ON a.message_id = m.id
     WHERE m.session_id = ? AND m.seq > 0 AND m.id BETWEEN ? AND ? ORDER BY a.id"""
-    for (session_id,) in db.execute(query, (chat_id,)):  # lazily, because a chat may have many sessions
+    for (session_id,) in db.execute(query, (chat_id,)):  # read lazily, because a chat can have many sessions
         if len(rows) >= limit:
             break
         found = select(db, HistoryRow, _HISTORY, (session_id, bound, limit - len(rows)))
@@ -195,6 +195,6 @@ def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None
 
 
 def known_refs(db: Connection, chat_id: ChatId, refs: Iterable[str]) -> frozenset[str]:
-    """Return the platform ids that belong to messages of the chat's transcript."""
+    """Return the platform ids among `refs` that belong to messages in the chat's transcript."""
     query = "SELECT 1 FROM platform_messages WHERE chat_id = ? AND ref = ?"
     return frozenset(ref for ref in refs if db.execute(query, (chat_id, ref)).fetchone())

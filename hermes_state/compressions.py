@@ -23,7 +23,7 @@ class CompressionRow(msgspec.Struct, frozen=True, kw_only=True):
     layer: Layer
     focus: str | None = None
     outcome: Literal["compressed", "not_needed", "aborted"] = "compressed"
-    reason: str | None = None  # reason for changing nothing; None: compressed
+    reason: str | None = None  # reason why nothing was compressed, else None
     summary_kind: Literal["model", "deterministic"] | None = None
     model: str | None = None
     tokens_before: int | None = None
@@ -37,13 +37,13 @@ class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A compression that is ready to commit."""
 
     parent: Session
-    """The session at the time when its view was loaded. Rows added since then follow unchanged."""
+    """The session as it was when its view was loaded. Rows added later are appended to the child's view unchanged."""
     context: Sequence[ContextItem]
     """The view in order, with the parent's view edits applied."""
-    row: CompressionRow  # the split adds the message counts
+    row: CompressionRow  # `split` fills in the message counts
     system_prompt: str | None = None
     context_state: str | None = None
-    """JSON state of the context engine. For this and `system_prompt`, None means the parent's value."""
+    """JSON state of the context engine. If this or `system_prompt` is None, the child keeps the parent's value."""
 
 
 # Purpose: insert the child of a session. UNIQUE (lineage_id, depth) makes a second child impossible.
@@ -86,7 +86,7 @@ def record_compression(
 
 
 def note_verdict(db: Connection, child_id: SessionId, verdict: Literal["effective", "ineffective"]) -> None:
-    """Record if the compression helped, judged by the next reported prompt."""
+    """Store whether the compression helped, judged by the prompt size that the provider reports next."""
     db.execute("UPDATE compressions SET verdict = ? WHERE child_id = ?", (verdict, child_id))
 
 
@@ -99,19 +99,18 @@ def count_compressions(db: Connection, lineage_id: LineageId) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPlan:
-    """Undo of the newest compression, valid for one state of the tip."""
+    """Plan for undoing the newest compression. It is valid until the tip changes."""
 
     tip: Session
     compression_id: int
     compressed: Session  # the session that the compression ended
-    transcript: Transcript  # the whole view after the undo
+    transcript: Transcript  # complete view after the undo
 
 
 def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
-    """Plan a view of the rows before the newest compression and all later ones. None if there is no compression.
+    """Plan a view of the rows from before the newest compression and all later rows. Return None without a compression.
 
-    Later view edits stay in force, so undone messages stay hidden. Later handoffs are dropped. Raises
-    `SessionNotFound`.
+    Later view edits still apply, so undone messages stay hidden. Later handoffs are dropped. Raises `SessionNotFound`.
     """
     statement = """SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
     WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1"""
@@ -132,9 +131,10 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
 
 
 def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None) -> SessionId:
-    """End the tip and continue with the planned view and later rows of the tip. No row is changed.
+    """End the tip and continue in a new session with the planned view and the rows added to the tip since then.
 
-    `context_state` None means the tip's. Raises `LineageMoved` if the tip has ended or its view has changed.
+    Messages do not change. If `context_state` is None, the tip's state is kept. Raises `LineageMoved` if the tip has
+    ended or its view has changed.
     """
     tip = _require_open(db, plan.tip)
     child_id = _continue(db, tip, EndReason.UNDO, None, context_state, now)
@@ -177,7 +177,7 @@ def _continue(
 
 
 def _write_context(db: Connection, child_id: SessionId, ids: Sequence[int], planned: Session) -> int:
-    """Fill the child's context with `ids`, then the parent's rows since `planned`. Return the number of rows."""
+    """Fill the child's context with `ids`, then the parent's rows added since `planned`. Return the number of rows."""
     values = {"child_id": child_id, "ids": str([*ids]), "count": len(ids)}
     query = """INSERT INTO session_context (session_id, pos, message_id)
     SELECT :child_id, key, CAST(value AS bigint) FROM json_each(CAST(:ids AS text))

@@ -41,7 +41,7 @@ def take_reserve(home: Path) -> None:
         (home / "reserve").mkdir(mode=0o700, exist_ok=True)
         for file in (home / "reserve" / str(number) for number in range(_RESERVE_FILES)):
             if not file.exists():
-                file.write_bytes(os.urandom(_RESERVE_BYTES))  # random, because some file systems compress
+                file.write_bytes(os.urandom(_RESERVE_BYTES))  # random bytes, because some file systems compress
 
 
 def release_reserve(home: Path) -> None:

@@ -2,10 +2,10 @@
 
 HermesError
 ├── ConfigError        stop at start-up and name the key
-├── LockUnavailable    another process holds the lock: exit with code 75
+├── LockUnavailable    another process has the lock: exit with code 75
 ├── PlatformError      sending or receiving failed
 │   ├── PlatformUnavailable   the request had no effect: try again
-│   ├── SendAmbiguous         it may have had an effect: repeat only if people cannot see a duplicate
+│   ├── SendAmbiguous         the request may have had an effect: repeat only if people cannot see a duplicate
 │   ├── RateLimited           wait `retry_after` seconds before sending again
 │   ├── MessageRejected       the platform refuses this content: fall back to plain text
 │   │   └── FileSizeExceeded  a received file is larger than `limit_bytes`
@@ -22,7 +22,7 @@ HermesError
 │   ├── StoreUnavailable      nothing was written; unique keys make a retry safe
 │   │   └── StoreBroken           the database is damaged or missing: the operator must repair it
 │   ├── SessionNotFound · LineageMoved
-│   ├── LookupRejected        a name or id from a user matches nothing or too much; see `reason`
+│   ├── LookupRejected        a name or id from a user matches nothing or too much
 │   ├── PairingNotFound       no pairing request or paired person matches
 │   └── DatabaseRejected      the database belongs to another program or a newer version
 └── CommandError       its text is shown in the chat
@@ -111,7 +111,7 @@ class ModelError(HermesError):
     has_answered: bool = field(default=False, init=False)
     """The model has answered in this conversation before, so its address and name are correct."""
     refused: "tuple[ModelError, ...]" = field(default=(), init=False)
-    """Earlier refusals of the same request in other forms. Each was also a call."""
+    """Errors of earlier attempts to send the same request in another form. Each attempt was a separate call."""
 
     def __str__(self) -> str:
         return self.message
@@ -154,12 +154,12 @@ class ModelNotFound(ModelError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ContextOverflow(ModelError):
-    """The prompt exceeds the context window or another limit."""
+    """The prompt exceeds the context window or another size limit."""
 
     prompt_tokens: int | None = None
     window: int | None = None  # context window in tokens, if known
     is_of_account: bool = False
-    """The prompt fits the model, but the account may send less at once for now."""
+    """The prompt fits the model, but exceeds a limit of the account, such as tokens per minute."""
     is_of_input: bool = False
     """`window` limits the prompt alone, so the model's context window may be larger."""
 
@@ -225,7 +225,7 @@ class ToolError(HermesError):
 
 
 class StateError(HermesError):
-    """The stored state cannot serve the request."""
+    """An operation on the stored state failed."""
 
 
 class StoreUnavailable(StateError):

@@ -28,7 +28,7 @@ def without(*names: str) -> Iterator[None]:
 
 
 def defer(name: str) -> None:
-    """Delay running a package's `__init__` until one of its names is used. Its submodules can be imported before.
+    """Delay running a package's `__init__` until one of its names is used. Its submodules can be imported earlier.
 
     Does nothing for a package that is already imported or not installed. Defer parent packages first.
     """

@@ -30,7 +30,7 @@ class InboxKind(StrEnum):
     MESSAGE = "message"
     COMMAND = "command"
     NOTICE = "notice"
-    """A late edit, or the gateway's own text (without `message_ref`), which the model reads in the next turn."""
+    """A text that the model reads in the next turn: a late edit, or the gateway's own text (without `message_ref`)."""
 
 
 class InboxMode(StrEnum):
@@ -91,7 +91,7 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
 
     @property
     def runs_at_once(self) -> bool:
-        """True for a command that the account's owner runs, not the chat's lane."""
+        """True for a command that the account's owner runs at once, outside the chat's lane."""
         return self.kind is InboxKind.COMMAND and self.mode is InboxMode.ALONE
 
 
@@ -101,9 +101,9 @@ SCHEDULE_PREFIX = "schedule:"
 """Start of a scheduled message's event key. A platform's event key starts with the bot's id."""
 IS_SCHEDULED = f"event_ref LIKE '{SCHEDULE_PREFIX}_%'"
 
-OPEN = "state IN ('new','claimed')"  # row is not settled
+OPEN = "state IN ('new','claimed')"  # SQL condition for rows that are not settled
 WAITS = "state IN ('new','claimed') AND state = 'new'"
-"""SQL condition for unclaimed rows. Without the first half, SQLite ignores the index and reads all rows of the chat."""
+"""SQL condition for unclaimed rows. Its first half lets SQLite use an index, not read the whole chat."""
 
 _COLUMNS = columns(InboxRow, "inbox")
 
@@ -115,7 +115,7 @@ def find_new(db: Connection, platform: str, account: str, event_ref: str) -> Inb
 
 
 def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None = None) -> InboxId | None:
-    """Store an event, already claimed if `turn_id` is given. Return None if it was stored before."""
+    """Store an event, already claimed if `turn_id` is given. Return None if the event was stored before."""
     state = InboxState.NEW if turn_id is None else InboxState.CLAIMED
     stored = {"payload": _encode(row.payload).decode(), "received_at": now, "state": state, "turn_id": turn_id}
     query = """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name,
@@ -153,7 +153,7 @@ def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     """Load the chats with work for their lane: a waiting row or a running turn.
 
     Chats with a turn come first, then those with the oldest message. Chats with a paused turn are left out, because the
-    decision wakes them.
+    decision resumes them.
     """
     query = """WITH opened AS (
       SELECT chat_id, state FROM turns WHERE parent_turn_id IS NULL AND state IN ('running','waiting'))
@@ -187,7 +187,7 @@ def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) ->
 
 
 def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *parameters: object) -> int:
-    """Settle the rows that match a condition, which must include their states. Return their number."""
+    """Settle the rows that match a condition, which must also restrict their states. Return their number."""
     query = f"UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE {where}"
     return db.execute(query, (state, now, *parameters)).rowcount
 
@@ -287,7 +287,7 @@ def _save_payload(db: Connection, inbox_id: InboxId, payload: InboxPayload) -> N
 
 
 def is_known(db: Connection, chat_id: ChatId, message_ref: str) -> bool:
-    """Return True if the model sees this platform message anyway: it waits, or belongs to the active session."""
+    """Return True if the model sees this platform message anyway, because it waits or belongs to the active session."""
     query = f"""SELECT EXISTS (SELECT 1 FROM inbox
       WHERE chat_id = :chat_id AND {WAITS} AND kind = 'message' AND message_ref = :ref)
     OR EXISTS (SELECT 1 FROM platform_messages p JOIN messages m ON m.id = p.message_id JOIN chats c ON c.id = p.chat_id
@@ -296,7 +296,7 @@ def is_known(db: Connection, chat_id: ChatId, message_ref: str) -> bool:
 
 
 def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> int:
-    """Settle the waiting row of a deleted message. Return 0 if there is none."""
+    """Settle the waiting row of a deleted message. Return the number of settled rows."""
     where = "chat_id = ? AND message_ref = ? AND state = 'new'"
     return settle_where(db, InboxState.WITHDRAWN, now, where, chat_id, message_ref)
 

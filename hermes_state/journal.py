@@ -1,11 +1,12 @@
 """The journal of turns: each step is committed before the next one begins.
 
 A turn is `running`, or `waiting` for a decision, until it is `finished`, `stopped` or `failed`. After a crash the rows
-alone say where to continue. A call without a `tool_runs` row never began, so it is run. A row that is still `started`
-has an unknown outcome, and only a read-only tool is run again.
+alone say where to continue. A call without a `tool_runs` row never began, so it runs. A call whose row is still
+`started` has an unknown outcome. It runs again only if its tool is read-only.
 
-A turn belongs to a lineage and may cross a split: its rows go to the tip. A sub-agent is a turn inside a turn. It has
-its own lineage, reports to the call that started it, and ends with its parent at the latest.
+A turn belongs to a lineage. If a compression splits the session during the turn, later rows are stored in the newest
+session. A sub-agent is a turn inside a turn. It has its own lineage, reports to the call that started it, and ends no
+later than its parent.
 
 Each new owner of a turn increases its epoch (a fencing token). Every function that writes for a turn checks the epoch,
 so a slow or disconnected earlier owner cannot write.
@@ -90,7 +91,7 @@ class ModelAnswer:
     calls: tuple[ToolCall, ...] = ()
     reasoning: Reasoning | None = None
     markdown: str = ""
-    """Text for the chat if it differs from `text`, for example by a notice below it."""
+    """Text for the chat if it differs from `text`, for example because a notice was added."""
 
 
 def start_turn(
@@ -100,7 +101,10 @@ def start_turn(
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> RunningTurn:
-    """Start a turn with waiting rows and store a message for each. Raises `InboxMoved` before writing anything."""
+    """Start a turn with waiting rows and store a message for each.
+
+    If a row is gone, raises `InboxMoved` and writes nothing.
+    """
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows are gone")
@@ -305,7 +309,7 @@ def finish_turn(
 ) -> tuple[MessageId, OutboxRow | None]:
     """Store the answer, settle the inbox and enqueue the reply. Raises `TurnMoved`.
 
-    `rendered` is the reply of a caller that sends it at once. If no other reply is open in the chat, the reply is
+    `rendered` is given by a caller that can send the reply at once. If the chat has no other open reply, the reply is
     stored as `sending` and its row returned. A sub-agent sends no reply: its answer is its report.
     """
     assert not answer.calls, "an answer that calls tools does not end the turn"
@@ -330,11 +334,11 @@ def finish_turn(
 def stop_turn(
     db: Connection, claim: TurnClaim, partial_text: str | None, reason: str, now: Millis, *, notice: str
 ) -> bool:
-    """End a turn that a user stopped, keeping its work. Return False if it has ended or has a new owner.
+    """End a turn that a user stopped, but keep its messages. Return False if it has ended or has a new owner.
 
     The partial answer is kept as an interrupted message. `reason` becomes the result of open calls, which keeps the
-    transcript valid. `notice` replaces a preview without content. `partial_text` None means that another node runs the
-    turn, so the last stored preview is used.
+    transcript valid. `notice` replaces a preview without content. If another node runs the turn, `partial_text` is
+    None, and the last stored preview is used.
     """
     turn = find_unended(db, claim)
     if turn is None:
@@ -425,9 +429,10 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
 
 @locks(turn="claim.id")
 def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> RunningTurn:
-    """Become the owner of an open turn; the last owner can no longer write to it. Raises `TurnMoved`.
+    """Become the owner of an open turn, so that the last owner can no longer write to it. Raises `TurnMoved`.
 
-    `is_restart` means that this turn may have crashed the process. `let_go` takes the count back.
+    `is_restart` means that this turn may have crashed the process, so its restarts are counted. `let_go` undoes the
+    count.
     """
     moved = "epoch = epoch + 1, restarts = restarts + ?"
     query = f"UPDATE turns SET {moved} WHERE id = ? AND epoch = ? AND state = 'running'"
@@ -439,6 +444,6 @@ def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> Runni
 
 @locks(turn="turn_ids")
 def let_go(db: Connection, turn_ids: Sequence[TurnId]) -> None:
-    """Note that open turns were left in order, so that taking them up does not count as a restart."""
+    """Note that open turns were released properly, so that taking them up does not count as a restart."""
     query = "UPDATE turns SET restarts = restarts - 1 WHERE id = ? AND state IN ('running','waiting')"
     db.executemany(query, [(turn_id,) for turn_id in turn_ids])

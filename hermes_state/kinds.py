@@ -48,7 +48,7 @@ def keyed(value: object) -> Mapping[Any, Any]:
 
 
 class FrozenBlock(dict[str, Any]):
-    """Mapping of free keys that never changes, so it can be hashed."""
+    """Immutable, hashable mapping. Operators choose its keys."""
 
     def __hash__(self) -> int:  # type: ignore[override]  # a dict is mutable and has none
         return hash(repr(sorted(self.items(), key=lambda item: item[0])))
@@ -75,7 +75,7 @@ Effort: TypeAlias = Annotated[
 
 
 def _address(shape: str, words: str) -> AfterValidator:
-    """Return a validator for addresses. `words` follow `must be an address` in its error."""
+    """Return a validator for addresses. `words` follow `must be an address` in its error message."""
 
     def check(value: str) -> str:
         if re.fullmatch(shape, value) is None or not _has_host(value):
@@ -86,10 +86,7 @@ def _address(shape: str, words: str) -> AfterValidator:
 
 
 def _has_host(address: str) -> bool:
-    """Return True if HTTP clients accept the host and port. Some raise already when they are created.
-
-    A folder's address has no host.
-    """
+    """Return True if HTTP clients, some of which check it on creation, accept host and port. A folder has no host."""
     try:
         parts = urlsplit(address)
         return parts.scheme == "file" or (bool(parts.hostname) and parts.port != 0)
@@ -198,7 +195,7 @@ Secret: TypeAlias = Annotated[
 WebhookSecret: TypeAlias = Annotated[
     Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must have 16 to 256 of the characters A-Z a-z 0-9 _ -")
 ]
-"""Characters that Telegram allows, and a length that cannot be guessed."""
+"""Secret with the characters that Telegram allows, and too long to be guessed."""
 
 _HARMLESS = re.compile(r"[a-z]{1,20}|[0-9]{1,9}|/[\w./-]{0,200}|https?://[\w.:/-]{1,200}", re.ASCII)
 """Values that hold no secret unless their name says so: words, numbers, paths, addresses without a password.
@@ -212,9 +209,9 @@ def _names_key(name: str) -> bool:
 
 
 def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str, str], bool]) -> BeforeValidator:
-    """Return a validator for texts by name. The value is the group in `shape`; `is_secret` receives name and value.
+    """Return a validator for a mapping of names to texts. The group in `shape` matches the value.
 
-    YAML reads numbers, booleans and dates; their text is used.
+    `is_secret` receives name and value.
     """
 
     def check(value: object) -> Mapping[str, str | SecretStr]:
@@ -243,7 +240,7 @@ def plain_texts(block: Mapping[str, str | SecretStr]) -> dict[str, str]:
 
 
 def _body(value: object) -> Mapping[str, object]:
-    """Return extra request fields. Fields of the conversation itself are refused."""
+    """Return extra request fields. Fields that the gateway sets itself are refused."""
     written = dict(keyed(value))
     try:
         block: dict[str, object] = json.loads(json.dumps(written, allow_nan=False))  # YAML keys may be numbers

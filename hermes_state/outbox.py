@@ -73,7 +73,7 @@ class OutboxState(StrEnum):
 class WrittenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     markdown: str
     footer: str = ""
-    """Last lines, above the buttons. They become a separate message if everything together is too long."""
+    """Last lines, above the buttons. They become a separate message if the whole reply is too long."""
     edited_at: Millis | None = None
     """Time shown in the footer, for a reply that only edits the message in `replaces`."""
     buttons: tuple[Button, ...] = ()
@@ -142,15 +142,15 @@ SELECT :chat_id, :turn_id, :message_id, :dedupe_key, :kind,
 FROM (SELECT CASE WHEN {_IS_HELD} THEN 1 ELSE 0 END AS at_once) AS held WHERE 1 = 1
 ON CONFLICT (dedupe_key, part) DO NOTHING RETURNING {_COLUMNS}
 """
-OPEN = "state IN ('pending','sending','ambiguous')"  # row is not settled
+OPEN = "state IN ('pending','sending','ambiguous')"  # SQL condition for rows that are not settled
 
 
 @locks(chat="reply.chat_id")
 def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply | None = None) -> OutboxRow | None:
-    """Store a reply. None if its `dedupe_key` was stored before.
+    """Store a reply. Return None if its `dedupe_key` was stored before.
 
-    `rendered` holds the parts of a reply that is sent as soon as this commits. They are stored as by `begin_send` if
-    the caller still owns the account.
+    `rendered` holds the parts of a reply that is sent as soon as this commits. If the caller still owns the account,
+    they are stored like parts in `begin_send`.
     """
     written = WrittenReply(**{name: getattr(reply, name) for name in WrittenReply.__struct_fields__})
     values = {"written": _encode(written).decode(), "now": now, "next_at": 0 if reply.is_urgent else now}
@@ -203,7 +203,7 @@ def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
 def begin_send(
     db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, claim: AccountClaim, now: Millis
 ) -> OutboxRow | None:
-    """Commit that a send begins, with `parts` if the row was not rendered yet. None: the row is settled.
+    """Commit that a send begins, with `parts` if the row was not rendered yet. Return None if the row is settled.
 
     The returned state is `ambiguous` if an earlier attempt may have reached the chat. Trust only this state: a row read
     earlier may predate the last change of owner. Raises `AccountMoved`.
@@ -248,7 +248,7 @@ def mark_retry(
 ) -> None:
     """Note that the attempt that began with `row` failed. Unless the row is settled, it is due again at `next_at`.
 
-    `is_ambiguous` means that people may have seen this or an earlier attempt. Raises `AccountMoved`.
+    `is_ambiguous` means that this or an earlier attempt may have reached the chat. Raises `AccountMoved`.
     """
     state = OutboxState.AMBIGUOUS if is_ambiguous else OutboxState.PENDING
     _end_attempt(db, row, claim, {"state": state, "error": error, "next_at": next_at, "settled_at": None})
@@ -260,7 +260,7 @@ def mark_dead(
 ) -> bool:
     """Give up an undeliverable row (a dead letter). Its payload stays for the operator. Raises `AccountMoved`.
 
-    `is_unreachable` means that the bot cannot write in the chat at all. Return True if that is new.
+    `is_unreachable` means that the bot cannot write in the chat at all. Return True if that was not known before.
     """
     ended = {"state": OutboxState.DEAD, "error": error, "next_at": row.next_at, "settled_at": now}
     _end_attempt(db, row, claim, ended)
@@ -279,7 +279,7 @@ def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Map
 def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis) -> bool:
     """Give up the chat's unsent answers. Return False if there are none. A part that is being sent may still arrive.
 
-    `person` limits this to turns that they started, `before` to turns that began with an earlier inbox row.
+    `person` limits this to turns that the person started, `before` to turns that began with an earlier inbox row.
     """
     values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
     query = """UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
@@ -316,8 +316,8 @@ def take_account(
 ) -> tuple[AccountClaim, int]:
     """Become the owner of an account. Also return the number of sends that the last owner left unfinished.
 
-    `is_certain` is called inside the transaction and says if the caller still owns the account's lock. A stopped node
-    must not get a newer epoch than its successor. Raises `AccountMoved`.
+    `is_certain` is called inside the transaction. It returns True if the caller still owns the account's lock. A
+    stopped node must not get a newer epoch than its successor. Raises `AccountMoved`.
     """
     if not is_certain():
         raise AccountMoved(f"the account {account} may belong to another node now")

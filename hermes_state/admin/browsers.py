@@ -1,6 +1,6 @@
 """Browsers signed in to the web chat. Their cookies and keys are stored only as a hash.
 
-No process caches them, because one node serves the page and people sign browsers out on any node.
+Processes do not cache these rows: one node serves the page, but a browser can be signed out on any node.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from hermes_state.store.sql import Connection, scalar, select
 from hermes_state.values import Millis
 
 LIFETIME_MS = 90 * 24 * 3_600_000
-"""Milliseconds for which a browser stays signed in."""
+"""Time in milliseconds that a browser stays signed in."""
 
 _REMOVE_OLD = "DELETE FROM browsers WHERE created_at < ?"
 
@@ -24,7 +24,7 @@ class SignedInBrowser:
 
     @property
     def id(self) -> str:
-        """Id shown to people. It gives no access."""
+        """Id shown to people. It does not grant access."""
         return self.digest[:8]
 
 
@@ -41,18 +41,18 @@ def is_signed_in(db: Connection, digest: str, now: Millis) -> bool:
 
 @locks("browsers")
 def add(db: Connection, browser: SignedInBrowser, max_browsers: int) -> None:
-    """Sign a browser in. Sign out expired browsers, and the oldest above `max_browsers`."""
+    """Sign a browser in. Sign out expired browsers, and the oldest ones if more than `max_browsers` remain."""
     insert = "INSERT INTO browsers (digest, agent, created_at) VALUES (?, ?, ?)"
     db.execute(insert, (browser.digest, browser.agent, browser.created_at))
     db.execute(_REMOVE_OLD, (browser.created_at - LIFETIME_MS,))
-    # The limit holds across transactions, because these take the same lock.
+    # All sign-ins take the same lock, so parallel sign-ins cannot exceed the limit.
     surplus = "DELETE FROM browsers WHERE id NOT IN (SELECT id FROM browsers ORDER BY id DESC LIMIT ?)"
     db.execute(surplus, (max_browsers,))
 
 
 @locks("browsers")
 def remove(db: Connection, browser_id: str | None, now: Millis) -> int:
-    """Sign out the browser with this id, or all for None. Return their number."""
+    """Sign out the browser with this id, or all browsers if `browser_id` is None. Return the number of browsers."""
     db.execute(_REMOVE_OLD, (now - LIFETIME_MS,))
     if browser_id is None:
         return db.execute("DELETE FROM browsers").rowcount

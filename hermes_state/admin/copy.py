@@ -1,8 +1,8 @@
-"""Copy of a whole database into an empty one, of the same engine or the other.
+"""Copy a whole database into an empty one, on the same engine or the other engine.
 
-Tables are copied in slices, in the order of their keys, one transaction per slice. An interrupted copy continues after
-the rows in the target. Until both sides are compared, a note in the target names its source, and no gateway opens a
-database with that note. The source is only read. No other process may use either database meanwhile.
+Tables are copied in slices, ordered by key, with one transaction per slice. An interrupted copy continues after the
+last row in the target. Until both databases have been compared, a note in the target names the source, and gateways
+refuse to open the target. The source is only read. No other process may use either database during the copy.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from hermes_state.text import shortened
 MAX_NAMED = 10
 """Maximum number of rejected rows that an error message names."""
 SLICE_ROWS = 500
-"""Rows per transaction. They fit into memory even with the longest texts."""
+"""Rows per transaction, few enough to fit into memory even with the longest texts."""
 
 TABLES: Final = {
     "meta": ("key",),
@@ -58,24 +58,24 @@ TABLES: Final = {
 FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id"}
 """Columns that refer to rows of a later table. They are filled afterwards."""
 
-# Notes that belong to an engine: application mark, versions, checksums, search index, and the note of a copy.
+# Rows of `meta` that are not copied: application mark, versions, checksums, search index state, and the copy's note.
 _ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_from', '{COPY_NOTE}')
   OR substr(key, 1, 10) = 'migration:' OR substr(key, 1, 7) = 'search_' OR substr(key, 1, 8) = 'segment_'"""
 
-_Row: TypeAlias = Sequence[Any]  # Any: column values
+_Row: TypeAlias = Sequence[Any]  # `Any` because column types vary
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Callback after each slice, with the table, its number of copied rows, and its total number of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedTable:
-    """A table that is equal on both sides."""
+    """A copied table, with the same rows in both databases."""
 
     table: str
     rows: int
     checksum: str
     replaced: int
-    """Texts in which NUL, which PostgreSQL cannot store, became U+FFFD."""
+    """Number of texts in which U+FFFD replaced NUL, which PostgreSQL cannot store."""
 
 
 class _CopyEngine(Protocol):
@@ -89,10 +89,10 @@ class _CopyEngine(Protocol):
 
 
 def copy_database(source: Connection, target: Connection, name: str, progress: Progress) -> list[CopiedTable]:
-    """Copy every row of `source`, called `name`, into `target`, or continue an earlier copy. Compare both at the end.
+    """Copy every row of `source` into `target`, or continue an earlier copy, and compare both at the end.
 
-    Both must have the newest schema. Raises `DatabaseRejected`, and changes nothing, if the target has rows from
-    elsewhere; `StoreBroken` if the two sides differ at the end.
+    Both must have the newest schema. `name` is the source's name in the target's note. Raises `DatabaseRejected`, and
+    changes nothing, if the target has rows from elsewhere. Raises `StoreBroken` if the databases differ at the end.
     """
     _begin(source, target, name)
     for table in TABLES:
@@ -145,7 +145,7 @@ def _copy_table(source: Connection, target: Connection, table: str, progress: Pr
 
 
 def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row], columns: Sequence[str]) -> None:
-    """Store all the rows, or none. Raises `DatabaseRejected` with the names of rejected rows."""
+    """Store all rows or none. Raises `DatabaseRejected`, which names the rejected rows."""
     errors = _engine_of(target).ROW_ERRORS
     try:
         with _transaction(target):

@@ -30,7 +30,7 @@ MAX_CANDIDATES = 5
 
 
 class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session in its chain, and the compression that created it."""
+    """A session, its place in the chain of sessions, and the compression that created it."""
 
     session_id: SessionId
     key: str
@@ -59,7 +59,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupResult:
-    """Chat, session or message with a given id. A message comes with its session."""
+    """Result of a look-up by id: a chat, a session, or a message with its session."""
 
     chat_id: ChatId
     session: Session | None = None
@@ -68,12 +68,12 @@ class LookupResult:
 
 
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
-    """Return the place named like `telegram:42`, by a session id or its start, or by a message id like `m123`.
+    """Find a chat by its name (`telegram:42`), a session by a prefix of its id, or a message by its id (`m123`).
 
-    Raises `LookupRejected` if no place or several places match, or if it is outside the chat `within`.
+    Raises `LookupRejected` if the name matches nothing, is ambiguous, or matches only outside the chat `within`.
     """
     name = name.strip()
-    if len(name) > 200:  # longer than any id; the refusal repeats the name
+    if len(name) > 200:  # longer than any id, and the error repeats the name
         raise LookupRejected(LookupReason.MALFORMED, name)
     if (message_id := parse_recall_id(name)) is not None:
         return _place_of_message(db, message_id, within)
@@ -145,7 +145,7 @@ def _load_sessions(db: Connection, scope: str, value: int, limit: int) -> list[L
 
 
 def load_around(db: Connection, session_id: SessionId, seq: int | None, before: int, limit: int) -> Transcript:
-    """Load at most `limit` rows of a session, starting `before` rows ahead of `seq`, or at the beginning."""
+    """Load at most `limit` rows of a session, starting at most `before` rows before `seq`."""
     return load_own_rows(db, session_id, max(1, (seq or 1) - before), limit)
 
 
@@ -165,11 +165,11 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str | None
     started_at: Millis
     tools: str
-    """Names of the tools offered first, as JSON."""
+    """Names of the tools offered to the model in its first session, as JSON."""
 
 
 class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole content of a message, without secrets."""
+    """A message with its whole content. Secrets are redacted."""
 
     id: MessageId
     role: MessageRole
@@ -177,14 +177,14 @@ class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: Any
     """Text, or the JSON value if a tool's result is an object or a list."""
     thought: str = ""
-    """Readable reasoning of the model, stored only if calls follow."""
+    """Readable reasoning of the model, stored only if the answer calls tools."""
     calls: tuple[Mapping[str, Any], ...] = ()
-    """`name` and `arguments` of each call. Invalid JSON stays text."""
+    """`name` and `arguments` of each call. Arguments that are invalid JSON stay text."""
     tool_call_id: str | None = None
     tool_name: str | None = None
 
 
-# Purpose: load lineages with messages since a time, of all chats or one place, in the order of their start.
+# Purpose: load the lineages of one place or all chats that have messages since a given time, oldest first.
 _BEGUN = """
 SELECT s.lineage_id, s.key, p.key AS parent, s.kind, s.system_prompt, s.started_at,
   coalesce((SELECT c.model FROM model_calls c WHERE c.lineage_id = s.lineage_id AND c.outcome = 'ok'
@@ -203,7 +203,7 @@ ORDER BY s.lineage_id LIMIT ?
 def load_conversations(
     db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int
 ) -> list[StoredConversation]:
-    """Load up to `limit` conversations with ids above `after`, including sub-agents, of a place or of all chats."""
+    """Load up to `limit` conversations and sub-agents of a place or of all chats, with ids above `after`."""
     chat_id = place.chat_id if place is not None else None
     lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
     return select(db, StoredConversation, _BEGUN, (after, chat_id, chat_id, lineage_id, lineage_id, since, limit))

@@ -1,4 +1,4 @@
-"""Counts for `status` and `doctor`, from a running daemon or from a file."""
+"""Row counts for `status` and `doctor`, with or without a running daemon."""
 
 import sqlite3
 from typing import Protocol
@@ -23,8 +23,8 @@ class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     undelivered: int
 
 
-# Purpose: count the rows of each table. Turns count once per chat, because a file of an older version cannot tell
-# sub-agents apart.
+# Purpose: count the rows of each table. A chat's open turns count as one, because older databases do not mark the turns
+# of sub-agents.
 _COUNTS = f"""
   (SELECT count(*) FROM chats) AS chats,
   (SELECT count(DISTINCT s.lineage_id) FROM sessions s WHERE NOT {IS_SUBAGENT}) AS conversations,
@@ -40,7 +40,7 @@ class EngineOverview(Protocol):
     BYTES: str
 
     def find_fault(self, db: Connection, /) -> str | None:
-        """Return a sentence about a fault of the database, or None. Takes seconds per gigabyte of a file."""
+        """Return a sentence about a fault in the database, or None. Takes seconds per gigabyte of a SQLite file."""
 
     def describe(self, db: Connection, /) -> str:
         """Describe the database in a few words that start a sentence."""

@@ -1,4 +1,4 @@
-"""Pairings: codes that are requested, approved and revoked to control access. Only hashes of codes are stored."""
+"""Pairings: a stranger receives a code, and approving it grants access. Only hashes of codes are stored."""
 
 import hashlib
 import secrets
@@ -25,7 +25,7 @@ class PairingState(StrEnum):
 
 CODE_LENGTH = 8
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Characters of a code, without the confusable I, O, 0 and 1. Eight of them hold 40 bits."""
+"""Characters of a code, without the confusable I, O, 0 and 1. Eight characters hold 40 bits."""
 
 MIN_CODE_AGE_MS = 300_000
 """Milliseconds during which a new code cannot be replaced, so that there is time to approve it."""
@@ -43,9 +43,9 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 _COLUMNS = columns(Pairing, "pairings")
 _IS_VALID = "(state = 'pending' AND expires_at > :now AND created_at <= :now + 60000)"
-"""SQL condition for codes that can still be approved. A code from the future was made before the clock was set back."""
+"""SQL condition for valid codes. A code from the future (the clock was set back) is not valid."""
 
-# Purpose: make room for another stranger's code.
+# Purpose: delete the oldest pending code, if it is old enough, to make room for a new code.
 _DROP_OLDEST = """DELETE FROM pairings WHERE code_hash = (
   SELECT code_hash FROM pairings WHERE state = 'pending' AND created_at <= ? ORDER BY created_at LIMIT 1)"""
 
@@ -63,8 +63,8 @@ def hash_code(code: str) -> str:
 def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pending: int, now: Millis) -> bool:
     """Store a new code for a stranger. Return False if they already have a valid code, or too many people wait.
 
-    If `max_pending` people wait, the new code replaces the oldest, provided that one is `MIN_CODE_AGE_MS` old. So a
-    crowd can use up all codes for a while, but not for good.
+    If `max_pending` people wait, the new code replaces the oldest, if that code is at least `MIN_CODE_AGE_MS` old. So a
+    crowd of strangers can only block new codes for a while.
     """
     db.execute(f"DELETE FROM pairings WHERE state = 'pending' AND NOT {_IS_VALID}", {"now": now})
     waiting = scalars(db, UserRef, "SELECT user_ref FROM pairings WHERE state = 'pending'")

@@ -29,7 +29,7 @@ SELECT chat_id, 'local', 'local', 'lost-' || chat_id, 'local', 'lost chat ' || c
 FROM (SELECT chat_id FROM sessions UNION SELECT chat_id FROM messages UNION SELECT chat_id FROM inbox)
 WHERE chat_id NOT IN (SELECT id FROM chats)
 """
-# Purpose: the same for sessions. Depth follows the id, because a parent has a lower id than its child.
+# Purpose: recreate sessions whose row was lost. Depth follows the id, because a parent has a lower id than its child.
 _MISSING_SESSIONS = """
 WITH lost AS (
   SELECT session_id AS id, chat_id, lineage_id, min(created_at) AS began, max(created_at) AS ended, max(seq) AS top,
@@ -50,14 +50,14 @@ _SUBAGENT_SESSIONS = """
 UPDATE sessions SET kind = 'subagent'
 WHERE kind = 'root' AND id IN (SELECT lineage_id FROM turns WHERE parent_turn_id IS NOT NULL)
 """
-# Purpose: settle messages whose turn was lost. They were not answered.
+# Purpose: settle messages that were not answered and whose turn was lost.
 _WITHOUT_TURN = """
 UPDATE inbox SET state = 'dead', payload = '', settled_at = :now WHERE state = 'claimed' AND turn_id IS NULL
 """
 
 
 _JSON = frozenset({"body", "payload", "settings", "context_state", "calibration", "image_facts"})
-"""JSON columns. A row with invalid JSON is damaged, and would break its readers."""
+"""JSON columns. A row with invalid JSON is not saved, because reading it would fail."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class TableReport:
     expected: int | None
     """Number of rows according to a readable index; None if no index is readable."""
     lost: str
-    """Lost keys, if they are numbers; `all` if the table's definition is lost."""
+    """Ranges of lost keys if keys are numbers, else `some`; `all` if the table's definition is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,9 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
                 table.rows = again.rows
             notes.append(f"SQLite's own tool found {sum(table.rows for table in tables) - before:,} more rows.")
         elif any(table.lost for table in tables):
-            notes.append("Install SQLite's command line tool (sqlite3) and repair the old file again to find more.")
+            notes.append(
+                "Install SQLite's command line tool (sqlite3) and repair the damaged file again to find more rows."
+            )
         if not any(table.rows for table in tables if table.name != "meta"):
             raise StoreUnavailable(f"{path} has no readable rows and is unchanged. {' '.join(notes)}")
         notes += _set_right(db)
@@ -140,7 +142,7 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
 
 
 def _version_of(path: Path) -> int | None:
-    """Return the schema version of a copy; None if its header is unreadable or foreign."""
+    """Return the schema version of a copy; None if its header is unreadable or another program's."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as db:
             version = scalar(db, int, "PRAGMA user_version")
@@ -190,7 +192,7 @@ def _replace_header(damaged: Path, donor: Path) -> None:
     page_bytes = int.from_bytes(header[16:18], "big")
     header[18:20] = b"\2\2"  # the file uses a write-ahead log
     header[28:32] = (damaged.stat().st_size // page_bytes).to_bytes(4, "big")
-    header[32:40] = bytes(8)  # no free pages; SQLite ignores them either way
+    header[32:40] = bytes(8)  # declare no free pages, because repair ignores the list of free pages
     with damaged.open("r+b") as file:
         file.write(header)
 
@@ -200,11 +202,11 @@ def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
     query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT LIKE 'sqlite_%'"
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as old:
         with contextlib.suppress(sqlite3.DatabaseError):
-            old.execute("PRAGMA writable_schema = ON")  # read the rest of a damaged schema
+            old.execute("PRAGMA writable_schema = ON")  # SQLite then reads a schema despite damage
             old.execute("PRAGMA cell_size_check = ON")
         db.execute("BEGIN")
         reports = [SalvageJob(name, old, db).run() for name in sorted(scalars(db, str, query))]
-        with contextlib.suppress(sqlite3.DatabaseError):  # ids stay used, also those of lost rows
+        with contextlib.suppress(sqlite3.DatabaseError):  # never reuse an id, not even a lost row's
             for row in old.execute("SELECT seq, name FROM sqlite_sequence").fetchall():
                 db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?", row)
         db.execute("COMMIT")
@@ -212,7 +214,7 @@ def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
 
 
 def _recover(tool: str, damaged: Path, into: Path) -> None:
-    """Let SQLite's command line tool search every page, also pages that are no longer linked."""
+    """Let SQLite's command line tool search all pages for rows, including pages that no table refers to any more."""
     quiet = ("-batch", "-init", os.devnull)
     with subprocess.Popen(
         [tool, *quiet, str(damaged), ".recover --ignore-freelist"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -222,7 +224,7 @@ def _recover(tool: str, damaged: Path, into: Path) -> None:
 
 
 def _set_right(db: sqlite3.Connection) -> list[str]:
-    """Add rows that saved rows need, repair broken references, then check everything."""
+    """Recreate lost rows that saved rows need, repair broken references, then check everything."""
     now, notes = {"now": int(time.time() * 1000)}, []
     db.execute("BEGIN")
     for what, query in (
@@ -234,7 +236,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
     if scalar(db, int, "SELECT count(*) FROM pragma_table_info('turns') WHERE name = 'parent_turn_id'"):
         db.execute(_SUBAGENT_SESSIONS)
     if removed := _mend_references(db):
-        notes.append(f"{removed:,} rows belonged to lost rows and were dropped.")
+        notes.append(f"{removed:,} rows that belonged to lost rows were removed.")
     if count := db.execute(_WITHOUT_TURN, now).rowcount:
         notes.append(f"{count:,} messages were not answered yet: their authors must send them again.")
     db.execute("COMMIT")
@@ -244,7 +246,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
 
 
 def _mend_references(db: sqlite3.Connection) -> int:
-    """Treat lost rows as deleted for the rows that refer to them. Return the number of removed rows."""
+    """Delete or update rows that refer to lost rows, as their foreign keys say. Return the number of deleted rows."""
     removed = 0
     while broken := db.execute("PRAGMA foreign_key_check").fetchall():
         for table, number in sorted({(row[0], row[3]) for row in broken}):
@@ -261,8 +263,8 @@ def _mend_references(db: sqlite3.Connection) -> int:
 class SalvageJob:
     """Copy of one table from the damaged database `old` to `new`.
 
-    An unreadable page loses the rows on it and below it. Ranges of keys are halved until the rest was read or a single
-    key remains.
+    An unreadable page hides the rows on it and on the pages below it. Ranges of keys that cannot be read are halved
+    until a single key remains.
     """
 
     def __init__(self, name: str, old: sqlite3.Connection, new: sqlite3.Connection) -> None:
@@ -271,7 +273,7 @@ class SalvageJob:
         self._name, self._old, self._new = name, old, new
         self._columns = [column for column, _, _ in described]
         self._key = [column for _, column, _ in key]
-        self._is_numbered = key[0][2] == "INTEGER"  # starts with a number, like a row id
+        self._is_numbered = key[0][2] == "INTEGER"  # the key starts with a number or is the row id
         self._failures = 0
         self._lost: list[tuple[int, int]] = []
 
@@ -299,16 +301,16 @@ class SalvageJob:
             with contextlib.suppress(sqlite3.DatabaseError):
                 count, key = self._old.execute(f"SELECT count(*), {greatest} FROM {source}").fetchone()
                 return count, key or 0
-        with contextlib.suppress(sqlite3.DatabaseError, TypeError):  # no table, no row
+        with contextlib.suppress(sqlite3.DatabaseError, TypeError):  # the table or its row may be missing
             query = "SELECT seq FROM sqlite_sequence WHERE name = ?"
             return None, self._old.execute(query, (self._name,)).fetchone()[0]
         # No page of any table has more than 1,000 row ids.
         return None, self._old.execute("PRAGMA page_count").fetchone()[0] * 1_000
 
     def _copy_ranges(self, greatest: int) -> None:
-        """Copy ranges of keys, the widest first, so that the part given up at the end is smallest.
+        """Copy ranges of keys, the widest first, so that little is given up if there are too many failures.
 
-        Each range is a separate query, so a misleading page only affects the rest of its range.
+        Each range is a separate query, so a damaged page only affects the rest of its range.
         """
         first, step = self._key[0], greatest // 256 + 1
         ranges = [(-step, low, min(low + step - 1, greatest)) for low in range(1, greatest + 1, step)]
@@ -317,7 +319,7 @@ class SalvageJob:
             where, values = (f"{first} BETWEEN ? AND ?", (low, high)) if low < high else (f"{first} = ?", (low,))
             if (reached := self._copy(where, values)) is None:
                 continue
-            if low >= high or self._failures >= 20_000:  # a limit of some seconds; the rest is given up
+            if low >= high or self._failures >= 20_000:  # so many failures take seconds: give up the unread ranges
                 self._copy(where, values, is_backward=True)
                 self._lost.append((low, high))
             else:
@@ -327,9 +329,10 @@ class SalvageJob:
                 heapq.heappush(ranges, (middle + 1 - high, middle + 1, high))
 
     def _copy(self, where: str, values: Sequence[int], *, is_backward: bool = False) -> int | None:
-        """Copy rows in the order of their keys. Return None if all were read, else the last number before the damage.
+        """Copy rows in key order. Return None if all were read, else the last key read before the damage.
 
-        Rows are read one by one, because the driver reads ahead and damage would also lose the previous row.
+        Rows are read one by one, because the driver reads one row ahead: damage there would also lose the row before
+        it.
         """
         beyond, order = ("<", "DESC") if is_backward else (">", "")
         query = f"SELECT {', '.join(self._columns)} FROM {self._name} NOT INDEXED WHERE {where}"
@@ -346,8 +349,8 @@ class SalvageJob:
                 seen.add(tuple(last))
                 self._insert(row, last[0])
                 if len(last) == len(values) == 1:
-                    break  # a row id has one row; looking further may hit other damage
-                if len(values) == 2:  # an unchanged bound would start at the same row each time
+                    break  # a row id has only one row, and searching for more may fail on other damage
+                if len(values) == 2:  # otherwise each query would start at the same row
                     values = (values[0], last[0]) if is_backward else (last[0], values[1])
                 row = self._old.execute(f"{query} {after} {tail}", [*values, *last]).fetchone()
         except sqlite3.DatabaseError:
@@ -356,7 +359,7 @@ class SalvageJob:
         return None
 
     def _insert(self, row: tuple[object, ...], key: int) -> None:
-        """Insert a row unless its key exists. A row with impossible values is lost."""
+        """Insert a row unless its key exists. Skip rows with values that the schema forbids."""
         values = zip(self._columns, row, strict=True)
         try:
             for value in (value for name, value in values if name in _JSON and value):

@@ -1,6 +1,6 @@
 """Retention and maintenance: remove old settled rows, and tidy the database at quiet moments.
 
-Rows are removed in slices, each a separate write, so that chats do not wait for all of them.
+Rows are removed in slices, each a separate write, so that the writes of chats run in between.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from hermes_state.values import Millis
 SLICE_ROWS = 500
 
 _EXPIRED: Final = {
-    # Keys of settled events. Their payload was emptied on settling.
+    # Settled events. Only their keys are left, because settling empties the payload.
     "inbox": ("id", "settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at"),
     # Replies that were delivered or given up.
     "outbox": ("id", "settled_at IS NOT NULL AND settled_at < ? ORDER BY settled_at"),
@@ -37,7 +37,7 @@ _EXPIRED: Final = {
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
     """Remove settled inbox keys, outbox rows and schedules older than `max_age_millis`, and expired pairing codes.
 
-    Return the number of rows by table. Platforms repeat an event for a day at most.
+    Return the number of rows by table. Platforms redeliver an event for at most a day.
     """
     counts = dict.fromkeys(_EXPIRED, 0)
     for table in _EXPIRED:
@@ -52,7 +52,7 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
 async def maintain(store: SqliteStore) -> tuple[int, int]:
     """Merge the search index, refresh the query planner's statistics, and return the result of `checkpoint`.
 
-    For quiet moments: stops early if a write waits.
+    Run this at quiet moments. It stops early if a write waits.
     """
     for _ in range(50):  # further merges follow at the next quiet moment
         if store.pulse.waiting or not await store.write(merge_index):
@@ -76,10 +76,10 @@ def refresh_statistics(db: Connection) -> None:
 
 
 def checkpoint(path: Path) -> tuple[int, int]:
-    """Copy the write-ahead log into the main file at `path`, as far as no reader needs it.
+    """Copy the write-ahead log into the main file at `path`, as far as open readers allow.
 
-    Return the pages in the log and the copied pages, which are fewer while an old reader needs the rest. Blocks its
-    thread but no reader or writer, because it uses its own connection.
+    Return the number of pages in the log and the number of copied pages, which is smaller if a reader prevented copying
+    the rest. Blocks its thread but no reader or writer, because it uses its own connection.
     """
     try:
         uri = f"{path.absolute().as_uri()}?mode=rw"  # never create the file: it may just have been lost

@@ -41,11 +41,11 @@ class StoreSettings:
     """Maximum time a write waits while another process locks the database."""
     synchronous: Synchronous = "FULL"
     readers: int = 2
-    """Connections for reading. Two suffice, because most reads run on the event loop with their own connection."""
+    """Connections for reading. Two are enough, because SQLite reads mostly run on the event loop's own connection."""
 
     @property
     def connections(self) -> int:
-        """PostgreSQL connections, including the node's seat."""
+        """Number of PostgreSQL connections, including the connection of the node's seat."""
         return self.writers + self.readers + 1
 
 
@@ -60,9 +60,9 @@ def missing_driver(url: str | None) -> str | None:
 
 
 async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], on_hint: OnHint, now: Millis) -> Seat:
-    """Take the gateway's seat at an open database. With several nodes it ends after `seconds` of silence.
+    """Take the gateway's seat at an open database. With several nodes, the seat ends after `seconds` without contact.
 
-    Losing the seat also closes the store's connections, which share the problem. Raises the errors of the seat.
+    Losing the seat also closes the store's connections, which have the same problem. Raises the errors of the seat.
     """
     if isinstance(store, SqliteStore):
         return OnlySeat()
@@ -77,7 +77,7 @@ async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], 
 async def open_store(
     path: Path, url: str | None = None, settings: StoreSettings | None = None, *, is_fresh: bool = False
 ) -> AsyncIterator[Store]:
-    """Create, migrate or open the database at `url`, else in the file `path`. Close it at the end.
+    """Open the database at `url`, else the file `path`, after creating or migrating it if needed. Close it at the end.
 
     Only one process may use the state directory of `path`. `is_fresh` creates a database where one was lost. Raises
     `ConfigError` for an unusable address, and the errors of the engine's store.
@@ -102,7 +102,7 @@ async def open_store(
                 url, writers=settings.writers, readers=settings.readers, busy_seconds=settings.busy_seconds
             )
         try:
-            if url is not None:  # only now, because an unusable database must not create the folder
+            if url is not None:  # not earlier, because an unusable database must not leave a new folder
                 with suppress(OSError):  # the lock reports the fault
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 held.enter_context(FileLock.acquire(lock, what=what))
@@ -154,7 +154,7 @@ def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | No
 
 @contextmanager
 def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connection, Connection]]:
-    """Connect exclusively to both ends of a copy, each a file or an address.
+    """Connect exclusively to the source and the target of a copy, each a file or an address.
 
     Raises `LockUnavailable`, `DatabaseRejected` (also for a missing source or an older schema) and `StoreUnavailable`.
     """

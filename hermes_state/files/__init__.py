@@ -53,7 +53,7 @@ def missing_client(url: str | None) -> str | None:
 
 
 def open_files(url: str, options: Mapping[str, str], cache: Path) -> AttachmentFolder:
-    """Open the files at `url` and test writing. `cache` is the local folder for an object store.
+    """Open the attachment storage at `url` and test writing. `cache` is the local folder for an object store.
 
     Blocks. Raises `ConfigError` for an unusable address, `StoreUnavailable` for a temporary failure.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 IN_USE_SECONDS: Final = 600
-"""Seconds for which a requested file stays in a full cache, because it may be about to be opened."""
+"""Seconds that a requested file stays in a full cache, because a caller may be about to open it."""
 _CLIENT_OPTIONS: Final = (
     *("allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout"),
     *("pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "timeout", "user_agent"),
@@ -135,7 +135,7 @@ def open_bucket(url: str, options: Mapping[str, str], cache: Path) -> Attachment
 
 @contextmanager
 def _without_panics(refused: str) -> Iterator[None]:
-    """Raise `ConfigError` for an option that makes obstore panic. Its panics are not an `Exception`."""
+    """Raise `ConfigError` for an option that makes obstore panic. A panic is no subclass of `Exception`."""
     try:
         yield
     except BaseException as error:  # the class cannot be imported
@@ -144,15 +144,16 @@ def _without_panics(refused: str) -> Iterator[None]:
         raise ConfigError(f"{refused}: one is unknown or has an invalid value ({reason(error)})") from None
 
 
-# obstore has one class for all errors but "not found" and "forbidden", so the server's code identifies the rest. Its
+# obstore has one class for all errors except "not found" and "forbidden", so the server's code identifies the rest. Its
 # texts contain the server's whole answer and signed addresses, so only the first sentence and the code are shown.
 
 
 @contextmanager
 def os_errors(path: str) -> Iterator[None]:
-    """Raise errors of an object as `OSError`, without a cause, because its text may contain a signed address.
+    """Translate errors about an object to `OSError`, without their cause, whose text may contain a signed address.
 
-    `FileNotFoundError` means that the object is missing. A missing bucket is another error, because it may return.
+    `FileNotFoundError` means that the object is missing. A missing bucket raises another error, because the bucket may
+    reappear.
     """
     try:
         yield
@@ -187,8 +188,8 @@ def start_error(url: str, error: Exception) -> HermesError:
     is_refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
     if is_refused or code in ("AccessDenied", "ExpiredToken", "InvalidToken"):  # may come without status 401 or 403
         return ConfigError(
-            f"attachments.url: the keys in attachments.options or the environment may not write, read and delete in "
-            f"{url}, or its endpoint is wrong{f' ({code})' if code else ''}"
+            f"attachments.url: the keys in attachments.options or the environment do not allow writing, reading and "
+            f"deleting in {url}, or its endpoint is wrong{f' ({code})' if code else ''}"
         )
     return ConfigError(f"attachments.url: {url} cannot be written: {reason(error)}")
 

@@ -1,4 +1,4 @@
-"""Attachment files in a folder. Each path is made from the hash of the bytes."""
+"""Attachment files in a folder. Each path is derived from a hash of the file's content."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from hermes_state.attachments import StoredFile
 
 LEFTOVER_MILLIS = 24 * 3_600_000
-"""Age in milliseconds after which an incoming file is a leftover. No download takes a day."""
+"""Age in milliseconds (one day) after which an incoming file is a leftover. No download takes that long."""
 
 
 class AttachmentFolder:
@@ -33,7 +33,7 @@ class AttachmentFolder:
         return file
 
     def local(self, path: str) -> Path:
-        """Return the local path of a stored file. A missing file raises here, or when it is opened."""
+        """Return the local path of a stored file. A missing file causes an error here or when it is opened."""
         return self.folder / path
 
     def read(self, path: str) -> bytes:

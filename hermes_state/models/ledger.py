@@ -1,4 +1,4 @@
-"""The ledger: one row for every model call, also failed ones, with totals by session, chat, day, model and purpose.
+"""The ledger: one row for every model call, even a failed call, with totals by session, chat, day, model and purpose.
 
 Money is in millionths of a US dollar. A call with an unknown price counts as `unpriced`, never as free.
 """
@@ -63,7 +63,7 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 
 
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Return the tokens of the largest prompt that a model answered in a conversation, or (None) counted anywhere."""
+    """Return the tokens of the largest answered prompt in a conversation, or of the largest counted prompt anywhere."""
     where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
     query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
     FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'
@@ -72,7 +72,7 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
 
 
 def is_outdated(db: Connection) -> bool:
-    """True for the ledger of an older version, without chats. A file is only migrated when a daemon starts."""
+    """True for the ledger of an older version, which has no chats. Only the start of a daemon migrates a database."""
     columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
     return "chat_id" not in [column[0] for column in columns]
 
@@ -172,7 +172,7 @@ def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
 def cost_around(db: Connection, since: Millis, until: Millis) -> tuple[MicroUsd, MicroUsd]:
     """Return two costs: of calls from `since` to `until`, and of calls from `until` on.
 
-    Calls are split by time, because with several writers a call may appear after one with a higher id.
+    Calls are split by time, because with several writers a call can become visible after a call with a higher id.
     """
     query = """SELECT coalesce(sum(CASE WHEN created_at < ? THEN cost_microusd END), 0),
       coalesce(sum(CASE WHEN created_at >= ? THEN cost_microusd END), 0)

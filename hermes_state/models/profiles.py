@@ -13,7 +13,7 @@ from hermes_state.values import Millis, Tokens
 MIN_SCALE, MAX_SCALE = 0.2, 5.0
 """Bounds of `Calibration.scale`. No tokenizer deviates more from our estimates."""
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
-"""Bounds of an image's size in tokens. Providers' figures are well inside."""
+"""Bounds of an image's size in tokens. The sizes that providers document are well inside."""
 MAX_LIMIT_AGE_MS = 7 * 86_400_000
 """Age in milliseconds (one week) after which a limit from a refusal is tried again."""
 
@@ -31,10 +31,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Image limits learned from a provider's refusals; None: not refused."""
+    """Image limits learned from a provider's refusals; None: no refusal yet."""
 
     mark: str = ""
-    """Fingerprint of the route's configuration at that time."""
+    """Fingerprint of the route's configuration when the limits were learned."""
     learned_at: int = 0
     """Time of the newest limit, in milliseconds. Limits hold for `MAX_LIMIT_AGE_MS`."""
     takes_none: bool = False
@@ -45,12 +45,12 @@ class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """Attachment ids of images that cannot be processed. They stay refused."""
 
     def holding(self, mark: str, now: Millis) -> Self:
-        """Return the limits that still hold for the configuration `mark`."""
+        """Return the limits that are still valid for the configuration `mark`."""
         is_valid = self.mark == mark and 0 <= now - self.learned_at < MAX_LIMIT_AGE_MS
         return self if is_valid else type(self)(mark=mark, refused=self.refused)
 
     def merged(self, others: Self, now: Millis) -> Self:
-        """Return the lower limit of each pair."""
+        """Return both sets of limits combined, with the lower of each two limits."""
         others = others.holding(self.mark, now)
         return msgspec.structs.replace(
             self,
@@ -68,7 +68,7 @@ def _lower(known: int | None, other: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedSize:
-    """Sizes stated by the provider; None: not stated."""
+    """Context length and output limit that the provider states for the model; None: not stated."""
 
     context_length: Tokens | None
     max_output_tokens: Tokens | None
@@ -89,18 +89,18 @@ class ModelProfile:
     offer: OfferedSize | None = None
 
     def window(self, in_force: Tokens) -> Tokens:
-        """Return the context length in force, or the window learned with it if that is smaller."""
+        """Return the smaller of the configured context length and the window learned with this length."""
         if self.learned_context is None or self.learned_beside != in_force:
             return in_force
         return min(in_force, self.learned_context)
 
     def max_input(self, in_force: Tokens, known: Tokens | None) -> Tokens | None:
-        """Return the longest prompt: the smaller of `known` and the limit learned with the length in force."""
+        """Return the prompt limit: the smaller of `known` and the limit learned with the configured context length."""
         learned = self.learned_input if self.learned_beside == in_force else None
         return min((bound for bound in (known, learned) if bound is not None), default=None)
 
     def learned(self, stated: Tokens, *, beside: Tokens, is_of_input: bool) -> "ModelProfile":
-        """Return the profile with a stated window, or limit for prompts alone, unless a smaller one is known.
+        """Return the profile updated with a stated window or limit for prompts alone, unless a smaller value is known.
 
         Limits learned with another context length are dropped.
         """
@@ -110,7 +110,7 @@ class ModelProfile:
         return replace(known, learned_context=min(stated, known.learned_context or stated), learned_beside=beside)
 
     def merged(self, known: "ModelProfile", in_force: Tokens) -> "ModelProfile":
-        """Return the profile with those `known` limits that were learned with the length in force."""
+        """Return the profile updated with the limits of `known`, if they were learned with the configured length."""
         if known.learned_beside != in_force:
             return self
         merged = self
@@ -158,7 +158,7 @@ def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
 
 @locks("profiles")
 def save_offer(db: Connection, route: str, model: str, offer: OfferedSize) -> None:
-    """Store the sizes stated by the provider, replacing earlier ones."""
+    """Store the sizes that the provider states, replacing earlier sizes."""
     sizes = {"offered_context": offer.context_length, "offered_output": offer.max_output_tokens}
     _save(db, route, model, offer.at, **sizes, offered_at=offer.at)
 
@@ -185,7 +185,7 @@ def learn_output_cap(db: Connection, route: str, model: str, cap: int, now: Mill
 def learn_context(
     db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis, *, is_of_input: bool = False
 ) -> None:
-    """Store a limit stated by the provider unless a smaller one is known; see `ModelProfile.learned`."""
+    """Store a limit stated by the provider, unless a smaller limit is known. See `ModelProfile.learned`."""
     known = load_profile(db, route, model).learned(stated, beside=beside, is_of_input=is_of_input)
     bounds = {"learned_context": known.learned_context, "learned_input": known.learned_input}
     _save(db, route, model, now, **bounds, learned_beside=beside)

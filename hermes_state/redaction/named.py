@@ -21,7 +21,7 @@ _VALUE = re.compile(
     r"""\s{0,3}[ \t]{0,40}\\{0,3}"""
     r"""(?:[bru@]{0,2}(["'])([^"'\r\n]+?)\\{0,3}\1|`([^"'`\s]+)`|((?:[^\s"'`&,;<>()\[\]{}\\]+|\\(?![nrt"'\\]))+))"""
 )
-# A name after a label that says it is a secret: `secret: NAME = …`, `"secrets": {"NAME": "…"`.
+# A name after a label that announces secrets: `secret: NAME = …`, `"secrets": {"NAME": "…"`.
 _INNER_SET = r"""(?::=|[=-]>|\u2192|=(?!=)|:(?=[\s"'`]))"""
 _INNER_NAME = r"""\\{0,3}["'`]?([A-Za-z_][\w.-]{0,60})"""
 _INNER = re.compile(
@@ -63,7 +63,7 @@ _RANDOM = re.compile(r"(?=\D{0,80}\d)(?=[^A-Za-z]{0,80}[A-Za-z])[\w+/=.~-]{16,}"
 
 @cache
 def _ends() -> tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...]:
-    """Return the last words of names, with the words that must precede each. Searching for one word is fast."""
+    """Return the last words of secret names, a pattern for each, and the words that may precede it."""
     names = stored()["names"]
     fronts = dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
     return tuple((word, re.compile(word + _GIVEN), front) for word, front in fronts.items())
@@ -76,7 +76,7 @@ def _commands() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 @cache
 def listed(key: str) -> frozenset[str]:
-    """Return words that are not secrets (`words`), or not names although they follow a label (`others_behind`)."""
+    """Return values that are not secret (`words`), or names after a label whose values are not (`others_behind`)."""
     return frozenset(stored()["names"][key].split())
 
 
@@ -88,7 +88,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_reference(value: str) -> bool:
-    """True for a reference instead of a value: a variable, an attribute of an object, a file."""
+    """True if the value refers to a secret instead of containing it: a variable, an attribute of an object, a file."""
     return expression("names", "reference").fullmatch(value) is not None
 
 
@@ -172,7 +172,7 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
         return False
     if behind == "(" or (value.startswith("/") and name.lower().endswith("pwd")):  # a call, or the working directory
         return False
-    if given != "=" and value.isdigit() and name.lower().endswith("pass"):  # a count
+    if given != "=" and value.isdigit() and name.lower().endswith("pass"):  # the result of tests: `pass: 12`
         return False
     if len(value) >= _MIN_VALUE_CHARS and _looks_secret(value):
         return True
@@ -192,7 +192,7 @@ def _is_set(name: str, given: str) -> bool:
     found = _SETS.search(name)
     if found is None or ("|" in given) != (found[2] is not None):
         return False
-    return bool(found[1] or found[2] or "\t" in given or "  " in given)  # else table columns
+    return bool(found[1] or found[2] or "\t" in given or "  " in given)  # a single space may separate table columns
 
 
 def _looks_secret(value: str) -> bool:

@@ -19,7 +19,7 @@ def stored() -> Mapping[str, Any]:  # each module knows the types of its own par
 
 @cache
 def _words(*, is_ascii: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the words that signal a secret, by common stem."""
+    """Return the words that signal a secret, grouped by common stem."""
     names, speech = stored()["names"], stored()["speech"]
     found: dict[str, list[str]] = {}
     commands, nouns, numbers = stored()["commands"], speech["nouns"], speech["numbers"]
@@ -57,7 +57,7 @@ _PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----EN
 
 @cache
 def _beginnings() -> tuple[tuple[bytes, str, str], ...]:
-    """Return the starts of keys: bytes to search in a text's long words, the start itself, and a pattern for the rest.
+    """Return for each start of a key: bytes to search in a text's long words, the start, and a pattern for the rest.
 
     Starts of up to three characters match only at the start of a word.
     """
@@ -77,7 +77,7 @@ def _shape(begin: str, rest: str) -> re.Pattern[str]:
 
 @cache
 def _unmarked() -> Mapping[re.Pattern[str], tuple[re.Pattern[str], ...]]:
-    """Return shapes of keys without a fixed start, by a part that is found quickly."""
+    """Return the patterns of keys without a fixed start, grouped by a part that is quick to find."""
     found: dict[re.Pattern[str], tuple[re.Pattern[str], ...]] = {}
     for key in stored()["unmarked"]:
         hint = re.compile(key["hint"])
@@ -89,8 +89,8 @@ def without_shapes(text: str) -> str:
     """Return `text` with a mark in place of each key of a known shape."""
     if "-----BEGIN" in text:
         text = _PEM.sub(MARK, text)
-    # Searching for a shape everywhere takes a thousand times as long as for its start. Every key contains a word of 15
-    # characters that is more than a lower-case name. Most texts contain no such word.
+    # Searching a text for whole patterns takes a thousand times as long as searching for their starts. Every key
+    # contains a word of 15 characters that is not just lower-case letters. Most texts contain no such word.
     words = text.encode("utf-8", "surrogatepass").translate(_APART).split()
     long = [word for word in words if len(word) >= 15]
     runs = b" ".join(
@@ -108,6 +108,6 @@ def without_shapes(text: str) -> str:
 
 
 def _tail_mark(tail: re.Match[str]) -> str:
-    """Return the mark for an unknown key. No ordinary word of this length mixes case and digits."""
+    """Return the mark if the match looks like a key. No ordinary word of this length mixes letter case and digits."""
     random = tail[1]
     return tail[0] if random.isalpha() or random.islower() or random.isupper() else f"{tail[0][0]}{MARK}"

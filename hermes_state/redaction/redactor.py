@@ -23,7 +23,7 @@ _SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
 _QUOTE_ENDS = "\"'\r\n"
 _QUOTE_END = re.compile(f"[{_QUOTE_ENDS}]")
 _REACH_CHARS = 140
-"""Maximum length of a secret with a space, including its name. Quoted values, headers and commands may be longer."""
+"""Maximum length of a secret with spaces and its name. Quoted values, headers and commands may be longer."""
 _COMMAND_CHARS = 600
 MAX_KNOWN_CLEAN = 4_096
 """Maximum number of clean texts remembered by their hash. Log lines repeat the same names and words."""
@@ -59,7 +59,7 @@ def seam(text: str, start: int, end: int) -> int | None:
         index = found.start()
         quote = max(quote, *(text.rfind(mark, looked, index) for mark in _QUOTE_ENDS))
         before = text[max(0, quote - 7) : max(0, quote)].rstrip("\\").rstrip()
-        if quote < 0 or text[quote] not in "\"'" or not before.endswith((":", "=", ">")):  # else it may open a value
+        if quote < 0 or text[quote] not in "\"'" or not before.endswith((":", "=", ">")):  # else a value may begin
             if _is_apart(text, index):
                 return index
             if (tries := tries - 1) == 0:
@@ -88,7 +88,7 @@ def _is_apart(text: str, index: int) -> bool:
 
 
 def _written(secret: str) -> tuple[str, ...]:
-    """Return the forms of a secret in texts: plain, in an address, in JSON."""
+    """Return the spellings of a secret in texts: plain, URL-encoded, and JSON-escaped."""
     in_path, in_query = quote(secret), quote(secret, safe="")
     lower = (re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in (in_path, in_query))
     return (secret, in_path, in_query, *lower, json.dumps(secret)[1:-1])
@@ -101,7 +101,7 @@ class Redactor:
         given = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
         known = given.union(*map(secret_parts, given))
         whole = {form for secret in known for form in _written(secret)}
-        # A text may be cut at a seam inside a secret (such as the lines of a key), so each piece is a secret, too.
+        # A text may be cut at a seam inside a secret (such as the lines of a key), so each piece is also a secret.
         pieces = {piece for form in whole for piece in _SEAM.split(form) if len(piece) >= MIN_SECRET_CHARS}
         self._forms = sorted(whole | pieces, key=lambda form: (-len(form), form))  # longest first
         self._known = known
@@ -124,7 +124,7 @@ class Redactor:
         return any(form in text for form in self._forms)
 
     def would_leak(self, text: str) -> bool:
-        """True if `text` contains a configured secret, also in a common encoding (`docs/reference/tools.md`)."""
+        """True if `text` contains a configured secret, plain or in a common encoding (`docs/reference/tools.md`)."""
         return self.knows(text) or holds_encoded(text, self._known)
 
 

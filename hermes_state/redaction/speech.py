@@ -16,7 +16,7 @@ _CARD_REACH = 40
 
 @cache
 def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
-    """Return the words for a password: the word, its pattern as a whole word, and True if it names a number."""
+    """Return each word for a password, its pattern as a whole word, and True if the word means a number, like PIN."""
     speech = stored()["speech"]
     told = [(noun, noun in speech["numbers"]) for noun in (*speech["nouns"], *speech["numbers"])]
     # The word comes first, because starting with a negative lookbehind takes many times as long. CJK has no boundaries.
@@ -26,7 +26,7 @@ def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
 
 @cache
 def _told() -> re.Pattern[str]:
-    """Return the pattern of a value at the start, or after linking words."""
+    """Return the pattern of a value at the start of the text or after linking words."""
     speech = stored()["speech"]
     link = rf"(?:{speech['link']}|(?<![^\W_])(?:{'|'.join(speech['links'])})(?![^\W_]))"
     return re.compile(rf"(?:^|{link})(?:\s?{link})*\s?(?:{speech['quoted']}|({speech['value']}))")

@@ -1,8 +1,8 @@
 """Matches in SQLite's index, ranked by bm25 in a time that does not grow with the index.
 
 FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so every word is quoted. Its own `bm25` counts all
-matches of every term and scope. For common terms this number is estimated from samples, and terms are counted in the
-texts.
+matches of every term and scope. For common terms, this module estimates that number from samples, and counts terms in
+the texts themselves.
 """
 
 import json
@@ -24,7 +24,7 @@ COUNTED_HITS = 200
 """Number of ranked matches of a common word in one scope. A thousand take three times as long."""
 
 SAMPLED_HITS, SAMPLED_PLACES = 100, 4
-"""Number of matches in a sample, and number of samples that estimate a weight."""
+"""Number of matches in a sample, and number of samples for the estimate of a weight."""
 
 # Purpose: load the best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)
 _RANKED = """
@@ -44,17 +44,17 @@ SELECT m.id, CASE WHEN m.body IS NULL THEN coalesce(m.text, '') ELSE fts_row(m.t
 FROM hit JOIN messages m ON m.id = hit.id JOIN {0}_docsize d ON d.id = hit.id
 WHERE :since IS NULL OR m.created_at >= :since
 """
-# Purpose: measure how dense the newest matches up to a message are.
+# Purpose: measure the density of the newest matches up to a message.
 _SAMPLE = f"""
 SELECT count(*), min(id), max(id) FROM (
   SELECT rowid AS id FROM {{0}} WHERE {{0}} MATCH ? AND rowid <= ? ORDER BY rowid DESC LIMIT {SAMPLED_HITS})
 """
 # Purpose: load the newest matches.
 _NEWEST = "SELECT rowid AS id, 0.0 FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :limit"
-# Purpose: count them. (Ids grow with time, so a limit may come before `since`.)
+# Purpose: count the newest matches. (Ids grow with time, so the limit can be applied before `since`.)
 _COUNT = f"""SELECT count(*) FROM ({_NEWEST}) hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since"""
-# Purpose: find known words in any chat: by their beginning, which is a single scan, and word by word.
+# Purpose: find known words of any chat. Words that start with `head` need a single scan, others a look-up each.
 _KNOWN = """SELECT term FROM messages_terms WHERE term >= :head AND term < :head || char(0x10ffff)
 UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messages_terms WHERE term = value)"""
 
@@ -124,7 +124,7 @@ class Fts5Matches(MatchReader):
         return [word for word in known if word in words]
 
     def _frequency(self, term: Term, places: int = 1) -> float:
-        """Estimate the messages with the rarest word of a term. Counting them exactly would read them all."""
+        """Estimate the number of messages with the rarest word of a term. An exact count would read them all."""
         least = float(self._newest)
         for word in term.words or [term]:
             least = min(least, self._rows_with(f"text:{match_text(word)}", places))
@@ -143,6 +143,6 @@ class Fts5Matches(MatchReader):
             if rows < SAMPLED_HITS and place == places:
                 return float(rows)
             if rows == SAMPLED_HITS:
-                rows *= newest / (newest - oldest + 1)  # as if all matches were equally dense
+                rows *= newest / (newest - oldest + 1)  # assume the same density everywhere
             sampled.append(rows * self._newest / top)
         return sum(sampled) / places

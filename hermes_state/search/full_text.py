@@ -61,9 +61,10 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 def search(
     db: Connection, query: str, *, order: Order = "best", limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> list[FoundMessage]:
-    """Return the rows that match `query`, which can be any text; no rows if it asks for nothing.
+    """Return the rows that match `query`, which can be any text. Return no rows if it contains no words to find.
 
-    A query can be slow on purpose, so run this with its own time limit (`store.read_within(1.0, search, ...)`).
+    People can write slow queries on purpose, so run this with its own time limit (`store.read_within(1.0, search,
+    ...)`).
     """
     parsed, matches = parse_query(query), match_reader(db, **filters)
     return [] if parsed is None else load_found(matches, ranked(matches, parsed, order, limit), parsed.wanted)
@@ -92,7 +93,7 @@ def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: 
     scores = dict(hits)
     if not scores:
         return []
-    # Ids grow with time, so a limit may have come before `since`.
+    # Ids grow with time, so the limit can be applied before `since`.
     query = f"""SELECT m.id AS message_id, m.session_id, s.key AS session_key, m.lineage_id,
       {LINEAGE_KEY} AS lineage_key, m.chat_id, {columns(ChatKey, "c", "chat")}, m.role, m.origin, m.sender_name,
       m.created_at, coalesce(m.text, '') AS text, m.body
@@ -109,9 +110,9 @@ def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: 
 def _pasted(
     db: Connection, parsed: Query, found: Callable[[Expression, Sequence[Term], int], dict[int, float]], limit: int
 ) -> dict[int, float]:
-    """Return rows that contain all words of the query side by side.
+    """Return rows that contain all words of the query next to each other.
 
-    An excluded word (`red -door`) counts only if the row contains its dash as well (`find . -name foo`).
+    A word after a dash (`find . -name foo`) matches only rows that contain the dash as well.
     """
     if parsed.whole is None:
         return {}
@@ -159,7 +160,7 @@ def _original(text: str, place: int) -> int:
 
 
 def _place(compared: str, wanted: tuple[Term, ...], edge: str) -> int | None:
-    """Return the first place where most of the terms are close together. `edge` must not touch a word."""
+    """Return the first index at which most of the terms are close together. `edge` must not match next to a word."""
     pattern = _pattern(wanted, edge)
     best, last = (0, 0), dict[str, int]()
     for match in islice(pattern.finditer(compared), 2_000) if pattern else ():

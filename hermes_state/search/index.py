@@ -4,7 +4,7 @@ A new index is filled next to the old one in blocks, from the newest message bac
 complete, triggers keep it complete, and a restart continues there. The complete index replaces the old index. A damaged
 index is removed at once, and the unfinished one is used meanwhile.
 
-PostgreSQL stores a message together with its words. Words from an earlier version are stored again.
+PostgreSQL stores a message together with its words. Words stored by an earlier version are replaced.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from hermes_state.store.writer import Store
 log = structlog.get_logger()
 
 RETRY_SECONDS = 60.0
-"""Seconds until the next attempt after a failure, unless the index fails again."""
+"""Seconds to wait after a failure before the next attempt. An index error ends the wait earlier."""
 MAKING = f"{SERVING}_next"
 BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
 """Maximum rows and characters per block, which takes about 30 ms of the writer's time. A single row may be larger."""
 OUTDATED = "this version finds more words"
-"""Fault of an index that can be used until its replacement is ready."""
+"""Fault of an outdated index, which can be used until its replacement is ready."""
 _FLOOR_NOTE = "search_floor"  # id of the oldest message in the unfinished index
 _MADE_NOTE = "search_making_version"
 
@@ -112,7 +112,10 @@ def _damage(db: Connection) -> str | None:
 
 
 def _misfit(db: Connection) -> str | None:
-    """Return a sentence about a sampled message whose words are not indexed. ASCII is split alike in all versions."""
+    """Return a sentence about a sampled message whose words are not indexed.
+
+    Only ASCII texts are checked, because all versions split them alike.
+    """
     query = """SELECT id, substr(fts_row(text, body), 1, 61) FROM messages
     WHERE indexed = 1 AND (id > :top - 30 OR id % (1 + :top / 30) = 0) LIMIT 60"""
     for row_id, text in db.execute(query, {"top": _newest(db)}).fetchall():
@@ -126,7 +129,7 @@ def _misfit(db: Connection) -> str | None:
 
 @locks(EVERYTHING)
 def begin_index(db: Connection, *, keeps_old: bool) -> None:
-    """Begin a new index. Without `keeps_old`, remove the index in use."""
+    """Begin a new index. Remove the index in use unless `keeps_old` is True."""
     for index in (MAKING,) if keeps_old else (MAKING, SERVING):
         _drop(db, index)
     save_note(db, _FLOOR_NOTE, str(_newest(db) + 1))

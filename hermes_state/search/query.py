@@ -1,8 +1,8 @@
 """Query parser: turns a person's text into a tree, which `fts5` and `tsquery` translate for their index.
 
 Supports `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals, and ignores the rest.
-Pasted text can look like operators (`find . -name foo`, `IS NOT NULL`). So the words of a query are also searched side
-by side, and command options (`--rm`, `-rf`) exclude nothing.
+Pasted text can look like operators (`find . -name foo`, `IS NOT NULL`). So the words of a query are also searched as
+one phrase, and command options (`--rm`, `-rf`) exclude nothing.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, folded, segment_query
 
-MAX_TERMS = 32  # words of a query that count; a pasted page is not a query
+MAX_TERMS = 32  # maximum number of words in a query; a pasted page is not a query
 
 
 _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])|(?P<word>[^\s"()]+)')
@@ -23,26 +23,26 @@ _DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u221
 _IN_WORD = rf"[^\W_{CJK}]"
 LETTER = r"[^\W_]"
 """Letter or digit of any script. Compiles a hundred times faster than a pattern that excludes Chinese."""
-# Punctuation between two words: short, possessive, and without characters of the next word. Otherwise repeated
-# characters cause exponential backtracking that blocks the whole process.
+# Punctuation between two words. The pattern is short and possessive, and excludes characters of the next word.
+# Otherwise repeated characters cause exponential backtracking that blocks the whole process.
 _BETWEEN = rf"(?:_|[^\w{EMOJI}]){{0,16}}+"
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
     text: str
-    is_prefix: bool  # the last word may continue in a match
+    is_prefix: bool  # a match can have more letters after the last word
 
     @property
     def words(self) -> list["Term"]:
-        """The indexed words in it, each as a term."""
+        """The indexed words of the term, each as its own term."""
         *words, last = re.findall(r"[^\W_]+", segment_query(self.text)) or [""]
         return [*(Term(word, False) for word in words), Term(last, self.is_prefix)] if last else []
 
     def pattern(self, words: int | None = None, edge: str = _IN_WORD) -> str | None:
-        """Return a pattern for its first `words` words in folded text, not touching an `edge`; None without words.
+        """Return a pattern for the term's first `words` words in folded text, with no `edge` beside them.
 
-        The pattern starts with the plain word, which is found ten times faster than after a boundary.
+        The pattern starts with the plain word instead of a boundary, which makes it ten times faster.
         """
         pieces: list[str] = re.findall(rf"[^\W_]+|[{EMOJI}]", folded(self.text))[:words]
         if not pieces:
@@ -83,12 +83,12 @@ class Query:
     expression: Expression | None  # None if only exclusions are left
     wanted: tuple[Term, ...]
     terms: tuple[Term, ...]  # including excluded terms
-    whole: Term | None  # all words side by side; None for fewer than two
+    whole: Term | None  # all words next to each other; None for fewer than two
     text: str
     """The typed words, folded into one line, for comparison with the source of pasted text."""
     has_exclusions: bool
     words: tuple[str, ...]
-    """The words, for Chinese or Japanese as pairs of characters; none if there are quotes or operators."""
+    """The typed words, with Chinese and Japanese in pairs of characters. Empty if the query has quotes or operators."""
 
 
 def parse_query(text: str) -> Query | None:

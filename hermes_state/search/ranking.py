@@ -16,13 +16,13 @@ RANKED_HITS = 1_000
 """Number of newest matches that are ranked. Ranking all matches of a common word takes a second per million rows."""
 
 COUNTED_CHARACTERS, COUNTED_TERMS = 4_000, 8
-"""Number of characters of a text in which terms are counted, and number of counted terms (the rarest)."""
+"""Number of characters at a text's start in which terms are counted, and number of counted terms (the rarest)."""
 
 _K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
 
 
 class SearchFilter(TypedDict, total=False):
-    """Limits of a search. A turn that searches does not find itself or the results of earlier searches."""
+    """Filters of a search. With `turn_id`, a search leaves out that turn and the results of earlier searches."""
 
     chat_id: ChatId | None
     lineage_id: LineageId | None
@@ -32,7 +32,7 @@ class SearchFilter(TypedDict, total=False):
 
 
 class MatchReader(ABC):
-    """Matches in an engine's index, within the limits of a search."""
+    """Matches in an engine's index that pass the filters of a search."""
 
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         self.db = db
@@ -58,7 +58,10 @@ class MatchReader(ABC):
 
     @abstractmethod
     def known_words(self, words: Collection[str], head: str) -> list[str]:
-        """Return the indexed words among `words`, at least those of this place. Most start with `head`."""
+        """Return indexed words among `words`, at least those of the filtered messages.
+
+        Most of `words` start with `head`.
+        """
 
 
 def weight(frequency: float, count: float) -> float:

@@ -1,8 +1,8 @@
-"""Matches in PostgreSQL's index. The newest ones are found in two ways.
+"""Matches in PostgreSQL's index. The newest matches are found in two ways.
 
 An index of words (GIN) returns all matches or none. So common words are searched from the newest message back, and rare
-words in the index. The newest messages decide which: the planner would expect an unknown word in every thousandth
-message and read all of them.
+words in the index. A search of the newest messages shows which way is faster. The planner would expect an unknown word
+in every thousandth message, and read all messages.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ from hermes_state.search.ranking import (
 from hermes_state.store.segment import REPEATS, fts_row
 from hermes_state.store.sql import Connection, scalar
 
-RECENT_ROWS = 500  # newest messages that are searched first, in half a millisecond
+RECENT_ROWS = 500  # number of newest messages that are searched first, in half a millisecond
 
 COUNTED_HITS = 300
 """Number of newest matches ranked by the words in their texts. Loading and folding a text takes 20 µs."""
@@ -36,7 +36,7 @@ WHERE (words @@ CAST(? AS tsquery)) IS TRUE AND message_id < ? AND message_id > 
 _WITH_TEXTS = f"""
 SELECT m.id, left(m.text, {COUNTED_CHARACTERS}), m.body, coalesce(length(m.text), 0) + coalesce(length(m.body), 0),
   m.created_at FROM ({{}}) AS found JOIN messages m ON m.id = found.message_id"""
-# Purpose: find out which of some words occur in the given messages.
+# Purpose: find the words of a list that occur in the given messages.
 _KNOWN = """
 SELECT DISTINCT lexeme FROM (SELECT words FROM message_words WHERE message_id = ANY(CAST(? AS bigint[]))) AS hit,
   unnest(words) WHERE lexeme = ANY(CAST(? AS text[]))"""
@@ -82,9 +82,9 @@ class TsMatches(MatchReader):
         return [(row_id, 0.0) for (row_id,) in self._newest(expression, limit)]
 
     def _newest(self, expression: Expression, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        """Load rows with a statement in the given `shape` around the search for ids.
+        """Load the newest matches with a statement: `shape` with the search for ids inserted.
 
-        Searches back until that would take longer than all matches from the index.
+        Searches back from the newest message, until loading all matches from the index would be faster.
         """
         if (query := query_text(expression)) is None:
             return []
@@ -94,7 +94,7 @@ class TsMatches(MatchReader):
             if len(rows) == limit or span >= self._top:
                 return rows
             needed = 2 * limit * span // max(1, len(rows))
-            # A match from the index takes ten times as long as a message that is searched.
+            # Loading a match from the index takes ten times as long as searching a message.
             if needed > 10 * self._top * len(rows) / span:
                 return self._looked_up(query, limit, shape)
             span = needed

@@ -34,7 +34,7 @@ async def test_two_clusters_on_one_database_are_told_apart_by_a_digest(cluster: 
     await cluster.start("one")
     said = await refused(cluster.add("two", HERMES_TELEGRAM__TOKEN="654321:OTHERTOKEN"))
     assert "telegram.token is a value with digest " in said
-    assert "another bot needs another database" in said
+    assert "each bot needs its own database" in said
     assert "OTHERTOKEN" not in said
 
 

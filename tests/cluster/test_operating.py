@@ -115,7 +115,7 @@ async def test_nodes_of_one_name_are_told_apart(cluster: Cluster) -> None:
     _, said = await cluster.command_line("cluster", "status", node=one)
     assert [f"same ({row['id'][:8]})" in said for row in rows] == [True, True], said
     _, said = await cluster.command_line("doctor", node=two)
-    assert "another node is called same, too: set cluster.name on each" in said
+    assert "another node is also called same: set cluster.name on each" in said
     three = cluster.add("three", HERMES_CLUSTER__NAME="same", HERMES_COSTS__DAILY_CAP="7")
     await three.spawn()
     assert await three.wait() == 78

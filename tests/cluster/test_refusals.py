@@ -109,14 +109,14 @@ async def test_a_database_that_is_not_ours_to_use_stays_as_it_is(folder: Path, p
         assert "has the encoding LATIN1" in await refused(folder, url)
         assert tables(url) == []
     with postgres.database(owner="postgres") as url:
-        assert "the role hermes may not create tables in schema public" in await refused(folder, url)
+        assert "the role hermes cannot create tables in schema public" in await refused(folder, url)
         assert tables(url) == []
 
 
 async def test_a_seat_behind_a_pooler_is_refused(folder: Path, postgres: Postgres) -> None:
     with postgres.database() as address:
         async with pooler_before(address) as url:
-            assert "store.url leads to a pooler" in await refused(folder, url)
+            assert "store.url points to a pooler" in await refused(folder, url)
         assert tables(address) == []
 
 

@@ -3,8 +3,9 @@
 psycopg does the work. This module hides differences from statements for both engines: the form of parameters, and the
 types of integers, booleans, sums and texts with a NUL.
 
-Inside a transaction, a statement waits until its result, or a later one's, is needed. Then all are sent in one round
-trip (libpq's pipeline mode). Their errors are raised there, at the latest at the end of the savepoint or at the COMMIT.
+Inside a transaction, a statement waits until its result, or a later one's, is needed. Then all waiting statements are
+sent in one round trip (libpq's pipeline mode), and their errors are raised. This happens at the end of a savepoint or
+at the COMMIT at the latest.
 """
 
 import os
@@ -65,9 +66,9 @@ class PostgresConnection:
         self._is_broken_off = False
         self._is_ending = False  # a ROLLBACK was sent and its result is pending
         self.share_trip: Callable[[bool], None] | None = None
-        """Hook while functions run side by side: lets the others continue, then sends all statements once each waits.
+        """Hook for functions that share round trips: let the others run until each waits, then send all statements.
 
-        With True, lets the others run to their end. Raises an error of any of them.
+        With True, let the others run to their end. Raises the first error of any function.
         """
 
     @classmethod
@@ -165,14 +166,14 @@ class PostgresConnection:
                 if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED):
                     failure = failure or self._failure(result)
                     if isinstance(one, tuple):
-                        self._prepared.pop(one, None)  # a later statement may have evicted it
+                        self._prepared.pop(one, None)  # unless a later statement has evicted it
                 elif isinstance(one, Result):
                     one.fetched = result
                 self._next()  # the end of the statement's results
             self._next_result()  # the sync's result
             self.raw.pgconn.exit_pipeline_mode()
         except psycopg.Error as error:
-            self.close()  # late results would be taken for those of later statements
+            self.close()  # late results would be mistaken for those of later statements
             raise psycopg.OperationalError(str(failure or error)) from error
         if failure is not None:
             raise failure
@@ -346,25 +347,25 @@ def _numbered(sql: str, has_names: bool) -> tuple[bytes, tuple[str, ...]]:
 
 
 class _IntDumper(Int8Dumper):
-    """Dumper of integers as bigint, so that each statement is prepared only once."""
+    """Dump integers as bigint, so that each statement is prepared only once."""
 
 
 class _BoolDumper(Int8Dumper):
-    """Dumper of booleans as 0 and 1, like the columns."""
+    """Dump booleans as 0 and 1, the values in the columns."""
 
     def dump(self, obj: Any) -> Buffer | None:
         return b"1" if obj else b"0"
 
 
 class _StrDumper(StrDumperUnknown):
-    """Dumper of text without NUL, which PostgreSQL rejects."""
+    """Dump text without NUL, which PostgreSQL rejects."""
 
     def dump(self, obj: str) -> Buffer | None:
         return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in obj else obj)
 
 
 class _SumLoader(Loader):
-    """Loader of integer sums as integers."""
+    """Load sums of integers as integers."""
 
     def load(self, data: Buffer) -> int | float:
         text = bytes(data)
@@ -373,15 +374,15 @@ class _SumLoader(Loader):
 
 # Codes and classes of errors: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _SERVERS = frozenset({"08", "28", "40", "53", "55", "57", "58", "72", "F0"})
-"""Error classes of the server or of other transactions.
+"""Classes of errors that the server or other transactions cause.
 
 In order: connection, login, serialization, resources, locks, intervention, system, old snapshots, settings.
 """
 
 _SESSIONS = frozenset({"0A000", "25006", "26000", "42P05"})
-"""Error codes that may not occur again in a new session.
+"""Error codes that a new session may avoid.
 
-A migration has outdated a plan, the server is read-only (a new replica), or a pooler has lost or kept prepared
+Causes: a migration made a plan outdated, the server is read-only (a new replica), or a pooler lost or kept prepared
 statements.
 """
 
@@ -391,7 +392,7 @@ RIGHTS = "42501"  # the role lacks a privilege
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Return True for errors that are not caused by the statement, which may run again.
+    """Return True for errors that the statement did not cause, so that it can run again.
 
     Limits exceeded by a statement's own values (class 54) are excluded, because the statement would always fail.
     """

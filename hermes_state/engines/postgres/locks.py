@@ -1,8 +1,8 @@
-"""Locks of a batch as PostgreSQL advisory locks, which end with the transaction.
+"""PostgreSQL advisory locks of a batch, which end with its transaction.
 
-The first is the lock of everything: shared, or exclusive for functions without declared chats. It is taken in a
-separate statement after `BEGIN`, so that the next statement sees the current chats. No chat moves while it is held. The
-other locks follow in ascending order, so that batches cannot deadlock.
+The first lock covers everything. It is shared, or exclusive for functions that declare no chats. It is taken in a
+separate statement after `BEGIN`, so that the next statement sees the current chats, which cannot move until the end.
+The other locks follow in ascending order, so that batches cannot deadlock.
 
 Keys are 64-bit hashes. Two chats with the same key only wait for each other. A chat that is not stored yet is locked by
 its key like any other.
@@ -45,7 +45,7 @@ def begin(db: Connection, batch: Sequence[LockKeys]) -> list[list[int]]:
 
     Return queues of indexes into `batch`. Functions that share a lock are in the same queue, in order.
     """
-    db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # not the role's default: rows are read after the locks
+    db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # the role's default may differ; rows must be read after locking
     keys = reduce(or_, batch)
     if EVERYTHING in keys.names:
         # Keys of two integers cannot collide with keys of one.
@@ -69,13 +69,13 @@ def _take(db: Connection, keys: LockKeys) -> Cursor:
 
 @cache
 def _taking(kinds: tuple[str, ...], has_names: bool) -> str:
-    """Return a statement for rows of these kinds only, because each further table costs time."""
+    """Return the locking statement for these kinds of rows only, because each additional table costs time."""
     of_rows = [_OF_ROWS.format(" UNION ALL ".join(_CHATS_OF[kind] for kind in kinds))] if kinds else []
     return _TAKE.format(" UNION ALL ".join([*of_rows, *([_OF_NAMES] if has_names else [])]))
 
 
 def _queues(batch: Sequence[LockKeys], taken: Iterable[tuple[str, int, int]]) -> list[list[int]]:
-    """Group functions by shared locks. `taken` holds kind, id and lock of each row (or name, 0 and lock)."""
+    """Group functions that share locks. `taken` lists kind, id and lock of each row, or name, 0 and lock."""
     led_to = defaultdict[tuple[str, int], set[object]](set)
     for kind, row_id, lock in taken:
         led_to[kind, row_id].add(lock)

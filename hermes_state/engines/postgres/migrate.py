@@ -89,7 +89,7 @@ def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: f
     db.execute("BEGIN")
     try:
         db.execute(f"SET LOCAL lock_timeout = {int(lock_seconds * 1000)}")
-        db.execute("SELECT pg_advisory_xact_lock(1212634969, 0)")  # HGWY; keys of two integers have their own space
+        db.execute("SELECT pg_advisory_xact_lock(1212634969, 0)")  # HGWY; keys of two integers never equal bigint keys
         server = load_server(db)
         check_server(server)
         version = _version(db, server, migrations)
@@ -98,7 +98,7 @@ def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: f
             _check_may_create(server)
             db.execute(pending[0].sql)
             note_applied(db, pending[0])
-            if pending[0].number == FIRST:  # there are no words yet
+            if pending[0].number == FIRST:  # no words are stored yet
                 save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
             save_note(db, _MARK, _OURS)
             save_note(db, _VERSION, str(pending[0].number))
@@ -154,7 +154,7 @@ def _is_ours(db: Connection, server: Server) -> bool:
         return load_note(db, _MARK) == _OURS
     except psycopg.errors.InsufficientPrivilege as error:
         raise DatabaseRejected(
-            f"the role {server.role} may not read the tables of {server.name}: make it the owner"
+            f"the role {server.role} cannot read the tables of {server.name}: make it the owner"
         ) from error
     except psycopg.errors.UndefinedColumn:
         return False
@@ -164,6 +164,6 @@ def _check_may_create(server: Server) -> None:
     if not server.may_create:
         where = f"schema {server.schema}" if server.schema else "any schema of its search path"
         raise DatabaseRejected(
-            f"the role {server.role} may not create tables in {where} of {server.name}: grant it CREATE there, "
+            f"the role {server.role} cannot create tables in {where} of {server.name}: grant it CREATE there, "
             "or make it the owner"
         )

@@ -18,11 +18,11 @@ from hermes_state.values import ChatKey, Millis
 MAX_CLOCK_SECONDS = 60
 """Largest allowed difference from the server's clock in seconds. Days and deadlines depend on the clock."""
 
-POOLED = "store.url leads to a pooler, but the locks of a node need one session: use the address of the server itself"
+POOLED = "store.url points to a pooler, but the locks of a node need one session: use the address of the server itself"
 NAME = "hermes-gateway"  # prefix of our sessions' names
 
 SEAT = f"{NAME} seat "
-"""Prefix of a seat's session name, before the node's id. It shows in the server's tables which nodes are alive."""
+"""Prefix of a seat's session name, followed by the node's id. The names of open sessions show which nodes are alive."""
 
 _LIVES = f"""EXISTS (SELECT 1 FROM pg_stat_activity a
   WHERE a.pid = n.pid AND a.datname = current_database() AND a.application_name = '{SEAT}' || n.id)"""
@@ -130,8 +130,8 @@ def session_name(node_id: str) -> str:
 def end_left_transactions(db: Connection, seconds: float = 2.0) -> int:
     """End transactions that nodes without a seat left open for `seconds`. Return their number.
 
-    The server ends idle transactions by itself. But it waits for the rest of a half-sent batch of a stopped node or
-    dead machine, and its chats stay locked.
+    The server ends idle transactions by itself. But if a node stops while sending a batch, the server waits for the
+    rest, and the batch's chats stay locked.
     """
     query = f"""SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE datname = current_database() AND usename = current_user
@@ -189,14 +189,14 @@ def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
     found = []
     if abs(late) > MAX_CLOCK_SECONDS:
         off = f"{counted(abs(late), 'second')} {'behind' if late > 0 else 'ahead of'}"
-        found.append(f"the clock of {node.name} is {off} the PostgreSQL server's, by more than a minute: use NTP")
+        found.append(f"the clock of {node.name} is {off} the PostgreSQL server's clock: keep both in time with NTP")
     others = _living_others(db, node)
     labels, mine = _labels([replace(node, id=""), *others]), _settings_of(node.settings)
     for other in others:
         theirs = _settings_of(other.settings)
         for key in sorted(mine.keys() & theirs.keys()):
             if mine[key] != theirs[key]:
-                rule = "another bot's cluster needs another database" if key.endswith("token") else "nodes must agree"
+                rule = "each bot needs its own database" if key.endswith("token") else "set the same value on all nodes"
                 place = f"{theirs[key]} at {labels[other.id]}, which has the same database"
                 found.append(f"{key} is {mine[key]} at {labels['']} and {place}: {rule}")
     return found
@@ -210,7 +210,7 @@ def find_faults(db: Connection, node: NodeInfo, connections: int, now: Millis) -
     others = _living_others(db, node)
     if any(other.name == node.name for other in others):
         found.append(
-            f"another node is called {node.name}, too: set cluster.name on each, or logs and `cluster status` "
+            f"another node is also called {node.name}: set cluster.name on each, or logs and `cluster status` "
             "show only different ids"
         )
     nodes = 1 + len(others)
@@ -227,7 +227,7 @@ def _living_others(db: Connection, node: NodeInfo) -> list[NodeRow]:
 
 
 def _labels(nodes: Sequence[NodeInfo | NodeRow]) -> dict[str, str]:
-    """Return the names of nodes in messages, by id. The asking node has an empty id."""
+    """Return the names of nodes in messages, by id. An empty id means this node."""
     counts = Counter(node.name for node in nodes)
     ids = {node.id: node.id[:8] or "this one" for node in nodes}
     return {node.id: node.name if counts[node.name] == 1 else f"{node.name} ({ids[node.id]})" for node in nodes}

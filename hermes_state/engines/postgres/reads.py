@@ -1,10 +1,10 @@
 """Reads, and functions that share round trips to the server (decision 24).
 
-Short reads that arrive together share a transaction. A read of a few rows costs little at the server. The round trips
-and the switch to the connection's thread and back cost more.
+Short reads that arrive together share a transaction. Reading a few rows is cheap for the server, but the round trips
+and the switch to the connection's thread and back are not.
 
 Functions that share round trips each run in a greenlet until they need a result. Then all their statements are sent at
-once (libpq's pipeline mode). Together they take as many round trips as the longest of them.
+once (libpq's pipeline mode). Together they take as many round trips as the function that needs most.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 10.0  # extra seconds for the server to answer after its own time limits
 
-MOST_TOGETHER = 16  # short reads in one transaction; the first waits for the last
+MOST_TOGETHER = 16  # short reads per transaction; all of them wait until the last has ended
 
 
 def milliseconds(seconds: float) -> int:
@@ -54,7 +54,7 @@ def _snapshot(db: PostgresConnection, seconds: float) -> Iterator[None]:
 
 
 class ShortReads:
-    """Reads of a few rows, which share a transaction while the connections are busy. `run_job` runs a job on one."""
+    """Reads of a few rows, which share transactions if connections are busy. `run_job` runs a job on one connection."""
 
     def __init__(
         self, run_job: Callable[[Callable[[PostgresConnection], None]], Awaitable[None]], connections: int
@@ -130,10 +130,10 @@ def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
 
 
 def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
-    """Run functions side by side inside the open transaction.
+    """Run functions concurrently inside the open transaction, so that they share round trips.
 
     A function that begins a savepoint continues when all others have ended. The first error ends all functions and is
-    raised. A server error reaches every function that waits for it.
+    raised. A server error reaches every function that waits for a result.
     """
     if len(functions) == 1:
         functions[0]()

@@ -31,7 +31,7 @@ def open_source(url: str) -> Iterator[Connection]:
     with _open(url, is_alone=True) as db:
         version, newest = load_version(db), shipped_migrations()[-1].number
         if version != newest:
-            raise DatabaseRejected(f"{name_of(url)} has schema {version}, not {newest}: start the gateway once")
+            raise DatabaseRejected(f"{name_of(url)} has schema {version}, not {newest}: start the gateway with it once")
         db.execute("SET default_transaction_read_only = on")
         yield db
 
@@ -66,7 +66,7 @@ def make_search_index(db: Connection) -> None:
         db.execute("BEGIN")  # a failed transaction ends with the connection
         last = store_words(db, last, 500)
         db.execute("COMMIT")
-    db.execute("VACUUM (ANALYZE)")  # otherwise the first searches would do it, page by page
+    db.execute("VACUUM (ANALYZE)")  # otherwise the first searches would clean up each page that they read
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def find_fault(db: Connection) -> str | None:
     ORDER BY relname"""
     if closed := scalars(db, str, query):
         role = load_server(db).role
-        return f"The role {role} may not read and write all tables, for example {closed[0]}: make it their owner."
+        return f"The role {role} cannot read and write all tables, for example {closed[0]}: make it their owner."
     return None
 
 

@@ -1,8 +1,8 @@
 """The seat of a node: one connection with the session locks for the node's work.
 
-A killed node loses its locks with its socket. The server ends the session of a stopped or disconnected node after some
-silent seconds (`idle_session_timeout`). The node counts them from its last answered request, so it gives up first.
-Hints of other nodes arrive on the same connection, so a node with a seat misses none.
+A killed node loses its locks with its socket. The server ends the session of a stopped or disconnected node after a
+silence of some seconds (`idle_session_timeout`). The node measures the silence from its last answered request, so it
+gives up before the server does. Hints of other nodes arrive on the same connection, so a node with a seat misses none.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from hermes_state.values import Millis
 CHANNEL = "hermes_gateway"
 
 
-# Purpose: take the first free locks. Locks beyond the limit are not tried, because nothing is sorted and rows come one
-# by one.
+# Purpose: take the first free locks. Locks beyond the limit are not tried, because the rows are not sorted and arrive
+# one by one.
 _TAKE = """ARRAY(SELECT place FROM unnest(ARRAY[{kinds}], ARRAY[{keys}]) WITH ORDINALITY AS asked (kind, key, place)
 WHERE pg_try_advisory_lock(kind, key) LIMIT {most})"""
 _LET_GO = "pg_advisory_unlock({lock.kind:d}, {lock.key:d})"
 
-# Purpose: store the node of this seat. A node that returns has lost a seat.
+# Purpose: store the node of this seat. If the node is already stored, it has lost an earlier seat.
 _NOTE = """
 INSERT INTO nodes (id, name, version, role, settings, pid, seats, started_at, seated_at)
 VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $7)
@@ -108,7 +108,7 @@ class PostgresSeat(Seat):
         try:
             return _taken(locks, await asyncio.shield(answer))
         except asyncio.CancelledError:
-            # the cancelled caller does not learn of its locks
+            # the cancelled caller will not know its locks, so release them
             answer.add_done_callback(partial(self._give_back, locks))
             raise
 
@@ -203,7 +203,7 @@ class PostgresSeat(Seat):
             self._server.consume_input()
             while (notice := self._server.notifies()) is not None:
                 if (hint := _hint_of(notice.extra)) is not None:
-                    self._loop.call_soon(self._on_hint, hint)  # later, so that its errors do not affect the answer
+                    self._loop.call_soon(self._on_hint, hint)  # called later: its errors must not affect the answer
             while self._answer is not None and not self._answer.done() and not self._server.is_busy():
                 if (result := self._server.get_result()) is None:  # the server is ready for the next statement
                     self._answer.set_result(self._values)
@@ -220,12 +220,12 @@ class PostgresSeat(Seat):
 
 
 def _hint_of(payload: bytes) -> Hint | None:
-    """Return None for a hint of a newer version."""
+    """Parse a hint. Return None for kinds that only a newer version knows."""
     if (match := _HINT.fullmatch(payload)) is None or (kind := match[1].decode().upper()) not in HintKind.__members__:
         return None
     return Hint(HintKind[kind], int(match[2]))
 
 
 def _taken(locks: Sequence[SeatLock], places: bytes) -> set[SeatLock]:
-    """Return the locks at the places in an answer such as `{1,3}`."""
+    """Return the locks whose positions the answer lists, such as `{1,3}`."""
     return {locks[int(place) - 1] for place in places.strip(b"{}").split(b",") if place}

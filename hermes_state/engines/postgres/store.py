@@ -29,26 +29,26 @@ T = TypeVar("T")
 REPEATS = 10  # retries of a batch that PostgreSQL aborted because of another transaction
 
 TAKEOVER_SECONDS = 5.0
-"""Seconds within which the server notices that the database's holder was killed."""
+"""Seconds within which the server notices that a process with the lock was killed."""
 
 PAUSE_SECONDS = 5.0
 """Seconds after which the server ends an idle transaction, so that its chats do not stay locked."""
 
 CLOSE_SECONDS = 10.0  # the server may no longer answer
 
-# HGWY; keys of two integers have their own space. Gateways share the lock; a copy holds it exclusively.
+# HGWY; keys of two integers never equal bigint keys. Gateways share the lock; a copy holds it exclusively.
 _ALONE, _TOGETHER = "SELECT pg_advisory_lock(1212634969, 1)", "SELECT pg_advisory_lock_shared(1212634969, 1)"
 _REFUSED = re.compile(
-    r"^connection is bad: (?!connection to server)"  # libpq could not even try
+    r"^connection is bad: (?!connection to server)"  # libpq did not try to connect
     r"|invalid (integer )?value|unrecognized configuration parameter"
     r"|password authentication failed|no password supplied|no pg_hba.conf entry|is not permitted to log in"
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate|private key file|SSL was required|channel binding required|authentication method requirement"
 )
-"""Connection errors that do not go away by waiting.
+"""Connection errors that waiting does not solve.
 
-libpq has no codes for them. If a server answers in another language, the connection is retried like one to a server
-that is not up yet.
+libpq has no codes for them. Messages in another language are not recognised, so the connection is retried as if the
+server were not up yet.
 """
 
 
@@ -63,7 +63,7 @@ RULES = TransactionRules(
 
 
 class _Session:
-    """Connection on its own thread, replaced when lost. `joins`: hold the shared lock that excludes a copy."""
+    """Connection on its own thread, replaced when lost. If it `joins`, it takes the shared lock that blocks a copy."""
 
     def __init__(self, url: str, name: str, busy_seconds: float, *, joins: bool) -> None:
         self.pending = 0
@@ -150,7 +150,7 @@ class PostgresStore(Store):
     """
 
     batch_size = 32
-    """Smaller than for SQLite, because a function takes longer and all chats of a batch stay locked until its end."""
+    """Smaller than for SQLite: a function takes longer, and all chats of a batch stay locked until the batch ends."""
 
     def __init__(self, url: str, writers: int, readers: int, busy_seconds: float) -> None:
         super().__init__(name_of(url), writers)

@@ -19,7 +19,7 @@ from hermes_state.store.sql import Connection, load_note, save_note
 MAX_WORD_BYTES = 2_046  # longer words are cut: PostgreSQL accepts no more
 
 MAX_POSITION, MAX_PLACES = 16_000, 255
-"""Last position, and most positions per word, for phrases. PostgreSQL's limits are 16,383 and 255."""
+"""Highest position, and maximum positions per word, for phrase searches. PostgreSQL's limits are 16,383 and 255."""
 
 
 _BLOCK = 256
@@ -36,7 +36,7 @@ class _Folding(dict[int, str]):
             db.execute("CREATE VIRTUAL TABLE token USING fts5vocab(sample, instance)")
             between = [(one, f"x{chr(one)}x") for one in block if not 0xD800 <= one <= 0xDFFF]
             db.executemany("INSERT INTO sample(rowid, text) VALUES (?, ?)", between)
-            # A character inside a word leaves one token, which contains the character unless it is an accent.
+            # If the text is still one token, the character belongs to words. The token omits it if it is an accent.
             joined = db.execute("SELECT doc, max(term) FROM token GROUP BY doc HAVING count(*) = 1")
             block.update((one, term[1:-1]) for one, term in joined)
         self.update(block)
@@ -57,7 +57,7 @@ def tokens(text: str, *, is_query: bool = False) -> list[str]:
 
 
 def mark(scope: str) -> str:
-    """Return the token of a scope. No word of a text equals it."""
+    """Return the token that represents a scope. It differs from every word of a text."""
     return f":{scope}"
 
 
@@ -93,7 +93,7 @@ def with_words(insert: str) -> str:
 
 
 def store_words(db: Connection, after: int, limit: int) -> int | None:
-    """Store the words of up to `limit` messages after an id. Return the last id; None at the end."""
+    """Store the words of up to `limit` messages with ids above `after`. Return the last id; None if none is left."""
     query = """SELECT id, text, body, chat_id, lineage_id, role, tool_name FROM messages
     WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"""
     rows = db.execute(query, (after, limit)).fetchall()
@@ -104,18 +104,18 @@ def store_words(db: Connection, after: int, limit: int) -> int | None:
 
 
 RENEWED_ROWS = 100  # rows per step of `renew_words`: about 20 ms, during which no other function writes
-VERSION_NOTE = "segment_version"  # version of all words, or of those up to an id: `3:1200`
+VERSION_NOTE = "segment_version"  # version of all words, or of those up to a message id (`3:1200`)
 
 
 def load_renewed(db: Connection) -> int | None:
-    """Return the last message whose words are of this version; None if all are."""
+    """Return the id of the last message whose words this version stored; None if it stored all words."""
     version, _, last = (load_note(db, VERSION_NOTE) or "").partition(":")
     return (int(last) if last else None) if version == str(SEGMENT_VERSION) else 0
 
 
 @locks(EVERYTHING)
 def renew_words(db: Connection) -> bool:
-    """Store the next words from an earlier version again. Return True at the end."""
+    """Replace the next words that an earlier version stored. Return True if none are left."""
     done = load_renewed(db)
     last = store_words(db, done, RENEWED_ROWS) if done is not None else None
     save_note(db, VERSION_NOTE, f"{SEGMENT_VERSION}:{last}" if last is not None else str(SEGMENT_VERSION))

@@ -1,1 +1,1 @@
-"""State in one SQLite file, for a gateway on a single machine."""
+"""SQLite: the engine for a gateway on a single machine, with one database file."""

@@ -1,4 +1,4 @@
-"""Copy of the whole database while the daemon writes to it."""
+"""Copy the whole database while the daemon writes to it."""
 
 import contextlib
 import os
@@ -40,13 +40,13 @@ def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lamb
         with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
             copy.execute("PRAGMA synchronous = OFF")  # flushed once, below
             cast("sqlite3.Connection", db).backup(copy, pages=_PAGES_AT_ONCE, progress=look_up)
-            copy.execute("PRAGMA journal_mode = DELETE")  # a single file, even for a process that only reads it
+            copy.execute("PRAGMA journal_mode = DELETE")  # no write-ahead log, so that the backup stays a single file
         flush(unfinished)
         try:
             os.link(unfinished, target)  # fails if the name exists by now
         except FileExistsError:
             raise
-        except OSError:  # a file system without hard links, such as a USB stick's
+        except OSError:  # the file system has no hard links, like that of many USB sticks
             unfinished.rename(target)
         flush(target.parent)
         return target.stat().st_size

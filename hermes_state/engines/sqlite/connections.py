@@ -37,7 +37,7 @@ _TROUBLE = {
     sqlite3.SQLITE_INTERRUPT: "the query took too long and was stopped",
     sqlite3.SQLITE_IOERR: "reading or writing the disk failed",
     sqlite3.SQLITE_CORRUPT: "the database is damaged",
-    sqlite3.SQLITE_FULL: "the disk is full, free some space",
+    sqlite3.SQLITE_FULL: "the disk is full: free some space",
     sqlite3.SQLITE_CANTOPEN: "the database cannot be opened",
     sqlite3.SQLITE_PROTOCOL: "the database's locks do not work, perhaps because of a network file system",
     sqlite3.SQLITE_NOTADB: "the file is not a database",
@@ -87,7 +87,7 @@ def check_engine() -> None:
 def check_ours(path: Path) -> None:
     """Raise `DatabaseRejected` if the file belongs to another program or a newer version, or `StoreUnavailable`.
 
-    SQLite reads the header as an immutable file, without locks and side files. Opening the file directly would release
+    SQLite reads the header as an immutable file, without locks or side files. Opening the file directly would release
     the locks of this process's other connections.
     """
     log, _ = side_files(path)
@@ -182,7 +182,7 @@ def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous,
 
 
 def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
-    """Limit SQLite's own wait for a lock to a second. It blocks the thread, and the writer decides how long to wait."""
+    """Limit SQLite's own wait for a lock, which blocks the thread, to a second. The writer limits the whole wait."""
     db.execute(f"PRAGMA busy_timeout = {int(min(1.0, busy_seconds) * 1000)}")
 
 
@@ -213,7 +213,7 @@ def refuse_network_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo"))
 
 
 def _kind_of(path: Path, table: str) -> str:
-    """Return the file system of the deepest mount point above `path`, the latest if there are several."""
+    """Return the file system type of the deepest mount point above `path`, or of the latest mount there."""
     found, depth = "", -1
     for line in table.splitlines():
         fields = line.split(" ")

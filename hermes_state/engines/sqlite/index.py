@@ -1,4 +1,4 @@
-"""The search index as the writer sees it. The writer detaches it from the messages when it fails.
+"""Detach a failed search index from the messages, and merge the parts of an index.
 
 `hermes_state.search.index` rebuilds it.
 """
@@ -35,7 +35,7 @@ def merge_step(db: Connection, index: str, *, merges_all: bool = False) -> bool:
     """Merge 200 pages of an index, in about 30 ms. Return True if there may be more to merge.
 
     `merges_all` starts merging all parts into one, which later steps continue. An index filled in blocks needs that:
-    otherwise the next thousands of messages do this work.
+    otherwise storing the next thousands of messages would include this work.
     """
     before = scalar(db, int, "SELECT total_changes()")
     pages = -200 if merges_all else 200

@@ -21,7 +21,7 @@ from hermes_state.store.sql import Connection, save_note, scalar
 
 APPLICATION_ID = 0x48475759  # "HGWY", in the header of each database
 
-VERSION_NOTE = "segment_version"  # of the index in use
+VERSION_NOTE = "segment_version"  # segmenter version of the index in use
 _INDEX = Path(__file__).with_name("index.sql").read_text("utf-8")  # read at import, while the files are known to exist
 
 
@@ -60,7 +60,10 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
 
 
 def define_index(db: Connection, index: str, covered: str = "", only: str = "") -> None:
-    """Create a search index for messages that match `covered`, with its triggers. `only` selects statements."""
+    """Create a search index for messages that match `covered`, with its triggers.
+
+    If `only` is given, run only the statements that contain this text.
+    """
     for statement in statements(_INDEX.format(index=index, new=covered.format("new"), old=covered.format("old"))):
         if only in statement:
             db.execute(statement)

@@ -1,4 +1,4 @@
-"""Loss of the database: its files were moved or deleted, or are missing at start.
+"""Detect a lost database: its files were moved or deleted, or are missing at start.
 
 SQLite continues to write to an open file that was deleted or replaced. The next start would not find those writes.
 """

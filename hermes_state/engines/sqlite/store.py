@@ -1,7 +1,7 @@
 """The store in one SQLite file: one connection writes, a few read, each on its own thread.
 
-Short reads (a few rows by an index) run directly on the event loop and never wait. A lock, too many steps or a slow
-disk pass the read to a reader's thread. After a slow read, the threads do all reads for 5 s.
+Short reads (a few rows by an index) run directly on the event loop and never wait. A read that meets a lock, takes too
+many steps or waits for a slow disk moves to a reader's thread. After a slow read, all reads run on threads for 5 s.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class _Reader:
 
     def prepare(self, db: sqlite3.Connection, busy_seconds: float) -> None:
         connections.prepare_reader(db, busy_seconds)
-        db.set_progress_handler(self._is_over, 20_000)  # steps, well under a millisecond of work
+        db.set_progress_handler(self._is_over, 20_000)  # virtual machine steps, well under a millisecond
 
     def run(self, db: sqlite3.Connection, seconds: float, call: Callable[[sqlite3.Connection], T]) -> T:
         self._deadline = time.monotonic() + seconds
@@ -111,7 +111,7 @@ class SqliteStore(Store):
         connections.check_ours(path)
         what, lock_file = f"the database {path}", path.with_name(path.name + ".lock")
         if not is_fresh and not has_content(path):
-            refuse_held(lock_file, what=what)  # its holder has only just lost the file
+            refuse_held(lock_file, what=what)  # a running gateway may have just lost the file
             refuse_loss(path)
         connections.ensure_private(path)
         lock = FileLock.acquire(lock_file, what=what)
@@ -221,7 +221,7 @@ class SqliteStore(Store):
 
 
 MAX_STEPS = 2_500
-"""SQLite virtual machine steps allowed in a short read, for some 100 rows: less than a millisecond."""
+"""Maximum number of SQLite virtual machine steps in a short read: some 100 rows, in less than a millisecond."""
 SLOW_SECONDS = 0.02
 """Duration after which a read counts as slow, because of the disk or other threads. Usual reads take 0.1 ms."""
 

@@ -73,7 +73,7 @@ async def test_doctor_shows_why_a_node_cannot_join_the_cluster(run: Run, postgre
     with postgres.database() as empty:
         for database in (postgres_url, empty):
             async with pooler_before(database) as url:
-                assert "store.url leads to a pooler" in (await asyncio.to_thread(run, url, "doctor")).output
+                assert "store.url points to a pooler" in (await asyncio.to_thread(run, url, "doctor")).output
 
 
 def test_doctor_explains_a_database_problem_in_one_sentence(run: Run, postgres: Postgres) -> None:
@@ -90,14 +90,14 @@ def test_doctor_explains_a_database_problem_in_one_sentence(run: Run, postgres: 
     with postgres.database("ENCODING 'SQL_ASCII' TEMPLATE template0") as ascii_url:
         assert "has the encoding SQL_ASCII" in run(ascii_url, "doctor").output
     with postgres.database(owner="postgres") as foreign:
-        assert "may not create tables" in run(foreign, "doctor").output
+        assert "cannot create tables" in run(foreign, "doctor").output
 
 
 def test_doctor_finds_a_read_only_role(run: Run, postgres: Postgres) -> None:
     with postgres.fresh_database() as url:
         name = url.rpartition("/")[2]
         postgres.run("ALTER TABLE messages OWNER TO postgres", "GRANT SELECT ON messages TO hermes", database=name)
-        assert "The role hermes may not read and write all tables, for example messages" in run(url, "doctor").output
+        assert "The role hermes cannot read and write all tables, for example messages" in run(url, "doctor").output
 
 
 def test_an_unreadable_address_is_a_configuration_error(run: Run) -> None:

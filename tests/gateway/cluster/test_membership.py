@@ -85,7 +85,9 @@ async def test_a_new_difference_is_logged_once(store: PostgresStore) -> None:
     finally:
         await other.close()
     said = [log["reason"] for log in logs if log["event"] == "node.differs"]
-    assert said == ["costs.daily_cap is 5 at one and not set at two, which has the same database: nodes must agree"]
+    assert said == [
+        "costs.daily_cap is 5 at one and not set at two, which has the same database: set the same value on all nodes"
+    ]
 
 
 def test_a_token_is_compared_by_digest_and_an_unset_token_is_not_compared() -> None:

@@ -52,7 +52,7 @@ def test_only_a_missing_object_is_file_not_found(fake: FakeObjectStore, tmp_path
 
 def test_keys_without_the_right_to_delete_are_reported(fake: FakeObjectStore, tmp_path: Path) -> None:
     fake.may_remove = False
-    with pytest.raises(ConfigError, match="may not write, read and delete in"):
+    with pytest.raises(ConfigError, match="do not allow writing, reading and deleting in"):
         open_files(fake.url, fake.options, tmp_path / "cache")
 
 

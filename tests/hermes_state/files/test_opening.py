@@ -43,7 +43,9 @@ def test_wrong_keys_are_a_config_error(fake: FakeObjectStore, tmp_path: Path) ->
 @pytest.mark.parametrize("method", ["PUT", "GET", "POST"])
 def test_keys_without_all_rights_are_a_config_error(fake: FakeObjectStore, tmp_path: Path, method: str) -> None:
     fake.faults[method] = 403
-    assert f"may not write, read and delete in {fake.url}" in refused(fake.url, fake.options, tmp_path / "cache")
+    assert f"do not allow writing, reading and deleting in {fake.url}" in refused(
+        fake.url, fake.options, tmp_path / "cache"
+    )
 
 
 def test_a_missing_bucket_is_a_config_error(fake: FakeObjectStore, tmp_path: Path) -> None:

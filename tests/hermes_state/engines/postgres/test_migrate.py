@@ -227,7 +227,7 @@ def test_a_role_without_the_right_to_create_tables_is_an_error(postgres: Postgre
     with postgres.database(owner="postgres") as url, connect(url) as db:
         database = scalar(db, str, "SELECT current_database()")
         postgres.run(f"REVOKE {taken} ON SCHEMA public FROM public", database=database)
-        with pytest.raises(DatabaseRejected, match=f"role hermes may not create tables in {schema}") as refused:
+        with pytest.raises(DatabaseRejected, match=f"role hermes cannot create tables in {schema}") as refused:
             migrate(db)
         assert everything(db) == []
         assert_one_sentence(refused.value)
@@ -240,7 +240,7 @@ def test_a_role_without_the_right_to_read_tables_is_an_error(postgres: Postgres,
     migrate(db)
     database = scalar(db, str, "SELECT current_database()")
     postgres.run("ALTER TABLE meta OWNER TO postgres", database=database)
-    with pytest.raises(DatabaseRejected, match="role hermes may not read the tables") as refused:
+    with pytest.raises(DatabaseRejected, match="role hermes cannot read the tables") as refused:
         migrate(db)
     assert_one_sentence(refused.value)
 
