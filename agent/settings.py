@@ -15,7 +15,7 @@ from hermes_state.values import ToolEffect
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """Persona of the agent, and its limits in one turn."""
+    """Persona of the agent, and limits for one turn."""
 
     persona: Annotated[str | None, Setting(default_text="built in")] = None
     """Persona of the agent. If not set, the gateway uses `SOUL.md` if that file exists."""
@@ -32,7 +32,7 @@ class TranscriptionSettings:
     model: Annotated[str | None, Setting(default_text="off")] = None
     """Name of a speech-to-text model, such as `whisper-1`. Set it to enable voice messages."""
     base_url: Annotated[Url | None, Setting(default_text="`model.base_url`")] = None
-    """Root of the OpenAI-compatible API for transcription."""
+    """Base URL of the OpenAI-compatible API for transcription."""
     api_key: Annotated[Secret | None, Setting(default_text="`model.api_key`")] = None
     """API key for transcription."""
 
@@ -68,9 +68,9 @@ class TerminalSettings:
     network: Annotated[bool, Setting()] = False
     """Let commands use the network, including services on this machine and in the local network."""
     seconds: Annotated[float, Setting(ge=1, le=86_400, unit="seconds")] = 120
-    """Maximum time for a command in the foreground. `model.turn_seconds` also applies."""
+    """Maximum time for a command that does not run in the background. `model.turn_seconds` also applies."""
     memory_mb: Annotated[int, Setting(ge=64, le=1_048_576, unit="MB")] = 512
-    """Memory limit of a command, for all its processes, shared memory and files in `/tmp`."""
+    """Memory limit of a command, including all its processes, shared memory and files in `/tmp`."""
     unsafe: Annotated[bool, Setting()] = False
     """Run commands without a sandbox, with all rights of the gateway's user. They can then read your API keys."""
     max_processes: int = 100
@@ -88,12 +88,12 @@ class MemorySettings:
     enabled: Annotated[bool, Setting()] = True
     """Offer the tool `memory`, and show the notes to the model at the start of a conversation."""
     flush: Annotated[bool | None, Setting(default_text="on in direct chats")] = None
-    """Let a model write notes before each compression. In shared groups, where any member can influence the notes, only
-    `true` turns this on."""
+    """Let a model write notes before each compression. In shared groups, set `true` to turn this on; any member can
+    then influence the notes."""
     memory_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 2_200
     """Maximum length of `MEMORY.md`."""
     user_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 1_400
-    """Maximum length of `USER.md`; in a group, of each person's part."""
+    """Maximum length of `USER.md`. In a group, the limit applies to each person's part."""
 
 
 _Patterns: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(listed), Setting()]
@@ -149,16 +149,16 @@ class WebSettings:
     enabled: Annotated[bool, Setting()] = True
     """Offer `web_fetch`, and `web_search` if a search service is configured."""
     allow_hosts: Annotated[Hosts, Setting(default_text="all")] = ()
-    """Hosts, including their subdomains, whose pages may be read."""
+    """Hosts whose pages the agent can read, including subdomains."""
     deny_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
-    """Hosts, including their subdomains, whose pages may not be read."""
+    """Hosts whose pages the agent cannot read, including subdomains."""
     private_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
-    """Hosts in your own network that may be read, written exactly as in the URL. All other private addresses are
-    blocked."""
+    """Hosts in your own network whose pages the agent can read, written exactly as in the URL. All other private
+    addresses are blocked."""
     search: Annotated[Literal["searxng", "brave", "tavily"] | None, Off, AnyCase, Setting(default_text="off")] = None
     """Search service for `web_search`."""
     search_url: Annotated[Url | None, Setting(default_text="the service's own")] = None
-    """Root of the search service. SearXNG requires it, for example `http://127.0.0.1:8080`."""
+    """Base URL of the search service. SearXNG requires it, for example `http://127.0.0.1:8080`."""
     search_key: Annotated[Secret | None, Setting()] = None
     """API key of the search service. Brave and Tavily require one."""
 

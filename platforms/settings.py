@@ -37,7 +37,7 @@ class TelegramSettings:
     token: Annotated[Secret | None, Setting(restart=True)] = None
     """Bot token from @BotFather."""
     base_url: Annotated[Url, Setting(restart=True)] = "https://api.telegram.org"
-    """Root of the Bot API server, without `/bot`."""
+    """Base URL of the Bot API server, without `/bot`."""
     webhook: Annotated[WebhookSettings, Setting()] = WebhookSettings()
 
     # The liveness promises depend on these defaults.
@@ -68,11 +68,11 @@ class DiscordSettings:
     token: Annotated[Secret | None, Setting(restart=True)] = None
     """Bot token from the Discord developer portal."""
     api_url: Annotated[Url, Setting(restart=True)] = "https://discord.com"
-    """Root of the REST API; the gateway appends `/api/v10`. Change it for a proxy."""
+    """Base URL of Discord's REST API, without `/api/v10`. Change it to use a proxy."""
     gateway_url: Annotated[SocketUrl, Setting(restart=True)] = "wss://gateway.discord.gg"
-    """WebSocket address of Discord's gateway. Change it for a proxy."""
+    """WebSocket address of Discord's gateway. Change it to use a proxy."""
     catch_up_hours: Annotated[float, Setting(ge=0, le=168, unit="hours", restart=True)] = 24
-    """After a gap in the connection, answer missed messages up to this age. `0` skips all of them."""
+    """Maximum age of messages to answer after a lost connection. `0` skips all missed messages."""
     catch_up_messages: int = 200
     """Maximum messages per channel to fetch after a connection that did not resume, within the hours above."""
     queue_size: int = 10_000
@@ -92,11 +92,11 @@ class LocalSettings:
     enabled: Annotated[bool, Setting(restart=True)] = True
     """Serve the web chat."""
     host: Annotated[str, Setting(restart=True)] = "127.0.0.1"
-    """Address on which the web chat listens. Other addresses than loopback require an entry in `access`."""
+    """Address on which the web chat listens. An address other than loopback requires an entry in `access`."""
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8765
     """Port of the web chat; `0` picks a free port. If not set, the gateway takes the next free port from 8765 on."""
     public_url: Annotated[Origin | None, Setting(default_text="none", restart=True)] = None
-    """Address of the web chat at a reverse proxy, such as `https://chat.example.org`."""
+    """Public address of the web chat behind a reverse proxy, such as `https://chat.example.org`."""
     max_characters: int = 200_000
     """Maximum length of a person's message, in characters."""
     max_part_units: int = 100_000

@@ -26,12 +26,12 @@ MAX_SUMMARY_TOKENS = 12_000
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings:
     threshold: Annotated[float, Setting(ge=0.0, le=1.0, unit="of the context window")] = 0.50
-    """Share of the context window at which the agent compresses, at most 75 % of the input window. Lower it to save
-    costs; `0` uses `minimum_context_length` alone."""
+    """Share of the context window at which the agent compresses, but at most 75 % of the input window. Lower it to save
+    costs. With `0`, only `minimum_context_length` counts."""
     target_ratio: Annotated[float, Setting(ge=0.10, le=0.80, unit="of the threshold")] = 0.20
-    """Share of the threshold for the newest messages, which stay unchanged."""
+    """Share of the threshold that is reserved for the newest messages, which stay unchanged."""
     minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
-    """Lowest threshold, for context windows at least twice as large. Lower it to compress earlier."""
+    """Lower bound on the threshold, for context windows at least twice as large. Lower it to compress earlier."""
     facts_share: float = 0.20
     """Share of the threshold for the facts of a record. 0: no facts."""
     hygiene_threshold: float = 0.85
@@ -49,11 +49,11 @@ class CompressorSettings:
     keeps_head_once: bool = False
     """True if the second compression summarises the head, too."""
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
-    """Maximum time for one summary, up to a quarter of `model.turn_seconds`. Raise it for a slow local model."""
+    """Maximum time for one summary, but at most a quarter of `model.turn_seconds`. Raise it for a slow local model."""
     summary_template: Annotated[str | None, Setting(default_text="thirteen built-in headings")] = None
-    """Your own headings and explanations for summaries."""
+    """Your own headings for summaries, with explanations for the summary model."""
     note_in_system: Annotated[bool, Setting()] = True
-    """Add one sentence about compressed parts to the system prompt at the first compression."""
+    """From the first compression on, explain in the system prompt that older messages were compressed."""
     zone: tzinfo = UTC
 
 
@@ -62,7 +62,7 @@ class ContextSettings(LimitSettings, CompressorSettings):
     """Settings for the compression of conversations with a model."""
 
     enabled: Annotated[bool, Setting()] = True
-    """Compress automatically. If off, only `/compress` does."""
+    """Compress automatically. If `false`, only `/compress` compresses a conversation."""
     mode: Annotated[Literal["background", "blocking"], AnyCase, Setting()] = "background"
     """`background`: write the summary while the conversation continues. `blocking`: finish each compression before the
     next model call."""

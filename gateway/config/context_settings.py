@@ -40,7 +40,7 @@ class CompressionConfig(ContextSettings):
     models: Annotated[dict[str, dict[str, Any]], BeforeValidator(_overrides), Setting(default_text="none")] = field(
         default_factory=dict, hash=False
     )
-    """Different values for some models: a pattern such as `gpt-5*` with any of these keys except `enabled` and
+    """Different values for some models, by pattern such as `gpt-5*`: any keys of this block except `enabled` and
     `mode`."""
 
     def for_model(self, name: str) -> "CompressionConfig":
@@ -56,26 +56,26 @@ class HygieneConfig(BaseConfig):
     """Hygiene: compression by the gateway before a turn begins."""
 
     threshold: float = setting(LimitSettings.hygiene_threshold, ge=0.85, le=0.95, unit="of the context window")
-    """Prompt size at which hygiene compresses. It acts at 90 % of the input window if that is smaller."""
+    """Prompt size at which hygiene compresses, but at most 90 % of the input window."""
 
 
 AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "delegate", "trajectories"]
 
 
 class SummaryModelConfig(CallConfig):
-    """Model that writes summaries. Parameters that are not set are those of the selected model."""
+    """Model that writes summaries. Parameters that you leave out are those of the selected model."""
 
     mode: Annotated[Literal["auto", "same-as-main", "custom"], AnyCase] = "auto"
-    """Model of the conversation (`auto`), `model` even after `/model` (`same-as-main`), or the key below (`custom`),
-    which always wins."""
+    """Model to use if `auxiliary.compression.model` is not set: the conversation's (`auto`) or the configured one
+    (`same-as-main`). `custom` requires that key."""
     model: str | None = None
-    """Name or alias of the summary model. If not set, `mode` picks the model."""
+    """Name or alias of the summary model. If not set, `auxiliary.compression.mode` selects the model."""
     protocol: Annotated[Protocol | None, AnyCase] = setting(
         None, default_text="`model.protocol` at the same API, else `chat_completions`"
     )
     """Protocol of the summary model's API."""
     base_url: Url | None = setting(None, default_text="`model.base_url`")
-    """Root of the summary model's API."""
+    """Base URL of the summary model's API."""
     api_key: Secret | None = setting(None, default_text="`model.api_key`")
     """API key of the summary model."""
     context_length: int | None = setting(
@@ -85,9 +85,9 @@ class SummaryModelConfig(CallConfig):
         unit="tokens",
         default_text="from the built-in list, else `model.context_length`, else 32768",
     )
-    """Context window of the summary model. It limits the text sent to that model."""
+    """Context window of the summary model. It limits the length of the text to summarise."""
     max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="that of the model")
-    """Highest output limit of summary calls."""
+    """Upper bound on the output limit of summary calls."""
 
     @property
     def call_settings(self) -> dict[str, Any]:
@@ -103,7 +103,8 @@ RouteWord: TypeAlias = Annotated[
 
 
 class AuxiliaryConfig(BaseConfig):
-    """Models for background work: `auto` (the conversation's own), `main` (`model`), `off`, or an alias."""
+    """Models for background work: `auto` (the conversation's model), `main` (the model in `model`), `off` (no model),
+    or an alias."""
 
     compression: SummaryModelConfig = Field(default_factory=SummaryModelConfig)
     flush: RouteWord = "auto"
@@ -113,7 +114,7 @@ class AuxiliaryConfig(BaseConfig):
     delegate: RouteWord = "auto"
     """Model of sub-agents. `off` removes the tool `delegate`."""
     trajectories: RouteWord = "auto"
-    """Model that summarises for `hermes-gateway trajectories compress`."""
+    """Model that writes the summaries of `hermes-gateway trajectories compress`."""
 
     @property
     def routes(self) -> Mapping[str, str]:
@@ -138,8 +139,8 @@ class NoticeConfig(BaseConfig):
     """Notices to the chat about compression. The model never sees them."""
 
     pressure: bool = True
-    """Say once that the conversation reached 85 % of the threshold."""
+    """Tell the chat when the conversation reaches 85 % of the threshold."""
     accuracy: bool = True
-    """Say after the 2nd and every 10th compression that details may be lost."""
+    """Tell the chat after the 2nd and every 10th compression that details can be lost."""
     waiting: bool = True
     """Explain the delay when an answer waits 5 seconds for an automatic compression."""

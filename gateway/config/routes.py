@@ -37,7 +37,7 @@ class ApiConfig(BaseConfig):
     """Keys that name a model and its API."""
 
     base_url: Url | None = setting(None, default_text="the address of OpenAI or Anthropic")
-    """Root of the API, such as `http://127.0.0.1:11434/v1`."""
+    """Base URL of the API, such as `http://127.0.0.1:11434/v1`."""
     api_key: Secret | None = None
     """API key. Servers on your own machine usually need none."""
     name: str | None = setting(
@@ -67,7 +67,8 @@ class ApiConfig(BaseConfig):
         unit="tokens",
         default_text="the room left by the prompt, up to 32000 and the model's own limit",
     )
-    """Longest answer; this much of the window is reserved for it, otherwise 8192 tokens or a quarter of the window."""
+    """Maximum length of an answer. The gateway reserves this much of the window, otherwise
+    8192 tokens or a quarter of the window if that is less."""
     images: bool | Literal["auto"] = "auto"
     """Send images to the model; `auto` decides by its name."""
     streaming: bool = True
@@ -80,7 +81,7 @@ class CallConfig(BaseConfig):
     temperature: float | None = setting(None, ge=0, le=2)
     """Randomness of answers; `0` is the least random."""
     top_p: float | None = setting(None, ge=0, le=1)
-    """Share of the most likely tokens to sample from. Set either this or the temperature."""
+    """Probability mass of the tokens to sample from (nucleus sampling). Set either this or the temperature."""
     reasoning_effort: Effort = None
     """Amount of reasoning before an answer. `/think` overrides it in one conversation."""
     extra_headers: Headers = setting(FrozenBlock(), default_text="none")

@@ -39,16 +39,15 @@ from platforms.settings import DiscordSettings, LocalSettings, TelegramSettings
 
 
 class ModelConfig(RouteConfig):
-    """Model that answers. Parameters that are not set are not sent, so the provider's defaults apply."""
+    """Model that answers. The gateway does not send parameters that you leave out, so the provider's defaults apply."""
 
     fallbacks: Fallbacks = ()
-    """Models to try, in this order, when the model fails: aliases, model names at the same provider, or blocks of keys
-    from `base_url` to `extra_body`."""
+    """Models to try in this order when the model fails. Each is an alias, a model name at the same provider, or a block with
+    keys such as `name`, `base_url` and `api_key`."""
     aliases: Aliases = setting({}, default_text="none")
-    """Short names for `/model`, each for a model name at the same provider or a block as in `fallbacks`."""
+    """Short names for `/model`. The value is a model name at the same provider, or a block as in `fallbacks`."""
     cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = "5m"
-    """Time that the prompt of a Claude model stays in the provider's cache. `1h` suits chats with long pauses, but
-    costs more."""
+    """Time that a Claude prompt stays in the provider's cache. `1h` suits chats with long pauses, but costs more."""
     turn_seconds: float = setting(900, ge=1, le=86_400, unit="seconds")
     """Maximum time for one turn, including tool calls."""
     connect_seconds: float = setting(5, ge=0.1, le=120, unit="seconds")
@@ -106,7 +105,7 @@ class AccessConfig(BaseConfig):
     admins: People = ()
     """Stable ids of people with the role admin. They need no entry in `allow`."""
     moderators: People = ()
-    """Stable ids of users who may also run `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
+    """Stable ids of users who can also use `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
     add` in shared chats."""
 
     @property
@@ -115,7 +114,7 @@ class AccessConfig(BaseConfig):
 
 
 class PairingConfig(BaseConfig):
-    """Pairing codes, with which strangers ask for access in a direct chat."""
+    """Pairing codes, with which strangers can ask for access."""
 
     enabled: bool = True
     """Answer a stranger's direct message with a pairing code."""
@@ -127,14 +126,14 @@ class SessionConfig(BaseConfig):
     groups: Annotated[Literal["shared", "per_user"], AnyCase] = "shared"
     """In a group, keep one conversation for everyone (`shared`) or one for each person (`per_user`)."""
     busy_mode: Annotated[Literal["queue", "steer", "interrupt"], AnyCase] = "queue"
-    """Effect of a message that arrives during an answer: wait for the next turn (`queue`), join this one (`steer`) or
-    stop it (`interrupt`)."""
+    """Effect of a message that arrives during an answer: wait for the next turn (`queue`), join the running turn
+    (`steer`) or stop it (`interrupt`)."""
     merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
     """Queued messages that one person sends within this time become one turn. `0` turns merging off."""
     max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)
     """Maximum number of turns at the same time, in all chats. Lower it if your model server is slow."""
     messages_per_minute: int = setting(60, ge=0, le=10_000, unit="messages")
-    """Messages that one person may send per minute. `0` means no limit."""
+    """Maximum number of messages that one person can send per minute. `0` means no limit."""
     idle_reset_hours: OffOrNumber = setting(None, ge=0.1, le=8_760, unit="hours", default_text="off")
     """Hours without a message after which a chat starts a new conversation."""
 
@@ -171,11 +170,11 @@ class CostConfig(BaseConfig):
     """Prices in US dollars per million tokens, by model pattern such as `gpt-5*`: `input`, `output`, `cache_read`,
     `cache_write`. The longest matching pattern wins."""
     daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
-    """Maximum that the gateway may spend per day. The day begins at midnight in `agent.time_zone`."""
+    """Maximum spending of the gateway per day. The day begins at midnight in `agent.time_zone`."""
     chat_daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
-    """Maximum that one chat may spend per day."""
+    """Maximum spending of one chat per day."""
     conversation_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
-    """Maximum that one conversation may cost, until the next `/new`."""
+    """Maximum cost of one conversation, until the next `/new`."""
 
     @property
     def has_caps(self) -> bool:
@@ -183,33 +182,33 @@ class CostConfig(BaseConfig):
 
 
 class ClusterConfig(BaseConfig):
-    """Node of a cluster that shares one PostgreSQL database."""
+    """This node in a cluster, whose nodes share one PostgreSQL database."""
 
     name: str = setting(default_factory=lambda _: socket.gethostname(), default_text="the machine's name", restart=True)
     """Name of this node in logs and in `cluster status`."""
     role: Annotated[Literal["node", "worker"], AnyCase] = setting("node", restart=True)
     """A `worker` answers messages that other nodes received, and serves no bot."""
     seat_seconds: float = setting(5, ge=1, le=60, unit="seconds", restart=True)
-    """Seconds of silence after which other nodes take over the work of this node."""
+    """Seconds without contact with the database after which other nodes take over this node's work."""
 
 
 class LoggingConfig(BaseConfig):
     """Log of the daemon. It never contains message text or secrets."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = "info"
-    """Lowest level to write."""
+    """Lowest level of events to write."""
     format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting("auto", restart=True)
     """Format on standard error. `auto` means `console` at a terminal, otherwise `json`."""
     file: bool = setting(True, restart=True)
-    """Also write JSON lines to `logs/gateway.log`, with five old files of 10 MB."""
+    """Also write JSON lines to `logs/gateway.log`. The gateway keeps five older files of 10 MB."""
 
 
 class LifecycleConfig(BaseConfig):
     """Shutdown of the daemon."""
 
     drain_seconds: float = setting(30, ge=0, le=600, unit="seconds")
-    """Time that running turns get to finish after SIGTERM. If you raise it, raise `TimeoutStopSec` in the systemd unit
-    too."""
+    """Time in which running turns can finish after SIGTERM. If you raise it, also raise `TimeoutStopSec` in the systemd
+    unit."""
 
 
 class Config(BaseConfig):

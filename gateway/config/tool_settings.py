@@ -33,7 +33,7 @@ class ApprovalConfig(BaseConfig):
     executes: Annotated[PolicyWord, AnyCase] = "ask_admin"
     """Policy for calls that run programs."""
     mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="`ask_admin`")
-    """Policy for calls of MCP tools that do more than read. If not set, an `allow` or `deny` of `writes` or `executes`
+    """Policy for calls of MCP tools that do more than read. If not set, an `allow` or `deny` in `writes` or `executes`
     applies."""
 
     def policy_of(self, effect: ToolEffect, *, is_mcp: bool) -> PolicyWord:
@@ -48,22 +48,22 @@ ApprovalByPlace: TypeAlias = Annotated[dict[str, ApprovalConfig], BeforeValidato
 
 
 class ToolsConfig(BaseConfig):
-    """Tools of the agent: where each is available, which calls need approval, and limits on results."""
+    """Tools of the agent: their availability, approvals, and limits on results."""
 
     use: Switches = setting({}, default_text="all on")
-    """Switch for each tool by name: `on`, `off`, or `admins` (only in turns that an admin started). `*` covers all
+    """Availability of each tool by name: `on`, `off`, or `admins` (only in turns that an admin started). `*` means all
     other tools."""
     use_on: SwitchesByPlace = setting({}, default_text="none")
-    """Switches for one platform (`discord`) or one chat (`telegram:42`), which overrides its platform."""
+    """Like `tools.use`, for one platform (`discord`) or one chat (`telegram:42`). A chat overrides its platform."""
     approval: ApprovalConfig = Field(default_factory=ApprovalConfig)
     approval_on: ApprovalByPlace = setting({}, default_text="none")
     """Approval policy for one platform or one chat, instead of `tools.approval`."""
     approval_minutes: float = setting(60, ge=1, le=10_080, unit="minutes")
-    """Time to answer an approval request. After it, the call is denied."""
+    """Minutes to wait for the answer to an approval request. After that, the call is denied."""
     default_result_size: int = setting(100_000, ge=1_000, le=10_000_000, unit="characters")
-    """Longest tool result that the model sees whole, up to 20 % of its input window."""
+    """Longest tool result that the model sees in full, but at most 20 % of the input window."""
     turn_budget: int = setting(200_000, ge=1_000, le=50_000_000, unit="characters")
-    """Maximum size of all results in one round of tool calls, up to 40 % of the input window."""
+    """Maximum total size of the results in one round of tool calls, but at most 40 % of the input window."""
 
     def switch_of(self, tool: str, chat: ChatKey) -> ToolSwitch:
         """Return the switch of a tool in a chat."""
@@ -80,8 +80,8 @@ class ScheduleConfig(BaseConfig):
     """Scheduled messages (`docs/reference/tools.md`)."""
 
     missed: Annotated[Literal["once", "skip"], AnyCase] = "once"
-    """Recurring messages that were due while the gateway was stopped: send one for all of them (`once`) or none
-    (`skip`)."""
+    """Recurring messages that were due while the gateway was stopped: send one message for all of them (`once`), or
+    skip them (`skip`)."""
 
 
 def places_of(chat: ChatKey) -> Iterator[str]:
@@ -119,8 +119,8 @@ class McpConfig(BaseConfig):
     """MCP servers whose tools the agent can use (`docs/reference/tools.md`)."""
 
     servers: Annotated[dict[str, ServerSettings], BeforeValidator(_servers)] = setting({}, default_text="none")
-    """Servers by name. Each has `command` (with `args`, `env`, `cwd`) or `url` (with `headers`), and may have `allow`,
-    `deny`, `effects`, `trust_hints`, `seconds` and `enabled`."""
+    """Servers by name. Each needs `command` (with `args`, `env`, `cwd`) or `url` (with `headers`). Optional keys are
+    `allow`, `deny`, `effects`, `trust_hints`, `seconds` and `enabled`."""
 
     @property
     def enabled_servers(self) -> list[ServerSettings]:

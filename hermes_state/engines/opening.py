@@ -38,7 +38,7 @@ class StoreSettings:
     writers: Annotated[int, Setting(ge=1, le=16, unit="connections", restart=True)] = 2
     """Connections for writing to PostgreSQL. SQLite always uses one."""
     busy_seconds: Annotated[float, Setting(ge=1, le=600, unit="seconds", restart=True)] = 30
-    """Maximum time a write waits while another process locks the database."""
+    """Maximum time that a write waits while another process locks the database."""
     synchronous: Synchronous = "FULL"
     readers: int = 2
     """Connections for reading. Two are enough, because SQLite reads mostly run on the event loop's own connection."""

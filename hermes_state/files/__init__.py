@@ -35,7 +35,7 @@ class AttachmentSettings:
     max_bytes: Annotated[int, Setting(ge=1 << 10, le=1 << 31, unit="bytes", restart=True)] = 20 << 20
     """Largest file to download from a chat."""
     total_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes")] = 2 << 30
-    """Total size of stored files. Beyond it, the gateway deletes the oldest."""
+    """Maximum total size of stored files. Above this size, the gateway deletes the oldest files."""
 
     @property
     def plain_options(self) -> dict[str, str]:
