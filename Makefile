@@ -1,5 +1,5 @@
-# Everything a person, a hook or a machine runs has one name here. `make run` and `make test` need only git, make and
-# Python 3.11 or newer; everything else goes into .venv, from requirements files with hashes.
+# All commands for people, hooks and CI. `make run` and `make test` need only git, make and Python 3.11 or newer. Everything
+# else is installed into .venv from requirements files with hashes.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -11,7 +11,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE := gateway platforms agent hermes_state tests bench examples
 ARGS ?=
-# Extras that were asked for once are kept up to date with everything else.
+# Optional packages that were installed once are kept up to date.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
 
 .PHONY: help install setup run anthropic cluster mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures texts walk catalog crash chaos months protocols fuzz lock clean
@@ -51,25 +51,25 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	@$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
 	@touch $@
 
-install: $(VENV)/.installed $(EXTRAS) ## make .venv with what a server needs; with it the gateway can run
+install: $(VENV)/.installed $(EXTRAS) ## create .venv with everything that a server needs
 	@$(BIN)/python -m compileall -q $(filter-out tests bench examples,$(CODE))
 
-setup: $(VENV)/.installed-dev ## make .venv with everything for development
+setup: $(VENV)/.installed-dev ## create .venv with everything for development
 
-anthropic: $(VENV)/.installed-anthropic ## add the SDK that `model.protocol: anthropic` needs
+anthropic: $(VENV)/.installed-anthropic ## install the SDK for `model.protocol: anthropic`
 
-cluster: $(VENV)/.installed-cluster ## add what `store.url: postgresql://…` and `attachments.url: s3://…` need
+cluster: $(VENV)/.installed-cluster ## install the drivers for `store.url: postgresql://…` and `attachments.url: s3://…`
 
-mcp: $(VENV)/.installed-mcp ## add the SDK that `mcp.servers` needs
+mcp: $(VENV)/.installed-mcp ## install the SDK for `mcp.servers`
 
 run: $(VENV)/.installed $(EXTRAS) ## start the gateway; ARGS="--help" shows its options
 	@exec $(BIN)/hermes-gateway run $(ARGS)
 
-# Bytecode is written whatever the environment says: workers read each other's, and the next run reads this one's.
+# Always write bytecode, because test workers and the next run read it.
 test test-browser test-cluster test-cluster-all crash chaos months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
 
-# What runs over PostgreSQL, too: the store's functions, but for those that look into SQLite's files, and everything end to
-# end, over one protocol. `make test-cluster-all` adds the other protocols and the rest of the gateway's tests.
+# Tests that also run on PostgreSQL: the store's tests, except those of SQLite's files, and the end-to-end tests over one
+# protocol. `make test-cluster-all` adds the other protocols and the rest of the gateway's tests.
 STORE_ON_POSTGRES := tests/hermes_state --ignore=tests/hermes_state/engines \
 	--ignore=tests/hermes_state/search/test_index.py --ignore=tests/hermes_state/search/test_ranking.py \
 	--ignore=tests/hermes_state/admin/test_repair.py --ignore=tests/hermes_state/admin/test_overview.py \
@@ -79,55 +79,54 @@ GATEWAY_ON_POSTGRES := tests/gateway/turns/test_lanes.py tests/gateway/turns/tes
 
 PLAIN := not browser and not cluster and not crash and not months and not proxies
 
-# Five workers, on two processors too: half of what a test takes is waiting.
-test: setup ## every test that needs no browser; ARGS="-k name" picks some
-	@echo "Not in this run: browser tests (make test-browser), reverse proxies (make test-proxies), PostgreSQL"
-	@echo "(make test-cluster), every kill point (make crash), whole months of a chat (make months), everything over each of"
-	@echo "the three protocols (make protocols), most random cases and whole tables of faults (make fuzz); samples of the"
-	@echo "last four are in this run."
+# Five workers even on two processors, because tests spend half of their time waiting.
+test: setup ## run every test that needs no browser; ARGS="-k name" selects some
+	@echo "This run leaves out browser tests (make test-browser), reverse proxies (make test-proxies) and PostgreSQL"
+	@echo "(make test-cluster). It runs samples of the kill points (make crash), long conversations (make months), model"
+	@echo "protocols (make protocols), and random cases and fault tables (make fuzz)."
 	@$(BIN)/python -m pytest -n 5 --dist worksteal -m "$(PLAIN)" $(ARGS)
 
-test-browser: setup ## the web chat in a headless Chromium
+test-browser: setup ## test the web chat in a headless Chromium
 	@command -v chromedriver >/dev/null || { echo "chromedriver is needed; on Debian: apt install chromium chromium-driver" >&2; exit 1; }
 	@$(BIN)/python -m pytest -m browser $(ARGS)
 
-test-proxies: setup ## the web chat behind nginx and Caddy, with TLS
+test-proxies: setup ## test the web chat behind nginx and Caddy, with TLS
 	@for name in nginx caddy openssl; do PATH=$$PATH:/usr/sbin command -v $$name >/dev/null || \
 		{ echo "$$name is needed; on Debian: apt install nginx caddy openssl" >&2; exit 1; }; done
 	@PATH=$$PATH:/usr/sbin $(BIN)/python -m pytest -m proxies tests/e2e/test_proxies.py $(ARGS)
 
-test-cluster: setup ## everything that needs PostgreSQL, on a server of its own
+test-cluster: setup ## run every test that needs PostgreSQL, on its own server
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m cluster $(ARGS)
 	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 5 --dist worksteal \
 		-m "$(PLAIN)" \
 		--protocol chat_completions $(STORE_ON_POSTGRES) $(GATEWAY_ON_POSTGRES) $(ARGS)
 
-test-cluster-all: setup ## all of the gateway's and the end-to-end tests over PostgreSQL; takes ten minutes
+test-cluster-all: setup ## run all gateway and end-to-end tests on PostgreSQL; takes ten minutes
 	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 5 --dist worksteal \
 		-m "$(PLAIN)" \
 		tests/gateway tests/platforms/local tests/e2e $(ARGS)
 
-crash: setup ## every kill point, one by one; takes long
+crash: setup ## kill the gateway at every kill point in turn; takes hours
 	@$(BIN)/python -m pytest -m crash $(ARGS)
 
-chaos: setup ## 200 random schedules of faults on a cluster; RUNS=20 of them, ARGS="-k [7]" one
+chaos: setup ## run 200 random fault schedules on a cluster; RUNS=20 runs fewer, ARGS="-k [7]" one
 	@HERMES_CHAOS_RUNS=$(or $(RUNS),200) $(BIN)/python -m pytest -n 2 -m cluster tests/cluster/test_chaos.py $(ARGS)
 
-months: setup ## 400 turns of one chat, on each platform, in three windows, with two context engines
+months: setup ## run 400 turns of a chat on each platform, with three window sizes and two context engines
 	@$(BIN)/python -m pytest -m months $(ARGS)
 
-protocols: setup ## the end-to-end tests, sampled kills and weeks included, over each of the three protocols, on asyncio's loop
+protocols: setup ## run the end-to-end tests over each model protocol, on asyncio's event loop
 	@failed=; for protocol in chat_completions responses anthropic; do \
 		HERMES_EVENT_LOOP=asyncio $(BIN)/python -m pytest -n 3 --dist worksteal --protocol $$protocol \
 			-m "$(PLAIN)" tests/e2e tests/crash \
 			tests/agent/model/test_provider_errors.py tests/agent/images/test_refusals.py $(ARGS) || failed="$$failed $$protocol"; \
 	done; test -z "$$failed" || { echo "failed over:$$failed" >&2; exit 1; }
 
-fuzz: setup ## far more random cases for the tests of what must always hold, and whole tables of faults; takes long
+fuzz: setup ## run the property tests with far more random cases, and whole tables of faults; takes hours
 	@$(BIN)/python -m pytest -q -n 2 --timeout 0 --hypothesis-profile fuzz -m fuzz $(ARGS)
 
-check: setup ## formatting, lint, layers, types, unit files, documentation
+check: setup ## check formatting, lint, layers, types, unit files and documentation
 	@$(BIN)/ruff format --check $(CODE)
 	@$(MAKE) --no-print-directory lint type unit
 
@@ -135,44 +134,44 @@ fmt: setup ## format the code
 	@$(BIN)/ruff check --select I --fix --quiet $(CODE)
 	@$(BIN)/ruff format $(CODE)
 
-lint: setup ## ruff and the import layers
+lint: setup ## run ruff and check the import layers
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/lint-imports
 
-type: setup ## mypy, strict
+type: setup ## run mypy in strict mode
 	@$(BIN)/python -m mypy
 
-unit: setup ## the systemd units and the documentation against the code
+unit: setup ## compare the systemd units and the documentation with the code
 	@$(BIN)/python -m pytest -q -rs tests/gateway/test_unit.py tests/gateway/test_docs.py
 
-bench: setup ## speed and memory, beside the floor in the same run; ARGS="chats start" runs some groups
+bench: setup ## measure speed and memory next to a floor in the same run; ARGS="chats start" selects groups
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-cluster: setup ## PostgreSQL and several nodes, on a server of their own; ARGS="--quick nodes" runs a group, shorter
+bench-cluster: setup ## measure PostgreSQL and several nodes, on their own server; ARGS="--quick nodes" shortens one group
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m bench.cluster_bench $(ARGS)
 
-scale: setup ## messages a second that one, two and three nodes take, in ten minutes; ARGS=--quick takes one
+scale: setup ## measure messages per second with one, two and three nodes in ten minutes; ARGS=--quick takes one
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m bench.scale $(ARGS)
 
-quality: setup ## what compressions keep, beside other policies; ARGS="--windows 32 -- facts" runs some, ARGS=costs their costs
+quality: setup ## measure what compressions keep, compared with other policies; ARGS="--windows 32 -- facts" selects, ARGS=costs shows costs
 	@$(BIN)/python -m bench.quality $(ARGS)
 
-figures: setup ## sizes, words and imports of the code, beside libraries'; ARGS="--show headlines" lists places
+figures: setup ## print sizes, words and imports of the code, compared with libraries; ARGS="--show headlines" lists places
 	@$(BIN)/python -m bench.figures $(ARGS)
 
-texts: setup ## the sentences that users and operators can read, by place; ARGS=--faults lists those that break a rule
+texts: setup ## list the sentences that users and operators can read; ARGS=--faults lists those that break a rule
 	@$(BIN)/python -m bench.texts $(ARGS)
 
-walk: setup ## the modules that one Telegram message passes; ARGS="--all" with those that compress
+walk: setup ## list the modules that a Telegram message passes; ARGS="--all" includes compression
 	@$(BIN)/python -m bench.walk $(ARGS)
 
-catalog: setup ## take the prices of models from genai-prices anew
+catalog: setup ## update the model prices from genai-prices
 	@$(BIN)/python -m bench.make_catalog
 
 LOCK = UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS)
-lock: ## resolve every dependency and pin it with hashes in requirements/*.txt (needs uv)
+lock: ## resolve all dependencies and pin them with hashes in requirements/*.txt (needs uv)
 	@command -v uv >/dev/null || { echo "uv is needed to resolve the requirements: pipx install uv" >&2; exit 1; }
 	@$(LOCK) -o requirements/base.txt pyproject.toml requirements/build.in
 	@for name in anthropic cluster mcp dev bench; do \
