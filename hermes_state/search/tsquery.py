@@ -46,7 +46,7 @@ def query_text(expression: Expression) -> str | None:
     """Translate the expression into a `tsquery`; None if no row can match, as for a letter that the tokenizer drops.
 
     >>> query_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
-    "('red':* & !('blue'<->'house'))"
+    "(('red':*) & !('blue'<->'house'))"
     """
     match expression:
         case Term(text, is_prefix):

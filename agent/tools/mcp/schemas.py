@@ -38,7 +38,7 @@ def tool_names(server: str, tools: Iterable[str]) -> dict[str, str]:
     A name ends with a digest of the original if it had to be cut, or if replaced characters made it ambiguous.
 
     >>> tool_names("files", ["read", "read.all", "read_all"])
-    {'read': 'files__read', 'read_all': 'files__read_all', 'read.all': 'files__read_all-b3d3c1'}
+    {'read': 'files__read', 'read_all': 'files__read_all', 'read.all': 'files__read_all-8fb73b'}
     """
     names: dict[str, str] = {}
     for tool in sorted(set(tools), key=lambda tool: (_plain(server, tool) != f"{server}__{tool}", tool)):
