@@ -30,7 +30,7 @@ from hermes_state.values import (
     UserRef,
 )
 
-_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; only `_messages` gives it types
+_Row: TypeAlias = tuple[Any, ...]  # row as sqlite3 returns it, before `_messages` converts it
 
 EMPTY_BODY = MessageBody()
 TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which may be wrong here and there"
@@ -161,7 +161,10 @@ def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcrip
 def load_own_rows(
     db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None, behind: Transcript = ()
 ) -> Transcript:
-    """Load at most `limit` messages of a session from `since_seq` on, without view edits. They follow `behind`."""
+    """Load at most `limit` messages of a session from `since_seq` on, ignoring view edits.
+
+    `behind` are the rows before them.
+    """
     rows = db.execute(_OWN_ROWS, (session_id, since_seq, _NO_LIMIT if limit is None else limit)).fetchall()
     return _messages(rows, behind)
 
@@ -226,7 +229,7 @@ def load_messages(
     before: MessageId | None = None,
     session_id: SessionId | None = None,
 ) -> Transcript:
-    """Load the newest `limit` original rows of a conversation (or one session) in order, including undone ones."""
+    """Load the newest `limit` original rows of a conversation (or one session), oldest first, including undone rows."""
     bound = before if before is not None else 2**62
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
     AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
@@ -237,7 +240,7 @@ def load_messages(
 def load_messages_behind(
     db: Connection, lineage_id: LineageId, after: MessageId, limit: int, session_id: SessionId | None = None
 ) -> Transcript:
-    """Load the first `limit` original rows of a conversation (or one session) after `after`, without undone ones."""
+    """Load the first `limit` original rows of a conversation (or one session) after `after`, without undone rows."""
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
     AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
     AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id

@@ -103,7 +103,7 @@ async def open_store(
             )
         try:
             if url is not None:  # not earlier, because an unusable database must not leave a new folder
-                with suppress(OSError):  # the lock reports the fault
+                with suppress(OSError):  # if this fails, taking the lock reports why
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 held.enter_context(FileLock.acquire(lock, what=what))
             if await store.read(load_note, COPY_NOTE) is not None:

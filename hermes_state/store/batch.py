@@ -27,7 +27,7 @@ class WriteRequest:
     error: BaseException | None = None
 
     def run(self, db: Connection, ends_batch: Callable[[BaseException], bool], *, is_nested: bool = False) -> None:
-        """Run the function in the open transaction, with `is_nested` in a savepoint. Keep its result or error.
+        """Run the function in the open transaction, inside a savepoint if `is_nested`. Keep its result or error.
 
         Raises only errors that end the whole batch: a database or lock error, or a transaction that ended by itself.
         """

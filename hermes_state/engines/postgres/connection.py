@@ -113,7 +113,7 @@ class PostgresConnection:
         return self.raw.pgconn.transaction_status != TransactionStatus.IDLE and not self.raw.closed
 
     def execute(self, sql: str, parameters: Any = (), /) -> "Result":
-        """Run one statement with parameters, or any number of statements without."""
+        """Run one statement with parameters, or any number of statements without parameters."""
         if self.share_trip is not None and sql.startswith("SAVEPOINT"):
             self.share_trip(True)  # a savepoint must contain the changes of one function only
         if sql.startswith("ROLLBACK"):
