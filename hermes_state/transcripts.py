@@ -96,7 +96,7 @@ def append_to_tip(
 ) -> Message:
     """Append a row to a conversation's tip. Raises `SessionNotFound`.
 
-    `noted` holds assignments for the session's row, each after a comma, with `values` as parameters.
+    `noted` contains SQL assignments for the session's row, each preceded by a comma. `values` are their parameters.
     """
     tip = "(SELECT id FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1)"
     return _insert(db, _TAKE_SEQ.format(noted, tip), (*values, lineage_id), new, None, now)

@@ -104,7 +104,7 @@ class TsMatches(MatchReader):
         return self.db.execute(shape.format(_RECENT), (query, *bounds)).fetchall()
 
     def _looked_up(self, query: str, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        # The newest of all matches, by the index. (MATERIALIZED applies the limit only afterwards.)
+        # Find all matches with the index, then keep the newest. (MATERIALIZED makes sure that the limit comes last.)
         statement = """WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
         SELECT message_id FROM hit WHERE message_id < ? ORDER BY message_id DESC LIMIT ?"""
         return self.db.execute(shape.format(statement), (query, self._top, limit)).fetchall()

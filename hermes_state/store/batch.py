@@ -77,7 +77,7 @@ def run_batch(db: Connection, batch: Sequence[WriteRequest], rules: TransactionR
     Afterwards each write has a `result`, or an `error` and no changes. If this raises (`StoreUnavailable`, or the
     engine's error about the disk, a lock or the commit), nothing is stored and the batch may run again.
     """
-    _roll_back(db, rules)  # an earlier rollback may have failed with the disk
+    _roll_back(db, rules)  # an earlier rollback may have failed because of the disk
     try:
         # The first run has no savepoints, because they cost more than an ordinary function, and functions rarely fail.
         if not _run_open(db, batch, rules) and len(batch) > 1:

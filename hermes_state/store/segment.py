@@ -134,7 +134,7 @@ _decode_body = msgspec.json.Decoder(MessageBody).decode
 def fts_row(text: str | None, body: str | None) -> str:
     """Return the searchable text of a row, from its columns."""
     if body is not None:
-        with suppress(msgspec.MsgspecError):  # a damaged body fails when the row itself is read
+        with suppress(msgspec.MsgspecError):  # reading the row itself reports a damaged body
             return searched_text(text, _decode_body(body))
     return text or ""
 

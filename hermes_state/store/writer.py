@@ -211,7 +211,7 @@ class Store(ABC):
                 batch = self._running[writer] = []
         except asyncio.CancelledError:
             for write in batch:
-                write.future.cancel()  # it may or may not be on disk
+                write.future.cancel()  # the batch may or may not be on disk
             raise
         except BaseException as error:
             for write in batch:

@@ -13,7 +13,7 @@ from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.turns import RunningTurn, TurnClaim, load_running, require_running
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
 
-MAX_SUBAGENTS = 20  # per answer
+MAX_SUBAGENTS = 20  # sub-agents per answer
 
 
 class SubagentReport(msgspec.Struct, frozen=True, kw_only=True):

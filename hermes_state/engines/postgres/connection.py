@@ -117,7 +117,7 @@ class PostgresConnection:
         if self.share_trip is not None and sql.startswith("SAVEPOINT"):
             self.share_trip(True)  # a savepoint must contain the changes of one function only
         if sql.startswith("ROLLBACK"):
-            self._waiting.clear()  # discard the statements since the BEGIN or savepoint
+            self._waiting.clear()  # discard the unsent statements since the BEGIN or savepoint
         if not parameters and not sql.startswith(("BEGIN", "COMMIT")):
             self.sync()
             return Result(self, (b"", None), None, self._run_at_once(sql))
@@ -250,7 +250,7 @@ class PostgresConnection:
         """Consume the results of a ROLLBACK sent earlier."""
         if self._is_ending:
             self._is_ending = False
-            for _ in range(3):  # its result, the end of its results, and the sync's result
+            for _ in range(3):  # the ROLLBACK's result, the end of its results, and the sync's result
                 self._next()
 
     def _prepare(self, key: _Key) -> "list[_Awaited]":
@@ -268,7 +268,7 @@ class PostgresConnection:
         server = self.raw.pgconn
         while server.flush():
             self._await_server(POLLIN | POLLOUT)
-            server.consume_input()  # otherwise the server may wait for us as well
+            server.consume_input()  # otherwise both sides may wait for each other
 
     def _next(self) -> PGresult | None:
         server = self.raw.pgconn

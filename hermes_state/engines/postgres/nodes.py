@@ -91,7 +91,7 @@ class NodeStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
     connections: int  # gateway connections to the database
-    busy: int  # of these, those in a transaction
+    busy: int  # gateway connections in a transaction
     lock_waits: int
     longest_seconds: float  # age of the longest gateway transaction
     server_connections: int  # all connections to the server

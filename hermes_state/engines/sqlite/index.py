@@ -7,7 +7,7 @@ import sqlite3
 
 from hermes_state.store.sql import Connection, scalar
 
-SERVING = "messages_fts"  # index used by searches
+SERVING = "messages_fts"  # name of the index that searches use
 
 
 def is_index_trouble(error: BaseException) -> bool:
@@ -40,7 +40,7 @@ def merge_step(db: Connection, index: str, *, merges_all: bool = False) -> bool:
     before = scalar(db, int, "SELECT total_changes()")
     pages = -200 if merges_all else 200
     db.execute(f"INSERT INTO {index} ({index}, rank) VALUES ('merge', ?)", (pages,))
-    # documented: fewer changes mean that nothing was left
+    # FTS5's documentation: fewer than two changes mean that there was nothing to merge
     return scalar(db, int, "SELECT total_changes()") - before >= 2
 
 
