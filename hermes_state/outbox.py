@@ -183,7 +183,7 @@ def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
-    """Load the rows to send to a chat in order: urgent ones (due at 0) first, parts of a reply together."""
+    """Load a chat's rows in sending order: urgent rows (due at 0) first, and the parts of a reply together."""
     query = f"""SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
     ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?"""
     return select(db, OutboxRow, query, (chat_id, limit))

@@ -70,7 +70,7 @@ _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def new_session_key(now: Millis) -> str:
-    """Make a public id that sorts by time: nine characters of time and nine random ones.
+    """Make a public id that sorts by time: nine characters for the time and nine random characters.
 
     The eight visible characters differ for sessions that start at least 32 ms apart.
     """

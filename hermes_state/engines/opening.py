@@ -137,7 +137,7 @@ def _forgotten_copy(name: str, path: Path) -> DatabaseRejected:
 
 @contextmanager
 def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | None]:
-    """Connect to a database without its daemon, for reading. Yield None if it does not exist yet.
+    """Connect to a database for reading while its daemon is not running. Yield None if it does not exist yet.
 
     Raises `ConfigError`, and the errors of `open_resting_file` and `open_resting_database`.
     """

@@ -47,7 +47,7 @@ _HEADERS = tuple(
     for word, given in (("cookie", r"(?:\s{0,3}:|(?<=--cookie)[ =])"), ("authorization", r"\s{0,3}[:=]"))
 )
 MAX_HEADER_CHARS = 4_000
-"""Maximum length of a redacted header. Browsers send no longer cookies."""
+"""Maximum length of a redacted header. Cookies from browsers do not exceed it."""
 _COOKIE = re.compile(r"[^\s=;]{1,200}=[^\s;]")
 _FIRST = re.compile(r"""[^\s"'`]{1,1000}""")
 _SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z-]{1,20}|\S{0,20}HMAC\S{0,20})[ \t]{1,3}(?=\S)")

@@ -89,7 +89,7 @@ def _looks_told(value: str, *, is_beside: bool, is_quoted: bool) -> bool:
 
 
 def card_numbers(text: str, lower: str) -> Iterator[Span]:
-    """Yield the spans of card numbers: known issuer, valid check digit, and grouped or called a card.
+    """Yield the spans of numbers with a card issuer and a valid check digit that are grouped or described as a card.
 
     One in ten long numbers has a valid check digit, and order numbers are long.
     """

@@ -60,7 +60,7 @@ UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messa
 
 
 def match_text(expression: Expression) -> str:
-    """Translate the expression for FTS5.
+    """Return the expression in the query syntax of FTS5.
 
     >>> match_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
     '("red"* NOT "blue house")'

@@ -59,7 +59,7 @@ class TransactionRules:
     begin: Callable[[Any, Sequence[WriteRequest]], Sequence[Sequence[WriteRequest]]]
     """Begin a batch's transaction. Return queues of writes whose order matters."""
     run_all: Callable[[Any, Sequence[Callable[[], None]]], None]
-    """Run independent queues."""
+    """Run queues that do not depend on each other."""
     ends_batch: Callable[[BaseException], bool]
     """True for a database or lock error that fails the whole batch."""
     failure: type[Exception]  # base class of the engine's errors

@@ -28,7 +28,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileLock:
-    """A held lock, made by `acquire`. `release` may be called more than once."""
+    """A lock that this process holds, made by `acquire`. `release` can be called more than once."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path

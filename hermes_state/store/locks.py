@@ -33,7 +33,7 @@ class LockKeys:
 
     rows: frozenset[tuple[str, int]] = frozenset()  # rows whose chats are locked, by kind and id
     names: frozenset[str] = frozenset()
-    """Chats by key, stored or not, and other named locks."""
+    """Named locks, including the keys of chats, which may not be stored yet."""
 
     def __or__(self, other: "LockKeys") -> "LockKeys":
         return LockKeys(self.rows | other.rows, self.names | other.names)

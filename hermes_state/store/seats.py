@@ -105,7 +105,7 @@ class Seat(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release all locks. If the seat is lost, end its work before this call."""
+        """Release all locks. If the seat is lost, end the work that needs its locks before this call."""
 
 
 class OnlySeat(Seat):

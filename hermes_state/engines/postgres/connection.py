@@ -34,7 +34,10 @@ _Awaited: TypeAlias = "Result | _Key | None"  # a statement's result, its prepar
 _PREPARED = 512  # statements prepared per connection; more than the store has
 
 GONE_SECONDS = 30
-"""Seconds of silence after which a machine counts as lost. By default the server would keep its locks for two hours."""
+"""Seconds of silence after which a machine counts as lost.
+
+By default the server would keep the machine's locks for two hours.
+"""
 
 
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<mark>\?)|:(?P<name>[a-z_][a-z_0-9]*)")
@@ -105,7 +108,7 @@ class PostgresConnection:
 
     @property
     def in_transaction(self) -> bool:
-        """True also after a failed statement, and before the BEGIN was sent."""
+        """True even after a failed statement, and before the BEGIN is sent."""
         if self._waiting:
             return True
         if self._is_ending:
@@ -333,7 +336,7 @@ class Result:
 
 @lru_cache(maxsize=2 * _PREPARED)
 def _numbered(sql: str, has_names: bool) -> tuple[bytes, tuple[str, ...]]:
-    """Return `sql` with `$1` and so on for its parameters, and the names of named parameters."""
+    """Return `sql` with `$1` and so on in place of its parameters, and the names of named parameters."""
     names, marks = dict[str, int](), count(1)
 
     def written(token: re.Match[str]) -> str:
@@ -404,5 +407,5 @@ def is_trouble(error: BaseException) -> bool:
 
 
 def ends_session(error: BaseException) -> bool:
-    """Return True for errors that last as long as the session."""
+    """Return True for errors that persist until the session ends."""
     return isinstance(error, psycopg.Error) and error.sqlstate in _SESSIONS

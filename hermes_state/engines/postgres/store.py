@@ -128,7 +128,7 @@ class _Session:
             self._db.break_off()
 
     def end(self) -> None:
-        """Cut the running job and refuse new ones."""
+        """Abort the running job and refuse new jobs."""
         self._has_ended = True
         self.break_off()
 

@@ -21,7 +21,7 @@ def is_index_trouble(error: BaseException) -> bool:
 
 
 def detach_index(db: Connection) -> bool:
-    """Detach the index, outside of a transaction. Return False if it is already detached or cannot be."""
+    """Detach the index, outside of a transaction. Return False if it is already detached or cannot be detached."""
     triggers = index_triggers(db)
     try:
         for name in triggers:
