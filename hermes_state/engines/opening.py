@@ -29,14 +29,14 @@ COPY_NOTE = "copied_from"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSettings:
-    """Database."""
+    """Connection to the database."""
 
     url: Annotated[
         StoreUrl | None, Setting(default_text="the file `state.db` in the state directory", restart=True)
     ] = None
     """Address of a PostgreSQL database, such as `postgresql://hermes@db.example.org/hermes`."""
     writers: Annotated[int, Setting(ge=1, le=16, unit="connections", restart=True)] = 2
-    """Connections for writing to PostgreSQL. SQLite always uses one."""
+    """Number of connections for writing to PostgreSQL. SQLite always uses one connection."""
     busy_seconds: Annotated[float, Setting(ge=1, le=600, unit="seconds", restart=True)] = 30
     """Maximum time a write waits while another process locks the database."""
     synchronous: Synchronous = "FULL"

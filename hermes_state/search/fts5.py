@@ -35,7 +35,7 @@ SELECT id, coalesce(-rank, 0.0) FROM hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since
 ORDER BY rank, id DESC LIMIT :limit
 """
-# Purpose: load the newest matches with the values for bm25.
+# Purpose: load the newest matches with the texts and sizes that bm25 needs.
 _COUNTED = """
 WITH hit AS MATERIALIZED (
   SELECT rowid AS id FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :ranked)

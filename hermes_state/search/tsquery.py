@@ -32,7 +32,7 @@ COUNTED_HITS = 300
 _RECENT = """
 SELECT message_id FROM message_words
 WHERE (words @@ CAST(? AS tsquery)) IS TRUE AND message_id < ? AND message_id > ? ORDER BY message_id DESC LIMIT ?"""
-# Purpose: load the bm25 values and times of a query's matches.
+# Purpose: load the texts, lengths and times of a query's matches.
 _WITH_TEXTS = f"""
 SELECT m.id, left(m.text, {COUNTED_CHARACTERS}), m.body, coalesce(length(m.text), 0) + coalesce(length(m.body), 0),
   m.created_at FROM ({{}}) AS found JOIN messages m ON m.id = found.message_id"""

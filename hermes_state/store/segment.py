@@ -74,7 +74,7 @@ def folded(text: str) -> str:
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFKD", text).casefold()
-    decomposed = _NASAL.sub("\u0902", decomposed.replace("\u0e40\u0e40", "\u0e41"))  # a Thai vowel typed as two
+    decomposed = _NASAL.sub("\u0902", decomposed.replace("\u0e40\u0e40", "\u0e41"))  # Thai vowel typed in two parts
     decomposed = _CYRILLIC.sub(lambda letter: unicodedata.normalize("NFC", letter[0]), decomposed)
     return unicodedata.normalize("NFC", decomposed.translate(_folding))
 

@@ -173,7 +173,7 @@ class PostgresConnection:
                 elif isinstance(one, Result):
                     one.fetched = result
                 self._next()  # the end of the statement's results
-            self._next_result()  # the sync's result
+            self._next_result()  # the result of the sync
             self.raw.pgconn.exit_pipeline_mode()
         except psycopg.Error as error:
             self.close()  # late results would be mistaken for those of later statements
