@@ -37,7 +37,7 @@ _SETS = re.compile(
     re.IGNORECASE,
 )
 _GAP = re.compile(r"""[\s"'`\\|]*(?:--(?:body|value)[ =]["']?)?""")
-# The word comes first, because starting with a negative lookbehind takes many times as long.
+# The pattern starts with the word, because starting with a negative lookbehind takes many times as long.
 _SCHEMES = tuple(
     (word, re.compile(rf"{word}(?<![a-z0-9]{word})\s+([a-z0-9+/_.~=-]{{16,}})"))
     for word in ("bearer", "basic", "bot", "token")
@@ -63,7 +63,7 @@ _RANDOM = re.compile(r"(?=\D{0,80}\d)(?=[^A-Za-z]{0,80}[A-Za-z])[\w+/=.~-]{16,}"
 
 @cache
 def _ends() -> tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...]:
-    """Return the last words of secret names, a pattern for each, and the words that may precede it."""
+    """Return the last words of secret names, a pattern for each, and the words that can precede it."""
     names = stored()["names"]
     fronts = dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
     return tuple((word, re.compile(word + _GIVEN), front) for word, front in fronts.items())

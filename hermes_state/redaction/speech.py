@@ -19,7 +19,7 @@ def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
     """Return each word for a password, its pattern as a whole word, and True if the word means a number, like PIN."""
     speech = stored()["speech"]
     told = [(noun, noun in speech["numbers"]) for noun in (*speech["nouns"], *speech["numbers"])]
-    # The word comes first, because starting with a negative lookbehind takes many times as long. CJK has no boundaries.
+    # Patterns start with the word: starting with a negative lookbehind takes many times as long. CJK has no boundaries.
     whole = "{0}(?<![^\\W_]{0})(?![^\\W_])"
     return tuple((noun, re.compile(noun if noun >= "\u2e80" else whole.format(noun)), counts) for noun, counts in told)
 

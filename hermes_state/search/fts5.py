@@ -110,7 +110,7 @@ class Fts5Matches(MatchReader):
     def _scored(self, rows: Iterable[tuple[int, str, bytes]], terms: Sequence[Term]) -> Iterator[tuple[int, float]]:
         count, *words = load_totals(self.db, self._index)
         average = max(1.0, sum(words) / max(1, count))
-        length = cache(lambda sizes: sum(sizes_of(sizes)) / average)  # many rows have the same length
+        length = cache(lambda sizes: sum(sizes_of(sizes)) / average)  # cached, because many rows have the same length
         sized = ((row_id, text, len(text), length(sizes)) for row_id, text, sizes in rows)
         is_lone = len(terms) == 1
         weights = {term: 1.0 if is_lone else weight(self._frequency(term, SAMPLED_PLACES), count) for term in terms}
