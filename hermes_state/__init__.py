@@ -1,8 +1,9 @@
 """Values shared by all packages, and the durable store.
 
-`values` and `errors` import nothing from the other packages. Each other module holds the rows of one noun and the only
-functions that write them. Such a function accepts a connection first and is one transaction: `Store.write` runs it on
-the writer's thread, `Store.read` on a reader's. `search` finds messages; `admin` is for operators.
+`values` and `errors` import nothing from the other packages. Each other module defines one kind of rows and the only
+functions that write them. The first parameter of such a function is a connection, and each call is one transaction:
+`Store.write` runs it on the writer's thread, `Store.read` on a reader's. `search` finds messages; `admin` is for
+operators.
 
 >>> import asyncio, tempfile
 >>> from pathlib import Path

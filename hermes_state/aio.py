@@ -18,7 +18,7 @@ _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]
 
 
 class CancelledElsewhereError(Exception):
-    """A future that a task awaits was cancelled, for example by closing a connection pool, but not the task itself.
+    """A future that a task awaits was cancelled, for example because a pool closed, but the task itself was not.
 
     A `CancelledError` would end the task silently.
     """

@@ -87,7 +87,7 @@ def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
 
 
 def find_chats_named(db: Connection, name: str) -> list[Chat]:
-    """Load the chats with this name, such as `telegram:42`, or with this bare id, such as `42`."""
+    """Load the chats that have this name (such as `telegram:42`) or this platform id (such as `42`)."""
     query = f"""SELECT {_COLUMNS} FROM chats WHERE platform || ':' || chat_ref
       || CASE thread_ref WHEN '' THEN '' ELSE '/' || thread_ref END
       || CASE user_ref WHEN '' THEN '' ELSE '#' || user_ref END = :name

@@ -46,7 +46,7 @@ class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
     """JSON state of the context engine. If this or `system_prompt` is None, the child keeps the parent's value."""
 
 
-# Purpose: insert the child of a session. UNIQUE (lineage_id, depth) makes a second child impossible.
+# Purpose: insert the child of a session. UNIQUE (lineage_id, depth) prevents a second child.
 _INSERT_CHILD = """
 INSERT INTO sessions (key, chat_id, parent_session_id, lineage_id, depth, kind, model, title, system_prompt,
   context_state, chosen_model, reasoning_effort, started_at, last_human_at)

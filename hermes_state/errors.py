@@ -253,7 +253,7 @@ class LookupReason(StrEnum):
 
 
 class LookupRejected(StateError):
-    """A name or id matches nothing, too much, or something hidden. `candidates` are the first possible meanings."""
+    """A name or id matches nothing, too much, or something hidden. `candidates` lists the first matches."""
 
     def __init__(self, reason: LookupReason, name: str, candidates: tuple[str, ...] = ()) -> None:
         super().__init__(f"{reason.value}: {name[:200]!r}")

@@ -228,8 +228,8 @@ class EditedMessage(msgspec.Struct, frozen=True, kw_only=True):
     state: InboxState
     kind: InboxKind
     sender_ref: UserRef
-    text: str  # newest version
-    lineage_id: LineageId | None  # None while it waits
+    text: str  # newest version of the text
+    lineage_id: LineageId | None  # None while the message waits for a turn
     waiting_notice: InboxId | None = None  # notice of an earlier edit that no turn has claimed
 
 

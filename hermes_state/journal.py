@@ -249,7 +249,7 @@ def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text:
 def start_tools(
     db: Connection, claim: TurnClaim, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
 ) -> None:
-    """Commit that these calls begin. Calls that began before keep their row. Raises `TurnMoved`."""
+    """Store that these calls begin. Calls that have already begun keep their row. Raises `TurnMoved`."""
     require_running(db, claim)
     tool_runs.begin(db, claim.id, call_message_id, calls, now)
 

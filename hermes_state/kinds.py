@@ -25,7 +25,7 @@ AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 
 
 def listed(value: object) -> object:
-    """Split `a, b` or decode a JSON list, as found in variables. A single YAML value stays unchanged."""
+    """Split `a, b` or decode a JSON list from an environment variable. A single YAML value stays unchanged."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -37,7 +37,7 @@ def listed(value: object) -> object:
 
 
 def keyed(value: object) -> Mapping[Any, Any]:
-    """Return a mapping, from YAML or from JSON in a variable."""
+    """Return a mapping from YAML, or from JSON in an environment variable."""
     try:
         block = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -55,7 +55,7 @@ class FrozenBlock(dict[str, Any]):
 
 
 def _switched_off(value: object) -> object:
-    """Return None for `off`, which YAML reads as false and a variable passes as text."""
+    """Return None for `off`, which YAML reads as false and an environment variable contains as text."""
     if isinstance(value, str):
         return None if value.strip().lower() in ("off", "false", "none", "null", "0", "") else value
     return None if value == 0 else value
@@ -69,7 +69,7 @@ Effort: TypeAlias = Annotated[
     BeforeValidator(lambda word: "off" if word is False or word in ("false", "none") else word),
     AnyCase,
 ]
-"""YAML reads `off` as false; OpenAI calls it `none`."""
+"""Reasoning effort. YAML reads `off` as false, and OpenAI calls this level `none`."""
 
 # ---- addresses, hosts, people and time zones
 

@@ -1,9 +1,9 @@
 """The outbox: replies to people, stored in the transaction that decided on them.
 
 A row starts as Markdown (`rendered = 0`). Before the first send it is rendered once, and each part is committed as a
-row with the same `dedupe_key`. Every retry sends the same bytes. `sending` is committed before the request is made. A
-new owner of the account turns `sending` into `ambiguous`: the outcome is unknown. The row then stays ambiguous until it
-is settled.
+row with the same `dedupe_key`. Every retry sends the same bytes. The state `sending` is committed before the request is
+made. A new owner of the account changes `sending` to `ambiguous`, because the outcome is unknown. The row then stays
+ambiguous until it is settled.
 
 Each new owner of an account increases its epoch (a fencing token), and every send states the epoch. So if several nodes
 share a database, a stopped or disconnected owner can neither begin a send nor give up a row.
@@ -183,7 +183,7 @@ def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
-    """Load the rows to send to a chat in order: urgent ones (due at 0) first, parts of a reply together."""
+    """Load a chat's rows in sending order: urgent rows (due at 0) first, and the parts of a reply together."""
     query = f"""SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
     ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?"""
     return select(db, OutboxRow, query, (chat_id, limit))
@@ -277,7 +277,7 @@ def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Map
 
 
 def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis) -> bool:
-    """Give up the chat's unsent answers. Return False if there are none. A part that is being sent may still arrive.
+    """Give up the chat's unsent answers. Return False if there are none. A part that is being sent can still arrive.
 
     `person` limits this to turns that the person started, `before` to turns that began with an earlier inbox row.
     """

@@ -34,12 +34,12 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """Version of the view, which increases with every change. A split planned for an older version is refused."""
     next_seq: int
-    next_view_seq: int = -1  # decreases with every row made for a view
+    next_view_seq: int = -1  # `seq` of the next row made for a view, counting down
     message_count: int
     reported_prompt_tokens: int | None
     reported_at_seq: int | None  # last row included in `reported_prompt_tokens`
-    context_state: str | None  # JSON of the context engine, copied by a split
-    chosen_model: str | None = None  # model chosen by a user; None: the configured one
+    context_state: str | None  # JSON state of the context engine, copied at a split
+    chosen_model: str | None = None  # model chosen by a user; None: the configured model
 
     @property
     def short_key(self) -> str:
@@ -47,7 +47,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """A lineage as people see it."""
+    """A lineage, described for people."""
 
     tip: Session
     chat: ChatKey
@@ -70,7 +70,7 @@ _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def new_session_key(now: Millis) -> str:
-    """Make a public id that sorts by time: nine characters of time and nine random ones.
+    """Make a public id that sorts by time: nine characters for the time and nine random characters.
 
     The eight visible characters differ for sessions that start at least 32 ms apart.
     """
@@ -228,7 +228,7 @@ def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
 
 
 def renew_system_prompt(db: Connection, lineage_id: LineageId, text: str) -> None:
-    """Replace the system prompt of a continuation that no model has seen yet."""
+    """Replace the system prompt of a continuation, unless a model may have seen it."""
     query = """UPDATE sessions SET system_prompt = ?
     WHERE lineage_id = ? AND depth > 0 AND ended_at IS NULL AND next_seq = 1
       AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = sessions.chat_id AND t.state IN ('running','waiting'))"""
@@ -248,12 +248,12 @@ def load_indebted(db: Connection, chat_id: ChatId) -> list[SessionId]:
 
 
 def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> None:
-    """Set the model of a session and its continuations; None: the configured one."""
+    """Set the model of a session and its continuations; None: the configured model."""
     db.execute("UPDATE sessions SET chosen_model = ? WHERE id = ?", (choice, session_id))
 
 
 def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None:
-    """Load the reasoning effort chosen for a session; None: as configured.
+    """Load the reasoning effort chosen for a session; None: the configured effort.
 
     Not a field of `Session`, because the command line also reads databases of older versions.
     """
@@ -263,12 +263,12 @@ def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None
 
 
 def choose_effort(db: Connection, session_id: SessionId, effort: ReasoningEffort | None) -> None:
-    """Set the reasoning effort of a session and its continuations; None: as configured."""
+    """Set the reasoning effort of a session and its continuations; None: the configured effort."""
     db.execute("UPDATE sessions SET reasoning_effort = ? WHERE id = ?", (effort, session_id))
 
 
 def forget_model(db: Connection, lineage_id: LineageId, choice: str) -> bool:
-    """Return to the configured model if `choice` is still chosen. Return False if it is not."""
+    """Go back to the configured model if `choice` is still the chosen model. Return False if it is not."""
     tip = load_tip(db, lineage_id)
     if tip.chosen_model != choice:
         return False
@@ -301,7 +301,7 @@ def count_messages(db: Connection, lineage_id: LineageId) -> int:
 
 
 def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> list[Conversation]:
-    """Load the conversations with messages, most recently used first; of all chats if `chat_id` is None."""
+    """Load the conversations of a chat, or of all chats, that have messages. The most recently used comes first."""
     where, scope = ("WHERE chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
     query = f"""WITH used AS (
       SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,

@@ -29,18 +29,21 @@ class ToolResult:
     state: ToolRunState
     images: tuple[Image, ...] = ()
     preview: Callable[[MessageId], str] | None = None
-    """Text that the model sees instead, given the id of the result's row. None: all of it."""
+    """Function that makes the text for the model from the id of the result's row.
+
+    None: the model sees the whole `text`.
+    """
 
 
 def begin(db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis) -> None:
-    """Note that these calls begin. Calls that began before keep their row."""
+    """Store that these calls begin. Calls that have already begun keep their row."""
     query = """INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
     VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT DO NOTHING"""
     db.executemany(query, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
 
 
 def end(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> None:
-    """Note the end of a call. Also accepts calls without a row (unknown tool, stopped before it began)."""
+    """Store that a call has ended. Also accepts calls without a row (unknown tool, stopped before it began)."""
     begin(db, turn_id, result.call_message_id, [result.call], now)
     query = "UPDATE tool_runs SET state = ?, ended_at = ? WHERE call_message_id = ? AND tool_call_id = ?"
     db.execute(query, (result.state, now, result.call_message_id, result.call.id))
@@ -54,7 +57,7 @@ def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, T
 
 @locks(session="session_id")
 def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> list[str]:
-    """Store the names of a session's tools unless some are stored. Return the stored names."""
+    """Store the names of a session's tools, unless the session already has names. Return the stored names."""
     encoded = msgspec.json.encode(list(names)).decode()
     db.execute("INSERT INTO tool_offers VALUES (?, ?) ON CONFLICT DO NOTHING", (session_id, encoded))
     kept = load_offer(db, session_id)
@@ -63,7 +66,7 @@ def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> l
 
 
 def load_offer(db: Connection, session_id: SessionId) -> list[str] | None:
-    """Load the names of a session's tools; None if not chosen yet."""
+    """Load the names of a session's tools; None if they are not chosen yet."""
     stored = scalar_or_none(db, str, "SELECT names FROM tool_offers WHERE session_id = ?", (session_id,))
     return None if stored is None else msgspec.json.decode(stored, type=list[str])
 

@@ -30,17 +30,22 @@ from hermes_state.values import (
     UserRef,
 )
 
-_Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; only `_messages` gives it types
+_Row: TypeAlias = tuple[Any, ...]  # row as sqlite3 returns it, before `_messages` converts it
 
 EMPTY_BODY = MessageBody()
-TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which may be wrong here and there"
+TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which can contain mistakes"
 FORWARDED_NOTE = "the sender passed this message on instead of writing it: its text is quoted and untrusted"
 """Note for the model on a message that was forwarded, or written by another bot or app."""
-SCHEDULED_NOTE = "the message was scheduled earlier and came by itself: nobody typed it now"
+SCHEDULED_NOTE = "the message was scheduled earlier and sent automatically: nobody typed it now"
 NOT_SAID_NOW = frozenset(
-    {FORWARDED_NOTE, "the message was forwarded: its words are those of somebody else", SCHEDULED_NOTE}
+    {
+        FORWARDED_NOTE,
+        SCHEDULED_NOTE,
+        "the message was forwarded: its words are those of somebody else",
+        "the message was scheduled earlier and came by itself: nobody typed it now",
+    }
 )
-"""Notes on messages that their sender did not write just now. Earlier versions stored the second note."""
+"""Notes on messages that their sender did not write just now. Earlier versions stored the last two notes."""
 _decode_body = msgspec.json.Decoder(MessageBody).decode
 _encode_body = msgspec.json.Encoder().encode
 
@@ -96,7 +101,7 @@ def append_to_tip(
 ) -> Message:
     """Append a row to a conversation's tip. Raises `SessionNotFound`.
 
-    `noted` holds assignments for the session's row, each after a comma, with `values` as parameters.
+    `noted` contains SQL assignments for the session's row, each preceded by a comma. `values` are their parameters.
     """
     tip = "(SELECT id FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1)"
     return _insert(db, _TAKE_SEQ.format(noted, tip), (*values, lineage_id), new, None, now)
@@ -161,7 +166,10 @@ def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcrip
 def load_own_rows(
     db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None, behind: Transcript = ()
 ) -> Transcript:
-    """Load at most `limit` messages of a session from `since_seq` on, without view edits. They follow `behind`."""
+    """Load at most `limit` messages of a session from `since_seq` on, ignoring view edits.
+
+    `behind` are the rows before them.
+    """
     rows = db.execute(_OWN_ROWS, (session_id, since_seq, _NO_LIMIT if limit is None else limit)).fetchall()
     return _messages(rows, behind)
 
@@ -226,7 +234,7 @@ def load_messages(
     before: MessageId | None = None,
     session_id: SessionId | None = None,
 ) -> Transcript:
-    """Load the newest `limit` original rows of a conversation (or one session) in order, including undone ones."""
+    """Load the newest `limit` original rows of a conversation (or one session), oldest first, including undone rows."""
     bound = before if before is not None else 2**62
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
     AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
@@ -237,7 +245,7 @@ def load_messages(
 def load_messages_behind(
     db: Connection, lineage_id: LineageId, after: MessageId, limit: int, session_id: SessionId | None = None
 ) -> Transcript:
-    """Load the first `limit` original rows of a conversation (or one session) after `after`, without undone ones."""
+    """Load the first `limit` original rows of a conversation (or one session) after `after`, without undone rows."""
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
     AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
     AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id

@@ -1,6 +1,7 @@
 """Running and waiting turns, and previews of their answers. `journal` has the functions that change turns.
 
-A preview is stored only if another node shows it. Each turn has at most one, until it is taken up, paused or ended.
+A preview is stored only if another node shows it. Each turn has at most one preview, which is removed when the turn is
+taken up, paused or ended.
 """
 
 from collections.abc import Iterable, Mapping
@@ -58,9 +59,9 @@ class RunningTurn(TurnClaim, frozen=True, kw_only=True):
     is_scheduled: bool = False
     is_waiting: bool = False
     """True while the turn is paused for a decision. The chat stays busy."""
-    chosen_model: str | None = None  # None: the configured one
+    chosen_model: str | None = None  # None: the configured model
     reasoning_effort: ReasoningEffort | None = None
-    """Effort chosen for the conversation; None: as configured."""
+    """Reasoning effort chosen for the conversation; None: the configured effort."""
     parent: ParentTurn | None = None  # set for a sub-agent's turn only
 
     @property
@@ -134,12 +135,12 @@ def load_running(db: Connection, turn_id: TurnId) -> RunningTurn:
 class StoredText(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: TurnId
     text: str
-    moved: RunningTurn | None  # None if the caller knows its epoch
+    moved: RunningTurn | None  # turn with its new epoch; None if the caller knows the epoch
 
 
 @locks(turn="claim.id")
 def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> None:
-    """Store the partial answer of the caller's turn, which also shows progress."""
+    """Store the partial answer of the caller's turn, for the node that shows it."""
     query = """INSERT INTO previews (turn_id, text, shown_at)
     SELECT id, CAST(:text AS TEXT), CAST(:now AS BIGINT) FROM turns
     WHERE id = :turn_id AND epoch = :epoch AND state = 'running'

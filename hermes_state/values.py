@@ -89,7 +89,7 @@ class ConversationRef:
     chat_kind: ChatKind
     turn_id: TurnId | None = None
     paid_by: tuple[LineageId, TurnId] | None = None
-    """Conversation and turn that pay for a sub-agent. None: it pays for itself."""
+    """Conversation and turn to which a sub-agent's costs are charged. None: this conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class InboundMessage:
     sent_at: Millis  # the platform's time, which orders and merges messages
     is_addressed: bool  # direct chat, mention, reply to the bot, command to this bot, or button
     is_bare_command: bool = False
-    """Addressed only by a command without a bot's name, so for every bot in the chat that knows it."""
+    """The message is a command without a bot's name, so it addresses every bot in the chat that knows the command."""
     via: InputKind = InputKind.TYPED
     expects_more: bool = False
     """Another piece probably follows: within 200 UTF-16 units of the platform's limit, or part of an album."""
@@ -286,7 +286,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     notes: tuple[str, ...] = ()
     """Facts about this message for the model, such as an attachment that could not be read."""
     was_interrupted: bool = False
-    reasoning: Reasoning | None = None  # only with calls: no API wants it back after a complete answer
+    reasoning: Reasoning | None = None  # only with tool calls, because no API expects it after a complete answer
 
 
 class MessageRole(StrEnum):
@@ -328,7 +328,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 Transcript: TypeAlias = tuple[Message, ...]
 
 
-RECALL_ID = r"m(\d{1,18})"  # pattern inside other text
+RECALL_ID = r"m(\d{1,18})"  # part of larger patterns
 
 
 def recall_id(message_id: int) -> str:
@@ -404,7 +404,7 @@ class CanonicalUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """A model call in the ledger, also a failed one."""
+    """A model call in the ledger, successful or not."""
 
     purpose: str
     route: str
@@ -413,7 +413,7 @@ class ModelCall:
     usage: CanonicalUsage | None
     took_ms: int
     is_estimated: bool = False
-    """The usage is our estimate, or the price is that of the model's family."""
+    """The gateway estimated the usage, or used the price of the model's family."""
     cost: MicroUsd | None = None  # None: usage or price unknown
 
 

@@ -180,7 +180,7 @@ def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> Non
     register_functions(db)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute("PRAGMA journal_mode = MEMORY")
-    db.execute("PRAGMA synchronous = OFF")  # flushed at the end
+    db.execute("PRAGMA synchronous = OFF")  # the finished file is flushed later
     migrate(db, path, shipped_migrations()[:version])
     db.execute("PRAGMA foreign_keys = OFF")
 
@@ -188,7 +188,7 @@ def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> Non
 def _replace_header(damaged: Path, donor: Path) -> None:
     """Give the copy the header of a new database. Headers differ only in counters, which SQLite recovers."""
     with donor.open("rb") as file:
-        header = bytearray(file.read(100))  # SQLite's description of the file; the schema follows
+        header = bytearray(file.read(100))  # the first 100 bytes describe the file; the schema follows
     page_bytes = int.from_bytes(header[16:18], "big")
     header[18:20] = b"\2\2"  # the file uses a write-ahead log
     header[28:32] = (damaged.stat().st_size // page_bytes).to_bytes(4, "big")
@@ -293,7 +293,7 @@ class SalvageJob:
         return TableReport(name=self._name, rows=rows, expected=expected, lost=lost)
 
     def _size(self) -> tuple[int | None, int]:
-        """Return the number of rows, if a readable index knows it, and the greatest first number of a key."""
+        """Return the number of rows, if an index is readable, and the greatest number with which a key starts."""
         greatest = f"max(+{self._key[0]})" if self._is_numbered else "0"
         indexes = "SELECT name FROM pragma_index_list(?) WHERE NOT partial AND origin <> 'pk'"
         for (name,) in [("",), *self._new.execute(indexes, (self._name,)).fetchall()]:

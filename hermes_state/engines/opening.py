@@ -29,14 +29,14 @@ COPY_NOTE = "copied_from"
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSettings:
-    """Database."""
+    """Connection to the database."""
 
     url: Annotated[
         StoreUrl | None, Setting(default_text="the file `state.db` in the state directory", restart=True)
     ] = None
     """Address of a PostgreSQL database, such as `postgresql://hermes@db.example.org/hermes`."""
     writers: Annotated[int, Setting(ge=1, le=16, unit="connections", restart=True)] = 2
-    """Connections for writing to PostgreSQL. SQLite always uses one."""
+    """Number of connections for writing to PostgreSQL. SQLite always uses one connection."""
     busy_seconds: Annotated[float, Setting(ge=1, le=600, unit="seconds", restart=True)] = 30
     """Maximum time that a write waits while another process locks the database."""
     synchronous: Synchronous = "FULL"
@@ -103,7 +103,7 @@ async def open_store(
             )
         try:
             if url is not None:  # not earlier, because an unusable database must not leave a new folder
-                with suppress(OSError):  # the lock reports the fault
+                with suppress(OSError):  # if this fails, taking the lock reports why
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 held.enter_context(FileLock.acquire(lock, what=what))
             if await store.read(load_note, COPY_NOTE) is not None:
@@ -137,7 +137,7 @@ def _forgotten_copy(name: str, path: Path) -> DatabaseRejected:
 
 @contextmanager
 def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | None]:
-    """Connect to a database without its daemon, for reading. Yield None if it does not exist yet.
+    """Connect to a database for reading while its daemon is not running. Yield None if it does not exist yet.
 
     Raises `ConfigError`, and the errors of `open_resting_file` and `open_resting_database`.
     """

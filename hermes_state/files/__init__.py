@@ -33,7 +33,7 @@ class AttachmentSettings:
     options: Annotated[Options, Setting(default_text="none", restart=True)] = field(default_factory=dict, hash=False)
     """Options of the object store, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`."""
     max_bytes: Annotated[int, Setting(ge=1 << 10, le=1 << 31, unit="bytes", restart=True)] = 20 << 20
-    """Largest file to download from a chat."""
+    """Maximum size of a file downloaded from a chat."""
     total_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes")] = 2 << 30
     """Maximum total size of stored files. Above this size, the gateway deletes the oldest files."""
 

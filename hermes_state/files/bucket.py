@@ -201,7 +201,7 @@ def reason(error: BaseException) -> str:
 
 
 def _is_passing(error: Exception, code: str) -> bool:
-    if re.search(r"QuotaExceeded$|StorageFull$|^RequestTimeout$", code):  # whatever the status
+    if re.search(r"QuotaExceeded$|StorageFull$|^RequestTimeout$", code):  # these codes come with various statuses
         return True
     status = re.search(r"status code: (\d{3})", str(error))
     if status is None:  # no server answered

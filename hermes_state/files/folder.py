@@ -14,7 +14,7 @@ LEFTOVER_MILLIS = 24 * 3_600_000
 
 
 class AttachmentFolder:
-    """Attachment files in a folder. Scaled copies of an image are next to it, with a dot and a suffix."""
+    """Attachment files in a folder. A scaled copy of an image has the same path plus a dot and a suffix."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

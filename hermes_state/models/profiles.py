@@ -85,7 +85,7 @@ class ModelProfile:
     learned_input: Tokens | None = None
     """Smallest limit for a prompt alone stated in a refusal."""
     learned_beside: Tokens | None = None
-    """Context length configured when the limits were learned. With another length they do not apply."""
+    """Context length configured when the limits were learned. They do not apply to another configured length."""
     offer: OfferedSize | None = None
 
     def window(self, in_force: Tokens) -> Tokens:

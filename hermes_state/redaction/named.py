@@ -37,7 +37,7 @@ _SETS = re.compile(
     re.IGNORECASE,
 )
 _GAP = re.compile(r"""[\s"'`\\|]*(?:--(?:body|value)[ =]["']?)?""")
-# The word comes first, because starting with a negative lookbehind takes many times as long.
+# The pattern starts with the word, because starting with a negative lookbehind takes many times as long.
 _SCHEMES = tuple(
     (word, re.compile(rf"{word}(?<![a-z0-9]{word})\s+([a-z0-9+/_.~=-]{{16,}})"))
     for word in ("bearer", "basic", "bot", "token")
@@ -47,7 +47,7 @@ _HEADERS = tuple(
     for word, given in (("cookie", r"(?:\s{0,3}:|(?<=--cookie)[ =])"), ("authorization", r"\s{0,3}[:=]"))
 )
 MAX_HEADER_CHARS = 4_000
-"""Maximum length of a redacted header. Browsers send no longer cookies."""
+"""Maximum length of a redacted header. Cookies from browsers do not exceed it."""
 _COOKIE = re.compile(r"[^\s=;]{1,200}=[^\s;]")
 _FIRST = re.compile(r"""[^\s"'`]{1,1000}""")
 _SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z-]{1,20}|\S{0,20}HMAC\S{0,20})[ \t]{1,3}(?=\S)")
@@ -63,7 +63,7 @@ _RANDOM = re.compile(r"(?=\D{0,80}\d)(?=[^A-Za-z]{0,80}[A-Za-z])[\w+/=.~-]{16,}"
 
 @cache
 def _ends() -> tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...]:
-    """Return the last words of secret names, a pattern for each, and the words that may precede it."""
+    """Return the last words of secret names, a pattern for each, and the words that can precede it."""
     names = stored()["names"]
     fronts = dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
     return tuple((word, re.compile(word + _GIVEN), front) for word, front in fronts.items())

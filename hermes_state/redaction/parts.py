@@ -86,7 +86,7 @@ def _in_addresses(value: str) -> Iterator[str]:
     for login, path, query in _ADDRESS.findall(value):
         yield from _in_login(login)
         if ":" in login:
-            yield b64encode(unquote(login).encode()).decode()  # as HTTP clients send it
+            yield b64encode(unquote(login).encode()).decode()  # the form in which HTTP clients send a login
         yield from (step for step in path.split("/")[1:] if len(step) >= 2 * MIN_SECRET_CHARS and _is_random(step))
         yield from (
             given for name, given in parse_qsl(query.replace("#", "&")) if _names_secret(name) or _is_random(given)

@@ -70,9 +70,9 @@ def _beginnings() -> tuple[tuple[bytes, str, str], ...]:
 
 @cache
 def _shape(begin: str, rest: str) -> re.Pattern[str]:
-    # The start comes first, because starting with a negative lookbehind takes many times as long.
+    # The pattern starts with `begin`, because starting with a negative lookbehind takes many times as long.
     boundary = "" if begin[0] in "_-" else rf"(?<![A-Za-z0-9_]{re.escape(begin)})"
-    return re.compile(re.escape(begin) + boundary + rest, re.ASCII)  # ASCII, else no key would end before Chinese text
+    return re.compile(re.escape(begin) + boundary + rest, re.ASCII)  # ASCII, so that a key ends before Chinese text
 
 
 @cache

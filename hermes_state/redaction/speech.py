@@ -19,7 +19,7 @@ def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
     """Return each word for a password, its pattern as a whole word, and True if the word means a number, like PIN."""
     speech = stored()["speech"]
     told = [(noun, noun in speech["numbers"]) for noun in (*speech["nouns"], *speech["numbers"])]
-    # The word comes first, because starting with a negative lookbehind takes many times as long. CJK has no boundaries.
+    # Patterns start with the word: starting with a negative lookbehind takes many times as long. CJK has no boundaries.
     whole = "{0}(?<![^\\W_]{0})(?![^\\W_])"
     return tuple((noun, re.compile(noun if noun >= "\u2e80" else whole.format(noun)), counts) for noun, counts in told)
 
@@ -89,7 +89,7 @@ def _looks_told(value: str, *, is_beside: bool, is_quoted: bool) -> bool:
 
 
 def card_numbers(text: str, lower: str) -> Iterator[Span]:
-    """Yield the spans of card numbers: known issuer, valid check digit, and grouped or called a card.
+    """Yield the spans of numbers with a card issuer and a valid check digit that are grouped or described as a card.
 
     One in ten long numbers has a valid check digit, and order numbers are long.
     """

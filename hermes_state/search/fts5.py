@@ -35,7 +35,7 @@ SELECT id, coalesce(-rank, 0.0) FROM hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since
 ORDER BY rank, id DESC LIMIT :limit
 """
-# Purpose: load the newest matches with the values for bm25.
+# Purpose: load the newest matches with the texts and sizes that bm25 needs.
 _COUNTED = """
 WITH hit AS MATERIALIZED (
   SELECT rowid AS id FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :ranked)
@@ -60,7 +60,7 @@ UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messa
 
 
 def match_text(expression: Expression) -> str:
-    """Translate the expression for FTS5.
+    """Return the expression in the query syntax of FTS5.
 
     >>> match_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
     '("red"* NOT "blue house")'
@@ -110,7 +110,7 @@ class Fts5Matches(MatchReader):
     def _scored(self, rows: Iterable[tuple[int, str, bytes]], terms: Sequence[Term]) -> Iterator[tuple[int, float]]:
         count, *words = load_totals(self.db, self._index)
         average = max(1.0, sum(words) / max(1, count))
-        length = cache(lambda sizes: sum(sizes_of(sizes)) / average)  # many rows have the same length
+        length = cache(lambda sizes: sum(sizes_of(sizes)) / average)  # cached, because many rows have the same length
         sized = ((row_id, text, len(text), length(sizes)) for row_id, text, sizes in rows)
         is_lone = len(terms) == 1
         weights = {term: 1.0 if is_lone else weight(self._frequency(term, SAMPLED_PLACES), count) for term in terms}

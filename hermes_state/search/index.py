@@ -95,7 +95,7 @@ def find_fault(path: Path) -> str | None:
 def _damage(db: Connection) -> str | None:
     if not _is_kept_up(db, SERVING):
         return "it was detached from the messages because it failed"
-    # Rows without an entry, and entries without a row or with damaged sizes (up to 200,000 words, and 3 or 4).
+    # Count messages without an entry, and entries without a message or with impossible numbers of words and scopes.
     query = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT EXISTS (
         SELECT 1 FROM {SERVING}_docsize d WHERE d.id = m.id))
       + (SELECT count(*) FROM {SERVING}_docsize d WHERE NOT EXISTS (

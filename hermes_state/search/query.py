@@ -147,7 +147,7 @@ def _word(word: str) -> Iterator[str | Term]:
 
 def _term(text: str, *, is_prefix: bool) -> Iterator[Term]:
     categories = map(unicodedata.category, segment_query(text))
-    if any(category[0] in "LN" or category == "Co" for category in categories):  # tokens, also in private use areas
+    if any(category[0] in "LN" or category == "Co" for category in categories):  # FTS5 indexes private use areas
         yield _made(text, is_prefix=is_prefix)
 
 
@@ -200,7 +200,7 @@ def _operand(item: str | Term, items: deque[str | Term], wanted: list[Term], dep
     if isinstance(item, Term):
         wanted.append(item)
         return item
-    if depth >= 20:  # FTS5's own parser gives up at 256
+    if depth >= 20:  # nesting limit; FTS5's own is 256
         return None
     expression = _any(items, wanted, depth + 1)
     if items and items[0] == ")":

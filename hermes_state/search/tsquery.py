@@ -32,7 +32,7 @@ COUNTED_HITS = 300
 _RECENT = """
 SELECT message_id FROM message_words
 WHERE (words @@ CAST(? AS tsquery)) IS TRUE AND message_id < ? AND message_id > ? ORDER BY message_id DESC LIMIT ?"""
-# Purpose: load the bm25 values and times of a query's matches.
+# Purpose: load the texts, lengths and times of a query's matches.
 _WITH_TEXTS = f"""
 SELECT m.id, left(m.text, {COUNTED_CHARACTERS}), m.body, coalesce(length(m.text), 0) + coalesce(length(m.body), 0),
   m.created_at FROM ({{}}) AS found JOIN messages m ON m.id = found.message_id"""
@@ -104,7 +104,7 @@ class TsMatches(MatchReader):
         return self.db.execute(shape.format(_RECENT), (query, *bounds)).fetchall()
 
     def _looked_up(self, query: str, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        # The newest of all matches, by the index. (MATERIALIZED applies the limit only afterwards.)
+        # Find all matches with the index, then keep the newest. (MATERIALIZED makes sure that the limit comes last.)
         statement = """WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
         SELECT message_id FROM hit WHERE message_id < ? ORDER BY message_id DESC LIMIT ?"""
         return self.db.execute(shape.format(statement), (query, self._top, limit)).fetchall()

@@ -27,7 +27,7 @@ class WriteRequest:
     error: BaseException | None = None
 
     def run(self, db: Connection, ends_batch: Callable[[BaseException], bool], *, is_nested: bool = False) -> None:
-        """Run the function in the open transaction, with `is_nested` in a savepoint. Keep its result or error.
+        """Run the function in the open transaction, inside a savepoint if `is_nested`. Keep its result or error.
 
         Raises only errors that end the whole batch: a database or lock error, or a transaction that ended by itself.
         """
@@ -59,7 +59,7 @@ class TransactionRules:
     begin: Callable[[Any, Sequence[WriteRequest]], Sequence[Sequence[WriteRequest]]]
     """Begin a batch's transaction. Return queues of writes whose order matters."""
     run_all: Callable[[Any, Sequence[Callable[[], None]]], None]
-    """Run independent queues."""
+    """Run queues that do not depend on each other."""
     ends_batch: Callable[[BaseException], bool]
     """True for a database or lock error that fails the whole batch."""
     failure: type[Exception]  # base class of the engine's errors
@@ -77,7 +77,7 @@ def run_batch(db: Connection, batch: Sequence[WriteRequest], rules: TransactionR
     Afterwards each write has a `result`, or an `error` and no changes. If this raises (`StoreUnavailable`, or the
     engine's error about the disk, a lock or the commit), nothing is stored and the batch may run again.
     """
-    _roll_back(db, rules)  # an earlier rollback may have failed with the disk
+    _roll_back(db, rules)  # an earlier rollback may have failed because of the disk
     try:
         # The first run has no savepoints, because they cost more than an ordinary function, and functions rarely fail.
         if not _run_open(db, batch, rules) and len(batch) > 1:

@@ -28,7 +28,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileLock:
-    """A held lock, made by `acquire`. `release` may be called more than once."""
+    """A lock that this process holds, made by `acquire`. `release` can be called more than once."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -38,8 +38,8 @@ class FileLock:
     def acquire(cls, path: Path, *, what: str, is_shared: bool = False) -> Self:
         """Acquire the lock at `path`, creating its file (mode 0600) if needed.
 
-        `what` names the guarded thing in error messages. `is_shared` allows users to share the folder and the lock.
-        Raises `LockUnavailable` if a running process (even this one) holds the lock, or `StoreUnavailable`.
+        `what` is the name of the protected resource in error messages. `is_shared` lets several users share the lock
+        file. Raises `LockUnavailable` if a running process (even this one) holds the lock, or `StoreUnavailable`.
         """
         try:
             descriptor = (_open_shared if is_shared else _open)(path)

@@ -24,7 +24,7 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 EVERYTHING = "everything"  # excludes every other transaction
 ROW_KINDS = ("chat", "session", "lineage", "turn", "inbox", "outbox")
-"""Kinds of ids that lead to a chat. `move_chat` may change the chat of waiting and unsent rows."""
+"""Kinds of ids from which the chat can be found. `move_chat` can change the chat of waiting and unsent rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LockKeys:
 
     rows: frozenset[tuple[str, int]] = frozenset()  # rows whose chats are locked, by kind and id
     names: frozenset[str] = frozenset()
-    """Chats by key, stored or not, and other named locks."""
+    """Named locks, including the keys of chats, which may not be stored yet."""
 
     def __or__(self, other: "LockKeys") -> "LockKeys":
         return LockKeys(self.rows | other.rows, self.names | other.names)
@@ -41,7 +41,7 @@ class LockKeys:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Parameter that leads to a chat, or is called inside the transaction."""
+    """Parameter from which a chat can be found, or which is called inside the transaction."""
 
     kind: str
     index: int
@@ -65,8 +65,9 @@ _ATTRIBUTE = "declared_locks"
 def locks(*names: str, calls: str = "", **paths: str) -> Callable[[Fn], Fn]:
     """Declare the locks of a function: by name, and by paths from its parameters to ids of `ROW_KINDS`.
 
-    `chat` may also lead to a `ChatKey` or a channel's `Cursor`. Spaces separate paths. A sequence means each of its
-    items, None no lock. `calls` names a parameter with a function that is called inside; its locks are added.
+    A path for `chat` can also end at a `ChatKey` or a channel's `Cursor`. Spaces separate paths. A sequence adds the
+    lock of each item, None adds no lock. `calls` names a parameter that holds a function. Its locks are added, because
+    the declaring function calls it.
     """
     assert paths.keys() <= set(ROW_KINDS), paths
 

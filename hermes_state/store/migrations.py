@@ -21,7 +21,7 @@ class Migration:
 
     @property
     def checksum(self) -> str:
-        """Hash of the statements. Comments and spacing may change after a release."""
+        """Hash of the statements without comments and spacing, which can change after a release."""
         return hashlib.sha256(" ".join(_COMMENT.sub("", self.sql).split()).encode()).hexdigest()
 
 

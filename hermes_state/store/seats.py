@@ -21,7 +21,7 @@ class SeatLost(StoreUnavailable):
 
 
 class LockKind(IntEnum):
-    """Kinds of locks. Their numbers follow those of the migrations."""
+    """Kinds of locks. Their numbers follow the number of the migration lock."""
 
     CHAT = 1212634970
     ACCOUNT = 1212634971
@@ -42,7 +42,7 @@ def chat_lock(chat_id: ChatId) -> SeatLock:
 
 
 def account_lock(account: str) -> SeatLock:
-    """Return the lock of an account. Its node receives and sends."""
+    """Return the lock of an account. The node with the lock receives and sends the account's messages."""
     return SeatLock(LockKind.ACCOUNT, zlib.crc32(account.encode()) & 0x7FFFFFFF)
 
 
@@ -70,7 +70,7 @@ OnHint: TypeAlias = Callable[[Hint], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """A node as the others see it."""
+    """Facts about a node that the other nodes can read."""
 
     id: str  # id of this process
     name: str
@@ -93,7 +93,7 @@ class Seat(ABC):
     @property
     @abstractmethod
     def is_certain(self) -> bool:
-        """True while no other node can have these locks. Turns False some time before that changes."""
+        """True while no other node can have these locks. Becomes False some time before another node can take them."""
 
     @abstractmethod
     async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
@@ -105,7 +105,7 @@ class Seat(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release all locks. If the seat is lost, end its work before this call."""
+        """Release all locks. If the seat is lost, end the work that needs its locks before this call."""
 
 
 class OnlySeat(Seat):

@@ -27,7 +27,7 @@ INDEXED_CHARACTERS = 200_000
 """Searchable characters at the start of a row. Longer tool output would cost more than it helps."""
 
 _MARK_LETTERS, _MARK_PAIRS = 0x13000, 0x12000
-"""Letters that replace vowel signs, which the tokenizer treats as spaces: hieroglyphs, or cuneiform in pairs."""
+"""First letters that replace vowel signs, which the tokenizer treats as spaces: hieroglyphs, or cuneiform pairs."""
 
 CJK = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\ua960-\ua97f\ud7b0-\ud7ff\U00012000-\U000122ff"
@@ -38,7 +38,7 @@ CJK = (
 EMOJI = "\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 _REWRITTEN = re.compile(f"(?P<run>[{CJK}]+)|[{EMOJI}]")
 _CYRILLIC = re.compile("[\u0438\u0443]\u0306|\u0456\u0308")
-"""Letters whose marks are not accents."""
+"""Cyrillic letters whose mark is part of the letter, not an accent."""
 _NASAL = re.compile("[\u0919\u091e\u0923\u0928\u092e]\u094d(?=[\u0915-\u0939])")
 """Hindi consonants that people also write as a dot above the previous letter."""
 _SAME = str.maketrans(
@@ -46,7 +46,7 @@ _SAME = str.maketrans(
     "iolddh\u06a9\u06cc\u06cc\u0647\u0647''",
     "\u0640\u02be\u02bf\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff",
 ) | {ord(letter): letters for letter, letters in (("\u00e6", "ae"), ("\u0153", "oe"), ("\u00fe", "th"))}
-"""Letters that people type for one another. Tatweel, hamza signs and skin tones disappear."""
+"""Letters that people use interchangeably. Tatweel, hamza signs and skin tones are removed."""
 
 
 class _Folding(dict[int, str | int | None]):
@@ -74,7 +74,7 @@ def folded(text: str) -> str:
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFKD", text).casefold()
-    decomposed = _NASAL.sub("\u0902", decomposed.replace("\u0e40\u0e40", "\u0e41"))  # people type Thai's sign twice
+    decomposed = _NASAL.sub("\u0902", decomposed.replace("\u0e40\u0e40", "\u0e41"))  # Thai vowel typed in two parts
     decomposed = _CYRILLIC.sub(lambda letter: unicodedata.normalize("NFC", letter[0]), decomposed)
     return unicodedata.normalize("NFC", decomposed.translate(_folding))
 
@@ -134,7 +134,7 @@ _decode_body = msgspec.json.Decoder(MessageBody).decode
 def fts_row(text: str | None, body: str | None) -> str:
     """Return the searchable text of a row, from its columns."""
     if body is not None:
-        with suppress(msgspec.MsgspecError):  # a damaged body fails when the row itself is read
+        with suppress(msgspec.MsgspecError):  # reading the row itself reports a damaged body
             return searched_text(text, _decode_body(body))
     return text or ""
 

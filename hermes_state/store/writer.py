@@ -32,8 +32,8 @@ READ_SECONDS = 5.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterHealth:
     last_commit_seconds: float
-    """Seconds from leaving the queue to being on disk, for the last batch."""
-    since_commit_seconds: float  # or since the store was opened
+    """Seconds that the last batch took from the queue to the disk."""
+    since_commit_seconds: float  # since the last commit, or since the store was opened
     oldest_wait_seconds: float
     """Age of the oldest waiting or running write; 0 if there is none."""
     waiting: int
@@ -51,8 +51,8 @@ class ReaderHealth:
 class Store(ABC):
     """The database of one gateway. An engine opens it; always `close` it. `name` appears in errors.
 
-    `writers` is the number of parallel transactions. With more, only awaiting a write orders it before the
-    next.
+    `writers` is the number of parallel transactions. With several writers, a later write can run first unless you await
+    the earlier write.
     """
 
     _readers: Sequence[Any] = ()  # connections, each with its number of `pending` reads
@@ -99,7 +99,7 @@ class Store(ABC):
             if not self._is_open:
                 raise StoreUnavailable(f"{self.name}: the store is closed")
         write = WriteRequest(self._loop.create_future(), fn, args, kwargs)
-        if not self._queue:  # otherwise the drainers already know
+        if not self._queue:  # otherwise `_arrived` is already set
             self._arrived.set()
         self._queue.append(write)
         result: T = await write.future
@@ -211,7 +211,7 @@ class Store(ABC):
                 batch = self._running[writer] = []
         except asyncio.CancelledError:
             for write in batch:
-                write.future.cancel()  # it may or may not be on disk
+                write.future.cancel()  # the batch may or may not be on disk
             raise
         except BaseException as error:
             for write in batch:

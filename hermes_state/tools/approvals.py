@@ -28,7 +28,7 @@ class ApprovalState(StrEnum):
 
 
 class GrantKind(StrEnum):
-    """Scope of an approval: this call, calls of its shape in the conversation, or in the chat."""
+    """Scope of an approval: only this call, or all calls of its shape in the conversation or in the chat."""
 
     ONCE = "once"
     SESSION = "session"
@@ -142,7 +142,7 @@ def load_pending(
 ) -> list[PendingApproval]:
     """Load the open questions of a chat, oldest first. `is_admins` adds all questions for admins.
 
-    `shown_by` limits this to questions sent to the chat before then, because an answer cannot refer to any other.
+    `shown_by` limits this to questions sent to the chat before then, because an answer cannot refer to later questions.
     """
     values = {"chat_id": chat_id, "is_admins": int(is_admins), "shown_by": shown_by}
     condition = _HERE if shown_by is None else f"{_HERE} AND {_SHOWN}"
@@ -152,7 +152,7 @@ def load_pending(
 def decide(
     db: Connection, one: PendingApproval, state: ApprovalState, by: str, reason: str | None, now: Millis, name: str = ""
 ) -> None:
-    """Store a person's answer. After the last answer, the turn runs again."""
+    """Store a person's answer. After the last answer, the turn continues."""
     # Other characters could format or hide parts of the line.
     shown = " ".join(re.sub(r"[^\w .'-]|_", " ", name).split())[:40] or by
     _close(db, one, state, by, reason, f"{state.capitalize()} by {shown}", now)
@@ -170,7 +170,7 @@ def _close(
 def expire_pending(
     db: Connection, why_closed: Callable[[Connection, PendingApproval], str | None], now: Millis
 ) -> list[ChatId]:
-    """Close expired questions and those with a reason from `why_closed`. Return the chats that continue."""
+    """Close expired questions, and questions for which `why_closed` returns a reason. Return their chats."""
     overdue = {one.id for one in select(db, PendingApproval, f"{_PENDING} AND a.expires_at <= ?", (now,))}
     pending = select(db, PendingApproval, f"{_PENDING} ORDER BY a.id")
     reasons = {one: "Expired without an answer" if one.id in overdue else why_closed(db, one) for one in pending}

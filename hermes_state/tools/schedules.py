@@ -1,8 +1,8 @@
 """Schedules: messages that a chat receives at set times. They belong to the chat, not to a conversation.
 
 The transaction that sets a due schedule's next time also stores its inbox row, so no message is lost. The row's key
-contains the schedule and its local time. So each time occurs once, even in the repeated hour of autumn or after the
-clock was set back.
+contains the schedule and its local time. So each time occurs only once, even in the hour that repeats in autumn, or
+after the clock was set back.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ MAX_FIRED = 20
 class ScheduleState(StrEnum):
     ACTIVE = "active"
     PAUSED = "paused"
-    DONE = "done"  # its only time has passed
+    DONE = "done"  # no time is left
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ def remove_schedule(db: Connection, schedule_id: int) -> None:
 
 
 def next_due(db: Connection, now: Millis) -> Millis | None:
-    """Return the time of the next work for `fire_due` (0: now); None without active schedules."""
+    """Return the time at which `fire_due` must run next (0: now); None without active schedules."""
     query = f"""SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE}),
       (SELECT max(fired_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE})"""
     next_at, fired_at = db.execute(query).fetchone()
@@ -123,7 +123,7 @@ def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
 def note_reach_of(
     db: Connection, platform: str, account: str, chat_ref: str, now: Millis, *, is_reachable: bool
 ) -> list[ChatId]:
-    """Note if the bot can write in a platform's chat and its threads. Return the chats that continue."""
+    """Store whether the bot can write in a chat and its threads. Return the chats whose schedules continue."""
     query = "SELECT id FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     chats = scalars(db, ChatId, query, (platform, account, chat_ref))
     for chat_id in chats:
@@ -136,7 +136,7 @@ def note_reach_of(
 
 @locks(EVERYTHING)
 def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Millis) -> list[ChatId]:
-    """Fire due schedules, also those fired at a time ahead of the clock. Return their chats."""
+    """Fire due schedules, and schedules that fired after `now` because the clock was set back. Return their chats."""
     query = f"""SELECT {_COLUMNS} FROM schedules
     WHERE (state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now) AND {_IS_REACHABLE}
     LIMIT :limit"""
@@ -156,7 +156,10 @@ def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Mil
 
 
 def waits(db: Connection, row: ScheduleRow, key: str = "____-__-__T%") -> bool:
-    """Return True while a message of the schedule waits. `key` is a pattern of times, by default all local ones."""
+    """Return True while a message of the schedule waits.
+
+    `key` is a LIKE pattern of times, by default of every local time.
+    """
     query = f"SELECT EXISTS (SELECT 1 FROM inbox WHERE chat_id = ? AND {inbox.WAITS} AND event_ref LIKE ?)"
     return scalar(db, bool, query, (row.chat_id, f"{inbox.SCHEDULE_PREFIX}{row.id}:{key}"))
 

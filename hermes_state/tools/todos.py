@@ -26,7 +26,7 @@ class TodoRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """The item as the model reads it."""
+        """The item as a line of text for the model."""
         return f"{self.id}. [{self.state.value}] {self.text}"
 
 

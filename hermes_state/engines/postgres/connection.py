@@ -34,7 +34,10 @@ _Awaited: TypeAlias = "Result | _Key | None"  # a statement's result, its prepar
 _PREPARED = 512  # statements prepared per connection; more than the store has
 
 GONE_SECONDS = 30
-"""Seconds of silence after which a machine counts as lost. By default the server would keep its locks for two hours."""
+"""Seconds of silence after which a machine counts as lost.
+
+By default the server would keep the machine's locks for two hours.
+"""
 
 
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<mark>\?)|:(?P<name>[a-z_][a-z_0-9]*)")
@@ -105,7 +108,7 @@ class PostgresConnection:
 
     @property
     def in_transaction(self) -> bool:
-        """True also after a failed statement, and before the BEGIN was sent."""
+        """True even after a failed statement, and before the BEGIN is sent."""
         if self._waiting:
             return True
         if self._is_ending:
@@ -113,11 +116,11 @@ class PostgresConnection:
         return self.raw.pgconn.transaction_status != TransactionStatus.IDLE and not self.raw.closed
 
     def execute(self, sql: str, parameters: Any = (), /) -> "Result":
-        """Run one statement with parameters, or any number of statements without."""
+        """Run one statement with parameters, or any number of statements without parameters."""
         if self.share_trip is not None and sql.startswith("SAVEPOINT"):
             self.share_trip(True)  # a savepoint must contain the changes of one function only
         if sql.startswith("ROLLBACK"):
-            self._waiting.clear()  # discard the statements since the BEGIN or savepoint
+            self._waiting.clear()  # discard the unsent statements since the BEGIN or savepoint
         if not parameters and not sql.startswith(("BEGIN", "COMMIT")):
             self.sync()
             return Result(self, (b"", None), None, self._run_at_once(sql))
@@ -170,7 +173,7 @@ class PostgresConnection:
                 elif isinstance(one, Result):
                     one.fetched = result
                 self._next()  # the end of the statement's results
-            self._next_result()  # the sync's result
+            self._next_result()  # the result of the sync
             self.raw.pgconn.exit_pipeline_mode()
         except psycopg.Error as error:
             self.close()  # late results would be mistaken for those of later statements
@@ -250,7 +253,7 @@ class PostgresConnection:
         """Consume the results of a ROLLBACK sent earlier."""
         if self._is_ending:
             self._is_ending = False
-            for _ in range(3):  # its result, the end of its results, and the sync's result
+            for _ in range(3):  # the ROLLBACK's result, the end of its results, and the sync's result
                 self._next()
 
     def _prepare(self, key: _Key) -> "list[_Awaited]":
@@ -268,7 +271,7 @@ class PostgresConnection:
         server = self.raw.pgconn
         while server.flush():
             self._await_server(POLLIN | POLLOUT)
-            server.consume_input()  # otherwise the server may wait for us as well
+            server.consume_input()  # otherwise both sides may wait for each other
 
     def _next(self) -> PGresult | None:
         server = self.raw.pgconn
@@ -333,7 +336,7 @@ class Result:
 
 @lru_cache(maxsize=2 * _PREPARED)
 def _numbered(sql: str, has_names: bool) -> tuple[bytes, tuple[str, ...]]:
-    """Return `sql` with `$1` and so on for its parameters, and the names of named parameters."""
+    """Return `sql` with `$1` and so on in place of its parameters, and the names of named parameters."""
     names, marks = dict[str, int](), count(1)
 
     def written(token: re.Match[str]) -> str:
@@ -404,5 +407,5 @@ def is_trouble(error: BaseException) -> bool:
 
 
 def ends_session(error: BaseException) -> bool:
-    """Return True for errors that last as long as the session."""
+    """Return True for errors that persist until the session ends."""
     return isinstance(error, psycopg.Error) and error.sqlstate in _SESSIONS

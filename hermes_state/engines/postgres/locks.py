@@ -16,7 +16,7 @@ from operator import or_
 from hermes_state.store.locks import EVERYTHING, ROW_KINDS, LockKeys
 from hermes_state.store.sql import Connection, Cursor
 
-# Purpose: find the chats that rows lead to, by kind of id.
+# Purpose: find the chats of rows, by kind of id.
 _CHATS_OF = {
     "chat": "SELECT 'chat' AS kind, id, id AS chat_id FROM unnest(CAST(:chat AS bigint[])) AS id",
     "session": "SELECT 'session' AS kind, id, chat_id FROM sessions WHERE id = ANY(CAST(:session AS bigint[]))",

@@ -91,7 +91,7 @@ class NodeStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
     connections: int  # gateway connections to the database
-    busy: int  # of these, those in a transaction
+    busy: int  # gateway connections in a transaction
     lock_waits: int
     longest_seconds: float  # age of the longest gateway transaction
     server_connections: int  # all connections to the server
@@ -112,7 +112,7 @@ class ClusterStatus:
 
 
 def load_nodes(db: Connection) -> list[NodeRow]:
-    """Load the running nodes and, for each other name, its last node, sorted by name."""
+    """Load the running nodes and the latest node of each name, sorted by name."""
     query = f"""SELECT n.id, n.name, n.version, n.role, n.settings, n.pid, n.seats, n.started_at, n.seated_at,
       {_LIVES} AS is_alive
     FROM nodes n
@@ -246,7 +246,7 @@ def _settings_of(note: str) -> Mapping[str, str]:
 
 @locks("nodes")
 def forget_node(db: Connection, node: NodeInfo) -> None:
-    """Remove a node that may not run with the others."""
+    """Remove a node that is not allowed to run with the others."""
     db.execute("DELETE FROM nodes WHERE id = ?", (node.id,))
 
 

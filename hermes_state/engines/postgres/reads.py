@@ -65,7 +65,7 @@ class ShortReads:
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot, perhaps twice. Raises its error, or the driver's."""
+        """Run `call` on one snapshot, and again if the shared transaction fails. Raises its error or the driver's."""
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:
@@ -79,7 +79,7 @@ class ShortReads:
             while self._waiting:
                 reads, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
                 await self._read(reads)
-        finally:  # at once, because a caller may read again before this task has ended
+        finally:  # not later: a caller may read again before this task has ended
             self._busy -= 1
 
     async def _read(self, reads: "Sequence[_ShortRead]") -> None:
@@ -166,7 +166,7 @@ def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]
             one.switch()
     except BaseException as error:
         failure = error
-        for one in (*running, *postponed):  # no function may run on later
-            with suppress(BaseException):  # the first error is already raised
+        for one in (*running, *postponed):  # no function may continue after the error
+            with suppress(BaseException):  # the first error is raised below
                 one.throw(error)
         raise

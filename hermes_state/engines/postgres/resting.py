@@ -1,4 +1,4 @@
-"""A PostgreSQL database outside the store: for a copy, the command line, or a check before the start."""
+"""Access to a PostgreSQL database without the store: for a copy, the command line, or a check before the start."""
 
 import contextlib
 from collections.abc import Iterator

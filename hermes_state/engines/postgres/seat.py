@@ -147,7 +147,7 @@ class PostgresSeat(Seat):
                 pause = self._sent_at + self._seconds / 5 - time.monotonic()
                 await wait_until(self._arrived, max(0.0, pause))
                 self._arrived.clear()
-                # sent as one statement
+                # all requests of a batch are sent as one statement
                 batch = [self._requests.popleft() for _ in range(min(500, len(self._requests)))]
                 if self._requests:
                     self._arrived.set()

@@ -128,7 +128,7 @@ class _Session:
             self._db.break_off()
 
     def end(self) -> None:
-        """Cut the running job and refuse new ones."""
+        """Abort the running job and refuse new jobs."""
         self._has_ended = True
         self.break_off()
 
@@ -200,7 +200,7 @@ class PostgresStore(Store):
     async def _told_of(self, reading: Awaitable[T]) -> T:
         try:
             return await reading
-        except psycopg.errors.ReadOnlySqlTransaction:  # a bug in the function, on any server
+        except psycopg.errors.ReadOnlySqlTransaction:  # a bug in the function, not a server fault
             raise
         except psycopg.Error as error:
             if (told := self._told(error)) is error:
@@ -208,7 +208,7 @@ class PostgresStore(Store):
             raise told from error
 
     def break_off(self) -> None:
-        """Cut every connection. The next use reconnects."""
+        """Cut every connection. Each reconnects when it is next used."""
         for session in (*self._writers, *self._readers):
             session.break_off()
 
@@ -302,6 +302,6 @@ def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> 
 
 
 def _migrate(db: PostgresConnection) -> None:
-    limit, db.silence_seconds = db.silence_seconds, None  # an index of a large table takes a long time
+    limit, db.silence_seconds = db.silence_seconds, None  # creating an index on a large table takes long
     migrate(db)
     db.silence_seconds = limit

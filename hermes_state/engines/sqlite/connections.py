@@ -45,7 +45,7 @@ _TROUBLE = {
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Return True for errors of the disk, the file or its locks, but not of the statement."""
+    """Return True for errors caused by the disk, the file or its locks, not by the statement."""
     return _primary_code(error) in _TROUBLE
 
 
@@ -60,7 +60,7 @@ def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and Room.is_used_up(path.parent):
         code = sqlite3.SQLITE_FULL
     text = f"{path.name}: {_TROUBLE.get(code, 'the database failed')} ({error})"
-    is_derived = getattr(error, "sqlite_errorcode", code) == sqlite3.SQLITE_CORRUPT_VTAB  # the search index
+    is_derived = getattr(error, "sqlite_errorcode", code) == sqlite3.SQLITE_CORRUPT_VTAB  # an error of the search index
     is_broken = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) and not is_derived
     hint = "stop the gateway and run `hermes-gateway doctor --repair` to save all readable rows"
     told = StoreBroken(f"{text}; {hint}") if is_broken else StoreUnavailable(text)

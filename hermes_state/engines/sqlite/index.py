@@ -7,7 +7,7 @@ import sqlite3
 
 from hermes_state.store.sql import Connection, scalar
 
-SERVING = "messages_fts"  # index used by searches
+SERVING = "messages_fts"  # name of the index that searches use
 
 
 def is_index_trouble(error: BaseException) -> bool:
@@ -21,7 +21,7 @@ def is_index_trouble(error: BaseException) -> bool:
 
 
 def detach_index(db: Connection) -> bool:
-    """Detach the index, outside of a transaction. Return False if it is already detached or cannot be."""
+    """Detach the index, outside of a transaction. Return False if it is already detached or cannot be detached."""
     triggers = index_triggers(db)
     try:
         for name in triggers:
@@ -40,7 +40,7 @@ def merge_step(db: Connection, index: str, *, merges_all: bool = False) -> bool:
     before = scalar(db, int, "SELECT total_changes()")
     pages = -200 if merges_all else 200
     db.execute(f"INSERT INTO {index} ({index}, rank) VALUES ('merge', ?)", (pages,))
-    # documented: fewer changes mean that nothing was left
+    # FTS5's documentation: fewer than two changes mean that there was nothing to merge
     return scalar(db, int, "SELECT total_changes()") - before >= 2
 
 

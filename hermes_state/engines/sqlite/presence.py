@@ -12,7 +12,10 @@ from hermes_state.errors import DatabaseRejected
 from hermes_state.store.sql import scalar
 
 _PATH_ONLY: int | None = getattr(os, "O_PATH", None)
-"""Flag for a descriptor without access to the content (Linux). Closing any other would release SQLite's locks."""
+"""Flag for a descriptor without access to the content (Linux).
+
+Closing any other descriptor would release SQLite's locks.
+"""
 
 _MARKER = """A database of hermes-gateway belongs next to this file. If it is missing, the gateway refuses to start
 instead of creating an empty one. `hermes-gateway run --fresh` creates an empty database.
@@ -31,7 +34,7 @@ class DatabaseHandle:
         }
 
     def uses(self, path: Path) -> bool:
-        """Return True if `path` is the name of one of the files, present or not."""
+        """Return True if `path` is the name of one of the files, even of a missing file."""
         return path.parent.resolve() / path.name in {name.parent.resolve() / name.name for name in self._held}
 
     def find_loss(self) -> str | None:

@@ -1,4 +1,4 @@
-"""A database file without its daemon, for a copy or the command line."""
+"""Access to a database file while its daemon is not running, for a copy or the command line."""
 
 import contextlib
 import sqlite3
@@ -90,7 +90,7 @@ def make_search_index(db: Connection) -> None:
 
 @contextmanager
 def open_resting_file(path: Path) -> Iterator[sqlite3.Connection | None]:
-    """Open a database without its daemon, for reading. Yield None if it has no tables yet.
+    """Open a database for reading while its daemon is not running. Yield None if it has no tables yet.
 
     Raises `LockUnavailable` while a process holds its lock (ask that process), `DatabaseRejected` and
     `StoreUnavailable`.

@@ -27,14 +27,14 @@ CREATE TABLE sessions (
   model TEXT, title TEXT, system_prompt TEXT, context_state TEXT,      -- context_state: JSON of the context engine
   started_at INTEGER NOT NULL, ended_at INTEGER,
   end_reason TEXT CHECK (end_reason IN ('compression','undo','reset','expired','switched','finished')),
-  version INTEGER NOT NULL DEFAULT 0,                                  -- optimistic check at a split
+  version INTEGER NOT NULL DEFAULT 0,                                  -- compared before a split (optimistic lock)
   next_seq INTEGER NOT NULL DEFAULT 1, next_view_seq INTEGER NOT NULL DEFAULT -1,
   message_count INTEGER NOT NULL DEFAULT 0,
   reported_prompt_tokens INTEGER,                                      -- the provider's last count, with the seq it covers
   reported_at_seq INTEGER,
   input_tokens INTEGER NOT NULL DEFAULT 0, output_tokens INTEGER NOT NULL DEFAULT 0, cache_read_tokens INTEGER NOT NULL DEFAULT 0,
   cache_write_tokens INTEGER NOT NULL DEFAULT 0, reasoning_tokens INTEGER NOT NULL DEFAULT 0,
-  last_human_at INTEGER,                                               -- what idle expiry looks at
+  last_human_at INTEGER,                                               -- used by the idle expiry
   CHECK ((ended_at IS NULL) = (end_reason IS NULL)),
   CHECK ((kind = 'continuation') = (depth > 0)),
   UNIQUE (lineage_id, depth)                                           -- a session is continued at most once; the tip has the greatest depth
@@ -43,7 +43,7 @@ CREATE INDEX sessions_parent ON sessions(parent_session_id) WHERE parent_session
 CREATE INDEX sessions_chat ON sessions(chat_id, started_at);
 CREATE INDEX sessions_open ON sessions(last_human_at) WHERE ended_at IS NULL;
 
-CREATE TABLE turns (                                                   -- the journal: a turn belongs to a lineage and may cross a split
+CREATE TABLE turns (                                                   -- the journal: a turn belongs to a lineage, so a split can happen during it
   id INTEGER PRIMARY KEY AUTOINCREMENT, chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE, lineage_id INTEGER NOT NULL,
   state TEXT NOT NULL CHECK (state IN ('running','waiting','finished','stopped','failed')),
   started_by TEXT NOT NULL, restarts INTEGER NOT NULL DEFAULT 0, preview_ref TEXT, error TEXT,
@@ -53,11 +53,11 @@ CREATE TABLE turns (                                                   -- the jo
 CREATE UNIQUE INDEX turns_open ON turns(chat_id) WHERE state IN ('running','waiting');   -- one chat, one turn
 CREATE INDEX turns_lineage ON turns(lineage_id);
 
-CREATE TABLE inbox (                                                   -- committed BEFORE the platform event is acknowledged
+CREATE TABLE inbox (                                                   -- committed before the platform event is acknowledged
   id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: dedupe keys of the outbox name it
   platform TEXT NOT NULL, account TEXT NOT NULL, event_ref TEXT NOT NULL,   -- event_ref starts with the bot's id
   chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
-  kind TEXT NOT NULL CHECK (kind IN ('message','command','notice')),   -- notice: an edit of a message that a turn already has
+  kind TEXT NOT NULL CHECK (kind IN ('message','command','notice')),   -- notice: edit of a message that a turn has already claimed
   mode TEXT NOT NULL DEFAULT 'queue' CHECK (mode IN ('queue','steer','alone')), -- alone: never merged with its neighbours
   sender_ref TEXT NOT NULL, sender_name TEXT NOT NULL, message_ref TEXT NOT NULL,
   payload TEXT NOT NULL,                                               -- JSON; emptied when settled
@@ -76,8 +76,8 @@ CREATE INDEX inbox_settled ON inbox(settled_at) WHERE settled_at IS NOT NULL;
 CREATE TABLE messages (
   id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: recall ids name it
   session_id INTEGER NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
-  chat_id INTEGER NOT NULL, lineage_id INTEGER NOT NULL,               -- immutable copies: search scope without a join, exact cascades
-  seq INTEGER NOT NULL CHECK (seq <> 0),                               -- said: from 1 up; made for a view (handoff, stub, block): from -1 down
+  chat_id INTEGER NOT NULL, lineage_id INTEGER NOT NULL,               -- copies that never change: searches need no join, deletes cascade exactly
+  seq INTEGER NOT NULL CHECK (seq <> 0),                               -- messages: 1 and up; rows made for a view (handoff, stub, block): -1 and down
   role TEXT NOT NULL CHECK (role IN ('user','assistant','tool')),
   origin TEXT NOT NULL CHECK (origin IN ('human','assistant','tool','summary','notice','todo','system')),
   text TEXT, body TEXT,                                                -- text: as written; body: JSON of the rest (calls, documents, images), NULL if none
@@ -101,7 +101,7 @@ CREATE TABLE platform_messages (                                       -- a plat
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX platform_messages_row ON platform_messages(message_id);
 
-CREATE TABLE session_context (                                         -- what a continuation starts from: references, no copies
+CREATE TABLE session_context (                                         -- view at the start of a continuation: references, no copies
   session_id INTEGER NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
   pos INTEGER NOT NULL, message_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE,
   PRIMARY KEY (session_id, pos)
@@ -128,7 +128,7 @@ CREATE TABLE tool_runs (                                               -- the st
 ) STRICT;
 CREATE INDEX tool_runs_turn ON tool_runs(turn_id);
 
-CREATE TABLE model_calls (                                             -- the ledger: every call, failed ones too
+CREATE TABLE model_calls (                                             -- the ledger: every call, including failed calls
   id INTEGER PRIMARY KEY, lineage_id INTEGER, session_id INTEGER REFERENCES sessions(id) ON DELETE SET NULL,
   turn_id INTEGER REFERENCES turns(id) ON DELETE SET NULL,
   purpose TEXT NOT NULL CHECK (purpose IN ('turn','summary','flush','title','transcription','tool')),
@@ -157,9 +157,9 @@ CREATE TABLE outbox (                                                  -- writte
   turn_id INTEGER REFERENCES turns(id) ON DELETE SET NULL, message_id INTEGER REFERENCES messages(id) ON DELETE SET NULL,
   dedupe_key TEXT NOT NULL, part INTEGER NOT NULL DEFAULT 0,
   kind TEXT NOT NULL CHECK (kind IN ('final','error','status')),
-  payload TEXT NOT NULL,                                               -- JSON; the Markdown until rendered, one part's bytes after; emptied when sent
+  payload TEXT NOT NULL,                                               -- JSON: Markdown until rendered, then the bytes of one part; emptied when sent
   rendered INTEGER NOT NULL DEFAULT 0 CHECK (rendered IN (0,1)),       -- parts are committed before the first send
-  reply_to TEXT, ticket TEXT, replaces TEXT,                           -- replaces: the preview's placeholder this part is edited into
+  reply_to TEXT, ticket TEXT, replaces TEXT,                           -- replaces: preview message that this part replaces
   state TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ('pending','sending','sent','ambiguous','dead')),
   attempts INTEGER NOT NULL DEFAULT 0, next_at INTEGER NOT NULL, first_tried_at INTEGER, platform_ref TEXT, error TEXT,
   created_at INTEGER NOT NULL, settled_at INTEGER,
@@ -171,7 +171,7 @@ CREATE INDEX outbox_turn ON outbox(turn_id) WHERE turn_id IS NOT NULL;
 CREATE INDEX outbox_message ON outbox(message_id) WHERE message_id IS NOT NULL;
 CREATE INDEX outbox_settled ON outbox(settled_at) WHERE settled_at IS NOT NULL;
 
-CREATE TABLE cursors (                                                 -- gapless prefix of what was seen, ignored or not
+CREATE TABLE cursors (                                                 -- position up to which all messages were seen, even ignored messages
   platform TEXT NOT NULL, account TEXT NOT NULL, channel_ref TEXT NOT NULL, seen_ref TEXT NOT NULL,
   PRIMARY KEY (platform, account, channel_ref)
 ) STRICT, WITHOUT ROWID;

@@ -1,4 +1,4 @@
--- Search in documents, quotes and tool calls, too. The old index is used until the new one is built.
+-- Search also in documents, quotes and tool calls. The old index is used until the new one is built.
 
 DROP VIEW messages_search;
 CREATE VIEW messages_search AS

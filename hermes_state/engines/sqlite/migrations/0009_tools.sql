@@ -8,7 +8,7 @@ CREATE TABLE approvals (                                               -- one qu
   id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: buttons name it
   turn_id INTEGER NOT NULL REFERENCES turns(id) ON DELETE CASCADE,
   call_message_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE, tool_call_id TEXT NOT NULL,
-  tool_name TEXT NOT NULL, shape TEXT NOT NULL,                        -- shape: what an answer for longer is about
+  tool_name TEXT NOT NULL, shape TEXT NOT NULL,                        -- shape: calls that a lasting grant would allow
   state TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ('pending','approved','denied','expired')),
   asked_at INTEGER NOT NULL, expires_at INTEGER NOT NULL,
   decided_by TEXT, decided_at INTEGER, reason TEXT,
@@ -18,7 +18,7 @@ CREATE TABLE approvals (                                               -- one qu
 CREATE INDEX approvals_pending ON approvals(expires_at) WHERE state = 'pending';
 CREATE INDEX approvals_turn ON approvals(turn_id);
 
-CREATE TABLE tool_grants (                                             -- calls of this shape need no question any more
+CREATE TABLE tool_grants (                                             -- calls of this shape no longer need a question
   id INTEGER PRIMARY KEY,
   chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
   lineage_id INTEGER NOT NULL DEFAULT 0,                               -- 0: in every conversation of the chat

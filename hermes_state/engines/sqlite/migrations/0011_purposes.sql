@@ -1,7 +1,7 @@
--- The ledger knows calls of sub-agents and scheduled turns. A CHECK cannot be changed in place, so the table is rebuilt.
+-- The ledger distinguishes calls of sub-agents and scheduled turns. A CHECK cannot be changed in place, so the table is rebuilt.
 
 ALTER TABLE model_calls RENAME TO model_calls_before;
-CREATE TABLE model_calls (                                             -- the ledger: every call, failed ones too
+CREATE TABLE model_calls (                                             -- the ledger: every call, including failed calls
   id INTEGER PRIMARY KEY, lineage_id INTEGER, session_id INTEGER REFERENCES sessions(id) ON DELETE SET NULL,
   turn_id INTEGER REFERENCES turns(id) ON DELETE SET NULL,
   purpose TEXT NOT NULL

@@ -4,8 +4,8 @@ CREATE TABLE schedules (
   id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: event keys of the inbox name it
   chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
   creator_ref TEXT NOT NULL, creator_name TEXT NOT NULL,
-  spec TEXT NOT NULL CHECK (spec <> ''),                               -- five fields of cron, or a local date and time
-  zone TEXT NOT NULL,                                                  -- name of the time zone that spec is in
+  spec TEXT NOT NULL CHECK (spec <> ''),                               -- five cron fields, or a local date and time
+  zone TEXT NOT NULL,                                                  -- name of the time zone of spec
   text TEXT NOT NULL CHECK (text <> ''),
   state TEXT NOT NULL DEFAULT 'active' CHECK (state IN ('active','paused','done')),
   next_at INTEGER, fired_at INTEGER, created_at INTEGER NOT NULL,

@@ -1,9 +1,9 @@
--- Browsers signed in to the web chat, one row each. The single note used before had to be written as a whole.
+-- Browsers signed in to the web chat, one row each. The single note used before could only be written as a whole.
 
 CREATE TABLE browsers (
   id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- the order in which they were signed in
   digest TEXT NOT NULL UNIQUE,                                         -- SHA-256 of cookie and key together
-  agent TEXT NOT NULL,                                                 -- name that it gave itself
+  agent TEXT NOT NULL,                                                 -- name that the browser reports
   created_at INTEGER NOT NULL
 ) STRICT;
 
