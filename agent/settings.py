@@ -151,7 +151,7 @@ class WebSettings:
     allow_hosts: Annotated[Hosts, Setting(default_text="all")] = ()
     """Hosts whose pages the agent can read, including subdomains."""
     deny_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
-    """Hosts whose pages the agent cannot read, including subdomains."""
+    """Hosts whose pages the agent must not read, including subdomains."""
     private_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
     """Hosts in your own network whose pages the agent can read, written exactly as in the URL. All other private
     addresses are blocked."""

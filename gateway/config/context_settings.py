@@ -103,8 +103,7 @@ RouteWord: TypeAlias = Annotated[
 
 
 class AuxiliaryConfig(BaseConfig):
-    """Models for background work: `auto` (the conversation's model), `main` (the model in `model`), `off` (no model),
-    or an alias."""
+    """Models for background work: `auto` (the conversation's), `main` (the configured model), `off`, or an alias."""
 
     compression: SummaryModelConfig = Field(default_factory=SummaryModelConfig)
     flush: RouteWord = "auto"

@@ -70,7 +70,7 @@ class ApiConfig(BaseConfig):
     """Maximum length of an answer. The gateway reserves this much of the window, otherwise
     8192 tokens or a quarter of the window if that is less."""
     images: bool | Literal["auto"] = "auto"
-    """Send images to the model; `auto` decides by its name."""
+    """Send images to the model. `auto` decides by the model's name."""
     streaming: bool = True
     """Show answers while the model writes them. Set `false` for a server that cannot stream."""
 

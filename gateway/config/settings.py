@@ -42,8 +42,8 @@ class ModelConfig(RouteConfig):
     """Model that answers. The gateway does not send parameters that you leave out, so the provider's defaults apply."""
 
     fallbacks: Fallbacks = ()
-    """Models to try in this order when the model fails. Each is an alias, a model name at the same provider, or a
-    block with keys such as `name`, `base_url` and `api_key`."""
+    """Models to try in this order when the model fails. Each is an alias, a model name at the same provider, or a block
+    with keys such as `name`, `base_url` and `api_key`."""
     aliases: Aliases = setting({}, default_text="none")
     """Short names for `/model`. The value is a model name at the same provider, or a block as in `fallbacks`."""
     cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = "5m"
