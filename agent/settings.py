@@ -32,7 +32,7 @@ class TranscriptionSettings:
     model: Annotated[str | None, Setting(default_text="off")] = None
     """Name of a speech-to-text model, such as `whisper-1`. Set it to enable voice messages."""
     base_url: Annotated[Url | None, Setting(default_text="`model.base_url`")] = None
-    """Root of the OpenAI-compatible API for transcription."""
+    """Base URL of the OpenAI-compatible API for transcription."""
     api_key: Annotated[Secret | None, Setting(default_text="`model.api_key`")] = None
     """API key for transcription."""
 
@@ -44,19 +44,19 @@ class SubagentSettings:
     max_parallel: Annotated[int, Setting(ge=1, le=50, unit="sub-agents")] = 3
     """Maximum number of sub-agents that work for one turn at the same time."""
     max_rounds: int = 20
-    """Maximum rounds of tool calls of a sub-agent. After that it must report."""
+    """Maximum rounds of tool calls for a sub-agent. After the last round, it must report."""
     seconds: float = 600.0
-    """Maximum time for one sub-agent, counted again after a restart. The deadline of the turn applies too."""
+    """Maximum time for one sub-agent. A restart resets it. The turn's deadline also applies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkspaceSettings:
-    """Folder of each chat for the file tools."""
+    """Each chat's folder for the file tools."""
 
     max_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes", restart=True)] = 1 << 30
     """Maximum disk space for the files of one chat."""
     max_file_bytes: int = 50 << 20
-    """Largest file that tools read, write or send, in bytes. No platform accepts a larger one from a bot."""
+    """Largest file that tools read, write or send, in bytes. No platform accepts larger files from a bot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +70,13 @@ class TerminalSettings:
     seconds: Annotated[float, Setting(ge=1, le=86_400, unit="seconds")] = 120
     """Maximum time for a command in the foreground. `model.turn_seconds` also applies."""
     memory_mb: Annotated[int, Setting(ge=64, le=1_048_576, unit="MB")] = 512
-    """Memory limit of a command, for all its processes, shared memory and files in `/tmp`."""
+    """Memory limit of a command, including all its processes, shared memory and files in `/tmp`."""
     unsafe: Annotated[bool, Setting()] = False
     """Run commands without a sandbox, with all rights of the gateway's user. They can then read your API keys."""
     max_processes: int = 100
     """Maximum processes and threads of a command: enough for a parallel build, too few for a fork bomb."""
     output_chars: int = 20_000
-    """Maximum characters of output to keep. For longer output, keep the beginning and the end, half each."""
+    """Maximum characters of output to keep. Half of them are for the beginning, half for the end."""
     max_background: int = 4
     """Maximum background commands of one chat at the same time."""
 
@@ -115,19 +115,19 @@ class ServerSettings:
     allow: _Patterns = ("*",)
     deny: _Patterns = ()
     effects: Annotated[_EffectWords, BeforeValidator(keyed), Setting()] = field(default_factory=dict)
-    """Effect of tools by name or pattern. The first match wins."""
+    """Effects of tools, by tool name or pattern. The first match applies."""
     trust_hints: Annotated[bool, Setting()] = False
     seconds: Annotated[float, Setting(ge=1, le=3_600, unit="seconds")] = 60
     enabled: Annotated[bool, Setting()] = True
 
     @property
     def complaint(self) -> str | None:
-        """Fault in the combination of keys; None if there is none."""
+        """Error message about keys that do not go together; None if the keys are valid."""
         if (self.command is None) == (self.url is None):
             return "command: set either command (a program to start) or url (an address)"
         other, wrong = ("url", ("headers",)) if self.url is None else ("command", ("args", "env", "cwd"))
         given = next((key for key in wrong if getattr(self, key)), None)
-        return f"{given}: needs {other}: set that, or remove this key" if given is not None else None
+        return f"{given}: works only with {other}; set {other}, or remove {given}" if given is not None else None
 
     def offers(self, tool: str) -> bool:
         """Return True if the agent may use this tool."""
@@ -149,21 +149,21 @@ class WebSettings:
     enabled: Annotated[bool, Setting()] = True
     """Offer `web_fetch`, and `web_search` if a search service is configured."""
     allow_hosts: Annotated[Hosts, Setting(default_text="all")] = ()
-    """Hosts, including their subdomains, whose pages may be read."""
+    """Hosts whose pages the agent is allowed to read, including their subdomains."""
     deny_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
-    """Hosts, including their subdomains, whose pages may not be read."""
+    """Hosts whose pages the agent must not read, including their subdomains."""
     private_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
-    """Hosts in your own network that may be read, written exactly as in the URL. All other private addresses are
-    blocked."""
+    """Hosts in your own network that the agent is allowed to read, written exactly as in the URL. All other private
+    addresses are blocked."""
     search: Annotated[Literal["searxng", "brave", "tavily"] | None, Off, AnyCase, Setting(default_text="off")] = None
     """Search service for `web_search`."""
-    search_url: Annotated[Url | None, Setting(default_text="the service's own")] = None
-    """Root of the search service. SearXNG requires it, for example `http://127.0.0.1:8080`."""
+    search_url: Annotated[Url | None, Setting(default_text="the service's own URL")] = None
+    """Base URL of the search service. SearXNG requires it, for example `http://127.0.0.1:8080`."""
     search_key: Annotated[Secret | None, Setting()] = None
     """API key of the search service. Brave and Tavily require one."""
 
     def check(self, host: str) -> None:
-        """Raise `ToolError` if pages of this host may not be read."""
+        """Raise `ToolError` if the settings forbid this host."""
         allowed, denied = (
             any(host == name or host.endswith(f".{name}") for name in names)
             for names in (self.allow_hosts, self.deny_hosts)
