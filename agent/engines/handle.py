@@ -88,7 +88,10 @@ class EngineHandle:
             await self._deliver()
 
     async def call(self, method: str, *args: Any, seconds: float | None = None, **kwargs: Any) -> Any:
-        """Call a method of the acquired engine with the keywords that it accepts. Raises `EngineError`."""
+        """Call a method of the acquired engine, passing only the keywords that the method accepts.
+
+        Raises `EngineError`.
+        """
         function = getattr(self.engine, method)
         return await self.guard(function, *args, seconds=seconds, **_accepted(function, kwargs))
 

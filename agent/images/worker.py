@@ -2,8 +2,8 @@
 
 Strangers can send harmful image files, so the daemon decodes no images. `python worker.py FILE MAX_SIDE MAX_BYTES`
 writes a PNG or JPEG to standard output, because every provider accepts these two kinds. Only the first frame of an
-animation is kept. Colours become sRGB, the orientation is applied, and all metadata is removed, because a photo can
-reveal where a person lives.
+animation is kept. Colours are converted to sRGB, the orientation is applied, and all metadata is removed, because a
+photo can reveal where a person lives.
 """
 
 import contextlib

@@ -193,7 +193,7 @@ def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
 
 
 class _Choice:
-    """Facts chosen for the record, within a limit of tokens."""
+    """Facts chosen for the record, up to a token limit."""
 
     def __init__(self, limit: int) -> None:
         self._room = limit

@@ -18,7 +18,7 @@ _SCRIPTS = tuple(
     re.compile(f"[{span}]")
     for span in ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
 )
-"""Scripts other than Latin. A text is searched only for words in its own scripts."""
+"""Scripts other than Latin. A text is searched only for words in the scripts that it contains."""
 
 
 class Language:

@@ -194,7 +194,7 @@ def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool
 
 
 def _words(text: str) -> frozenset[str]:
-    """Return stems of longer words, and pairs of characters in scripts without spaces."""
+    """Return the stems of longer words. For scripts without spaces, return pairs of adjacent characters."""
     found: set[str] = set()
     said = any_of("common").sub(" ", plain(text))
     for word in _WORD.findall(normalize("NFC", re.sub(r"[\u0300-\u036f\u064b-\u0655]", "", normalize("NFKD", said)))):
