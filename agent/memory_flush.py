@@ -53,18 +53,19 @@ there. Preferences of other people go to target `memory`, with their names."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryWriter:
-    """Writes notes before compressions. `flush` is a `BeforeSplit`."""
+    """Lets a model write notes before compressions. `flush` is a `BeforeSplit` callback."""
 
     notes: MemoryDirectory
     redact: Callable[[str], str]
     clock: Clock
     is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
-    """Check that everybody in a chat may use a tool. Chats without access to `memory` are not flushed."""
+    """Returns True if everybody in a chat is allowed to use a tool. Chats without access to `memory` are not
+    flushed."""
     is_shared_on: bool = True
     """True to flush shared chats too, where any member can influence the notes."""
 
     async def flush(self, job: CompressionJob) -> None:
-        """Let the conversation's model, or the model configured for this task, write notes. Failures are logged."""
+        """Let the conversation's model, or the model configured for notes, write them. Failures are only logged."""
         route, rows = job.flush_route, words_of_people(job.view.transcript)
         newest = next((row for row in reversed(rows) if row.origin is Origin.HUMAN), None)
         if route is None or route.client.breaker.open is not None or newest is None:

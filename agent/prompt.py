@@ -40,7 +40,7 @@ _PLATFORM_FACTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBuilder:
-    """Builds all prompts of an agent, both to measure and to send."""
+    """Builds the prompts of an agent. The same prompts are measured and sent."""
 
     tools: ToolRegistry
     persona: str = DEFAULT_PERSONA
@@ -49,7 +49,7 @@ class PromptBuilder:
     offers: OfferRegistry | None = None
     """Tools offered to each session. None: every session gets all tools."""
     files: SectionReader | None = None
-    """Reader of prompt sections in files, if any."""
+    """Reads the prompt sections that are stored in files. None: no files are read."""
     system: str | None = None
     """Fixed system prompt for every session. None: each session's prompt is assembled."""
 
@@ -80,8 +80,9 @@ class PromptBuilder:
     ) -> ModelRequest:
         """Return the next model request for a view, without an output limit.
 
-        `threshold`: prompt tokens at which the conversation is compressed. `maker`: name of the model from
-        `agent.model.base.made_by`, to send its own reasoning back. `images`: None if the model cannot see images.
+        `threshold`: prompt tokens at which the conversation is compressed. `maker`: the model's name from
+        `agent.model.base.made_by`. Only this model's reasoning is sent back. `images`: None if the model cannot see
+        images.
         """
         style = WireStyle(
             is_shared=conversation.chat_kind.is_shared,
@@ -109,7 +110,7 @@ class PromptBuilder:
 def system_prompt(
     *, persona: str, chat: ChatKey, kind: ChatKind, tool_names: Collection[str], sections: Sequence[str] = ()
 ) -> str:
-    """Return a complete system prompt. `sections` come from files."""
+    """Return a complete system prompt. `sections`: sections read from files."""
     facts = _PLATFORM_FACTS.get(chat.platform, "Write plain Markdown.")
     place = (
         f"# Where you are\nYou are in {_PLACES[kind]}. {facts} People read on phones: prefer short paragraphs, and "

@@ -44,19 +44,19 @@ class SubagentSettings:
     max_parallel: Annotated[int, Setting(ge=1, le=50, unit="sub-agents")] = 3
     """Maximum number of sub-agents that work for one turn at the same time."""
     max_rounds: int = 20
-    """Maximum rounds of tool calls of a sub-agent. After that it must report."""
+    """Maximum rounds of tool calls for a sub-agent. After the last round, it must report."""
     seconds: float = 600.0
-    """Maximum time for one sub-agent, counted again after a restart. The deadline of the turn applies too."""
+    """Maximum time for one sub-agent. A restart resets it. The turn's deadline also applies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkspaceSettings:
-    """Folder of each chat for the file tools."""
+    """Each chat's folder for the file tools."""
 
     max_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes", restart=True)] = 1 << 30
     """Maximum disk space for the files of one chat."""
     max_file_bytes: int = 50 << 20
-    """Largest file that tools read, write or send, in bytes. No platform accepts a larger one from a bot."""
+    """Largest file that tools read, write or send, in bytes. No platform accepts larger files from a bot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class TerminalSettings:
     max_processes: int = 100
     """Maximum processes and threads of a command: enough for a parallel build, too few for a fork bomb."""
     output_chars: int = 20_000
-    """Maximum characters of output to keep. For longer output, keep the beginning and the end, half each."""
+    """Maximum characters of output to keep. Half of them are for the beginning, half for the end."""
     max_background: int = 4
     """Maximum background commands of one chat at the same time."""
 
@@ -115,19 +115,19 @@ class ServerSettings:
     allow: _Patterns = ("*",)
     deny: _Patterns = ()
     effects: Annotated[_EffectWords, BeforeValidator(keyed), Setting()] = field(default_factory=dict)
-    """Effect of tools by name or pattern. The first match wins."""
+    """Effects of tools, by tool name or pattern. The first match applies."""
     trust_hints: Annotated[bool, Setting()] = False
     seconds: Annotated[float, Setting(ge=1, le=3_600, unit="seconds")] = 60
     enabled: Annotated[bool, Setting()] = True
 
     @property
     def complaint(self) -> str | None:
-        """Fault in the combination of keys; None if there is none."""
+        """Error message about keys that do not go together; None if the keys are valid."""
         if (self.command is None) == (self.url is None):
             return "command: set either command (a program to start) or url (an address)"
         other, wrong = ("url", ("headers",)) if self.url is None else ("command", ("args", "env", "cwd"))
         given = next((key for key in wrong if getattr(self, key)), None)
-        return f"{given}: needs {other}: set that, or remove this key" if given is not None else None
+        return f"{given}: works only with {other}; set {other}, or remove {given}" if given is not None else None
 
     def offers(self, tool: str) -> bool:
         """Return True if the agent may use this tool."""
@@ -163,7 +163,7 @@ class WebSettings:
     """API key of the search service. Brave and Tavily require one."""
 
     def check(self, host: str) -> None:
-        """Raise `ToolError` if pages of this host may not be read."""
+        """Raise `ToolError` if the settings forbid this host."""
         allowed, denied = (
             any(host == name or host.endswith(f".{name}") for name in names)
             for names in (self.allow_hosts, self.deny_hosts)

@@ -1,4 +1,4 @@
-"""Sub-agents: turns inside a turn. They have fewer tools and end with a report, and the conversation pays for them."""
+"""Sub-agents: turns inside a turn, at the conversation's cost. A sub-agent has fewer tools and ends with a report."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 OF_THE_CONVERSATION = "only the conversation's main agent may use this tool: describe the needed call in your report"
 NEEDS_A_YES = "it may need approval, and a sub-agent cannot ask people: report what should be done"
-NOT_GIVEN = "it was not given to this sub-agent"
+NOT_GIVEN = "the main agent did not give it to this sub-agent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class SubagentAccess(OpenAccess):
     person: UserRef
     """User who started the parent turn."""
     names: frozenset[str] | None = None
-    """Names of the tools that the parent chose. None: all that the rules allow."""
+    """Names of the tools that the parent chose. None: all tools that these rules allow."""
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
         is_reading = tool.effect is ToolEffect.READ_ONLY
@@ -91,8 +91,9 @@ class SubagentRunner:
     ) -> str:
         """Run the sub-agent of a tool call and return its report.
 
-        An interrupted sub-agent continues from its stored rows. While the store is unavailable, it waits. Raises
-        `ToolError` if there is no report. A cancelled sub-agent stays open with its steps stored.
+        An interrupted sub-agent continues from its stored rows. While the store is unavailable, the sub-agent waits.
+        Raises `ToolError` if there is no report. If the call is cancelled, the stored steps stay and the sub-agent can
+        continue later.
         """
         access = SubagentAccess(access=self.access, person=parent.started_by)
         for name in tools or ():
@@ -134,7 +135,7 @@ class SubagentRunner:
         except ModelError as error:
             spent = " (the spending cap is reached)" if isinstance(error, SpendingCapExceeded) else ""
             raise await self._failed(turn, type(error).__name__, f"its model failed{spent}", error) from error
-        except Exception as error:  # boundary of a sub-agent: the turn and other sub-agents continue
+        except Exception as error:  # the turn and its other sub-agents continue
             log.exception("subagent.crashed")
             raise await self._failed(turn, type(error).__name__, "it crashed") from error
         finally:
@@ -143,7 +144,7 @@ class SubagentRunner:
         final = ModelAnswer(text=text, call=answer.call, reported_prompt_tokens=tokens)
         try:
             await self.store.write_with_retry(_store_report, turn, final, self.clock)
-        except TurnMoved:  # it was stopped: only its cost is stored
+        except TurnMoved:  # the sub-agent was stopped: store only the cost
             await model.client.ledger.record(Payer.of(turn.conversation), answer.call)
             raise
         log.info("subagent.finished", seconds=round(time.monotonic() - began, 3))

@@ -25,12 +25,13 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
     "<|START_THINKING|>": re.compile(r"<\|END_THINKING\|>"),  # Cohere
     "<|START_RESPONSE|>": None,
     "<|channel>thought\n": re.compile("<channel\\|>"),  # Gemma
-    "<|start|>assistant": None,  # gpt-oss, also the markers below
+    "<|start|>assistant": None,  # gpt-oss, like the next three
     "<|channel|>analysis<|message|>": _HARMONY_END,
     "<|channel|>commentary<|message|>": None,
     "<|channel|>final<|message|>": None,
 }
-"""Opening markers, each with the pattern that ends its reasoning. None: the marker is removed and opens nothing."""
+"""Opening markers, each with the pattern that ends its reasoning. None: the marker starts no reasoning and is
+removed."""
 _LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>")
 _UNOPENED: Final = re.compile(rf"</({'|'.join(_NAMES)})>", re.IGNORECASE)
 _WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?=\S)(.*)", re.DOTALL)
@@ -49,7 +50,7 @@ class ThinkTagParser:
     def __init__(self) -> None:
         self._state: Literal["beginning", "thinking", "answering"] = "beginning"
         self._held = ""
-        """Beginning of the text that may be either reasoning or answer."""
+        """Text that is not yet known to be reasoning or answer."""
         self._end = _HARMONY_END
         self._thought = StringIO()
         self._tail = ""
@@ -58,7 +59,7 @@ class ThinkTagParser:
         self._markers = 0
 
     def feed(self, piece: str) -> str:
-        """Add a piece, and return the text that certainly belongs to the answer."""
+        """Add a piece of the stream. Return the text that is now known to belong to the answer."""
         if self._state == "answering":
             return piece
         if self._state == "beginning":
@@ -71,7 +72,7 @@ class ThinkTagParser:
             if found is None or self._markers >= 200:
                 # The limit ends an endless run of blanks.
                 if len(self._held) < 4_096 and any(one.startswith((text, text.lower())) for one in _MARKERS):
-                    return ""  # it may become a marker
+                    return ""  # more text may complete a marker
                 return self._answer(text)
             self._markers += 1  # limited, because each marker copies the text after it
             length, end = found
@@ -83,7 +84,7 @@ class ThinkTagParser:
         return ""
 
     def restart(self) -> str:
-        """Return the held text when a tool call begins. New reasoning may follow the call."""
+        """Return the text held back so far, because a tool call begins. New reasoning can follow the call."""
         held, self._held = self._held, ""
         self._end_thought(self._thought.getvalue())
         self._state = "beginning"
@@ -101,7 +102,7 @@ class ThinkTagParser:
         return shown, "\n\n".join(self._thoughts)
 
     def _answer(self, text: str) -> str:
-        """Return the beginning of an answer. Leading blanks stay, unless they follow reasoning."""
+        """Return the beginning of an answer. Leading blanks are removed only after reasoning."""
         held, self._held = self._held, ""
         self._state = "answering"
         if self._is_cut:
@@ -110,12 +111,12 @@ class ThinkTagParser:
         return held
 
     def _think(self, piece: str) -> bool:
-        """Add a piece of reasoning. If the reasoning ends here, hold the text after it and return True."""
+        """Add a piece of reasoning. If the reasoning ends in this piece, hold back the rest and return True."""
         self._thought.write(piece)
         window = self._tail + piece
         found = self._end.search(window)
         if found is None:
-            self._tail = window[-64:]  # an end marker may have begun here
+            self._tail = window[-64:]  # the start of an end marker may be here
             return False
         thought = self._thought.getvalue()
         self._held = window[found.end() :]
@@ -140,7 +141,7 @@ def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
 
 
 def _without_opening(text: str) -> tuple[str, str] | None:
-    """Split a text whose opening tag was in the prompt into reasoning and answer. Return None for other text."""
+    """Split a text without an opening tag (it was in the prompt) into reasoning and answer; None for other texts."""
     if (found := _WITHOUT_MARKERS.fullmatch(text)) is not None:
         return found[1], found[2]
     closing = _UNOPENED.search(text)

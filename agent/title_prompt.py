@@ -11,7 +11,7 @@ from hermes_state.errors import ReplyMalformed
 from hermes_state.values import Millis, Tokens, Transcript
 
 MAX_INPUT_TOKENS = Tokens(1_200)
-"""Estimated tokens of conversation in the request. The beginning is enough to show the topic."""
+"""Maximum estimated tokens of the conversation in the request. The beginning is enough to show the topic."""
 MAX_CHARACTERS = 80
 
 _SYSTEM: Final = """\
@@ -44,7 +44,9 @@ def title_request(rows: Transcript, redact: Callable[[str], str], *, now: Millis
     """Return the model request for a title of the conversation that begins with `rows`."""
     shown = excerpt(rows, MAX_INPUT_TOKENS, redact=redact)
     row = asking_row(f"<conversation>\n{shown}\n</conversation>\n\nWrite the title now.", now)
-    return ModelRequest(system=_SYSTEM, transcript=(row,), max_output_tokens=2_000, payer=payer)  # some reason first
+    return ModelRequest(
+        system=_SYSTEM, transcript=(row,), max_output_tokens=2_000, payer=payer
+    )  # models can reason first
 
 
 def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:

@@ -25,7 +25,7 @@ _WEIGHTS = {
     # words after a space, punctuation, a capital, a digit or a line end; long words count more
     **{b"sl": 0.845, b"pl": 1.138, b"ul": 0.824, b"dl": 0.8, b"nl": 0.86, b"llllll": 0.345},
     **{b"lu": 0.623, b"pu": 0.839, b"du": 0.538, b"u": 0.212},
-    # numbers: a token per three digits, and another where a number begins
+    # numbers: a token per three digits, and one more where a number begins
     **{b"d": 0.05, b"ddd": 0.75, b"sd": 2.0, b"ld": 1.162, b"pd": 1.772, b"ud": 1.065},
     **{b"p": 0.188, b"sp": 0.843, b"s": 0.064, b"n": 0.738, b"t": 1.236},
 }
@@ -86,7 +86,7 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
 
 def estimated_schema_tokens(name: str, description: str, parameters: Mapping[str, object]) -> EstimatedTokens:
     schema = f"{name} {description} {orjson.dumps(parameters).decode()}"
-    return EstimatedTokens(8 + cached_text_tokens(schema))  # 8 for its frame
+    return EstimatedTokens(8 + cached_text_tokens(schema))  # 8 for the frame around a schema
 
 
 @lru_cache(maxsize=256)
@@ -102,7 +102,10 @@ class RowTokenCache:
     """
 
     def __init__(self, kept: int = 32_768) -> None:
-        """Cache at most twice `kept` sizes of the latest rows. The default fits several long conversations."""
+        """Cache the sizes of the latest rows, at most 2 * `kept`.
+
+        The default is enough for several long conversations.
+        """
         self._kept = kept
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
@@ -142,7 +145,7 @@ ROW_TOKENS = RowTokenCache()
 
 
 def _key(row: Message, max_result_characters: int) -> int:
-    """Return a digest of a row's id and text. It needs a fifth of the memory of a tuple."""
+    """Return a digest of a row's id and content. A tuple would need five times the memory."""
     text, body = row.text or "", row.body
     return hash((row.id, _shown(row, max_result_characters), hash(text), 0 if body is EMPTY_BODY else hash(body)))
 

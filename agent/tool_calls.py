@@ -44,7 +44,7 @@ OUTCOME_UNKNOWN = (
 
 
 class ApprovalNeededError(HermesError):
-    """The turn waits for approvals. It runs again after the last answer."""
+    """The turn waits for approvals. It runs again after people have answered all requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class ToolCallRunner:
                 for one in ready:
                     run = self._run_one(message, by_id[one.call.id], one, context)
                     group.create_task(run, name=f"tool {one.tool.name}")
-        except BaseExceptionGroup as group_error:  # from the store or a closed turn: tools do not raise
+        except BaseExceptionGroup as group_error:  # from the store: tools never raise
             raise group_error.exceptions[0] from group_error
         if sorted_calls.asking:
             chats, minutes, now = sorted_calls.admin_chats, self.approval_minutes, self.clock.now()
@@ -149,7 +149,7 @@ class ToolCallRunner:
 
 
 def _questions(db: Connection, plan: CallPlan) -> list[ApprovalRequest]:
-    """Return the approval requests for a plan. Requests to admins name the person and the chat."""
+    """Return the approval requests for a round of calls. Requests to admins name the person and the chat."""
     context, origin = plan.context, ""
     if plan.admin_chats:
         name = load_sender_name(db, context.turn_id, context.started_by) or context.started_by
@@ -173,7 +173,7 @@ def _end_round(
 
 
 def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
-    """Return the turn's newest answer with calls, and its calls without a result; None if all calls have results."""
+    """Return the turn's newest answer with calls, and its calls that have no result yet; None if all have one."""
     answered: set[str] = set()
     for row in reversed(transcript):
         if row.turn_id != turn_id:
@@ -187,14 +187,17 @@ def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[T
 
 
 def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
-    """Return True if the process ended between a result and the next model call. Steers may not have joined yet."""
+    """Return True if the process ended between a result and the next model call.
+
+    New messages may still have to join.
+    """
     return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id
 
 
 # ---- budgets of results
 
 RESULT_SHARE = 20
-"""Percent of the input window for one result. All results of a round together may use twice as much."""
+"""Limit for one result, in percent of the input window. All results of a round together can use twice as much."""
 BLOCK = "persisted-output"
 """Tag around the preview of a stored result."""
 
@@ -210,7 +213,7 @@ WHERE m.turn_id = :turn_id AND m.role = 'tool' AND m.seq > 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultBudget:
-    """Size limits of tool results in a prompt: these characters or a share of the input window, whichever is smaller.
+    """Size limits of tool results in a prompt: a number of characters or a share of the input window, the smaller one.
 
     A result over its limit becomes a preview. If a round is over its limit, its largest results become previews until
     the rest fits. Search finds the full text, and the reading tools open it by its recall id.
@@ -225,7 +228,7 @@ class ResultBudget:
         return min(self.result_size, input_window * 4 * RESULT_SHARE // 100)
 
     def preview_for(self, tool: Tool | None, text: str, input_window: Tokens) -> Callable[[MessageId], str] | None:
-        """Return a function that makes a preview for a row id, or None if the result fits."""
+        """Return a function from a row id to the result's preview, or None if the result fits."""
         limit = self.result_size
         if tool is not None:
             if not tool.is_persisted:

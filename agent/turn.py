@@ -54,18 +54,19 @@ ROUNDS_USED_UP = (
     "*(This turn used all of its {} rounds of tool calls, so the work may be unfinished. Write “go on” to continue.)*"
 )
 SUBAGENT_ROUNDS_USED_UP = (
-    "(The sub-agent used all of its {} rounds of tool calls, so the work may be unfinished. Another can continue it.)"
+    "(The sub-agent used all of its {} rounds of tool calls, so the work may be unfinished. "
+    "Another sub-agent can continue it.)"
 )
 
 Delegate: TypeAlias = Callable[
     [RunningTurn, ModelHandle, tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]
 ]
-"""Function that gives a task of a turn to a sub-agent and returns the report; see `ToolContext.delegate`."""
+"""Function that gives a task of a turn to a sub-agent and returns the report. See `ToolContext.delegate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Answer of a turn, not stored yet."""
+    """Answer of a turn, before it is stored."""
 
     text: str
     call: ModelCall
@@ -158,18 +159,20 @@ class Agent:
     ) -> Answer:
         """Run a turn to its answer, starting at the step that its rows show.
 
-        `on_text` receives the whole text so far of a growing answer, and must not block. `prompt`: the conversation as
-        hygiene just measured it, with nothing stored since.
+        `on_text` receives the whole text so far of a growing answer, and must not block. `prompt`: the prompt that
+        hygiene just measured, if nothing was stored since then.
 
-        Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped. After a cancellation, the
-        next run continues at the last finished step. A write may still be in the store's queue. To run the turn again
-        in the same process, first await another write, such as `journal.take_up`.
+        Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped. After a cancellation, the next
+        run continues at the last finished step. A write can still be in the store's queue. So before running the turn
+        again in the same process, await another write, such as `journal.take_up`.
         """
         view = await self._view(turn.conversation, model, prompt)
         if prompt is not None and prompt.request.system == view.session.system_prompt:
             prompt = replace(prompt, view=view)  # only the stored system prompt is new
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
-        rounds = await self._store.read(count_tool_rounds, turn.id) if has_begun else 0  # the view may lack some rounds
+        rounds = (
+            await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
+        )  # compressed rounds are not in the view
         state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
         step = open_calls(view.transcript, turn.id)
         if step is not None:
@@ -244,7 +247,10 @@ class Agent:
     async def _complete(
         self, state: _RunState, view: View, prompt: MeasuredPrompt | None
     ) -> tuple[MeasuredPrompt, CompletedCall]:
-        """Return the model's reply to a view. Make room before the call, and again if the prompt does not fit."""
+        """Return the model's reply to a view.
+
+        Compress before the call if needed, and again if the prompt does not fit.
+        """
         conversation, model = state.turn.conversation, state.model
         layer: Layer = "in_loop" if state.rounds else "preflight"
         while True:
@@ -289,7 +295,7 @@ class Agent:
             except ContextOverflow as error:
                 if not await prompt.model.profile.is_disproved(error, prompt.estimated):
                     raise
-                cap = OutputCapExceeded(str(error), cap=error.window)  # only the output is left
+                cap = OutputCapExceeded(str(error), cap=error.window)  # so only the requested output can be too long
                 request = replace(request, max_output_tokens=_lower_output(request, cap))
             except ModelError as error:
                 fewer = await retry.after(request, error) if retry is not None else None
@@ -344,7 +350,10 @@ class Agent:
 
 
 def _lower_output(request: ModelRequest, error: OutputCapExceeded) -> int:
-    """Return a lower output limit for one call: the provider's limit, else half. Raises `error` below 256 tokens."""
+    """Return a lower output limit for one call:
+
+    the provider's, or else half. Raises `error` if it is below 256 tokens.
+    """
     asked = request.max_output_tokens or 0
     lower = error.cap if error.cap is not None and error.cap < asked else asked // 2
     if lower < 256:

@@ -12,11 +12,11 @@ from hermes_state.transcripts import View, load_own_rows, load_view
 from hermes_state.values import LineageId, Message
 
 MIN_CACHED_ROWS = 64
-"""Number of rows from which a view is cached. Reading fewer rows takes well under a millisecond."""
+"""Minimum number of rows of a cached view. Reading fewer rows takes well under a millisecond."""
 MAX_CACHED_BYTES = 8_000_000
-"""Estimated memory of all cached views together."""
+"""Maximum estimated memory of all cached views together."""
 MAX_IDLE_SECONDS = 300.0
-"""Seconds without use before a view is dropped."""
+"""Seconds after which an unused view is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _has_only_grown(known: View, tip: Session) -> bool:
 
 
 def _size(message: Message) -> int:
-    """Return the size in memory, in bytes. A text with an emoji uses four bytes per character."""
+    """Return the size of a message in memory, in bytes. A text with an emoji uses four bytes per character."""
     body = message.body
     texts = [message.text, *(document.text for document in body.documents), *(call.arguments for call in body.calls)]
     return 250 + sum(map(getsizeof, texts))

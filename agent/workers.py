@@ -1,4 +1,7 @@
-"""Worker processes: scripts that decode files and web pages from strangers outside the daemon. Never import them."""
+"""Worker processes:
+
+scripts that decode strangers' files and web pages outside the daemon. Never import these scripts.
+"""
 
 import asyncio
 import os

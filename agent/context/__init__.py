@@ -3,7 +3,7 @@
 A `ContextController` keeps conversations inside the windows of their models. It measures the next prompt (measure.py),
 compares it with the limits (limits.py), and decides when to compress. An `Engine` prepares a compression (job.py). The
 built-in `Compressor` cuts the transcript (cuts.py), prunes tool results (pruning.py), and asks a model for one summary
-(summary.py) or makes one by rule (deterministic.py). A compression is pending (pending.py) until a transaction commits
+(summary.py) or builds one by rule (deterministic.py). A compression is pending (pending.py) until a transaction commits
 it (commit.py). `ModelHandle` is a model with its learned profile; `ContextState` stores strikes and cooldowns.
 
 >>> from agent.context.limits import LimitSettings, limits_of

@@ -1,7 +1,7 @@
 """Transactions that commit or undo a compression.
 
-A commit stores the split and all related changes, or the record of a failed attempt. After an undo the model sees the
-earlier view again, followed by everything said since.
+A commit splits the session and stores all related changes, or records a failed attempt. After an undo the model sees
+the earlier view again, followed by everything said since.
 """
 
 import re
@@ -55,7 +55,7 @@ log = structlog.get_logger()
 
 READ_AGAIN = "Instructions that have left your view, read again before you go on: "
 MAX_NAMED = 8
-"""Maximum number of instructions to list. The last ones stay."""
+"""Maximum number of instruction files to list. The latest ones are kept."""
 _READING = re.compile(r"read|view|open|cat|get_|terminal|shell|bash|command|more_tools|skill")
 _NAME = re.compile(
     r"(?<![\w.-])(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CRUSH|WARP|HERMES|SOUL|SKILL|CONVENTIONS|CONTRIBUTING|RULES|GUIDELINES"
@@ -69,7 +69,7 @@ _SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 def commit_compression(
     db: Connection, attempt: CompressionResult, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
-    """Commit a prepared compression, or record an attempt without one. Return the outcome and its events.
+    """Commit a prepared compression, or record that the attempt did not produce one. Return the outcome and its events.
 
     Writes nothing if another compression was faster.
     """
@@ -108,7 +108,7 @@ def keep_debt(db: Connection, session_id: SessionId, *, owes_notes: bool) -> Non
 
 @locks(chat="job.conversation.chat_id")
 def settle_notes(db: Connection, job: CompressionJob, system: str) -> None:
-    """Record that a job's notes are taken. If the child had no model call yet, its prompt gets the new notes."""
+    """Record that the notes of a job were taken. If the child session had no model call yet, renew its prompt."""
     keep_debt(db, job.view.session.id, owes_notes=False)
     sessions.renew_system_prompt(db, job.conversation.lineage_id, _child_prompt(job, system))
 
@@ -118,9 +118,9 @@ def _child_prompt(job: CompressionJob, system: str) -> str:
 
 
 def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequence[TodoRow]) -> list[ContextItem]:
-    """Return a child's context with the open to-do items and the instructions to read again, after the handoff.
+    """Return the child session's context with a list of open to-do items and of instructions to read again.
 
-    Each child gets its own row for them, so an undo restores the parent's row.
+    The list comes after the handoff. It is a new row in each child, so an undo restores the parent's list.
     """
     earlier = {row.id for row in job.view.transcript if row.origin is Origin.TODO}
     items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]
@@ -135,7 +135,7 @@ def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequ
 
 
 def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
-    """Return a title, the open items that fit (items in progress first), and the number of the others."""
+    """Return a title, the open items that fit (items in progress first), and the number of items left out."""
     is_open = [todo for todo in todos if todo.state in OPEN_STATES]
     if not is_open:
         return []
@@ -153,7 +153,7 @@ def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
 
 
 def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | None:
-    """Return a line that lists the instructions read or listed in these rows, except those whose row is `kept`."""
+    """Return a line with the instruction files read or listed in these rows, except files read in `kept` rows."""
     failed = {
         row.tool_call_id for row in rows if row.role is MessageRole.TOOL and (row.text or "").startswith("Error:")
     }
@@ -171,7 +171,7 @@ def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | Non
 
 def _read_by(call: ToolCall) -> list[str]:
     given = call.arguments
-    if len(given) > 1_000 or not _READING.search(call.name):  # longer arguments do more than read
+    if len(given) > 1_000 or not _READING.search(call.name):  # calls with longer arguments do more than read
         return []
     with suppress(orjson.JSONDecodeError):
         given = orjson.dumps(orjson.loads(given)).decode()
@@ -209,7 +209,7 @@ def _row(attempt: CompressionResult) -> CompressionRow:
 def _keep_attempt(
     db: Connection, attempt: CompressionResult, result: NotNeeded | Aborted, before: ContextState, now: Millis
 ) -> list[ContextEvent]:
-    """Record an attempt that changed nothing, if it brings news. Return its events."""
+    """Record an attempt that compressed nothing, if it caused an event or a new state. Return its events."""
     job, events = attempt.job, list[ContextEvent]()
     if isinstance(result, Aborted) and job.layer != "manual":  # `/compress` sends its own reply
         events.append(result)

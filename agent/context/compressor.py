@@ -49,13 +49,13 @@ log = structlog.get_logger()
 PASSING_OUTCOMES = frozenset(
     {"auth", "quota", "not_offered", "unavailable", "timeout", "rate_limited", "capped", "unpriced"}
 )
-"""Failures of the provider, not of the conversation. While there is room, the compression can wait."""
+"""Failures caused by the provider, not by the conversation. While there is room, the compression is postponed."""
 MAX_LENGTH_PERCENT = 150
 """Maximum length of a summary, in percent of the requested length. A longer summary is shortened."""
 _FRAME_TOKENS = int(estimated_text_tokens(framed("")))
 """Tokens of the frame around every handoff."""
 _MIN_CONTENT = 2 * _FRAME_TOKENS
-"""Tokens of the smallest middle that is worth a model call."""
+"""Minimum tokens in the middle that are worth a model call."""
 
 
 class Engine(Protocol):
@@ -66,22 +66,25 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Name for the setting `context.engine`."""
+        """Name of the engine in the setting `context.engine`."""
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
         """Return the compression that a conversation needs before its next model call, if any."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Return a prepared compression, or the reason against it, with the new state. Never raises engine errors."""
+        """Return a prepared compression, or the reason why there is none, and the new state.
+
+        Never raises engine errors.
+        """
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
-        """Return a preview of a compression, without a model call or a write. May run in a thread."""
+        """Return a preview of a compression, without a model call or a write. Can run in a thread."""
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
-        """Return True while the automatic layers should leave the conversation alone."""
+        """Return True while automatic compression must pause after failures."""
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
-        """Return the prompt size at which the conversation is compressed, as far as the engine states it."""
+        """Return the prompt size at which the engine compresses the conversation."""
 
     async def on_event(self, event: EngineEvent) -> None:
         """Handle an event. Never raises and returns quickly."""
@@ -101,21 +104,21 @@ class _Plan:
     wanted: SummaryJob
     carried: Carried
     handoff: Handoff
-    """The new handoff, still without its text."""
+    """The new handoff, before its text is written."""
     pruned: int
     content_tokens: int
-    """Tokens that leave the view."""
+    """Tokens of the rows that leave the view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SummaryResult:
-    """A summary by a model (`client`), or by rule because of `failure`."""
+    """A summary written by a model (`client`), or made by rule because of `failure`."""
 
     text: str
     client: ModelClient | None = None
     failure: str | None = None
     passed_over: str | None = None
-    """Route that was asked first and failed."""
+    """Route that failed before another route wrote the summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ class Compressor:
         return limits.threshold
 
     async def on_event(self, event: EngineEvent) -> None:
-        """Ignore the event, because each job contains all facts."""
+        """Ignore the event, because each job contains everything that the engine needs."""
 
     def tools(self) -> tuple[Tool, ...]:
         return ()
@@ -307,9 +310,9 @@ class Compressor:
 def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
     """Return True if a compression saves enough for a model call.
 
-    Automatic layers need as many new tokens since the last handoff as 10 % of the threshold. With less, compressions
-    would follow each other. `/compress` only needs to save something, as an updated summary keeps its length.
-    `content`: tokens that would leave the view; `fresh`: the part that no handoff covers yet.
+    Automatic compression requires new tokens since the last handoff, at least 10 % of the threshold. Otherwise one
+    compression would soon follow another. `/compress` only has to save something, because an updated summary keeps its
+    length. `content`: tokens that would leave the view; `fresh`: the part that no handoff covers yet.
     """
     if job.must_shrink or job.message_limit is not None:
         return True
@@ -322,10 +325,10 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
     """Return True if a small window has room and a compression would free less than 60 % of the threshold.
 
-    Otherwise every second turn would compress. There is room if the next prompt stays below the hygiene limit after
-    its expected growth. That is the larger of two numbers. The first is the tokens of the half minute (a typical
-    summary) before the newest step. The second is the largest of the last three steps of the same kind (after a
-    message, or after results).
+    Otherwise every second turn would compress. There is room if the prompt stays below the hygiene limit after its
+    expected growth, which is the larger of two numbers. The first is the tokens added in the 30 seconds (the time of a
+    typical summary) before the newest step. The second is the size of the largest of the last three steps of the same
+    kind (after a message, or after results).
     """
     limits, rows = job.limits, job.view.transcript
     freed = min(fresh, content - limits.summary_tokens(content) - _FRAME_TOKENS)
@@ -344,7 +347,7 @@ def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: in
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
     """Return True if a cut keeps nearly everything, although room is needed or there are too many messages.
 
-    Also return True if the provider refused a prompt that should have fitted, because its images had too many bytes.
+    Also return True if the provider refused a prompt that should have fitted. Its images probably had too many bytes.
     """
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
@@ -358,7 +361,10 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
 async def ask_route(
     route: SummaryRoute, job: CompressionJob, request: ModelRequest, read: Callable[[ModelReply], str], seconds: float
 ) -> str:
-    """Ask a route, and return the text that `read` makes of its reply in a thread. Raises `ModelError`."""
+    """Send a request to a route.
+
+    Return the text that `read`, run in a thread, gets from the reply. Raises `ModelError`.
+    """
     room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
     request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
     done = await route.client.complete(request, purpose="summary", within=seconds)

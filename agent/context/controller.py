@@ -62,9 +62,10 @@ from hermes_state.values import (
 log = structlog.get_logger()
 
 PRESSURE_PERCENT = 85
-"""Percent of the threshold at which people are told that a compression is near."""
+"""Percent of the threshold at which people get a warning that a compression is near."""
 MAX_PASSES = 3
-"""Maximum compressions in one preflight. A conversation from a much larger window may need several."""
+"""Maximum compressions in one preflight. A conversation can need several after a switch to a model with a much smaller
+window."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -116,8 +117,8 @@ class ContextController:
     async def compress_before_turn(self, prompt: MeasuredPrompt, *, message_limit: int | None) -> None:
         """Compress for hygiene, unless automatic compression is held back.
 
-        A turn whose prompt has room waits at most `hold_seconds`. `message_limit`: set if hygiene acts because of the
-        number of messages, not because of their size.
+        A turn whose prompt still fits waits at most `hold_seconds`. `message_limit`: set if the reason is the number of
+        messages, not their size.
         """
         ready = await self._ready(prompt, "hygiene")
         if ready is None:
@@ -136,12 +137,12 @@ class ContextController:
         layer: Layer,
         known: MeasuredPrompt | None = None,
     ) -> MeasuredPrompt:
-        """Compress before a model call if the prompt reaches the threshold, and again while it helps.
+        """Compress before a model call if the prompt reaches the threshold. Repeat this while it helps.
 
-        While there is room, the call does not wait for a background compression or for one that hygiene started.
-        `known`: the prompt of the view, if it was already measured.
+        While the prompt still fits, the call does not wait for a compression in the background or one that hygiene
+        started. `known`: the prompt of the view, if it was already measured.
         """
-        if known is None:  # otherwise `measure` has asked
+        if known is None:  # otherwise `measure` has already asked
             await model.profile.ask()
         if await self._take_finished(conversation, model) is not None:
             prompt = await self._measure.load(conversation, model)
@@ -167,7 +168,7 @@ class ContextController:
     async def compress_as_asked(
         self, conversation: ConversationRef, model: ModelHandle, view: View, focus: str | None
     ) -> None:
-        """Compress between two steps at the agent's request, unless automatic compression is held back."""
+        """Compress between two steps, because a tool call requested it, unless automatic compression is held back."""
         ready = await self._ready(await self._measure.measure(conversation, model, view), "in_loop")
         if ready is not None:
             await self._compress(ready, self._job(ready, "in_loop", focus=focus))
@@ -175,7 +176,9 @@ class ContextController:
     async def after_overflow(
         self, conversation: ConversationRef, model: ModelHandle, error: ContextOverflow | None
     ) -> bool:
-        """Compress a prompt that is too long, after any pending compression. Return False if that did not help.
+        """Compress a prompt that is too long, first with a pending compression if any.
+
+        Return False if that did not help.
 
         `error`: the provider's refusal, or None if the prompt was not sent.
         """
@@ -191,11 +194,11 @@ class ContextController:
         return has_helped or (was_pending and await self.after_overflow(conversation, model, None))
 
     async def after_unexplained(self, prompt: MeasuredPrompt, answered: int | None, *, is_again: bool) -> bool:
-        """Compress a prompt that was refused without a reason, if it may be too long. Return False if nothing was done.
+        """Compress a prompt that was refused without a reason, if it is large. Return False if that did not help.
 
         `answered`: tokens of the largest prompt that the model answered in this conversation. `is_again`: the
-        compressed prompt was refused too, so its length was not the reason. Then nothing is tried until the model
-        answers again.
+        compressed prompt was refused too, so its length was not the reason. Then no further compression is tried until
+        the model answers again.
         """
         state, maker = state_of(prompt.view.session.context_state), prompt.model.maker
         if is_again:
@@ -248,7 +251,7 @@ class ContextController:
         plan = await self.store.read(plan_undo, conversation.lineage_id)
         if plan is None:
             return None
-        # Start from the last count of the restored session, because the offer of `/compress undo` is based on it.
+        # Start from the last token count of the restored session, because the undo offer is based on that count.
         later = [row for row in plan.transcript if row.session_id > plan.compressed.id]
         earlier = tuple(row for row in plan.transcript if row.session_id <= plan.compressed.id)
         prompt = await self._measure.measure(conversation, model, View(session=plan.compressed, transcript=earlier))
@@ -267,8 +270,8 @@ class ContextController:
     ) -> PressureEvent | None:
         """Learn from a provider's token count, judge the last compression, and return a warning for people, if any.
 
-        `usage` is None if the provider reports no counts. Then the estimate is used, because a useless compression
-        would otherwise repeat forever. `is_last`: the reply is the turn's answer, which can carry the warning.
+        If the provider reports no counts, `usage` is None and the estimate judges the compression. Otherwise a useless
+        compression would repeat forever. `is_last`: the reply is the turn's answer, which can carry the warning.
         """
         stored, lineage_id = state_of(prompt.view.session.context_state), prompt.conversation.lineage_id
         tokens = prompt.estimated if usage is None else usage.prompt
@@ -327,7 +330,7 @@ class ContextController:
         return PressureEvent(tokens=reported, threshold=threshold, percent=percent, session_id=session_id, level=level)
 
     def _threshold(self, prompt: MeasuredPrompt) -> Tokens:
-        """Return the prompt size at which the engine acts. A plugin may set its own, which verdicts must use, too."""
+        """Return the prompt size at which the engine acts. A plugin can set its own, which verdicts must also use."""
         return self.engine.threshold(prompt.conversation.lineage_id, prompt.limits)
 
     def _tell(self, db: Connection, conversation: ConversationRef, events: Sequence[ContextEvent], now: Millis) -> None:
@@ -338,9 +341,10 @@ class ContextController:
     async def _compress(
         self, prompt: MeasuredPrompt, job: CompressionJob, *, seconds: float | None = None
     ) -> CompressionOutcome | None:
-        """Start a compression unless one is pending, and commit it. Return None while it runs next to the turn.
+        """Start a compression unless one is pending, and commit it when it is prepared.
 
-        Waits until the compression is prepared, but at most `seconds` if there is room.
+        Waits for this, but at most `seconds` if the prompt still fits. Returns None if the compression is not ready by
+        then.
         """
         lineage_id = job.conversation.lineage_id
         if not self.pending.is_pending(lineage_id):
@@ -353,7 +357,7 @@ class ContextController:
         return await self._take_finished(job.conversation, prompt.model)
 
     async def _prepare(self, job: CompressionJob, *, state: ContextState | None = None) -> CompressionResult:
-        """Prepare a compression for a commit. Only its model calls are stored, in the ledger."""
+        """Prepare a compression for a commit. Stores nothing except the cost of its model calls."""
         started, is_ready = time.perf_counter(), asyncio.Event()
         result: Preparation | None = None
 
@@ -389,9 +393,9 @@ class ContextController:
         return outcome
 
     async def _ready(self, prompt: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
-        """Return the prompt, or None if a setting, strikes, an undo or a cooldown hold automatic compression back.
+        """Return the prompt, or None if a setting, strikes, an undo or a cooldown prevents automatic compression.
 
-        If the size of the prompt lifts a block, the new state is stored and is part of the returned prompt.
+        If the size of the prompt lifts a block, the new state is stored, and the returned prompt contains it.
         """
         if not prompt.model.context.enabled:
             return None
@@ -435,5 +439,5 @@ class ContextController:
 
 
 def _is_another_view(outcome: CompressionOutcome | None) -> bool:
-    """Return True if the conversation has a new view, from this compression or from a faster one."""
+    """Return True if the conversation has a new view, from this compression or from another one that finished first."""
     return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is SkipReason.MOVED)

@@ -17,9 +17,9 @@ from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin, Transcript
 
 MIN_TAIL_ROWS = 3
-"""Minimum rows in a tail, unless three rows alone exceed the largest tail."""
+"""Minimum number of rows in a tail, unless they exceed the maximum size of a tail."""
 SOFT_CEILING_PERCENT = 150
-"""Maximum size of a tail that keeps the configured number of rows, in percent of its budget."""
+"""Maximum size of a tail that is extended to the configured number of rows, in percent of the tail limit."""
 MAX_TAIL_PERCENT = 75
 """Maximum size of a tail, in percent of the input window. A larger tail leaves no room for anything else."""
 REMADE: Final = frozenset({Origin.SUMMARY, Origin.TODO})
@@ -32,7 +32,7 @@ class SkipReason(StrEnum):
 
     TOO_FEW = "too_few"
     NOTHING_BETWEEN = "nothing_between"
-    """Head and tail meet."""
+    """Head and tail meet, so no rows are left between them."""
     NOT_SMALLER = "not_smaller"
     """The handoff would be as large as the rows it replaces."""
     TOOL_RUNS = "tool_runs"
@@ -50,7 +50,7 @@ class Cut:
     kept: tuple[int, ...] = ()
 
     def middle(self, items: Sequence[_Item]) -> tuple[_Item, ...]:
-        """Return the items of the rows in the middle, including an earlier handoff. One item per row."""
+        """Return the items of the rows in the middle, including an earlier handoff. `items` has one item per row."""
         kept = set(self.kept)
         return tuple(items[index] for index in range(self.head_end, self.tail_start) if index not in kept)
 
@@ -92,8 +92,8 @@ def find_cut(
 
     cut = cut_behind(head_end)
     if not _people_follow(transcript, cut):
-        # The handoff then has the role `user`. After a question it would replace the answer, and strict templates
-        # refuse it after a tool result. So the head extends to the answer if possible, or ends earlier.
+        # The handoff then has the role `user`. After a question, it would take the place of the answer, and strict
+        # templates refuse it after a tool result. So the head extends to the answer if possible, or ends earlier.
         further = _end_of_answer(transcript, sizes, exchanges, limits, head_end, min(upto, tail_start))
         cut = cut_behind(further)
         if not _has_news(transcript, cut):
@@ -131,15 +131,15 @@ def _exchanges(transcript: Transcript) -> list[_Exchange]:
 
 
 def _moved_back(exchanges: Sequence[_Exchange], index: int) -> int:
-    """Move `index` before an exchange that it would split."""
-    for first, last in reversed(exchanges):  # an earlier exchange may contain a later one
+    """If `index` would split an exchange, move it before the exchange."""
+    for first, last in reversed(exchanges):  # an earlier exchange can contain a later one
         if first < index <= last:
             index = first
     return index
 
 
 def _moved_forward(exchanges: Sequence[_Exchange], index: int) -> int:
-    """Move `index` after an exchange that it would split."""
+    """If `index` would split an exchange, move it after the exchange."""
     for first, last in exchanges:
         if first < index <= last:
             index = last + 1
@@ -155,7 +155,7 @@ def _head_end(
     *,
     upto: int,
 ) -> int:
-    """Return the end of the first `protect_first_n` rows within the head's budget. Exchanges stay whole."""
+    """Return the end of the head: the first `protect_first_n` rows, within its limit. Exchanges stay whole."""
     if rules.keeps_head_once and any(row.origin is Origin.SUMMARY for row in transcript):
         return 0
     end = used = 0
@@ -177,7 +177,7 @@ def _end_of_answer(
     head_end: int,
     upto: int,
 ) -> int:
-    """Move the end of the head after the answer to its last turn, or else before that turn."""
+    """Extend the head to the answer of its last turn. If that does not fit, end it after an earlier answer."""
     if head_end == 0 or _is_answer(transcript[head_end - 1]):
         return head_end
     used = sum(sizes[:head_end])
@@ -227,7 +227,7 @@ def _tail_start(
 
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
-    """Return the start of the smallest tail. It frees rows for compression if head and tail meet."""
+    """Return the start of the smallest tail. It is used if head and tail meet, to leave rows for compression."""
     start = _moved_back(exchanges, max(head_end, len(transcript) - MIN_TAIL_ROWS))
     # An exchange that begins in the head stays whole, and the tail begins after it.
     return start if start > head_end else _moved_forward(exchanges, head_end + 1)
@@ -259,7 +259,7 @@ def open_request(transcript: Transcript) -> list[int]:
 def _kept(
     transcript: Transcript, sizes: Sequence[int], limits: Limits, request: Sequence[int], middle: range
 ) -> tuple[int, ...]:
-    """Return the rows of the middle that stay. An answer larger than a whole tail is summarised instead."""
+    """Return the indexes of middle rows that stay: the request and the last answer, unless it is larger than a tail."""
     kept = [index for index in request if index in middle]
     answer = next((index for index in reversed(range(len(transcript))) if _is_answer(transcript[index])), None)
     if answer is not None and answer in middle and sizes[answer] <= limits.tail * SOFT_CEILING_PERCENT // 100:
@@ -283,7 +283,7 @@ def has_open_calls(transcript: Transcript) -> bool:
 
 
 def middle_of(transcript: Transcript, cut: Cut) -> tuple[Transcript, Handoff | None]:
-    """Return the rows between head and tail, and the earlier handoffs there as one (imports may have several)."""
+    """Return the rows between head and tail, and one handoff joined from the earlier handoffs there."""
     middle = cut.middle(transcript)
     handoffs = [handoff for handoff in map(handoff_in, middle) if handoff is not None]
     return tuple(row for row in middle if row.origin not in REMADE), joined(handoffs)

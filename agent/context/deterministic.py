@@ -1,4 +1,4 @@
-"""A record that needs no model: findings by rule, in place of a summary.
+"""A record that is made by rule, without a model, in place of a summary.
 
 The record quotes the conversation, newest messages first, and says that it is not a summary. Rows are read from the
 newest to the oldest until there is enough, so long conversations cost no more than short ones.
@@ -47,7 +47,7 @@ _FILE = re.compile(
 _Findings: TypeAlias = dict[str, dict[str, str]]
 """Lines by heading and finding, newest first. Each finding appears once, with the last message that contains it."""
 _OPENING: Final = (
-    "No summary could be made of the {count} that this record replaces. It only lists findings by rule, newest first. "
+    "No summary could be made of the {count} that this record replaces. It only lists extracted lines, newest first. "
     "Continue from the recent messages and the current state of things. Look up anything else that you need with the "
     "history tools before you rely on it."
 )
@@ -57,7 +57,7 @@ _EARLIER: Final = "## Earlier record"
 def deterministic_summary(
     rows: Transcript, previous: str | None, *, redact: Redact, limit: Tokens, removed: int
 ) -> str:
-    """Return a record of `rows` with at most about `limit` tokens. It replaces `removed` messages in total."""
+    """Return a record of `rows` with at most about `limit` tokens. `removed`: number of messages that it replaces."""
     text = _OPENING.format(count="one message" if removed == 1 else f"{removed:,} messages")
     room = limit - estimated_text_tokens(text)
     request = _newest_request(rows, redact, room * 40 // 100)
@@ -110,7 +110,7 @@ def _newest_request(rows: Transcript, redact: Redact, limit: int) -> str:
 
 
 def _earlier(previous: str | None, redact: Redact, limit: int) -> str:
-    """Return the earlier record under a single heading, without its opening."""
+    """Return the earlier record under a single heading, without its opening paragraph."""
     limit -= _tokens(_EARLIER)
     if not previous or limit <= 0:
         return ""
@@ -132,7 +132,7 @@ _TITLES: Final = (
 
 def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
     found: _Findings = {title: {} for title in _TITLES}
-    results: dict[str | None, Message] = {}  # ids repeat: the result of a call is the nearest after it
+    results: dict[str | None, Message] = {}  # ids can repeat: a call's result is the nearest one after it
     is_answered = False
     read = 0
     for row in reversed(rows):

@@ -19,16 +19,19 @@ from hermes_state.transcripts import View
 from hermes_state.values import EstimatedTokens, Message, ReportedTokens
 
 MIN_LEARNED_TOKENS = 100
-"""Smallest prompt to learn from. In smaller prompts the frame outweighs the text."""
+"""Smallest prompt to learn from. In smaller prompts, the frame is larger than the text."""
 MIN_STEP = 0.2
-"""Minimum weight of a new report. Old reports fade, because a provider may change its tokenizer."""
+"""Minimum weight of a new report. Older reports lose weight, because a provider can change its tokenizer."""
 MAX_STRIDE = 1.5
 """Maximum factor between a report and the learned scale. Larger differences are reduced to this factor."""
 SETTLED_SAMPLES = 3
 
 
 class Estimator:
-    """Estimates prompts of one model on one route, and learns from its reports. Several threads may use it."""
+    """Estimates prompt sizes for one model on one route, and learns from reported counts.
+
+    Several threads can use it.
+    """
 
     def __init__(self, calibration: Calibration | None = None, sizes: RowTokenCache = ROW_TOKENS) -> None:
         self._calibration = calibration or Calibration()
@@ -62,12 +65,12 @@ class Estimator:
         return self._scaled(self.size(request))
 
     def is_quick(self, request: ModelRequest) -> bool:
-        """Return True if the event loop may run an estimate, because there are few rows or their sizes are cached."""
+        """Return True if an estimate is fast enough for the event loop (few rows, or rows with cached sizes)."""
         rows = request.transcript
         return len(rows) < 100 or self._sizes.has(rows[0], request.style.max_result_characters)
 
     def prompt(self, view: View, request: ModelRequest, size: Size | None = None) -> EstimatedTokens:
-        """Estimate the next request of the view's session from the last report and the rows since then.
+        """Estimate the next request of the view's session from the last reported count and the rows since then.
 
         `size`: size of the request, if known.
         """
@@ -86,8 +89,8 @@ class Estimator:
     ) -> bool:
         """Learn from a provider's count of a request. Return False if the count is impossible.
 
-        With the request's `view`, image prices can be learned in long conversations, too. Its session knows the
-        previous report, so only the rows between the two reports are uncertain. `size`: size of the request, if known.
+        With `view`, the price of images can also be learned in long conversations: the session has the previous count,
+        so only the rows between the two counts are uncertain. `size`: size of the request, if known.
         """
         whole = size or self.size(request)
         if not _is_possible(reported, whole):
@@ -166,6 +169,6 @@ class Estimator:
 
 
 def _is_possible(reported: int, covered: Size) -> bool:
-    """Return True if a tokenizer could return this count. A provider may add up to 8,000 tokens."""
+    """Return True if a tokenizer could return this count, plus up to 8,000 tokens that a provider adds."""
     minimum = max(1.0, MIN_SCALE * covered.text)
     return minimum <= reported <= MAX_SCALE * covered.text + MAX_IMAGE_TOKENS * covered.images + 8_000

@@ -4,7 +4,7 @@ Each message is one entry, and its further lines are indented. No text can close
 is too much text, long messages are cut in the middle, then some messages are left out. At least half of the room is
 for messages of people.
 
-`fitted` shortens a summary by rule. Models exceed the requested length, and a long summary would soon cause the next
+`fitted` shortens summaries, because models exceed the requested length and a long summary would soon cause the next
 compression.
 """
 
@@ -31,9 +31,9 @@ ENTRY_TOKENS = 18
 GAP_TOKENS = 8
 """Tokens of the line that says how many messages are not shown."""
 RECORD_LINES = 1_000
-"""Maximum lines of an earlier record. A longer record is not from this gateway, and loses its middle."""
+"""Maximum lines of an earlier record. A longer record cannot be from this gateway, so its middle is removed."""
 QUOTED_CHARACTERS = 20_000
-"""Characters of one message that are searched for facts, rules and findings."""
+"""Maximum characters of one message to search for facts, rules and findings."""
 _WHOLE = 1 << 40
 _OPENING = re.compile(r"^[ \t]*<(?:think|thinking|thought|reasoning)>", re.MULTILINE | re.IGNORECASE)
 CLOSING_THOUGHT: Final = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
@@ -58,7 +58,7 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
     shown = _entries([rows[index] for index in kept], redact, zone, max_characters, has_names=has_names)
     entries = dict(zip(kept, shown, strict=True))
     for index in kept:
-        if lengths[index] > max_characters:  # the kept ends may be in another script
+        if lengths[index] > max_characters:  # the two kept ends can be in another script
             costs[index] = GAP_TOKENS + estimated_text_tokens(entries[index])
     if sum(costs[index] for index in kept) > limit:
         kept = _sample(rows, kept, costs, limit)
@@ -90,7 +90,10 @@ def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
 
 
 def clean(text: str, redact: Redact) -> str:
-    """Return `text` without secrets and tags. Clean a text before you cut it: half a secret is not recognised."""
+    """Return `text` without secrets and tags.
+
+    Clean a text before cutting it, because half a secret is not recognised.
+    """
     return _untagged(redact(text))
 
 
@@ -104,7 +107,7 @@ def _untagged(text: str) -> str:
 
 
 def without_thoughts(text: str) -> str:
-    """Return `text` without blocks of reasoning. An unclosed block at the start hides all text; later it stays."""
+    """Return `text` without blocks of reasoning. An unclosed block at the start removes all text; a later one stays."""
     if "<" not in text:
         return text
     kept: list[str] = []
@@ -230,7 +233,7 @@ def _cost(cost: int, length: int, max_characters: int) -> int:
 
 
 def _sample(rows: Transcript, indexes: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
-    """Return indexes that fit, spread evenly, always with the first and the last."""
+    """Return evenly spread indexes of rows that fit together, always including the first and the last."""
     ends = {indexes[0], indexes[-1]}
     people = [index for index in indexes if index not in ends and rows[index].origin is Origin.HUMAN]
     others = [index for index in indexes if index not in ends and rows[index].origin is not Origin.HUMAN]
@@ -268,7 +271,10 @@ class _Section:
         return bool(self._order)
 
     def drop(self) -> int:
-        """Drop the next line and return the freed tokens. The first drop frees 10 less, because it adds a note."""
+        """Drop the next line and return the freed tokens.
+
+        The first drop frees 10 tokens fewer, because it adds a note.
+        """
         index = self._order.pop()
         self.tokens -= self._sizes[index]
         freed = self._sizes[index] - (0 if self._dropped else 10)

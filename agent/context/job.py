@@ -35,10 +35,10 @@ SummaryKind: TypeAlias = Literal["model", "deterministic"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionRequest:
-    """A compression that an engine requests. The controller decides."""
+    """A compression requested by an engine. The controller decides whether to run it."""
 
     reason: str
-    """Rule of the engine, such as `threshold`, or a reason in its own words."""
+    """The engine's rule, such as `threshold`, or a reason in the model's words."""
     focus: str | None = None
 
 
@@ -54,7 +54,7 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """There is no summary. Nothing was changed, because the next request still fits."""
+    """No summary could be made. Nothing was changed, because the next request still fits."""
 
     kind: str
     """Name of the failure in the ledger, such as `auth`."""
@@ -81,9 +81,9 @@ class CompressionJob:
     must_shrink: bool
     """True if the conversation cannot continue without a compression."""
     message_limit: int | None = None
-    """Set if hygiene acts because of the number of messages, not because of their size."""
+    """The configured maximum, if hygiene acts because there are too many messages. None: they are too large."""
     held_seconds: float = 0.0
-    """Maximum wait of a turn whose prompt has room."""
+    """Maximum seconds that a turn waits while its prompt still fits."""
     on_begin: Callable[[], Awaitable[None]] | None = None
     """Called as soon as there is something to compress, before a model is asked."""
     model: ModelInfo
@@ -121,12 +121,12 @@ class PreparedCompression:
     passed_over: str | None = None
     """Summary route that failed before another model wrote the summary."""
     summarised: int
-    """Messages that the handoff replaces, without those of earlier handoffs."""
+    """Number of messages that the handoff replaces, without those of earlier handoffs."""
     tokens_after: EstimatedTokens
 
     @property
     def stands_for(self) -> int:
-        """Messages that the handoff replaces, including those of earlier handoffs."""
+        """Number of messages that the handoff replaces, including those of earlier handoffs."""
         rows = [item for item in self.context if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY]
         return sum(parse_handoff(row.text or "").messages for row in rows)
 
@@ -166,7 +166,7 @@ class Compressed:
     prepared: PreparedCompression
     child: Session
     compressions: int
-    """Compressions of this lineage so far, without undone ones."""
+    """Number of compressions of this lineage so far, without undone ones."""
 
     @property
     def parent(self) -> Session:
@@ -201,16 +201,18 @@ class PressureEvent:
     percent: int
     session_id: SessionId
     level: int
-    """The crossed line, in tokens. `commit.note_pressure` records that people were warned."""
+    """The warning level that the prompt has passed, in tokens. `commit.note_pressure` records that people were
+    warned."""
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Takes notes of rows that leave the view. No commit waits for it, and a restart repeats it. Must not raise."""
+"""Takes notes of rows that leave the view. No commit waits for this function, and a restart runs it again. It must not
+raise."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
-"""Called if a turn waits long for an automatic compression, so that people know why nothing happens."""
+"""Called if a turn waits long for an automatic compression, to tell people the reason."""
 ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent
 Listener: TypeAlias = Callable[[Connection, ConversationRef, ContextEvent, Millis], None]
-"""Called inside the event's transaction, so that its effects are equally durable. May only execute SQL."""
+"""Called inside the event's transaction, so its effects are committed with the event. Must only execute SQL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,10 +240,10 @@ EngineEvent: TypeAlias = ReplyEvent | ContinuedEvent | EndedEvent
 
 _WHY = {
     SkipReason.TOO_FEW: "the conversation is too short",
-    SkipReason.NOTHING_BETWEEN: "its beginning and its newest messages stay, and there is nothing between them",
+    SkipReason.NOTHING_BETWEEN: "there are no messages between its beginning and its newest messages, which stay",
     SkipReason.NOT_SMALLER: "a summary would not be shorter than the messages it replaces",
     SkipReason.TOOL_RUNS: "a tool call of the last turn has no result yet",
-    SkipReason.NO_PREVIEW: "its context engine cannot preview a compression",
+    SkipReason.NO_PREVIEW: "this context engine cannot preview a compression",
     SkipReason.MOVED: "the conversation changed in the meantime",
 }
 

@@ -47,7 +47,7 @@ class CompressorSettings:
     protect_first_n: Annotated[int, Setting(ge=0, le=100, unit="messages")] = 3
     """Number of first messages to keep unchanged, within 4,000 tokens."""
     keeps_head_once: bool = False
-    """True if the second compression summarises the head, too."""
+    """True if the second compression also summarises the head."""
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
     """Maximum time for one summary, but at most a quarter of `model.turn_seconds`. Raise it for a slow local model."""
     summary_template: Annotated[str | None, Setting(default_text="thirteen built-in headings")] = None
@@ -114,7 +114,7 @@ class Limits:
         return not self.fits(prompt) if is_pending else prompt >= self.urgent
 
 
-@lru_cache(maxsize=1_024)  # each turn calls it several times, for a few windows
+@lru_cache(maxsize=1_024)  # called several times per turn, with few different windows
 def limits_of(
     context_length: int, reserved_output: int, settings: LimitSettings, max_input: int | None = None
 ) -> Limits:
@@ -145,7 +145,7 @@ def limits_of(
 
 
 def summary_input_tokens(summary_window: int) -> Tokens:
-    """Return the maximum tokens of a conversation that a summary model with this window reads."""
+    """Return the maximum number of conversation tokens to send to a summary model with this window."""
     return Tokens(min(40_000, summary_window * 60 // 100))
 
 
@@ -153,7 +153,7 @@ def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tok
     threshold = _at_most(context_length, settings.threshold)
     if settings.minimum_context_length * 2 <= context_length or not settings.threshold:
         threshold = max(threshold, settings.minimum_context_length)
-    threshold = min(threshold, window * 75 // 100)  # closer to hygiene (85 %), both would act on every message
+    threshold = min(threshold, window * 75 // 100)  # closer to hygiene (85 %), both would act each time
     return Tokens(max(1, threshold))
 
 

@@ -50,8 +50,9 @@ class MeasuredPrompt:
         if not self.model.context.enabled:
             return "it is switched off (`compression.enabled`)"
         if state.is_blocked:
-            return "the last compressions did not help; it waits until a prompt does not fit the input window"
-        return "a person undid the last compression; it waits until a prompt does not fit" if state.held_at else None
+            return "the last compressions did not help; the next one comes when a prompt does not fit the input window"
+        undone = "a person undid the last compression; the next one comes when a prompt does not fit"
+        return undone if state.held_at else None
 
     def with_style(self, style: WireStyle) -> "MeasuredPrompt":
         request, estimator = replace(self.request, style=style), self.model.profile.estimator
@@ -71,7 +72,7 @@ class MeasuredPrompt:
             is_of_input = error.is_of_input
             await profile.learn_window(lineage_id, error.window, is_of_input=is_of_input, is_counted=is_counted)
         elif not (self.size.images or self.model_limits.is_urgent(self.estimated)):
-            # Do not guess with images, which may have too many bytes, or near the limit, where our estimate was wrong.
+            # Do not guess if images may have had too many bytes, or near the limit, where our estimate may be wrong.
             refused = self.estimated if counted is None else counted
             profile.assume_window(lineage_id, refused, self.view.session.reported_prompt_tokens)
         return replace(self, limits=self.model.limits_for(lineage_id), model_limits=self.model.limits)

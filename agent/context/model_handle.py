@@ -40,9 +40,9 @@ log = structlog.get_logger()
 ASSUMED_WINDOWS = (1_000_000, 512_000, 256_000, 200_000, 128_000, 64_000, 32_000, 16_000, 8_000, 4_000)
 """Common windows, in tokens, to guess from if a provider refuses a prompt without stating its limit."""
 MAX_OFFER_AGE_MS = 7 * 86_400_000
-"""Milliseconds before a provider that stated a size is asked again: a week."""
+"""Milliseconds after which a provider that stated a size is asked again: a week."""
 MAX_SILENCE_AGE_MS = 86_400_000
-"""Milliseconds before a provider that stated no size is asked again: a day."""
+"""Milliseconds after which a provider that stated no size is asked again: a day."""
 UNREACHED_BACKOFF = Backoff(60.0, 3_600.0)
 """Pauses before an unreachable provider is asked again."""
 Fetch = Callable[[], Awaitable[ModelLimits | None]]
@@ -65,7 +65,7 @@ class SummaryRoute:
     context_length: Tokens | None = None
     """None: the context length of the conversation."""
     mark: str = ""
-    """Mark that changes with the route's settings, because a failed route may work with other settings."""
+    """Fingerprint of the route's settings, because a failed route can work with other settings."""
 
     @property
     def name(self) -> str:
@@ -90,10 +90,10 @@ class LearnedProfile:
         self._fetch = fetch
         self._asking = asyncio.Lock()
         self._ask_from: int = 0
-        """Time from which an unreachable provider may be asked again."""
+        """Earliest time at which to ask an unreachable provider again."""
         self._pauses = iter(UNREACHED_BACKOFF)
         self.capacity = model_size(model, configured)
-        """Size of the model from the best source, before any refusals."""
+        """The model's limits from the best source, without corrections from refusals."""
         self._news, self._read = 1, 0
         """Number of known changes to the stored profile, and number of changes that were read."""
         self._known = ModelProfile()
@@ -108,16 +108,16 @@ class LearnedProfile:
 
     @property
     def max_input(self) -> Tokens | None:
-        """Longest prompt, if the provider's list or a refusal limits it below the window."""
+        """Maximum prompt size, if the provider's model list or a refusal states one below the window."""
         return self._known.max_input(self.capacity.context_length, self.capacity.max_input_tokens)
 
     def window_for(self, lineage_id: LineageId) -> Tokens:
-        """Return a conversation's context length: the model's, or an assumed length not below accepted prompts."""
+        """Return a conversation's context length: the model's, or a guess not below the largest accepted prompt."""
         assumed = self._assumed.get(lineage_id)
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
     def source_for(self, lineage_id: LineageId | None) -> SizeSource:
-        """Return the source of a conversation's context length, or of the model's for None."""
+        """Return the source of a conversation's context length. With None, return the source of the model's."""
         if lineage_id is not None and self.window_for(lineage_id) < self.window:
             return SizeSource.GUESSED
         return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
@@ -134,7 +134,7 @@ class LearnedProfile:
             return
         news = self._news
         profile = await self._store.read(load_profile, self._route, self.model)
-        if self._read < news:  # no other call was faster
+        if self._read < news:  # no other call has read it meanwhile
             self._read, window = news, self.window
             if profile.calibration != self._known.calibration:
                 self.estimator = Estimator(profile.calibration)
@@ -146,7 +146,7 @@ class LearnedProfile:
                 log.info("model.window_known", model=self.model, window=self.window, known=in_force)
 
     async def ask(self) -> None:
-        """Ask the provider for the model's size if it is neither configured nor known.
+        """Ask the provider for the model's limits if they are neither configured nor known.
 
         Concurrent calls wait for the same answer.
         """
@@ -230,8 +230,8 @@ class LearnedProfile:
     ) -> None:
         """Save a smaller window that the provider stated, or its limit for prompts alone (`is_of_input`).
 
-        A window below an answered prompt is accepted only if the provider counted the refused prompt (`is_counted`).
-        Then the server has changed.
+        A window below an answered prompt is accepted only if the provider counted the refused prompt (`is_counted`). In
+        that case, the server must have changed.
         """
         self._assumed.pop(lineage_id, None)
         answered = 0 if is_counted else await self.largest_answered()
@@ -283,7 +283,7 @@ class ModelHandle:
     images: ModelImages | None = None
     """None for a model that cannot see images."""
     subagent_model: Callable[[], "ModelHandle | None"] = lambda: None
-    """Returns the model for sub-agents. None: this model."""
+    """Returns the model for sub-agents, or None if they use this model."""
 
     @property
     def maker(self) -> str:

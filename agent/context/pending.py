@@ -36,13 +36,13 @@ class CompressionRegistry:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
         self.notes: dict[SessionId, asyncio.Task[None]] = {}
         self.settled_chats: set[ChatId] = set()
-        """Chats for which an earlier process owes no notes."""
+        """Chats in which no notes are missing from an earlier process."""
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._tasks
 
     async def begin(self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult]) -> None:
-        """Start to prepare a compression. It stays here until a step of the conversation takes it."""
+        """Start to prepare a compression. It stays in the registry until a step of the conversation takes it."""
         if len(self._tasks) >= MAX_KEPT:
             await self.drop(next(iter(self._tasks)))
         self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"compression-{lineage_id}")
@@ -99,7 +99,7 @@ class NoteTaker:
     pending: CompressionRegistry
 
     def begin(self, job: CompressionJob, is_ready: asyncio.Event | None = None) -> None:
-        """Take notes at once, or after the summary `is_ready` if a turn waits for it."""
+        """Start taking notes. If a turn waits for the summary, first wait until it `is_ready`."""
         session_id = job.view.session.id
         if self.before_split and session_id not in self.pending.notes:
             self.pending.notes[session_id] = asyncio.create_task(self._take(job, is_ready), name="notes")
@@ -108,7 +108,7 @@ class NoteTaker:
         await cancel_all([self.pending.notes[session_id]] if session_id in self.pending.notes else [])
 
     async def take_owed(self, job: CompressionJob) -> None:
-        """Take the notes that an earlier process still owes this job's chat."""
+        """Take the notes in this job's chat that an earlier process did not finish."""
         chat_id = job.conversation.chat_id
         if self.before_split and chat_id not in self.pending.settled_chats:
             for view in await self.store.read(_load_indebted, chat_id):
@@ -126,7 +126,7 @@ class NoteTaker:
         for error in (one for one in seen if isinstance(one, Exception)):
             log.error("compression.notes_failed", lineage_id=job.conversation.lineage_id, exc_info=error)
         system = await self.prompts.system_for(job.conversation, job.limits.threshold)
-        with suppress(StoreUnavailable):  # the next start repeats them
+        with suppress(StoreUnavailable):  # the next start takes them again
             await self.store.write(settle_notes, job, system)
 
 

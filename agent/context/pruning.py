@@ -28,7 +28,7 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact) -> tuple[Transcr
     Each row keeps its id and place, and people's texts stay. `redact` removes secrets from a text before it is cut,
     because half a secret is not recognised.
     """
-    calls: dict[str | None, ToolCall] = {}  # ids repeat: a result answers the call before it
+    calls: dict[str | None, ToolCall] = {}  # ids can repeat: a result belongs to the call before it
     tool_rows = (row for row in transcript if row.role is MessageRole.TOOL)
     newest = {
         row.text: row.id for row in tool_rows if row.text is not None and len(row.text) > WORTH_PRUNING_CHARACTERS
@@ -68,9 +68,9 @@ def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int
 
 
 def _outcome(text: str, redact: Redact) -> str:
-    """Return the outcome in a result: an exit code, the first line of an error, or the beginning."""
+    """Return the outcome of a result: an exit code, the first line of an error, or the beginning."""
     for part in (text[:400], text[-400:]):
-        lower = part.lower()  # a hundred times faster than the expression
+        lower = part.lower()  # a hundred times faster than the regular expression
         if ("exit" in lower or "returncode" in lower) and (exit_code := _EXIT.search(part)) is not None:
             return f"exit code {exit_code[1]}"
     begins = _one_line(text.lstrip().partition("\n")[0], 80, redact)

@@ -13,7 +13,8 @@ from hermes_state.values import Millis
 
 STRIKES_TO_BLOCK = 2
 MIN_GAIN_PERCENT = 10
-"""Minimum gain of a compression, in percent. A smaller gain, or a result closer to the threshold, is a strike."""
+"""Minimum gain of a compression, in percent. A smaller gain, or a result less than 10 % below the threshold, is a
+strike."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
 """Cooldown after a lasting failure: a refused key, an empty account, a wrong name."""
@@ -39,11 +40,11 @@ class Cooldown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnverifiedCompression(msgspec.Struct, frozen=True, kw_only=True):
-    """A compression that the next reported prompt will judge."""
+    """A compression whose effect is judged by the next reported prompt size."""
 
     tokens_before: int
     grown: int = 0
-    """Tokens by which the prompt grew while the compression was prepared. The compression does not include them."""
+    """Tokens by which the prompt grew while the compression was prepared. They are not part of the compression."""
 
 
 class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,7 +62,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     pressure_level: int = 0
     """Pressure line, in tokens, that people were last warned about. 0: no warning."""
     owes_notes: bool = False
-    """True if the session was compressed before notes of its view were taken."""
+    """True if the session was compressed before a model took notes of it."""
 
     def rebased(self, before: "ContextState", after: "ContextState") -> "ContextState":
         """Return this state with the changes between two older states, `before` and `after`."""
@@ -102,7 +103,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, blocked_at=0, strikes=0) if self.is_blocked and is_outgrown else self
 
     def compressed(self, tokens_before: int, grown: int = 0) -> "ContextState":
-        """Wait for the verdict on a compression. Compressions without a report between them are judged as one."""
+        """Let the next report judge a compression. Compressions without a report between them are judged as one."""
         awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before, grown=grown)
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 
@@ -114,7 +115,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, unexplained=(*self.unexplained, maker))
 
     def answered_by(self, maker: str) -> "ContextState":
-        """Record that a model answered, so that length may again be the reason for a later refusal."""
+        """Record that a model answered, so a later refusal can again be due to the prompt's length."""
         others = tuple(other for other in self.unexplained if other != maker)
         return self if others == self.unexplained else msgspec.structs.replace(self, unexplained=others)
 

@@ -1,7 +1,7 @@
 """Summaries by a model: the request and the check of the answer.
 
 The request asks for a length in words. It sets no output limit, which would cut off a model that reasons first. An
-answer that is cut off, empty or not a summary is refused.
+answer that is cut off, empty or not a summary is rejected.
 """
 
 import json
@@ -65,8 +65,8 @@ for."""
 _UPDATE = """\
 An earlier record exists. Update it instead of starting over. Keep everything that still matters and continue its \
 numbering. Move finished work to Completed Actions and answered questions to Resolved Questions. Rewrite Active Task, \
-Active State and Remaining Work. Drop only clearly outdated entries. If it calls itself a list by rule, leave that \
-remark out and keep its entries."""
+Active State and Remaining Work. Drop only clearly outdated entries. If it says that no summary could be made, leave \
+that out and keep its entries."""
 
 
 class SummaryError(ModelError):

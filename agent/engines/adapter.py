@@ -1,7 +1,7 @@
 """`PluginEngine`: runs plugin engines, which work on message lists, as one engine for stored rows.
 
 The conversation continues even if an engine raises, hangs, returns nonsense or changes its arguments. The attempt is
-aborted, and the built-in engine takes over if there is no room.
+aborted, and the built-in engine takes over if the prompt no longer fits.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Origin, Sessi
 log = structlog.get_logger()
 
 MAX_HANDLES = 256
-"""Maximum number of conversations whose engine stays in memory. The longest idle engines are dropped first."""
+"""Maximum number of conversations whose engine stays in memory. Engines that were idle longest are dropped first."""
 FAILED: Final = "engine"
 
 
@@ -66,11 +66,11 @@ class PluginEngine:
     _: KW_ONLY
     model: ModelInfo
     fallback: Engine
-    """Engine that compresses if the plugin failed and there is no room."""
+    """Engine that compresses if the plugin fails and the prompt no longer fits."""
     redact: Callable[[str], str]
     clock: Clock
     mark: str = ""
-    """Mark that changes with the settings of the engine and the model."""
+    """Fingerprint of the settings of the engine and the model."""
     schemas: Sequence[ToolSchema] = ()
     home: str = ""
     """The state directory. It contains a folder per engine, with a subfolder per conversation."""
@@ -83,7 +83,7 @@ class PluginEngine:
     _handles: OrderedDict[LineageId, EngineHandle] = field(default_factory=OrderedDict, init=False)
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """Return the engine's decision or its own request. At the urgent limit, always return a request."""
+        """Return the compression that the plugin wants, if any. At the urgent limit, always return a request."""
         request = None
         try:
             async with self._acquire(job) as handle:
@@ -136,7 +136,7 @@ class PluginEngine:
         return state.is_cooling(self._cooldown_key(layer), self.clock.now())
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
-        """Return the threshold from the engine's status, at most the hygiene limit, which applies to all engines."""
+        """Return the threshold from the engine's status, or the hygiene limit if that is lower or the only one."""
         handle = self._handles.get(lineage_id)
         known = None if handle is None else handle.threshold
         return Tokens(min(known or limits.hygiene, limits.hygiene))
@@ -151,7 +151,7 @@ class PluginEngine:
                 description=schema.description,
                 parameters=schema.parameters,
                 effect=ToolEffect.WRITES,  # the effect is unknown, so a restart must not repeat a call
-                needs_approval=False,  # the operator has chosen the engine with its tools
+                needs_approval=False,  # by choosing the engine, the operator allowed its tools
                 run=partial(self._run_tool, schema.name),
             )
             for schema in self.schemas
@@ -210,14 +210,14 @@ class PluginEngine:
                 "compress",
                 list(sent.messages),
                 seconds=self.compress_seconds,
-                # Without room, pass at least the engine's own threshold: some engines do nothing below it.
+                # If the prompt must shrink, pass at least the engine's threshold: some engines do nothing below it.
                 current_tokens=max(job.tokens_before, handle.threshold or 0 if job.must_shrink else 0),
                 focus_topic=job.focus,
                 force=job.layer == "manual",
                 message_ids=sent.ids,
                 call_model=calls.ask if is_async else calls.ask_and_wait,
             )
-            # Guarded, because values may not be JSON and objects may only look like lists.
+            # Guarded, because the result can have values that are not JSON, or objects that only look like lists.
             arguments = (sent, returned, self.redact)
             mapped: MappedMessages | None = await handle.guard(
                 mapped_messages, *arguments, seconds=self.compress_seconds
@@ -256,13 +256,13 @@ class PluginEngine:
     async def _fall_back(
         self, job: CompressionJob, state: ContextState, reason: str
     ) -> tuple[Preparation, ContextState]:
-        """Prepare with the built-in engine, because there is no room to wait for the plugin."""
+        """Prepare with the built-in engine, because the conversation cannot wait for the plugin."""
         log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self.fallback.name, reason=reason)
         return await self.fallback.prepare(job, state)
 
     async def _decision(self, handle: EngineHandle, job: CompressionJob) -> CompressionRequest | None:
         taken = await handle.call("take_request")
-        if isinstance(taken, CompressionRequest):  # a plugin may return other objects, or fill it with anything
+        if isinstance(taken, CompressionRequest):  # plugins can return anything, in the fields too
             reason = " ".join(str(taken.reason).split())[:200]
             focus = " ".join(str(taken.focus).split())[:500] if taken.focus else None
             log.info("engine.requested", engine=self.name, layer=job.layer, reason=reason)
@@ -279,7 +279,7 @@ class PluginEngine:
         return request if has_content else None
 
     async def _says_of_list(self, handle: EngineHandle, method: str, job: CompressionJob, *, default: bool) -> bool:
-        """Ask the engine about a list, unless it inherits the method, which always answers `default`."""
+        """Ask the engine about the message list. An inherited method always answers `default`, so it is not called."""
         if getattr(type(handle.engine), method, None) is getattr(ContextEngine, method):
             return default
         sent = await self._sent(job)
@@ -287,14 +287,14 @@ class PluginEngine:
 
     async def _says(self, handle: EngineHandle, method: str, about: object, **facts: Any) -> bool:
         answer = await handle.call(method, about, **facts)
-        return answer if isinstance(answer, bool) else await handle.guard(bool, answer)  # an array raises
+        return answer if isinstance(answer, bool) else await handle.guard(bool, answer)  # bool() of an array raises
 
     def _cooldown_key(self, layer: Layer) -> CooldownKey:
         return cooldown_key(layer, f"engine:{self.name}", self.mark)
 
 
 class SummaryClient:
-    """Summary models of a conversation, for the model calls of one `compress`. All calls end with `compress`.
+    """Calls the summary models of a conversation for one run of `compress`. When `compress` ends, so do the calls.
 
     Each call respects the spending caps, gets a row in the ledger, and contains no secrets. A failed route is disabled
     for a while, as with the built-in engine. `state` contains these cooldowns.
@@ -303,7 +303,7 @@ class SummaryClient:
     def __init__(
         self, job: CompressionJob, state: ContextState, *, redact: Callable[[str], str], clock: Clock, seconds: float
     ) -> None:
-        """Create a client. `seconds`: time for all calls together."""
+        """Create a client. `seconds`: maximum time for all calls together."""
         self.state = state
         self._job, self._redact, self._clock = job, redact, clock
         self._loop = asyncio.get_running_loop()
@@ -331,7 +331,7 @@ class SummaryClient:
     def ask_and_wait(self, prompt: str, system: str = "") -> str:
         """Call `ask` from the thread of an engine that is not async."""
         if self._closed.is_set():
-            raise ModelTimeout("the compression is over")
+            raise ModelTimeout("the compression has ended")
         waiting = asyncio.run_coroutine_threadsafe(self.ask(prompt, system), self._loop)
         self._waiting.add(waiting)
         if self._closed.is_set():  # closed in the meantime: `close` did not see this call
@@ -339,7 +339,7 @@ class SummaryClient:
         try:
             return waiting.result()
         except CancelledError as error:
-            raise ModelTimeout("the compression is over") from error
+            raise ModelTimeout("the compression has ended") from error
         finally:
             self._waiting.discard(waiting)
 
@@ -356,7 +356,7 @@ class SummaryClient:
 
         seconds = self._deadline - self._loop.time()
         if self._closed.is_set() or seconds <= 0:
-            raise ModelTimeout("the compression is over")
+            raise ModelTimeout("the compression has ended")
         texts = [await asyncio.to_thread(self._redact, text) for text in (prompt, system)]
         row = asking_row(texts[0], self._clock.now())
         request = ModelRequest(system=texts[1], transcript=(row,), max_output_tokens=None)

@@ -44,7 +44,7 @@ class ContextCompressor(ContextEngine):
         *,
         summarise: Callable[[ModelRequest], ModelReply] | None = None,
     ) -> None:
-        """Create an engine. `summarise`: a blocking model call that may raise `ModelError`. None: summaries by rule."""
+        """Create an engine. `summarise`: a blocking model call that can raise `ModelError`. None: summaries by rule."""
         self._summarise = summarise
         self._estimator = Estimator(sizes=RowTokenCache(4_096))
         self.update_model(model, context_length)
@@ -55,7 +55,7 @@ class ContextCompressor(ContextEngine):
 
     @property
     def limits(self) -> Limits:
-        """Limits of the current model. They follow changes of `threshold_percent`."""
+        """Limits of the current model, with the current `threshold_percent`."""
         return limits_of(self.context_length, 0, LimitSettings(threshold=self.threshold_percent))
 
     def update_model(

@@ -19,8 +19,8 @@ class EngineError(Exception):
 class ContextEngine(ABC):
     """Keeps one conversation inside its context window. Each conversation has its own object.
 
-    In a subclass, every method except `get_tool_schemas` may be `async`. Sync methods run in a thread, one at a time.
-    Only `compress` and tools may take long.
+    In a subclass, every method except `get_tool_schemas` can be `async`. Sync methods run in a thread, one at a time.
+    Only `compress` and tools are allowed to take long.
     """
 
     last_prompt_tokens: int = 0
@@ -30,7 +30,7 @@ class ContextEngine(ABC):
     context_length: int = 0
     compression_count: int = 0
     threshold_percent: float = 0.75
-    """Share of `context_length`."""
+    """Share of `context_length` at which to compress."""
     protect_first_n: int = 3
     protect_last_n: int = 6
 
@@ -60,7 +60,7 @@ class ContextEngine(ABC):
     # ---- optional methods
 
     def should_compress_preflight(self, messages: list[ListMessage]) -> bool:
-        """Return True to compress before the first model call of a turn, even if `should_compress` says no."""
+        """Return True to compress before the first model call of a turn, even if `should_compress` returns False."""
         return False
 
     def has_content_to_compress(self, messages: list[ListMessage]) -> bool:
@@ -68,7 +68,7 @@ class ContextEngine(ABC):
         return True
 
     def on_session_start(self, session_id: str, **kwargs: Any) -> None:  # noqa: B027  optional
-        """Receive the session. `reason` is `started`, `resumed`, `compression` or `undo`.
+        """Receive the current session. `reason` is `started`, `resumed`, `compression` or `undo`.
 
         After a compression or its undo, `session_id` is the child, and `parent` is the session that it continues.
         """
@@ -115,6 +115,6 @@ class ContextEngine(ABC):
         self._requested = CompressionRequest(reason=reason, focus=focus_topic)
 
     def take_request(self) -> CompressionRequest | None:
-        """Return and clear the request since the last call."""
+        """Return the request made since the last call, and clear it."""
         requested, self._requested = self._requested, None
         return requested

@@ -32,7 +32,8 @@ from hermes_state.transcripts import View
 log = structlog.get_logger()
 
 NAMED_KEYWORDS = frozenset({"call_model", "conversation", "message_ids", "storage"})
-"""Keywords that only methods with a parameter of this name receive. `**kwargs` of older plugins does not get them."""
+"""Keywords that are passed only to methods with a parameter of this name. The `**kwargs` of older plugins do not get
+them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class EngineHandle:
     platform: str = ""
     """Platform of the conversation's chat. Empty until the engine is first asked about a compression."""
     facts: Callable[[Session], Awaitable[dict[str, Any]]]
-    """Returns more keywords for `on_session_start`, about a session's conversation."""
+    """Returns further keywords about the conversation of a session, for `on_session_start`."""
     quick_seconds: float
     """Maximum time for a call that makes no model call."""
     engine: ContextEngine | None = None
@@ -58,7 +59,7 @@ class EngineHandle:
     threshold: int | None = None
     """Tokens at which the engine compresses, from its last status."""
     given_up: "asyncio.Future[Any] | None" = None
-    """The newest call that took too long. It may still run, because a thread cannot be stopped."""
+    """The newest call that took too long. It may still be running, because a thread cannot be stopped."""
     events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=32))
     """Events that wait for a busy engine. The oldest are dropped."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -67,7 +68,7 @@ class EngineHandle:
 
     @property
     def hangs(self) -> bool:
-        """True while an abandoned call still runs. The conversation has no engine until it ends."""
+        """True while an abandoned call still runs. Until then, the conversation has no engine."""
         return self.given_up is not None and not self.given_up.done()
 
     @asynccontextmanager
@@ -76,8 +77,8 @@ class EngineHandle:
     ) -> AsyncIterator[Self]:
         """Give the handle to one caller, after the engine has received the current session and model.
 
-        `model` and `window`: None for the last ones. When the caller is done, the engine receives the events that
-        happened in the meantime. Raises `EngineError`, also for a busy engine unless the caller `waits`.
+        `model` and `window`: None to keep the previous ones. When the caller is done, the engine receives the events
+        that happened in the meantime. Raises `EngineError` if the engine fails, or if it is busy and `waits` is False.
         """
         if self.lock.locked() and not waits:
             raise EngineError("is busy with this conversation")
@@ -87,7 +88,10 @@ class EngineHandle:
             await self._deliver()
 
     async def call(self, method: str, *args: Any, seconds: float | None = None, **kwargs: Any) -> Any:
-        """Call a method of the acquired engine with the keywords that it accepts. Raises `EngineError`."""
+        """Call a method of the acquired engine, passing only the keywords that the method accepts.
+
+        Raises `EngineError`.
+        """
         function = getattr(self.engine, method)
         return await self.guard(function, *args, seconds=seconds, **_accepted(function, kwargs))
 
@@ -109,7 +113,7 @@ class EngineHandle:
         await self._tell_waiting()
 
     async def _tell_waiting(self) -> None:
-        if not self.lock.locked():  # otherwise the caller with the lock delivers them
+        if not self.lock.locked():  # otherwise the caller with the lock delivers the events
             async with self.lock:
                 await self._deliver()
 
@@ -169,7 +173,7 @@ class EngineHandle:
         self.threshold = int(number) if number > 0 else None
 
     async def _deliver(self) -> None:
-        """Deliver the events one by one, so that after a cancellation the others stay for the next time."""
+        """Deliver the events one by one, so a cancellation leaves the remaining events for the next delivery."""
         while self.events and not self.hangs:
             event = self.events.popleft()
             try:
@@ -214,7 +218,10 @@ class EngineHandle:
         raise EngineError(f"did not answer within {seconds:g} seconds")
 
     async def _is_done_by(self, deadline: float, running: "asyncio.Future[Any]") -> bool:
-        """Wait for a call. It is abandoned at the deadline, or when its caller is cancelled."""
+        """Wait for a call and return True if it has ended.
+
+        At the deadline, or if the caller is cancelled, abandon the call.
+        """
         try:
             # Do not use `timeout()`: a coroutine that ignores its cancellation would block here.
             await asyncio.wait({running}, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))

@@ -1,4 +1,4 @@
-"""Reader for message lists of chat completions, used by the built-in engine and for the answers of plugins."""
+"""Reader for message lists in the chat completions format, from callers of the built-in engine and from plugins."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ def text_of(content: object) -> str:
 
 
 def calls_of(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """Return the tool calls of an assistant message, as far as they can be read."""
+    """Return the readable tool calls of an assistant message."""
     given, calls = message.get("tool_calls"), list[ToolCall]()
     for call in given if isinstance(given, list) else ():
         if isinstance(call, dict):
@@ -155,7 +155,7 @@ class ListTranscript:
     def _as_given(self, message: ListMessage, sources: Sequence[Message]) -> list[ListMessage]:
         """Return the original messages for one provider message. A handoff joins the user message that follows it.
 
-        If `agent.model.wire` invented a result or another call id, its own message stays.
+        If `agent.model.wire` invented a result or changed a call id, keep its message.
         """
         given: list[ListMessage] = []
         for row in sources:
@@ -189,7 +189,7 @@ def rows_of(messages: Sequence[ListMessage]) -> ListTranscript:
 
 
 def _rows(message: ListMessage) -> Iterator[tuple[str, dict[str, Any], ListMessage]]:
-    """Yield text and fields of a row. A handoff with people's words after it gives two rows."""
+    """Yield text and fields of a row. A handoff that is followed by other text becomes two rows."""
     role = message["role"]
     if role in ("user", "assistant") and not calls_of(message):
         handoff, rest = _split(message.get("content"))

@@ -40,12 +40,12 @@ class PluginSource:
     source: str
     """Folder, or package with version, to show to people."""
     load: Callable[[], object]
-    """Runs the plugin's code and returns its engine or module. May raise anything."""
+    """Runs the plugin's code and returns its engine or module. Can raise any exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """An engine of a plugin that was made once as a test."""
+    """The engine of a plugin, after one instance was made as a test."""
 
     name: str
     source: str
@@ -67,7 +67,7 @@ class PluginReport:
 
 
 def load_engine(name: str, home: Path) -> LoadedEngine | None:
-    """Load the engine named in `context.engine`, and run no other plugin's code. None: the built-in engine.
+    """Load the engine named in `context.engine`, without running other plugins. Return None for the built-in engine.
 
     Raises `ConfigError` for an unknown name (with a suggestion) or a broken plugin.
     """
@@ -89,7 +89,7 @@ def list_plugins(home: Path, active: str) -> list[PluginReport]:
     def report(name: str, source: str, about: str) -> PluginReport:
         return PluginReport(name=name, state="active" if name == active else "found", source=source, about=about)
 
-    reports = [report(BUILT_IN, "built in", "cuts, prunes and summarises")]
+    reports = [report(BUILT_IN, "built in", "shortens and summarises older messages")]
     for plugin in find_plugins(home):
         try:
             if any(plugin.name == known.name for known in reports):
@@ -109,7 +109,7 @@ def unknown_engine(name: str, known: Iterable[str]) -> str:
 
 
 def find_plugins(home: Path) -> list[PluginSource]:
-    """Find all plugins without running their code. Folders in the state directory win over packages."""
+    """Find all plugins without running their code. Folders in the state directory take precedence over packages."""
     folders, is_name = list[Path](), re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}").fullmatch
     with suppress(OSError):  # no readable folder means no plugins there
         folders = sorted(entry for entry in (home / FOLDER).iterdir() if entry.is_dir() and is_name(entry.name))
@@ -121,7 +121,7 @@ def find_plugins(home: Path) -> list[PluginSource]:
 
 
 def _import_folder(folder: Path) -> ModuleType:
-    """Import the package in a folder under a unique module name. Its modules may import each other."""
+    """Import the package in a folder under a unique module name. Its modules can import each other."""
     main = folder / "__init__.py"
     if not main.is_file():
         raise PluginError("its folder has no __init__.py")
@@ -146,7 +146,7 @@ def _import_folder(folder: Path) -> ModuleType:
 
 
 def loaded(plugin: PluginSource) -> LoadedEngine:
-    """Load a plugin, and make its engine once as a test. Raises `PluginError`."""
+    """Load a plugin and make one instance of its engine as a test. Raises `PluginError`."""
     try:
         offered = plugin.load()
         make = _maker(offered)

@@ -1,7 +1,7 @@
 """Conversion of stored rows to a message list for an engine, and of the engine's list back to rows.
 
 A returned message matches a sent message if it is the same unchanged object, or else has the same role, content and
-call ids. Calls and results may also match by call ids alone. All other text is the engine's own and becomes the
+call ids. Calls and results can also match by call ids alone. All other text is the engine's own and becomes the
 handoff. The newest request of a person is in the result even if the engine lost it.
 """
 
@@ -55,7 +55,7 @@ class MappedMessages:
     removed: Transcript
     """Rows that left the view or were shortened."""
     summarised: int
-    """Number of rows that the handoff replaces, without earlier handoffs."""
+    """Number of rows that the handoff replaces, not counting earlier handoffs."""
 
 
 def sent_messages(system: str, transcript: Transcript, style: WireStyle) -> SentMessages:
@@ -167,7 +167,7 @@ class _ListReader:
         self._restore_request()
 
     def _read_own(self, message: ListMessage, index: int) -> None:
-        """Read the engine's own text. It may begin a person's message, because roles must alternate."""
+        """Read the engine's own text. It can be at the start of a sent message, because roles must alternate."""
         text, before, sent = text_of(message.get("content")), "", self.sent.messages[max(0, index)]
         if index >= 0 and message["role"] == sent["role"] in ("user", "assistant") and not ids_of(sent):
             rows = self.sent.sources[index]
@@ -180,7 +180,10 @@ class _ListReader:
             self._add_words("\n".join([text, *(f"(called {call.name})" for call in calls_of(message))]))
 
     def _read_changed(self, message: ListMessage, index: int) -> None:
-        """Read a call or a result whose text was changed. A call keeps its own text; a result may become shorter."""
+        """Read a call or a result whose text was changed.
+
+        A call keeps its original text. A result can become shorter.
+        """
         before, after = self.sent.contents[index], text_of(message.get("content"))
         if after.endswith(before):
             self._add_words(after.removesuffix(before))

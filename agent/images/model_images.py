@@ -125,7 +125,7 @@ class RetriedImageCall:
 
     async def after(self, request: ModelRequest, error: ModelError) -> ModelRequest | None:
         """Return the request for the next attempt; None if the refusal is not about an image."""
-        if type(error) is ModelError:  # the reason is unknown, but may be an image in unknown wording
+        if type(error) is ModelError:  # the reason is unknown, so it may be an image
             error = ImageRejected(str(error), fault=ImageFault.UNREADABLE)
         carried = carried_images(request)
         if not carried or not isinstance(error, ImageRejected):
@@ -156,7 +156,7 @@ class RetriedImageCall:
             changes["refused"] = (*learned.refused, *(one.image.attachment_id for one in carried if one not in sent))
         await self.images.learn(msgspec.structs.replace(learned, **changes))
         if len(sent) == len(self._refusals[0][1]):
-            return f"{IMAGE_FAULTS[error.fault]}, so it was shown smaller copies."
+            return f"{IMAGE_FAULTS[error.fault]}, so the model received smaller copies."
         outcome = "some were left out of this answer" if sent else "this answer was written without them"
         return f"{IMAGE_FAULTS[error.fault]}, so {outcome}."
 
@@ -169,7 +169,7 @@ def carried_images(request: ModelRequest) -> list[PlacedImage]:
 
 
 def _kept(error: ImageRejected, carried: list[PlacedImage]) -> list[PlacedImage]:
-    """Return the images for the next attempt: those of the newest turn with images, unless the refusal says more."""
+    """Return the images for the next attempt: those of the newest turn with images, unless the refusal needs others."""
     count = len(carried)
     if error.fault is ImageFault.UNSUPPORTED:
         return []

@@ -28,9 +28,9 @@ class ImageLimits:
     """Size limits of sent images. Every known provider accepts the defaults."""
 
     max_side: int = 2_000
-    """Pixels of the longer side."""
+    """Maximum pixels of the longer side."""
     max_bytes: int = 3_500_000
-    """Bytes before base64, which adds a third."""
+    """Maximum bytes before base64, which adds a third."""
 
 
 class UnreadableImageError(Exception):
@@ -68,7 +68,7 @@ class ImageScaler:
         raise OversizedImageError if code == _TOO_LARGE or code < 0 else UnreadableImageError
 
     async def load(self, path: str, limits: ImageLimits) -> bytes | None:
-        """Return the copy of a stored image, made if needed. None: the image is gone or cannot be shown."""
+        """Return the scaled copy of a stored image. Make it if needed. None: the image is lost or cannot be shown."""
         try:
             return await asyncio.to_thread(self._files.read_copy, copy_name(path, limits)) or None
         except FileNotFoundError:

@@ -2,8 +2,8 @@
 
 Strangers can send harmful image files, so the daemon decodes no images. `python worker.py FILE MAX_SIDE MAX_BYTES`
 writes a PNG or JPEG to standard output, because every provider accepts these two kinds. Only the first frame of an
-animation is kept. Colours become sRGB, the orientation is applied, and all metadata is removed, because a photo can
-reveal where a person lives.
+animation is kept. Colours are converted to sRGB, the orientation is applied, and all metadata is removed, because a
+photo can reveal where a person lives.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ def main(path: str, max_side: int, max_bytes: int) -> int:
     """Write the scaled image to standard output and return the exit code."""
     # Limits for memory (some decoders hold an image twice), seconds of work, and bytes of files.
     for bound, most in ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_FSIZE, 0)):
-        with contextlib.suppress(ValueError, OSError):  # macOS refuses some; the caller also has a time limit
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses some limits; the caller also limits the time
             resource.setrlimit(bound, (most, most))
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each thread needs memory, and machines have many cores
-    Image.MAX_IMAGE_PIXELS = 89_478_485  # of three or four bytes each
+    Image.MAX_IMAGE_PIXELS = 89_478_485  # a pixel needs three or four bytes
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     try:
         sys.stdout.buffer.write(scaled(_with_checksums(Path(path).read_bytes()), max_side, max_bytes))
@@ -60,7 +60,9 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
         image: Image.Image = opened
         if image.mode.startswith("I;16"):
             image = image.point(lambda value: value / 256).convert("L")
-        if image.mode not in ("L", "RGB", "RGBA", "CMYK") or "transparency" in image.info:  # else JPEG shrinks on load
+        if (
+            image.mode not in ("L", "RGB", "RGBA", "CMYK") or "transparency" in image.info
+        ):  # without a conversion, JPEG shrinks on load
             image = image.convert("RGBA" if image.has_transparency_data else "RGB")
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
         with contextlib.suppress(Exception):  # the metadata may be broken although the image is not

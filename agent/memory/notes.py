@@ -87,7 +87,9 @@ def replaced(text: str, piece: str, new: str | None) -> str:
     if len({entry.text for entry in named}) != 1:
         listed = "\n".join(f"- {entry.text}" for entry in named or entries) or "(nothing)"
         if named:
-            raise ToolError(f"{counted(len(named), 'entry')} contain these words; use more words of one:\n{listed}")
+            raise ToolError(
+                f"{counted(len(named), 'entry')} contain these words; use more words of the entry you mean:\n{listed}"
+            )
         raise ToolError(f"no entry contains {shortened(piece)!r}; the entries are:\n{listed}")
     lines = text.split("\n")
     lines[named[0].start : named[0].end] = [] if new is None else [f"- {new}"]
@@ -110,7 +112,7 @@ def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
 
 
 def with_part(before: str, person: Person | None, part: str, behind: str) -> str:
-    """Return the text with a changed section. Its heading has the person's current name, or is removed if empty."""
+    """Return the text with a changed section. The heading gets the current name. An empty section is removed."""
     if person is None:
         return part
     ref, name = person
@@ -126,7 +128,7 @@ class MemoryDirectory:
     path: Path
     settings: MemorySettings = field(default_factory=MemorySettings)
     holds_secret: Callable[[str], bool] = lambda _: False
-    """Checks a text for secrets of the configuration, which must not be stored in notes."""
+    """Returns True if a text contains a secret of the configuration, which must not be stored in notes."""
 
     def read(self, chat_id: ChatId, target: Target) -> str:
         """Return the notes of a chat, or an empty text. Raises `ToolError` if the file is not text."""
@@ -145,8 +147,9 @@ class MemoryDirectory:
                 new = change(part)
                 if len(new.strip()) > max(limit, len(part.strip()) - 1):
                     raise ToolError(
-                        f"{name} would have {len(new.strip()):,} of {limit:,} characters. Nothing was written. First "
-                        f"replace, remove or combine entries to make room. Current entries:\n{part.strip()}"
+                        f"{name} would grow to {len(new.strip()):,} characters (limit: {limit:,}), so nothing was "
+                        f"written. First replace, remove or combine entries to make room. Current entries:\n"
+                        f"{part.strip()}"
                     )
                 if self.holds_secret(new) and not self.holds_secret(part):
                     raise ToolError("the note contains a secret of this gateway's configuration, so it was not stored")
@@ -170,9 +173,9 @@ class MemoryDirectory:
 
 
 def read_text(path: Path, *, flags: int = 0) -> str | None:
-    """Return the text of a file, or None if it does not exist. Raises `ToolError` for other kinds of files."""
+    """Return the text of a file, or None if it does not exist. Raises `ToolError` if it is not a small text file."""
     try:
-        # Do not block, because a pipe in place of the file would block its reader forever.
+        # Open without blocking: a pipe in place of the file would block forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -26,9 +26,9 @@ PERSONA_FILE: Final = "SOUL.md"
 CONTEXT_FILES: Final = ("AGENTS.md", "CLAUDE.md", ".cursorrules")
 """Names of context files. The first existing file is read."""
 MAX_CHARACTERS = 20_000
-"""Maximum characters of a persona or context file. A longer file loses its middle."""
+"""Maximum characters of a persona or context file. The middle of a longer file is left out."""
 SHARE_PERCENT = 10
-"""Percent of the threshold for all notes. All other sections together get the same share."""
+"""Limit for all notes together, in percent of the threshold. All other sections together have the same limit."""
 _ABOUT_NOTES = """\
 # Memory
 Notes from this chat at the start of this session: `MEMORY.md` about the work, `USER.md` about the people. Let them \
@@ -53,7 +53,7 @@ class SectionReader:
     reads_persona: bool = True
     """False if the configuration has a persona, which replaces `SOUL.md`."""
     is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
-    """Checks that all people in a chat may use a tool. Without the tool `skill`, skills are not listed."""
+    """Returns True if everybody in a chat is allowed to use a tool. Without the tool `skill`, skills are not listed."""
 
     def read(self, conversation: ConversationRef, threshold: Tokens) -> tuple[str | None, list[str]]:
         """Return the persona from its file, if any, and the sections for a conversation with this threshold."""
@@ -100,7 +100,7 @@ class SectionReader:
 
 
 def _read(path: Path, *, flags: int = 0) -> str | None:
-    """Return the text of a file, or None if it is missing, empty or not text. Log the last case."""
+    """Return the text of a file, or None if it is missing, empty or not text (which is logged)."""
     try:
         return (read_text(path, flags=flags) or "").strip() or None
     except ToolError as error:

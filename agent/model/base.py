@@ -49,9 +49,9 @@ class Endpoint:
     """Root URL of the API. None: the official API of the protocol."""
     connect_seconds: float = 5.0
     read_seconds: float = 120.0
-    """Longest silence, and longest gap between two pieces of a reply. Without streaming: time for the whole reply."""
+    """Maximum wait for a response, and for each further piece of it. Without streaming: time for the whole reply."""
     first_piece_seconds: float = 300.0
-    """Longest wait for the first piece of a reply while the connection is kept alive. Models may think first."""
+    """Maximum wait for the first piece of a reply while the connection is kept alive. Models can think first."""
     streams: bool = True
     max_output_tokens: int | None = None
     """Upper bound on the output limit of a request."""
@@ -109,7 +109,7 @@ class Caps(Protocol):
     """Spending caps."""
 
     async def check(self, payer: Payer) -> None:
-        """Raise `SpendingCapExceeded` if no further call may be made for `payer`."""
+        """Raise `SpendingCapExceeded` if `payer` has reached a cap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class ModelRequest:
     max_output_tokens: int | None
     """Output limit. None for a summary, which must not be cut off."""
     output_cap: int | None = None
-    """Largest useful output limit, by the free room and the model's own limit. For APIs that require a limit."""
+    """Largest useful output limit, given the free room and the model's own limit. Sent to APIs that require a limit."""
     style: WireStyle = field(default_factory=WireStyle)
     reasoning_effort: ReasoningEffort | None = None
     """Reasoning effort chosen for the conversation. None: as in the model's settings."""
@@ -152,7 +152,7 @@ class ModelReply:
     cost: MicroUsd | None = None
     """Cost as reported by the provider."""
     refused: tuple[ModelError, ...] = ()
-    """Refusals of earlier forms of the request. Each was a call of its own."""
+    """Refusals of earlier forms of the request. Each form was a separate call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ _EFFORT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """Form of a call's settings. After a refusal, `after` returns the next form to try."""
+    """Request fields for the settings of a call. After a refusal, `after` returns the next variant to try."""
 
     wanted: tuple[ReasoningEffort | None, bool]
     """Reasoning effort of the call, and True if it has tools."""

@@ -1,7 +1,7 @@
 """Bounded reading of provider responses, so that no reply uses too much memory or time.
 
-Bodies are decompressed in small pieces, both for our code and for the SDKs. A server may send a stream of events or one
-JSON value, whichever the request asked for, and may never end it.
+Bodies are decompressed in small pieces, both for our code and for the SDKs. Whatever the request asked for, a server
+can send a stream of events or one JSON value, and may never end it.
 """
 
 import asyncio

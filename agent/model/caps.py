@@ -44,7 +44,7 @@ SETTLED_MILLIS = 10 * 60_000
 
 
 class DailyUsage:
-    """Today's spending of the whole gateway. Older calls are summed once, the last minutes at every check."""
+    """Today's spending of the whole gateway. Older calls are summed once, recent calls at every check."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -89,7 +89,7 @@ class ReplyBuilder(ABC):
         self._is_begun = False
         self._shown = ""
         self._clear = 0
-        """Length of the text that certainly does not contain a call."""
+        """Length of the text that is known to contain no call."""
         self._unshown = StringIO()
         self._unshown_length = 0
         self.length = 0

@@ -1,7 +1,7 @@
 """Model sizes: context window, longest prompt and longest answer.
 
-Each figure comes from the first of these sources that states it: the configuration, the provider, the catalog. The
-default suits nearly every model. The result always leaves room for a prompt.
+Each figure comes from the first of these sources that states it: the configuration, the provider, the catalog. If none
+does, a default is used that suits nearly every model. The result always leaves room for a prompt.
 """
 
 from collections.abc import Iterable
@@ -58,7 +58,10 @@ class ModelSize:
         return Tokens(min(DEFAULT_OUTPUT, self.max_output_tokens or DEFAULT_OUTPUT))
 
     def reserved_in(self, window: Tokens) -> Tokens:
-        """Return the reserve for the answer in a smaller window. The reserve shrinks first, down to a quarter."""
+        """Return the reserve for the answer in a smaller window.
+
+        The reserve shrinks before the room for prompts, down to a quarter of the window.
+        """
         lost = self.context_length - window
         return Tokens(min(self.reserved_output, max(window // 4, self.reserved_output - lost)))
 

@@ -59,7 +59,7 @@ _PARTIAL: Final = re.compile(
     + r")\Z",
     re.MULTILINE,
 )
-"""End of a text that may grow into a call."""
+"""End of a text that more text can turn into a call."""
 _HEAD: Final = re.compile(
     rf"{_ELEMENT}\s*[\"']?(?P<element>[\w.-]+)[\"']?\s*>?\s*|(?:<\|start\|>\w+)?(?:<\|channel\|>)?(?:\w+\s+)?"
     rf"(?:to=|call:|function<{_BAR}tool\u2581sep{_BAR}>|\[Calling tool:\s*)?(?:functions?[.:])?(?P<name>[\w.-]+)"
@@ -105,7 +105,7 @@ def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> t
 
 
 def first_doubt(text: str, start: int) -> int:
-    """Return the index after `start` from which a growing text may be a call. If there is none, return its length."""
+    """Return the first index after `start` where a call may begin in a growing text, or else the text's length."""
     for begin in islice(_BEGIN.finditer(text, start), MAX_MARKERS):
         if _BEGUN.match(text, begin.start()) is not None and not is_code(text[: begin.start()]):
             return begin.start()

@@ -1,7 +1,7 @@
 """Wire form of a transcript: stored rows as the message list of the chat completions API.
 
 Every protocol starts from this form. The same rows produce the same bytes on every call, which keeps the provider's
-prompt cache valid. A new row changes nothing before it, except that it may join the last message.
+prompt cache valid. A new row changes no earlier message, except that it can join the last one.
 
 The list is always valid. The user speaks first and roles alternate. Results follow their calls in call order. A call
 without a result gets a stub, and a result without a call is dropped.
@@ -38,7 +38,7 @@ UNNAMED_TOOL = "unnamed"
 NOTICE = "[gateway notice]"
 """Prefix of every line that the gateway itself writes for the model. People's lines cannot begin with it."""
 REASONING = "reasoning"
-"""Key of the reasoning of an answer, which holds the blocks stored by the protocol."""
+"""Key for an answer's reasoning: the blocks stored by the protocol."""
 BEGINS_LATER = f"{NOTICE} Earlier messages are not shown."
 """User message before an answer at the start of the list. Providers require the user to speak first."""
 

@@ -29,7 +29,7 @@ class CallPlan:
     access: ToolAccess
     context: ToolContext
     grants: Collection[tuple[str, str, str]] = ()
-    """Saved approvals: tool, shape, and the person who approved."""
+    """Saved approvals, each with its tool, its shape and the person who approved."""
     admin_chats: Sequence[ChatId] = ()
     ready: list[ReadyCall] = field(default_factory=list)
     refused: list[tuple[ToolCall, ToolReply]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class CallPlan:
             self.asking.append((one, answerer))
 
     def _answerer_of(self, one: ReadyCall, policy: Policy) -> Answerer | None:
-        """Return who may approve a call; None if the call needs no approval."""
+        """Return the role that can approve a call; None if the call needs no approval."""
         if policy is Policy.ASK_ADMIN and one.may_need_approval:
             return Answerer.ADMIN
         if has_parts(self.context.chat, self.context.chat_kind) and one.tool.instructs(one.arguments):
@@ -88,7 +88,7 @@ class CallPlan:
 def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> ApprovalRequest:
     """Return the approval question for a call: the exact effect, and how to answer.
 
-    `origin`: the person and chat of the call. Given if an admin is asked in another chat.
+    `origin`: the person and chat of the call, if an admin is asked in another chat.
     """
     tool, shape = one.tool, "" if answerer is Answerer.MODERATOR else one.shape
     shown = tool.shown(one.arguments) if tool.shown is not None else json_block(one.arguments)
@@ -133,7 +133,7 @@ _LOOK_ALIKE = re.compile(
 )
 """Letters of scripts with letters that look Latin."""
 _WHOLE_WORD = re.compile(r"(?<!\w)[асеорухѕіјԁһԛԝАВЕКМНОРСТУХЅІЈονΑΒΕΖΗΙΚΜΝΟΡΤΥΧ]+(?!\w)")  # noqa: RUF001 - that is the point
-"""Words that consist only of letters which look Latin."""
+"""Words made up entirely of letters that look Latin."""
 _GAP = re.compile(r"[^\S\n]{60,}|(?:[^\S\n]{0,59}\n){12,}")
 """White space that pushes the following words out of sight."""
 

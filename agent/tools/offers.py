@@ -1,7 +1,7 @@
 """Offers: the tools in the prompts of a session, and `more_tools`, which finds and runs all other tools.
 
-The offer of a session is stored, so that all its prompts begin with the same bytes. Tool schemas may take a tenth of
-the compression threshold.
+The offer of a session is stored, so that all its prompts begin with the same bytes. Tool schemas can use up to a tenth
+of the compression threshold.
 """
 
 from collections import OrderedDict

@@ -88,7 +88,7 @@ DELEGATE: Final = "delegate"
 
 class _Task(Arguments, frozen=True):
     task: Annotated[str, Meta(min_length=1, description="The work to do and the report to give.")]
-    context: Annotated[str, Meta(description="Facts, paths and quotes from this conversation it needs.")] = ""
+    context: Annotated[str, Meta(description="Facts, paths and quotes it needs from this conversation.")] = ""
     tools: Annotated[
         tuple[str, ...] | None, Meta(description="Names of the tools that it may use; omitted: all available.")
     ] = None

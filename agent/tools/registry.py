@@ -69,7 +69,7 @@ class ToolContext:
     call: tuple[MessageId, str] | None = None
     """Id of the stored answer with the call, and id of the call."""
     delegate: "Callable[[tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]] | None" = None
-    """Runs the task of a call in a sub-agent, which may use only the named tools (None: all). Returns the report.
+    """Runs the task of a call in a sub-agent, which can use only the named tools (None: all). Returns the report.
 
     Raises `ToolError`. None in the turn of a sub-agent.
     """
@@ -129,7 +129,7 @@ class Tool:
     check: Callable[[Any, ToolContext], None] = lambda arguments, context: None
     """Checks a call before people are asked to approve it. Raises `ToolError` for an impossible call."""
     shape: Callable[[Any], str] = lambda arguments: "any"
-    """Returns the kind of a call. Approvals for longer (`session`, `always`) cover all calls of the same shape."""
+    """Returns the kind of a call. Longer approvals (`session`, `always`) cover all calls of the same kind."""
     reach: Callable[[str], str] = lambda shape: "with any arguments" if shape == "any" else f"of the kind `{shape}`"
     """Returns a description of the calls of a shape, to end a sentence. Ends with a line break after a code block."""
     instructs: Callable[[Any], bool] = lambda arguments: False

@@ -22,7 +22,7 @@ from hermes_state.text import well_formed
 SUMMARY_MARK: Final = "[SUMMARY OF EARLIER TURNS]"
 NOTICE: Final = f"Some earlier turns are not shown: a turn that begins with {SUMMARY_MARK} replaces them."
 HEAD_SHARE: Final = 4
-"""Divisor of the target. The result limits the turns between the first turns of each role that are kept."""
+"""The turns between the kept first turns of each role get at most the target divided by this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class TrajectoryMetrics(_Figures, frozen=True, kw_only=True):
 
 
 class TrajectoryTotals(_Figures, frozen=True, kw_only=True):
-    """Figures of a file. Every line is a trajectory, a rejected line, or blank."""
+    """Totals for a file. Every line is a trajectory, a rejected line, or blank."""
 
     lines: int = 0
     trajectories: int = 0
@@ -118,7 +118,10 @@ class TrajectoryCompressor:
         return msgspec.json.decode(done.line)["conversations"], done.metrics
 
     async def compress_line(self, line: bytes) -> CompressedLine:
-        """Compress a line of a file. Without a summary it stays unchanged. Raises `TrajectoryRejected`."""
+        """Compress a line of a file.
+
+        If no summary can be made, the line stays unchanged. Raises `TrajectoryRejected`.
+        """
         line = line.removeprefix(BOM).strip()
         trajectory = Trajectory.parse(line)
         sizes = [turn.tokens for turn in trajectory.turns]
@@ -129,7 +132,7 @@ class TrajectoryCompressor:
             metrics=TrajectoryMetrics.of(sizes, sizes, skipped_under_target=not is_over, still_over_limit=is_over),
         )
         if sum(sizes[start:end]) <= self.settings.summary_target_tokens:
-            return kept  # a summary would be as long
+            return kept  # a summary would not be shorter
         try:
             text = await self.summarise(trajectory.turns[start:end], self._room(), self.redact)
         except ModelError as error:
@@ -140,7 +143,7 @@ class TrajectoryCompressor:
         )
 
     def _room(self) -> int:
-        """Return the tokens for the summary text, without the mark and the notice."""
+        """Return the maximum tokens of the summary text, without the mark and the notice."""
         around = MESSAGE_TOKENS + estimated_text_tokens(SUMMARY_MARK) + 1
         if self.settings.has_notice:
             around += estimated_text_tokens(NOTICE) + 1
@@ -174,7 +177,7 @@ class TrajectoryCompressor:
 
 
 def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: TrajectorySettings) -> tuple[int, int]:
-    """Return start and end of the turns that a summary replaces. They are equal if there are none.
+    """Return the start and the end of the turns to replace with a summary. They are equal if there are none.
 
     A gpt turn and the tool turns that answer it stay together, so no tool turn follows the summary.
     """
@@ -190,7 +193,7 @@ def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: Trajectory
 
 
 def _head_end(roles: Sequence[TurnRole], sizes: Sequence[int], tail: int, room: int) -> int:
-    """Return the end of the kept beginning: the first turn of each role, and the results of a call."""
+    """Return the end of the head, which contains the first turn of each role and the results of its last call."""
     end = 0
     for first in sorted(roles.index(role) for role in set(roles)):
         room -= sum(sizes[end:first])

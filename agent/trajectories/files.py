@@ -158,7 +158,7 @@ class TrajectoryRunner:
     on_trouble: Callable[[str], None] = lambda _sentence: None
     """Receives a sentence about each rejected line and each trajectory whose summary failed."""
     summary_name: str = "none"
-    """Name of the summary model. Only a run with the same model can continue."""
+    """Name of the summary model. A run can be continued only with the same model."""
 
     async def run(self, source: Path, target: Path, *, is_forced: bool = False) -> TrajectoryTotals:
         """Write `target` from `source`, or continue after the last checkpoint.

@@ -1,4 +1,4 @@
-"""Standing rules and facts that code carries past every summary, and the audit of a model's summary.
+"""Standing rules and facts that code copies into each new record, and the audit of a model's summary.
 
 `sections.py` combines the sections of the earlier record with the rows that leave the view. `rules.py` and `facts.py`
 choose from both. `phrases.py` recognises rules in eleven languages. `audit.py` removes invented lines from a summary.

@@ -1,9 +1,9 @@
 """Facts: quoted lines with identifiers, and sentences marked as important, each with its speaker and message.
 
 People's lines are chosen first, then answers, then arguments of calls, then results and documents. Within each kind,
-important ("weighty") lines come first, and newer lines before older ones. Of lines that differ only in a value, the
-newest is chosen. The other versions, and lines with known identifiers, fill the remaining room. Frequent shapes of
-lines in results and arguments (heartbeats, request lines) count as noise.
+important ("weighty") lines come first, and newer lines before older ones. If lines differ only in a value, the newest
+is chosen. The older lines, and lines whose identifiers are already listed, fill the remaining room. In results and
+arguments, lines with a frequent pattern (heartbeats, request lines) count as noise.
 """
 
 import re
@@ -27,9 +27,9 @@ MIN_LINE_TOKENS = 8
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
 """Rank of each kind of speaker. Lines with a lower rank are chosen first."""
 _FIRST_MACHINE = 2
-"""First rank of texts that programs write."""
+"""First rank of texts written by programs."""
 _REACH = 60
-"""Number of characters before an identifier that are quoted with it."""
+"""Number of characters to quote before an identifier."""
 _UNQUOTED = {
     "://": re.compile(r"[a-z]{2,10}://[^\s<>\"'`)\]]{4,200}"),
     "@": re.compile(r"(?:(?<![\w.+-])[\w.+-]{1,60})?@[\w-]{1,60}(?:\.[\w-]{1,30}){1,4}"),
@@ -43,11 +43,11 @@ _MARKS = _UNQUOTED | {
     "«": re.compile(r"«[^»\n]{2,60}»"),
     "「": re.compile(r"「[^」\n]{1,60}」"),
 }
-"""Expressions, by a text that every match contains."""
+"""Expressions for identifiers. Each key is a text that every match contains."""
 _NUMBER = re.compile(r"[0-9](?:[0-9A-Za-z_]|[.,:/+-](?=[0-9A-Za-z])|[ ](?=[0-9]{2})){0,60}")
 _BEFORE = re.compile(r"(?:[A-Za-z0-9_#$€£¥+][-./]?|[($€£¥] ?){1,24}\Z")
 _JOINED = re.compile(r"[A-Za-z0-9_#$€£¥+./(-]|(?<=[($€£¥]) ")
-"""Last character of `_BEFORE`, as a quick check, because most numbers have nothing before them."""
+"""Quick check for the last character of a `_BEFORE` match. Most numbers have no such prefix."""
 _UNIT = re.compile(
     r"\.?\s?(?:[€%$£¥₽°]|eur|usd|chf|gbp|\u0440\u0443\u0431|元|円|圆|块|원|kg|km|kwh|[kmgt]b\b|uhr|点|時|시|号|號|月|日|年|월|일"
     r"|jan|feb|fév|fev|mär|mar|apr|avr|abr|ma[iyg]|ju[nil]|jui|giu|lug|aug|aoû|ago|se[pt]|o[ckut]t|out|nov|de[cz]|dic|déc|gen|ene"
@@ -82,7 +82,7 @@ class _Line(NamedTuple):
     values: frozenset[str]
 
 
-@lru_cache(maxsize=1_024)  # each record repeats lines of the last record
+@lru_cache(maxsize=1_024)  # each record repeats lines of the previous record
 def known_line(row_id: int, speaker: str, text: str) -> _Line:
     fact = Fact(id=row_id, speaker=speaker, text=text)
     return _Line(
@@ -96,7 +96,7 @@ def known_line(row_id: int, speaker: str, text: str) -> _Line:
 
 @dataclass(slots=True)
 class _Text:
-    """A text of a row to quote lines from, or a line of the earlier record. Caches its findings."""
+    """A source of quotations: a text of a row, or a line of the earlier record. Caches the lines found in it."""
 
     id: int
     speaker: str
@@ -130,7 +130,7 @@ class _Text:
         return self._shapes
 
     def sift(self, often: Counter[str]) -> None:
-        """Ignore lines without a number, and lines whose shape occurs more than twice."""
+        """Ignore lines without a number, and lines whose shape (`#` for each number) occurs more than twice."""
         if self.shapes:
             lines = zip(self.raw[:QUOTED_CHARACTERS].splitlines(), self.shapes, strict=False)
             rare = [line for line, shape in lines if "#" in shape and often[shape] <= 2]
@@ -193,7 +193,7 @@ def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
 
 
 class _Choice:
-    """Facts chosen for the record, within a limit of tokens."""
+    """Facts chosen for the record, up to a token limit."""
 
     def __init__(self, limit: int) -> None:
         self._room = limit
@@ -235,7 +235,7 @@ class _Choice:
         return True
 
     def is_safe(self, redact: Redact) -> bool:
-        """Remove secrets from the chosen texts. Return False if there were any."""
+        """Remove secrets from the chosen texts. Return False if any secret was found."""
         is_safe = True
         for text in self._sources.values():
             safe = bounded(text.raw, redact)
@@ -260,7 +260,7 @@ def _texts(row: Message, *, is_shared: bool) -> Iterator[_Text]:
 
 
 def arguments_of(arguments: str) -> list[str]:
-    """Return the argument values of a call, each after its name. Text that is not JSON stays unchanged."""
+    """Return the arguments of a call as `name: value`. Text that is not JSON stays unchanged."""
     try:
         return list(_leaves("", orjson.loads(arguments)))
     except (ValueError, RecursionError):
@@ -291,7 +291,7 @@ def _holds(text: str, words: Collection[str]) -> bool:
 
 
 def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Iterator[str]:
-    """Yield a sentence that contains an identifier or a word; of a long sentence only parts with identifiers."""
+    """Yield a sentence with an identifier or one of `words`. For a long sentence, yield only parts with identifiers."""
     if len(sentence) <= LINE_CHARACTERS:
         if _holds(sentence, words) or any(True for _ in _identifier_spans(sentence, patterns)):
             yield one_line(sentence, LINE_CHARACTERS)

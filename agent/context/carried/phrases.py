@@ -18,11 +18,11 @@ _SCRIPTS = tuple(
     re.compile(f"[{span}]")
     for span in ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
 )
-"""Scripts other than Latin. A text is searched only for words in its own scripts."""
+"""Scripts other than Latin. A text is searched only for words in the scripts that it contains."""
 
 
 class Language:
-    """Expressions for rules in one language, for sentences in lower case. Compiled on first use."""
+    """Regular expressions that find rules in lower-case sentences of one language. They are compiled on first use."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._table = table
@@ -37,17 +37,17 @@ class Language:
 
     @cached_property
     def either(self) -> re.Pattern[str]:
-        """Sentences of both kinds. Most sentences match neither, and one search is faster than two."""
+        """Matches both rules and withdrawals. Most sentences are neither, and one search is faster than two."""
         return self._expression("rule", "take_back")
 
     @cached_property
     def teller(self) -> re.Pattern[str]:
-        """Beginnings of sentences that report something."""
+        """Matches the beginning of a sentence that reports something."""
         return re.compile(rf"\W*{_whole(self._table['teller'])}")
 
     @cached_property
     def once(self) -> re.Pattern[str]:
-        """Sentences that apply only once, or that quote other people."""
+        """Matches sentences that apply only once, or that quote other people."""
         return re.compile(_whole(self._table["once"]) + "|" + self._table["reported"])
 
     def _expression(self, *names: str) -> re.Pattern[str]:
@@ -63,7 +63,7 @@ class Language:
 
 
 class _Words:
-    """Words that are searched together, in the time of a search for one word."""
+    """Words to search for together, which takes as long as a search for one word."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._by_start: dict[str, list[str]] = {}
@@ -84,7 +84,7 @@ class _Words:
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages in which a text may contain rules, with the hints found. Every matching sentence contains a hint."""
+"""Languages in which a text can contain rules, with the hint words found in it. Every rule contains a hint word."""
 
 
 def plain(text: str) -> str:
@@ -134,7 +134,7 @@ def _stored() -> dict[str, dict[str, Any]]:  # expressions, and lists of words
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """Return the expression for sorted words that are no prefixes of each other. Shared prefixes are tried once."""
+    """Return the expression for sorted words, none of which is a prefix of another. Shared prefixes are tried once."""
     found = []
     for first, some in groupby(words, key=lambda word: word[:1]):
         rest = [word[1:] for word in some]

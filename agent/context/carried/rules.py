@@ -1,7 +1,8 @@
 """Standing rules: sentences in which people ask for something from now on, and sentences that withdraw a rule.
 
-A rule is quoted with the id of its message. In a shared chat it also names its speaker, who alone can withdraw it. If a
-sentence does not clearly mean one rule, all rules stay, because the model reads that sentence, too.
+A rule is quoted with the id of its message. In a shared chat, the quotation names the speaker, and only the speaker can
+withdraw the rule. If it is unclear which rule a sentence withdraws, all rules stay, because the model also reads the
+sentence.
 """
 
 import re
@@ -40,7 +41,7 @@ _IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}"
 _ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
 _DROPPED: Final = "was withdrawn with /rules and no longer applies:"
 _DROPPED_BEFORE: Final = "was taken back with /rules and holds no longer:"
-"""Words of notices that earlier versions stored."""
+"""Wording of notices that earlier versions stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class Rule:
 
     @property
     def owner(self) -> str:
-        """Digest in `person`, which people cannot choose."""
+        """The digest in `person`. People cannot choose it, unlike their names."""
         return self.person.rpartition("#")[2]
 
     @property
@@ -65,7 +66,7 @@ def rules_in_force(
 ) -> list[Rule]:
     """Return the rules of the earlier record and of these rows that nobody withdrew, oldest first.
 
-    `head`: rows that stay before the record. Their rules are not listed, but sentences that withdraw them are.
+    `head`: rows that stay before the record. Rules in these rows are not listed, but their withdrawals are.
     """
     listed = {_key(rule): rule for rule in earlier}
 
@@ -95,7 +96,10 @@ def rules_in_force(
 
 
 def within_room(rules: Sequence[Rule], limit: int) -> tuple[Rule, ...]:
-    """Return the newest rules that fit into `limit` tokens. Each member of a shared chat gets at most half."""
+    """Return the newest rules that fit into `limit` tokens.
+
+    Each member of a shared chat gets at most half of the limit.
+    """
     kept: list[Rule] = []
     used = Counter[str]()
     for rule in reversed(rules):
@@ -112,7 +116,7 @@ def drop_notice(rule_id: int, texts: Sequence[str]) -> str:
 
 def dropped_rule(row: Message) -> int | None:
     """Return the id of the message whose rules a notice withdraws; None for other rows."""
-    is_notice = row.origin is Origin.NOTICE and row.sender_ref is None  # the notice of an edit quotes a person
+    is_notice = row.origin is Origin.NOTICE and row.sender_ref is None  # a notice with a sender quotes a person's edit
     dropped = rf"\AThe standing rule {RECALL_ID} (?:{_DROPPED}|{_DROPPED_BEFORE})"
     found = re.match(dropped, row.text or "") if is_notice else None
     return None if found is None else int(found[1])
@@ -147,7 +151,7 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
 
 
 def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
-    """Return the possible kinds of a sentence, likelier first. Reports, questions and one-off wishes have none."""
+    """Return the possible kinds of a sentence, most likely first. Reports, questions and one-off requests have none."""
     lower = plain(sentence).strip()
     if lower.endswith(("?", "\uff1f")):
         lower = _TAG.sub("", lower)
@@ -184,13 +188,13 @@ def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool
     if not scored or scored[0][0] == 0:
         return None, False
     (best, index), second = scored[0], scored[1][0] if len(scored) > 1 else 0
-    # The best rule shares half of the shorter text's words. The second best shares less than half, or 20 points less.
+    # The best rule shares at least half of the shorter text's words, the second best less than half or 20 % less.
     is_clear = best >= 50 and (second < 50 or best - second >= 20)
     return (rules[index] if is_clear else None), True
 
 
 def _words(text: str) -> frozenset[str]:
-    """Return stems of longer words, and pairs of characters in scripts without spaces."""
+    """Return the stems of longer words. For scripts without spaces, return pairs of adjacent characters."""
     found: set[str] = set()
     said = any_of("common").sub(" ", plain(text))
     for word in _WORD.findall(normalize("NFC", re.sub(r"[\u0300-\u036f\u064b-\u0655]", "", normalize("NFKD", said)))):

@@ -1,4 +1,4 @@
-"""Sections of a record after its summary: standing rules and facts.
+"""Sections that follow the summary in a record: standing rules and facts.
 
 They are stored only in the record, so undo, splits and restarts need no extra code. A section that does not parse
 counts as prose.
@@ -32,7 +32,10 @@ class Carried:
 
 
 def parted(record: str | None) -> tuple[str | None, Carried]:
-    """Split a record into its summary and its sections. If a section is not ours, the whole record is the summary."""
+    """Split a record into its summary and its sections.
+
+    If a section has an unknown format, the whole record is the summary.
+    """
     if record is None:
         return None, Carried()
     text, parsed = record, list[list[re.Match[str]]]()

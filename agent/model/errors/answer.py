@@ -94,7 +94,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
             continue
         if 0 <= seconds <= MAX_WAIT_SECONDS:
             return seconds
-    try:  # relative to the answer's own date, because clocks differ
+    try:  # relative to the response's own date, because clocks differ
         named, sent = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
         seconds = (named - sent).total_seconds()
     except (KeyError, ValueError, TypeError, OverflowError):
@@ -126,7 +126,7 @@ def _joined(lines: str) -> str:
 
 
 def error_answer(status: int, headers: Mapping[str, str], body: object) -> ErrorAnswer:
-    """Return the normalised answer. `status` is 0 after a 200; `body` is decoded JSON, JSON text, or other text."""
+    """Return the normalised response. `status` is 0 after a 200; `body` is decoded JSON, JSON text, or other text."""
     walk = _AnswerReader()
     if not (isinstance(body, str) and body.lstrip().startswith("<")):
         walk.take("message", body)
@@ -150,7 +150,7 @@ def error_answer(status: int, headers: Mapping[str, str], body: object) -> Error
 
 @dataclass(slots=True)
 class _AnswerReader:
-    """Collects the parts of an answer from its fields at any depth."""
+    """Collects the parts of an error response from its fields at any depth."""
 
     texts: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Classifier for providers' error responses: finds the right kind of `ModelError` for each.
 
-Providers agree on little more than the status. So an answer is first normalised, and then classified by its features:
-names, words in combination, and numbers next to them. A list of known sentences would miss new wordings. Our errors
+Providers agree on little more than the status. So a response is first normalised, and then classified by its features:
+names, combinations of words, and numbers next to them. A list of known sentences would miss new wordings. Our errors
 never contain a provider's text, because it may quote a key or the prompt.
 """
 
@@ -26,7 +26,7 @@ def status_error(
 ) -> ModelError:
     """Return the error for an HTTP error response. `body` is decoded JSON, JSON text, or other text.
 
-    `request`: the refused request, which helps to interpret the numbers in the answer.
+    `request`: the refused request, which helps to interpret the numbers in the response.
 
     >>> status_error(429, {"retry-after": "20"}, {"code": "rate_limit_exceeded"}).retry_after
     20.0
@@ -90,7 +90,7 @@ def _names_messages(answer: ErrorAnswer) -> bool:
 
 
 def _blames_request(answer: ErrorAnswer) -> bool:
-    """True if the answer calls the request invalid, with any status. The same request would be refused again."""
+    """True if the response calls the request invalid, whatever the status. The same request would be refused again."""
     if answer.status in _REQUEST_FAULTS:
         return True
     is_open = answer.status == 0 or answer.status >= 500

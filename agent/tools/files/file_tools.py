@@ -31,7 +31,7 @@ from hermes_state.values import Clock, Image, Message, ToolEffect, parse_recall_
 T = TypeVar("T")
 
 _LINE_CHARACTERS = 2_000
-"""Maximum number of characters to show of a line. The argument `column` shows the rest."""
+"""Maximum number of characters of a line to show. The argument `column` shows the rest."""
 _PIECE = 65_536
 _MAX_LISTED = 500
 _PLAIN_QUOTES = {
@@ -41,7 +41,7 @@ _PLAIN_QUOTES = {
 }
 
 ANY_FILE = "any file in this chat's workspace"
-"""Shape of calls that change files. A saved approval therefore covers all files."""
+"""Shape of all calls that change files, so a saved approval covers every file."""
 WorkspacePath: TypeAlias = Annotated[str, Meta(description="Path in the workspace, such as notes/plan.md.")]
 
 
@@ -224,7 +224,7 @@ def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
 
 
 def _edit(workspace: WorkspaceHandle, parts: PathParts, asked: _Edit) -> str:
-    data = workspace.read(parts, 5_000_000)  # every step over a complete text delays all chats
+    data = workspace.read(parts, 5_000_000)  # every pass over a complete text delays all chats
     path, old, new = shown("/".join(parts)), asked.old, asked.new
     encoding = encoding_of(data)
     if encoding is None:
@@ -313,7 +313,7 @@ _PICTURE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageReader:
-    """Shows pictures from workspaces to models that accept images. Stores and scales them like people's pictures."""
+    """Shows pictures from workspaces to models that accept images. Stores and scales them like pictures from people."""
 
     files: AttachmentFolder
     max_bytes: int

@@ -35,7 +35,7 @@ _FOUND_IN_FILE = 20
 _LINE_CHARACTERS = 300
 _OUTPUT_BYTES = 1 << 20
 _BOUNDS = '{ ulimit -c 0; ulimit -v 524288; echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"'
-"""Shell command that limits a process before it starts. A limit that cannot be set is already lower.
+"""Shell command that limits a process before it starts. If a limit cannot be set, a lower one already applies.
 
 512 MB of memory are enough for a very long line, and for the backtracking of some expressions.
 """

@@ -28,7 +28,8 @@ MOUNT = "/workspace"
 MAX_DEPTH = 40
 """Maximum folder depth. A walk keeps one handle open per level."""
 MAX_ENTRIES = 100_000
-"""Maximum number of files and folders in a workspace. Beyond it, nothing new is written, and walks end."""
+"""Maximum number of files and folders in a workspace. A full workspace gets no new files, and a walk stops at this
+number."""
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -42,7 +43,7 @@ class FileEntry:
     parts: PathParts
     is_folder: bool
     is_file: bool
-    """True for a regular file without further hard links. No tool opens other entries, such as symbolic links."""
+    """True for a regular file with a single hard link. No tool opens other entries, such as symbolic links."""
     size: int
     disk_bytes: int
 
@@ -185,7 +186,7 @@ class WorkspaceHandle:
         return "/".join(parts)
 
     def walk(self, parts: PathParts = (), depth: int = MAX_DEPTH) -> Iterator[FileEntry]:
-        """Yield the entries below a folder, at most `MAX_ENTRIES`. Sorted by name, each folder before its contents."""
+        """Yield at most `MAX_ENTRIES` entries below a folder, sorted by name, each folder before its contents."""
         with self.open_folder(parts) as folder:
             yield from _walk(folder, parts, depth, [MAX_ENTRIES])
 

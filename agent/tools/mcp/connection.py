@@ -35,7 +35,7 @@ _MAX_ERROR = 2_000
 
 
 class Connection:
-    """Open connection, which any task may use for calls."""
+    """Open connection. Any task can use it for calls."""
 
     def __init__(self, session: ClientSession, settings: ServerSettings, ended: asyncio.Event) -> None:
         self._session, self._settings = session, settings
@@ -81,7 +81,7 @@ class Connection:
 
 
 def _is_end(error: MCPError) -> bool:
-    """True if the connection has ended. The code alone is not enough, because servers use it for their own errors."""
+    """True if the connection has ended. The error code alone proves nothing: servers use it too."""
     return error.code == types.CONNECTION_CLOSED and error.message == "Connection closed"
 
 
@@ -116,7 +116,10 @@ async def _pages(
 
 
 class _EveryMethod(frozenset[str]):
-    """Set of all methods, so that a server's requests are answered one by one. A flood would use too much memory."""
+    """Set of all methods, so that a server's requests are answered one by one.
+
+    A flood of them would fill the memory.
+    """
 
     def __contains__(self, method: object) -> bool:
         return True

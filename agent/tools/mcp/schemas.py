@@ -16,7 +16,7 @@ from hermes_state.text import shortened, well_formed
 
 MAX_NAME: Final = 64
 MAX_DEPTH: Final = 8
-"""Deepest level of a schema that is kept. Deeper values may be anything."""
+"""Maximum depth of a schema. Values below this depth are not restricted."""
 MAX_NODES: Final = 400
 """Maximum number of nodes in a schema, because references can expand to billions."""
 MAX_SCHEMA_BYTES: Final = 20_000

@@ -69,7 +69,9 @@ class ServerHandle:
                 error = "the server closed the connection"
             except Exception as caught:  # noqa: BLE001 - the SDK's exception groups contain any error of its tasks
                 error = self._redact(_reason(caught))
-            failures = 1 if loop.time() - began > 60 else failures + 1  # a connection of a minute counts as a success
+            failures = (
+                1 if loop.time() - began > 60 else failures + 1
+            )  # a connection that lasts a minute counts as a success
             pause = RETRIES.after(failures) * random.uniform(0.7, 1.0)
             self._move(ServerState.DOWN, error, Millis(self._clock.now() + round(pause * 1000)))
             log.warning("mcp.server_failed", server=self.settings.name, error=error, retry_seconds=round(pause, 1))
@@ -84,7 +86,7 @@ class ServerHandle:
             try:
                 async for catalog in connection.catalogs():
                     self._take(catalog)
-                    self._connection = connection  # usable before the other lists, which may hang
+                    self._connection = connection  # tools are usable before the other lists, which can hang
                 self._move(ServerState.CONNECTED, self.status.error)
                 log.info("mcp.server_connected", server=self.settings.name, tools=len(self.tools))
                 async with asyncio.TaskGroup() as group:

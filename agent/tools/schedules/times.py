@@ -1,7 +1,7 @@
 """Times of schedules: cron expressions, local dates with times, and their next occurrences.
 
-Each local time occurs once. A time that is skipped when clocks go forward occurs later by the same amount. Of a time
-that is repeated when clocks go back, only the first counts. APScheduler's `CronTrigger` (3.11) cannot be used. It skips
+Each local time occurs once. A time that is skipped when clocks go forward occurs later by the same amount. If a time is
+repeated when clocks go back, only the first one counts. APScheduler's `CronTrigger` (3.11) cannot be used. It skips
 midnights after a day of 23 hours, fires twice in a repeated hour, and treats 0 as Monday.
 """
 

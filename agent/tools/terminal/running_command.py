@@ -97,7 +97,7 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 
 
 def readable(text: str) -> str:
-    r"""Return output without colours and cursor moves. Of an overwritten line, only the last version stays.
+    r"""Return output without colours and cursor moves. Only the last version of an overwritten line is kept.
 
     >>> readable("\x1b[32mdone\x1b[0m\r\n10 %\r100 %\nbell\x07")
     'done\n100 %\nbell\\u0007'
@@ -280,9 +280,9 @@ class RunningCommand:
         return self._too_much_memory if is_over else self._find_crowd()
 
     def _find_crowd(self) -> str | None:
-        """Return the reason to end this command if the chats together leave too little memory or processes.
+        """Return the reason to end this command if all commands together leave too little memory or too few processes.
 
-        Only the largest command of the largest chat has to end.
+        Only the largest command of the largest chat must end.
         """
         chats = defaultdict[Path, list[RunningCommand]](list)
         for one in tuple(_RUNNING):

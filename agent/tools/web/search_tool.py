@@ -24,7 +24,7 @@ _REJECTED_KEY = "it rejected the key (web.search_key)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchService:
-    """Search service: the form of its requests, and the place of the results in its answers."""
+    """Search service: the form of its requests, and the place of the results in its responses."""
 
     name: str
     url: str
@@ -105,9 +105,10 @@ def search_tool(configured: Callable[[], SearchService | str], holds_secret: Cal
 
 
 async def _answer(service: SearchService, query: str, count: int) -> Json:
-    """Return the answer of a search service. Raises `ToolError` with the reason for a failure.
+    """Return the response of a search service.
 
-    The operator chose the address, so it may be private. Redirects are not followed, because they could leak the key.
+    Raises `ToolError` with the reason for a failure. The operator chose the address, so private addresses are allowed.
+    Redirects are not followed, because they could leak the key.
     """
     import aiohttp
 
@@ -152,7 +153,7 @@ def _reason(status: int, wait: int | None) -> str:
 
 
 def _rows(service: SearchService, answer: Json) -> list[Json]:
-    """Return the results of an answer. Any field may be missing. Raises `ToolError` if the engines did not answer."""
+    """Return the results in a response, where any field can be missing. Raises `ToolError` if no engine answered."""
     place: object = answer
     for name in service.rows:
         place = place.get(name) if isinstance(place, dict) else None

@@ -136,7 +136,7 @@ async def test_a_call_after_the_end_of_its_compression_is_refused() -> None:
     thread = threading.Thread(target=late)
     thread.start()
     thread.join(5)
-    assert failures == ["the compression is over"]
+    assert failures == ["the compression has ended"]
 
 
 async def test_a_conversation_has_a_folder_that_outlives_engines_and_compressions(

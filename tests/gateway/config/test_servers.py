@@ -72,8 +72,8 @@ def test_a_reload_applies_a_changed_secret(tmp_path: Path) -> None:
     [
         ({"a": {}}, "a.command: set either"),
         ({"a": {"command": "x", "url": "https://example.org"}}, "a.command: set either"),
-        ({"a": {"command": "x", "headers": {"A": "b"}}}, "a.headers: needs url"),
-        ({"a": {"url": "https://example.org", "env": {"A": "b"}}}, "a.env: needs command"),
+        ({"a": {"command": "x", "headers": {"A": "b"}}}, "a.headers: works only with url"),
+        ({"a": {"url": "https://example.org", "env": {"A": "b"}}}, "a.env: works only with command"),
         ({"a": {"url": "https://example.org/?key=sec-ret-1"}}, "a.url: must be an address"),
         ({"a": {"comand": "x"}}, "did you mean command?"),
         ({"A b": {"command": "x"}}, "cannot be the name of a server"),

@@ -281,7 +281,7 @@ async def test_only_the_image_that_cannot_be_processed_is_marked(store: Store, t
         await send(gateway, fine=picture((300, 50)))
         assert provider.calls[-1] == [100, 300]
         assert gateway.adapter.texts()[-1] == "echo: fine" or gateway.adapter.texts()[-1].endswith("look")
-        assert "provider refuses" in prompt_of(gateway.model.requests[-1])
+        assert "provider refused" in prompt_of(gateway.model.requests[-1])
     async with refusing(store, tmp_path, refuse) as (again, provider):
         await again.say("and?")
         await again.quiet()
