@@ -43,7 +43,10 @@ def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
 
 
 def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow]) -> Millis:
-    """Return the time until which a burst waits for its next piece; 0 if no piece is announced or others wait."""
+    """Return the time until which a burst waits for its next piece; 0 to start the turn now.
+
+    The burst starts now if no further piece is expected or later messages already wait.
+    """
     last = burst[-1]
     is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)
     if not (last.expects_more and is_newest):

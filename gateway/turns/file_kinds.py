@@ -1,6 +1,7 @@
 """Kinds of files that people send, detected by name, MIME type and bytes, and how each kind is used.
 
-Unusable files are refused at once. If a provider refused an image later, it would also refuse every later message.
+Unusable files are refused at once, because an image that a provider refuses would make it refuse every later message of
+the conversation.
 """
 
 import re
@@ -58,7 +59,7 @@ def is_text(attachment: IncomingAttachment) -> bool:
 
 
 def may_be_image(attachment: IncomingAttachment) -> bool:
-    """Return True if the file may be an image and is worth downloading."""
+    """Return True if the file might be an image, so that the gateway should download it."""
     if attachment.kind is AttachmentKind.IMAGE:
         return True
     if attachment.kind not in (AttachmentKind.DOCUMENT, AttachmentKind.OTHER):
@@ -96,7 +97,7 @@ async def scaled_image(
 ) -> bytes:
     """Return the scaled copy of a fetched image for models.
 
-    Raises `AttachmentError`. If the file is not an image and `no_image` is given, raises `no_image`.
+    Raises `AttachmentError`. If the file is not an image, the error is `no_image`, if given.
     """
     name = quoted_name(attachment)
     try:
