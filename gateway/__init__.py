@@ -3,7 +3,7 @@
 
 def installed_version() -> str:
     """Return the version of the installed distribution; `unknown` in a bare checkout."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, and rarely needed
+    from importlib.metadata import PackageNotFoundError, version  # slow to import and rarely needed
 
     try:
         return version("hermes-gateway")

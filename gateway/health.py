@@ -28,7 +28,7 @@ class Heartbeat:
     adapters: AdapterRegistry
     environ: Mapping[str, str]
     on_loss: Callable[[], None] = lambda: None
-    """Called when the database files are lost."""
+    """Called when the database files were deleted or replaced."""
     home: Path = Path()
     """Folder whose disk is checked."""
     _lag: float = field(default=0.0, init=False)

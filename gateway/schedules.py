@@ -92,7 +92,7 @@ async def run_housekeeping(lanes: LaneRegistry, files: AttachmentFolder) -> None
 
 
 async def fire_schedules(lanes: LaneRegistry) -> float | None:
-    """Fire the due schedules. Return the seconds until the next schedule is due, or None without schedules."""
+    """Fire the due schedules. Return the seconds until the next schedule is due, or None if no schedule is active."""
     now = lanes.clock.now()
     due = await lanes.store.read(schedules.next_due, now)
     if due is None or due > now:
@@ -122,9 +122,9 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
     following = next_occurrence(row.spec, row.zone, now)
     next_at = None if following is None else following.at
     meant = last_occurrence(row.spec, row.zone, now)
-    if row.next_at > now or meant is None:  # the clock was set back; keys prevent a second firing
+    if row.next_at > now or meant is None:  # the clock was set back; dedupe keys prevent a second firing
         return FiringPlan(next_at=next_at)
-    is_late = now - meant.at >= 120_000  # a restart takes less time
+    is_late = now - meant.at >= 120_000  # longer than a restart takes
     if is_late and skips_missed and not is_local(row.spec):
         log.info("schedule.skipped", schedule=row.id)
         return FiringPlan(next_at=next_at)
@@ -141,7 +141,7 @@ def schedule_zone(config: Config) -> str:
 
 @cache
 def server_zone() -> str:
-    """Return the name of the machine's time zone, or an empty string without a name (such as `TZ=CET-1CEST`)."""
+    """Return the name of the machine's time zone, or an empty string if it has none, as with `TZ=CET-1CEST`."""
     import tzlocal  # only the first schedule needs it
 
     try:

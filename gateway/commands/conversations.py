@@ -35,7 +35,7 @@ async def new(request: CommandRequest) -> CommandResult:
     before = await request.load_open_session()
 
     async def after() -> None:
-        if before is not None:  # the agent is read after the write, because a reload replaces it
+        if before is not None:  # read the agent after the write, because a reload might have replaced it
             await context.runtime.agent.context.ended(before.id, was_reset=True)
 
     return CommandResult(apply=partial(_new, request.chat.id, title), after=after)

@@ -83,7 +83,10 @@ async def _chosen_effort(request: CommandRequest, session: sessions.Session | No
 
 
 async def _window(handle: ModelHandle) -> str:
-    """Return the size of the window and its source. The provider is asked at the model's first turn."""
+    """Return the size of the context window and its source.
+
+    The provider reports its value at the model's first turn.
+    """
     limits = await handle.load_limits()
     return f"window {limits.context_length:,} tokens ({window_from(handle.window_from)})"
 

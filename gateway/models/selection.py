@@ -18,9 +18,9 @@ from hermes_state.text import closest
 from hermes_state.values import LineageId
 
 _EXACT: Final = "="
-"""Prefix of a stored choice that is a provider's model name, not a configured name."""
+"""Prefix of a stored choice. It marks a provider's model name that is not a configured name."""
 MAX_NAME_CHARACTERS = 200
-"""Longest model name that can be chosen, in characters."""
+"""Maximum length of a chosen model name, in characters."""
 
 
 class ModelRegistry:
@@ -34,7 +34,7 @@ class ModelRegistry:
     ) -> None:
         """Create the handle of the `configured` route at once. Raises the errors of `make`.
 
-        `client_of` returns the client of a model that answers no turns. By default, it is the client of its handle.
+        `client_of` returns the client for models that answer no turns. By default, this is the client of the handle.
         """
         self._make = make
         self.client_of = client_of or (lambda route: self.of(route).client)
@@ -54,7 +54,7 @@ class ModelRegistry:
         return handle.client.breaker.open if handle is not None else None
 
     def expire_learned(self) -> None:
-        """Reload the learned limits of the models when next needed."""
+        """Reload the models' learned limits at their next use."""
         for handle in self._handles.values():
             handle.expire_learned()
 
@@ -64,11 +64,14 @@ class ModelRegistry:
 
 
 class FallbackState:
-    """Conversations that a fallback currently answers. Kept in memory, so the notice is repeated after a restart."""
+    """Conversations that a fallback currently answers.
+
+    Kept only in memory, so a restart repeats the notice to the chat.
+    """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[LineageId, tuple[RouteConfig, RouteConfig]] = OrderedDict()
-        """The chosen route, and the route that answered last."""
+        """The chosen route of each conversation, and the fallback that answered last."""
 
     def of(self, lineage_id: LineageId, chosen: RouteConfig) -> RouteConfig | None:
         """Return the fallback that answered last instead of `chosen`, or None if `chosen` answered."""
@@ -118,7 +121,7 @@ def known_routes(model: ModelConfig) -> dict[str, RouteConfig]:
 
 def route_of(model: ModelConfig, choice: str | None) -> RouteConfig | None:
     """Return the route of a stored choice, or None if it is no longer configured."""
-    if choice is None or choice == model.label:  # the chosen model may have become the configured model
+    if choice is None or choice == model.label:  # a chosen model may since have become the configured model
         return model.route
     if choice.startswith(_EXACT):
         return completed(choice.removeprefix(_EXACT), model)
