@@ -28,7 +28,9 @@ MISSED_NOTE = "earlier times were skipped, because the gateway or its machine wa
 
 
 async def expire_questions(lanes: LaneRegistry) -> float | None:
-    """Deny the approval requests that have expired or that cannot be answered any more. Their turns then continue.
+    """Deny the approval requests that have expired or that cannot be answered any more.
+
+    The turns that waited for them continue.
 
     Returns the seconds until the next request expires, or None if no request is open.
     """
@@ -135,7 +137,7 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
 
 
 def schedule_zone(config: Config) -> str:
-    """Return the time zone for new schedules: the configured zone, else the server's zone (may be empty)."""
+    """Return the name of the time zone for new schedules: the configured zone, or else the server's zone."""
     return config.agent.time_zone or server_zone()
 
 

@@ -45,7 +45,7 @@ def offer_pairing(
         text = OFFER.format(code=code, minutes=CODE_MINUTES)
         return refuse(db, message, message.chat, _offer_key(code), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
-        # Once in 5 minutes, but every slash command needs a reply, because Discord shows it as hanging otherwise.
+        # Once in 5 minutes. Every slash command gets a reply, because Discord shows an unanswered command as hanging.
         moment = message.event_ref if message.ticket is not None else now // 300_000
         return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
     inbox.advance_cursor(db, cursor)
@@ -102,7 +102,7 @@ def pairing_row(pairing: Pairing) -> dict[str, str]:
 
 
 def _offer_key(code: str) -> str:
-    """Return the dedupe key of the reply that offers a code. The key later identifies the chat of the welcome."""
+    """Return the dedupe key of the reply that offers a code. On approval, the key finds the chat of the offer."""
     return f"pairing:{pairings.hash_code(code)[:16]}"
 
 

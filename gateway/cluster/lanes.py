@@ -173,5 +173,5 @@ class LockedChats:
                     return
                 others = [chat_id for chat_id in asked if chat_lock(chat_id) not in taken]
                 queue.leave(others)
-                # Turns that were stored here now belong to other nodes.
+                # Other nodes now continue the turns that this node stored for these chats.
                 await lanes.let_go(*(lanes.own[chat_id] for chat_id in others if chat_id in lanes.own))

@@ -72,7 +72,10 @@ class RemotePreview(LivePreview):
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Pause before waiting, so that new text is shown at once. Its node already stores text only once a second."""
+        """Pause before waiting, so that new text is shown at once.
+
+        The node of the turn stores its text only once a second.
+        """
         if was_sent or self.text != self._shown:
             await wait_until(self._closed, pause)
         if self.text == self._shown and not self._closed.is_set():

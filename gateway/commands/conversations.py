@@ -48,7 +48,7 @@ def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str
         sessions.set_title(db, started.id, title)
     text = "Started a new conversation." if title is None else f"Started a new conversation, “{title}”."
     if before is not None and sessions.count_messages(db, before.lineage_id):
-        text += f" `/resume {before.short_key}` goes back to the last one."
+        text += f" `/resume {before.short_key}` goes back to the previous one."
     return text
 
 

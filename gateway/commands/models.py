@@ -45,7 +45,7 @@ async def model(request: CommandRequest) -> CommandResult:
             size = f"This conversation has about {status.prompt:,} tokens"
             sentences.append(f"{size}, so I will compress it before the next answer.")
     if choice is not None and choice not in known_routes(settings):
-        sentences.append("It is not in the configuration, so your next message will show whether it exists.")
+        sentences.append("This model is not in the configuration, so your next message will show whether it exists.")
     return set_in_session(request, sessions.choose_model, choice, " ".join(sentences))
 
 

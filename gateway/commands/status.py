@@ -56,10 +56,10 @@ async def status(request: CommandRequest) -> CommandResult:
 
 
 def status_unstored(context: CommandContext, key: ChatKey) -> str:
-    """Answer from memory while the database cannot be written."""
+    """Return the reply to `/status` without reading the database, for use while it cannot be written."""
     running = context.lanes.running_in(key)
     lines = [
-        "- Database: cannot be written right now, because it is locked or its disk is full; messages wait until it can",
+        "- Database: cannot be written, because it is locked or its disk is full; new messages wait until this is over",
         *_model_lines(context, running.chosen_model if running is not None else None),
         *([_running_line(context, running)] if running is not None else []),
     ]

@@ -104,9 +104,9 @@ def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> Inbox
 
 
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
-    """True if this `/stop` is meant for the turn: the turn's message arrived before the `/stop`.
+    """True if the turn's message arrived before this `/stop`, so that the `/stop` is meant for this turn.
 
-    If the `/stop` already ended a turn before it was stored, later turns are not meant either.
+    If the `/stop` ended a turn before it could be stored, it does not stop a later turn.
     """
     earlier = request.context.lanes.stopped_for.get(request.row.id)
     return turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)

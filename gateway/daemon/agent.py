@@ -1,4 +1,7 @@
-"""The daemon's agent and models. They are built from the configuration, and rebuilt when a reload changes it."""
+"""The daemon's agent and models, built from the configuration.
+
+A reload that changes the configuration builds new ones.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence

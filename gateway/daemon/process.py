@@ -86,7 +86,7 @@ def prepare_process(loaded: LoadedConfig) -> None:
         log.warning("config.warned", reason=warning)
     if Room.is_used_up(loaded.home):
         log.error("disk.full", directory=str(loaded.home), hint="nothing can be stored until you free some space")
-        release_reserve(loaded.home)  # freed here, and reserved again after the start
+        release_reserve(loaded.home)  # frees space for the start, which reserves it again afterwards
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:

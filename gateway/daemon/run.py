@@ -126,7 +126,7 @@ async def _load_late(parts: Parts) -> None:
     config = parts.live.config
     try:
         await asyncio.to_thread(preload, config)
-        await asyncio.to_thread(schedule_zone, config)  # also loads the time zone of the machine
+        await asyncio.to_thread(schedule_zone, config)  # loads the time zone of the machine in advance
         await asyncio.to_thread(terminal_fault, config.terminal)
     except OSError as error:  # for example without a free file descriptor; the first answer then imports them
         log.warning("daemon.load_delayed", error=str(error))
@@ -154,8 +154,8 @@ async def _drain_within(parts: Parts, seconds: float) -> None:
 def _freeze_memory() -> None:
     """Exclude long-lived objects from garbage collection.
 
-    The SDKs create some hundred thousand objects, almost none of them garbage. Otherwise, every full collection would
-    scan all of them in the event loop.
+    Otherwise, every full collection would scan several hundred thousand objects of the SDKs in the event loop. Almost
+    none of them are garbage.
     """
     gc.freeze()
     gc.enable()

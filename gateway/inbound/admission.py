@@ -163,7 +163,7 @@ def _meet_turn(
 
 
 def _without_known(db: Connection, chat_id: ChatId, message: InboundMessage) -> InboundMessage:
-    """Shorten a quoted message that is already known to its beginning and end, or to its file names."""
+    """If the chat already has the quoted message, keep only the beginning and end of the quote, or its file names."""
     quote = message.quote
     if quote is None or not inbox.is_known(db, chat_id, quote.message_ref):
         return message

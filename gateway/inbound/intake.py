@@ -122,7 +122,7 @@ class GatewayIntake:
                 return await self._accept_batch(received[:count])
             except StoreUnavailable:
                 raise
-            except Exception:  # an event cannot be stored: smaller batches isolate it for the caller
+            except Exception:  # smaller batches find the event that cannot be stored
                 if count == 1:
                     raise
                 count //= 2
@@ -223,7 +223,7 @@ class GatewayIntake:
             return event is None
         parsed, command = self.registry.resolve(event.text, event.words_by)
         if event.is_bare_command and command is None:
-            event = replace(event, is_addressed=False)  # meant for another bot in the group
+            event = replace(event, is_addressed=False)  # the command is meant for another bot in the group
         result = self.access.assess(event)
         is_ignored = result in (AccessResult.BOT, AccessResult.UNADDRESSED)
         if is_ignored or (result is AccessResult.DENIED and event.ticket is None):

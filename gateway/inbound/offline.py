@@ -98,7 +98,7 @@ class WaitNoticeSender:
     Together with the pause between two fetches of messages, this stays below 10 seconds.
     """
     _chats: dict[ChatKey, asyncio.TimerHandle | asyncio.Task[bool]] = field(default_factory=dict, init=False)
-    """Timer for the notice, then the task that sends it and returns True if it was sent."""
+    """Timer that starts the notice, or the task that sends the notice and returns True if it was sent."""
 
     def note_waiting(self, message: InboundMessage) -> None:
         """Start the timer after which the chat is told that this message waits."""

@@ -84,7 +84,7 @@ def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSi
 
 
 def window_from(source: SizeSource) -> str:
-    """Describe the source of a window's size, for parentheses after the size."""
+    """Return a phrase that names the source of a window's size. Callers put it in parentheses after the size."""
     return {
         SizeSource.CONFIGURED: "as configured",
         SizeSource.OFFERED: "reported by the provider",
@@ -121,7 +121,7 @@ def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Itera
         if chosen or any(getattr(route, key) for key in CALL_KEYS):
             yield "The built-in offline model ignores all call settings."
     elif route.protocol == "anthropic" and sampling and (chosen or route.reasoning_effort) not in (None, "off"):
-        yield f"Not sent while the model reasons (`reasoning_effort`), because it would refuse the call: {sampling}."
+        yield f"Not sent while the model reasons (`reasoning_effort`), because the call would be refused: {sampling}."
     elif route.protocol == "anthropic" and (" and " in sampling or (route.temperature or 0) > 1):
         yield "This protocol accepts `temperature` up to 1, and `top_p` only without it. Other values are not sent."
 
@@ -134,4 +134,4 @@ def missing_keys(config: Config) -> Iterator[str]:
         is_public = (route.address or "").startswith("https:") and not is_own and not host.replace(".", "").isdecimal()
         if is_public and route.api_key is None and not any(isinstance(value, SecretStr) for value in headers):
             where = "model.api_key" if route == config.model.route else f"api_key of the model {route.label}"
-            yield f"{where} is not set, so {host} is called without a key; if it needs none, set any value"
+            yield f"{where} is not set, so {host} is called without a key; if no key is needed, set any value"

@@ -42,7 +42,7 @@ class ModelRegistry:
         self._handles = {configured: self.configured}
 
     def of(self, route: RouteConfig) -> ModelHandle:
-        """Return the model of a route. Raises `ConfigError` if it cannot be created."""
+        """Return the model handle of a route. Raises `ConfigError` if it cannot be created."""
         handle = self._handles.get(route)
         if handle is None:
             handle = self._handles[route] = self._make(route)

@@ -97,7 +97,8 @@ class Delivery:
     async def start(self, account: str) -> None:
         """Take ownership of an account and resume the deliveries to its chats.
 
-        Raises `AccountMoved`, or `StoreUnavailable` if the unsent rows cannot be read. The account is not served then.
+        Raises `AccountMoved`, or `StoreUnavailable` if the unsent rows cannot be read. After an error, the account is
+        not served.
         """
         one = self.adapters.supervised[account]
         ownership, interrupted = await self.store.write_with_retry(take_account, account, self.adapters.is_certain)
@@ -170,7 +171,7 @@ class Delivery:
     async def close_previews(self, chat_id: ChatId) -> Mapping[TurnId, str]:
         """End the previews of turns that other processes run in a chat. Return their placeholder messages.
 
-        The unsent answer of a finished turn then replaces its placeholder.
+        If a turn has finished, its unsent answer replaces its placeholder.
         """
         return {} if self.close_remote is None else await self.close_remote(chat_id)
 
@@ -278,7 +279,7 @@ class Delivery:
         parts = None if row.written is None else await render_reply(adapter, row.written, self.zone())
         begun = await self.store.write(outbox.begin_send, row.id, parts, ownership, self.clock.now())
         self._due.pop(row.id, None)
-        if begun is None:  # stopped in the meantime
+        if begun is None:  # `/stop` cancelled the delivery in the meantime
             return 0.0
         # Other rows can be `sending` without a request, because their turn was cancelled before it was sent.
         is_repeat = begun.state is OutboxState.AMBIGUOUS or row.id in self._left
@@ -287,7 +288,7 @@ class Delivery:
     async def _send_held(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, gate: AsyncExitStack
     ) -> float | None:
-        """Send a row that was stored as `sending` while the chat's gate was held."""
+        """Send a row that is already in state `sending`, then release the chat's gate, which the caller holds."""
         async with gate:
             return await self._request(chat, row, adapter, ownership, is_repeat=False)
 

@@ -1,4 +1,4 @@
-"""Notices to a chat: about its context window (for people only) and about background commands (also for the model).
+"""Notices to a chat about its context window and about background commands. The model sees only the latter.
 
 A notice is stored in the transaction of its event, so that a crash neither loses nor repeats it. Only the notice about
 a slow compression is stored on its own.
@@ -96,8 +96,8 @@ class NoticeWriter:
                 return " ".join(sentences) or None
             case Aborted():
                 return (
-                    f"I could not compress this conversation: {event.reason} Nothing was changed. There is still room, "
-                    "so I will try again later. To try now, send /compress."
+                    f"I could not compress this conversation: {event.reason} Nothing was changed. The context "
+                    "window still has room, so I will try again later. To try now, send /compress."
                 )
             case BlockedEvent():
                 return (
@@ -114,7 +114,7 @@ class NoticeWriter:
 
 
 def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
-    """Return the notice about lost details, due at the second and every tenth compression."""
+    """Return the notice about lost details at the second and every tenth compression, else None."""
     if not settings.accuracy or count == 0 or (count != ACCURACY_FROM and count % ACCURACY_EVERY):
         return None
     return (

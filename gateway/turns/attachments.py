@@ -110,7 +110,7 @@ class AttachmentHandler:
     clock: Clock
     files: AttachmentFolder
     workspaces: WorkspaceStore | None = None
-    """Workspaces of the file tools; None without file tools."""
+    """Workspaces of the file tools, or None if there are no file tools."""
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedMessage] | None:
         """Read the files of `rows` for their turn.
@@ -309,4 +309,4 @@ async def _wait_until_ready(adapter: PlatformAdapter) -> None:
     for _ in range(300):
         if adapter.health().is_ready:
             return
-        await asyncio.sleep(0.2)  # no event announces that the service is back
+        await asyncio.sleep(0.2)  # no event announces that the adapter is ready

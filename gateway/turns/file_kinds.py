@@ -1,7 +1,7 @@
 """Kinds of files that people send, detected by name, MIME type and bytes, and how each kind is used.
 
-Unusable files are refused at once, because an image that a provider refuses would make it refuse every later message of
-the conversation.
+Unusable files are refused at once. If a provider refuses an image in a conversation, it also refuses every later
+message there.
 """
 
 import re
@@ -11,7 +11,7 @@ from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, 
 from hermes_state.values import AttachmentKind, Document, IncomingAttachment
 
 NAME_CHARACTERS = 80
-"""Longest file name in a reply, in characters."""
+"""Maximum length of a file name in a reply, in characters."""
 
 TEXT_MIME_PREFIXES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/yaml")
 TEXT_MIMES = ("application/toml", "application/javascript", "application/sql", "application/x-sh", "application/csv")
@@ -111,7 +111,7 @@ async def scaled_image(
 
 
 def quoted_name(attachment: IncomingAttachment) -> str:
-    """Return the file's name without quotes, brackets and line breaks, because the model trusts our notes."""
+    """Return the file's name without quotes, brackets and line breaks, so that it cannot change the note around it."""
     flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
     return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
 

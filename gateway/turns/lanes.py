@@ -229,7 +229,7 @@ class LaneRegistry:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
     _ownership: Ownership | None = field(default=None, init=False)
-    """None before `start` and after `abandon`, when no lane may open."""
+    """None before `start` and after `abandon`. No lane can open then."""
     _is_closing: bool = field(default=False, init=False)
 
     async def start(self, run_command: RunCommand, ownership: Ownership) -> None:
@@ -333,7 +333,8 @@ class LaneRegistry:
     async def drain(self, seconds: float) -> int:
         """Let running turns finish for at most `seconds`, then cancel the rest. Return the number of cancelled turns.
 
-        A cancelled turn stays open in the database and resumes at the next start. This does not count as a restart.
+        A cancelled turn stays open in the database and resumes at the next start. That resumption does not count as a
+        restart.
         """
         self._is_closing = True
         for lane in self._lanes.values():
@@ -341,7 +342,7 @@ class LaneRegistry:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
         cut = await cancel_all(self._tasks)
-        with suppress(StateError, TimeoutError):  # otherwise it counts as one of several allowed restarts
+        with suppress(StateError, TimeoutError):  # if this fails, the resumption counts as a restart
             async with asyncio.timeout(2.0):
                 await self.let_go(*self.own.values())
         return cut

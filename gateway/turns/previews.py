@@ -175,7 +175,7 @@ class LivePreview(TurnPreview):
             await self._rest(was_sent, max(self._interval, self._flood.penalty_seconds))
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Wait for new text or a due renewal, then for `pause` seconds."""
+        """Wait until there is new text or a renewal is due, then pause for `pause` seconds."""
         if self.text == self._shown and not self._closed.is_set():
             await wait_until(self._changed, self._renewal_seconds())
         await wait_until(self._closed, pause)
@@ -261,7 +261,7 @@ class PreviewMaker:
         return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live(turn, LivePreview)
 
     def live(self, turn: RunningTurn, kind: type[LivePreviewT]) -> LivePreviewT:
-        """Return a preview for a chat whose account is configured here."""
+        """Return a preview for a chat whose account is configured in this process."""
         adapter = self.adapters.of(turn.chat)
         assert adapter is not None, "only configured accounts are served"
         return kind(
