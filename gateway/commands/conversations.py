@@ -135,7 +135,7 @@ def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcri
 
 
 async def rules(request: CommandRequest) -> CommandResult:
-    """List the active rules, or `drop` the rules from a message."""
+    """List the standing rules, or remove the rules from one message with `drop`."""
     session = await request.load_open_session()
     if session is None:
         return say("This chat has no conversation yet.")

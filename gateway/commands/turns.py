@@ -61,7 +61,7 @@ def _stop(
     request: CommandRequest, stopping: ActiveTurn | None, is_all: bool, db: Connection, now: Millis
 ) -> CommandReply:
     chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
-    # This comes before the turn ends, so that the partial answer of that turn is still delivered.
+    # Called before the turn ends, so that it does not stop the delivery of that turn's partial answer.
     has_stopped_delivery = outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
     turn, command = find_open_turn(db, chat_id), None
     if turn is not None and _is_meant(request, turn):

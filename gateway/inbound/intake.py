@@ -156,7 +156,7 @@ class GatewayIntake:
         if command is None or parsed is None:
             return None
         if command.name == "stop":
-            return None  # another node may run the turn, which is known only when the command is stored
+            return None  # another node may run the turn; only the stored command can tell
         if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return TOO_FAST
         return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
@@ -302,7 +302,7 @@ class GatewayIntake:
         *,
         ahead: int = 0,
     ) -> AcceptedEvent:
-        """Decide how to process an event. `ahead` counts the events stored before it in the same transaction."""
+        """Decide how to process an event. `ahead` is the number of events stored before it in the same transaction."""
         sessions, running = self.runtime.config.sessions, self.lanes.running_in(key)
         admission = AcceptedEvent(
             message=message,

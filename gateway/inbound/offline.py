@@ -114,7 +114,7 @@ class WaitNoticeSender:
             )
 
     def forget(self, key: ChatKey) -> asyncio.Task[bool] | None:
-        """Cancel the timer of a chat. Return the task of a notice that is being or was already sent, if any."""
+        """Cancel the timer of a chat. Return the task that sends or has sent the notice, if any."""
         waiting = self._chats.pop(key, None)
         if waiting is None or isinstance(waiting, asyncio.Task):
             return waiting

@@ -23,7 +23,7 @@ from hermes_state.errors import ConfigError
 
 
 class LateModel:
-    """Model that is created, and its SDK imported, on the first call."""
+    """Model that is created on the first call, which also imports its SDK."""
 
     def __init__(self, route: RouteConfig, settings: ModelConfig) -> None:
         self.route, self.name = f"{route.protocol}:{route.host}", route.label

@@ -44,9 +44,9 @@ def all_routes(config: Config) -> tuple[RouteConfig, ...]:
 def _summary_model(config: Config) -> RouteConfig | None:
     """Return the route configured for summaries: an alias, or another model.
 
-    Its API can be the API of `model` or another API.
+    That model can use the API of `model` or another API.
 
-    The key of `model` is sent only to its own API.
+    The key of `model` is sent only to the API of `model`.
     """
     settings, main = config.auxiliary.compression, config.model
     name = (settings.model or "").strip()

@@ -59,7 +59,7 @@ class ModelRegistry:
             handle.expire_learned()
 
     def in_use(self) -> list[ModelClient]:
-        """Return the clients of the models chosen so far, the configured one first."""
+        """Return the clients of the models chosen so far, beginning with the configured model."""
         return [handle.client for handle in self._handles.values()]
 
 
@@ -91,7 +91,10 @@ class FallbackState:
 
 @dataclass(slots=True)
 class Runtime:
-    """Current configuration, agent and models. A reload replaces them, but a running turn keeps the old ones."""
+    """Current configuration, agent and models.
+
+    A reload replaces them, but a running turn keeps the previous agent and models.
+    """
 
     live: LiveConfig
     agent: Agent

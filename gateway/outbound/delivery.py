@@ -243,7 +243,7 @@ class Delivery:
             self._let_go(chat_id, event)
 
     async def _send_next(self, chat_id: ChatId, first: _Send | None) -> float | None:
-        """Call `first` if given, or send the next due row. Return the same as `_Send`."""
+        """Call `first` if given, or send the next due row. Return the seconds to wait, as `_Send` does."""
         try:
             if first is not None:
                 return await first()
@@ -304,7 +304,7 @@ class Delivery:
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, is_repeat: bool
     ) -> float | None:
-        """Send a row in state `sending` and store the outcome. Return the same as `_Send`."""
+        """Send a row in state `sending` and store the outcome. Return the seconds to wait, as `_Send` does."""
         self._left.add(row.id)
         ended = self._under_way[row.id] = asyncio.Event()
         try:

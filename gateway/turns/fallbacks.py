@@ -36,7 +36,7 @@ class FallbacksFailedError(HermesError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAnswer:
-    """Answer of a turn and the model that gave it."""
+    """Answer of a turn, with the chosen model and the model that answered."""
 
     answer: Answer
     chosen: RouteConfig

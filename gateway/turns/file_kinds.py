@@ -38,7 +38,7 @@ RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 
 
 class AttachmentError(Exception):
-    """A file cannot be used. The message is the reply to its sender."""
+    """Error about a file that cannot be used. Its message is the reply to the sender."""
 
 
 def refuse_unusable(attachment: IncomingAttachment, *, sees_images: bool) -> None:

@@ -268,7 +268,7 @@ class LaneRegistry:
     def has_room(self, ahead: int = 0) -> bool:
         """Return True if a new turn can run at once without overtaking another chat.
 
-        `ahead` new turns run before it.
+        `ahead` is the number of new turns that start before it.
         """
         ownership = self._ownership
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
