@@ -113,7 +113,7 @@ class Node:
             seat = self.state.seat
             self._tasks = [asyncio.ensure_future(self._run_duty(duty)) for duty in self.state.duties]
             try:
-                if seat.is_shared:  # a sweep can hang in the database
+                if seat.is_shared:  # a sweep can wait for the database indefinitely
                     await run_until(seat.lost, self._sweep(seat))
                 else:
                     await seat.lost.wait()

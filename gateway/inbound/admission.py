@@ -55,7 +55,7 @@ class AcceptedEvent:
     may_start: bool = False
     """True if a turn can start in the same transaction when the chat is idle, because no file must be fetched first."""
     asked_at: float = field(default_factory=time.monotonic, compare=False)
-    """Monotonic time in seconds before the event was stored."""
+    """Monotonic time in seconds at which storing the event began."""
 
     @property
     def runs_at_once(self) -> bool:
@@ -147,7 +147,8 @@ def _meet_turn(
 ) -> BusyMode | None:
     """Let a message join or end the chat's turn, or tell the chat once that the turn waits for approval.
 
-    In a shared chat, only admins and the user who started the turn can join or end it. Returns the message's mode.
+    In a shared chat, only admins and the user who started the turn can join or end it. Returns the busy mode that
+    applies to the message.
     """
     may_join = event.may_join_any or turn.started_by == event.message.sender.ref
     mode = event.busy_mode if may_join else "queue"

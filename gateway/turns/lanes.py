@@ -245,7 +245,7 @@ class LaneRegistry:
     async def abandon(self) -> None:
         """End all work without storing anything, because another process may now own the chats.
 
-        `let_go` later stores that the turns were left in an orderly way.
+        `let_go` later stores that this was not a crash.
         """
         self._ownership = None
         await asyncio.sleep(0)  # a lane that is cancelled before its first step would never release its chat
