@@ -28,9 +28,9 @@ class Heartbeat:
     adapters: AdapterRegistry
     environ: Mapping[str, str]
     on_loss: Callable[[], None] = lambda: None
-    """Called when the database files are lost."""
+    """Called when the database files were deleted or replaced."""
     home: Path = Path()
-    """Folder whose disk is checked."""
+    """Folder on the disk whose free space is checked."""
     _lag: float = field(default=0.0, init=False)
     _status: str = field(default="", init=False)
     _trouble: str | None = field(default=None, init=False)

@@ -1,7 +1,7 @@
-"""Logs of the daemon: structlog events and library loggers, a line per event, redacted.
+"""Logs of the daemon: one redacted line per structlog event or library log record.
 
-Event names are `noun.past_verb`, and every variable value is a key. Secrets and message text are never logged. As a
-safety net, every value is redacted.
+Event names are `noun.past_verb`, and every variable value has its own key. Secrets and message text are never logged.
+As a safety net, every value is redacted.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from hermes_state.redaction import MARK, Redactor, is_secret_name
 from hermes_state.text import printable
 
 ACCEPT_ERROR_SECONDS = 60.0
-"""Seconds between two log lines about connections that cannot be accepted."""
+"""Minimum seconds between two log lines about connections that cannot be accepted."""
 
 _LEVELS = {
     # Below WARNING, libraries log addresses that contain tokens, and whole bodies.
@@ -95,7 +95,10 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 
 
 class _AcceptErrorFilter(logging.Filter):
-    """Filter for asyncio's line about connections that cannot be accepted: pass a line per minute, not per second."""
+    """Filter for asyncio's log line about connections that cannot be accepted.
+
+    Passes one per minute instead of one per second.
+    """
 
     _quiet_until = 0.0
 

@@ -28,7 +28,9 @@ MISSED_NOTE = "earlier times were skipped, because the gateway or its machine wa
 
 
 async def expire_questions(lanes: LaneRegistry) -> float | None:
-    """Deny the approval requests that have expired or that cannot be answered any more. Their turns then continue.
+    """Deny the approval requests that have expired or that cannot be answered any more.
+
+    The turns that waited for them continue.
 
     Returns the seconds until the next request expires, or None if no request is open.
     """
@@ -92,7 +94,7 @@ async def run_housekeeping(lanes: LaneRegistry, files: AttachmentFolder) -> None
 
 
 async def fire_schedules(lanes: LaneRegistry) -> float | None:
-    """Fire the due schedules. Return the seconds until the next schedule is due, or None without schedules."""
+    """Fire the due schedules. Return the seconds until the next schedule is due, or None if no schedule is active."""
     now = lanes.clock.now()
     due = await lanes.store.read(schedules.next_due, now)
     if due is None or due > now:
@@ -122,9 +124,9 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
     following = next_occurrence(row.spec, row.zone, now)
     next_at = None if following is None else following.at
     meant = last_occurrence(row.spec, row.zone, now)
-    if row.next_at > now or meant is None:  # the clock was set back; keys prevent a second firing
+    if row.next_at > now or meant is None:  # the clock was set back; dedupe keys prevent a second firing
         return FiringPlan(next_at=next_at)
-    is_late = now - meant.at >= 120_000  # a restart takes less time
+    is_late = now - meant.at >= 120_000  # longer than a restart takes
     if is_late and skips_missed and not is_local(row.spec):
         log.info("schedule.skipped", schedule=row.id)
         return FiringPlan(next_at=next_at)
@@ -135,13 +137,13 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
 
 
 def schedule_zone(config: Config) -> str:
-    """Return the time zone for new schedules: the configured zone, else the server's zone (may be empty)."""
+    """Return the name of the time zone for new schedules: the configured zone, or else the server's zone."""
     return config.agent.time_zone or server_zone()
 
 
 @cache
 def server_zone() -> str:
-    """Return the name of the machine's time zone, or an empty string without a name (such as `TZ=CET-1CEST`)."""
+    """Return the name of the machine's time zone, or an empty string if it has none, as with `TZ=CET-1CEST`."""
     import tzlocal  # only the first schedule needs it
 
     try:

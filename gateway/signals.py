@@ -57,12 +57,15 @@ class SignalHandler:
         self.stopping.set()
 
     def _hang_up(self) -> None:
-        """Stop if the terminal was closed, which may be signalled twice. Without a terminal, reload."""
+        """Stop if the terminal was closed, for which two signals can arrive.
+
+        Without a terminal, reload the configuration.
+        """
         if not self._terminals:
             self.reload_asked.set()
             return
         self.stopping.set()
         null = os.open(os.devnull, os.O_RDWR)
         for number in self._terminals:
-            if not os.isatty(number):  # closed; a failed write to it would change the exit code
+            if not os.isatty(number):  # the terminal is closed, and a failed write to it would change the exit code
                 os.dup2(null, number)

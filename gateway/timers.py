@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_SECONDS = 10.0
-"""Seconds between two checks of the clock. If the clock was set back, a job would otherwise run too late."""
+"""Seconds between two checks of the clock. Without them, a job would run too late after the clock was set back."""
 
 TimerWork: TypeAlias = Callable[[], Awaitable[float | None]]
-"""Does the due work and returns the seconds until the next run; None for the timer's longest interval."""
+"""Does the due work and returns the seconds until the next run; None to wait for the timer's longest interval."""
 
 
 class Timer:
@@ -53,7 +53,7 @@ class Timer:
         )
 
     def stop(self) -> asyncio.Task[object] | None:
-        """Forget the job; the scheduler ends it. Return the running task, if any."""
+        """Forget the job, which the scheduler ends. Return the running task, if any."""
         self._job = None
         return self._task
 

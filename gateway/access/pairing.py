@@ -1,7 +1,7 @@
 """Pairing: transactions that offer a code to a stranger, approve a code and revoke access.
 
-Each transaction also stores the reply to the person, so that the reply is sent once. The decision can come from an
-admin in a chat, or from the command line with or without a running daemon.
+Each transaction also stores the reply to the person, so that the reply is sent once. An admin can decide in a chat, or
+an operator on the command line, even while the daemon is stopped.
 """
 
 from gateway.times import format_time
@@ -16,7 +16,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
 
 CODE_MINUTES = 60
-"""Minutes before a code expires: enough to reach an admin, short enough that a lost code is harmless."""
+"""Minutes before a code expires. The time is enough to reach an admin, but too short to misuse a lost code."""
 
 OFFER = (
     "You do not have access yet. Your pairing code is `{code}`, valid for {minutes} minutes. The owner of this bot can "
@@ -25,7 +25,7 @@ OFFER = (
 STILL_WAITING = "You do not have access yet. Your code still needs approval by the owner of this bot or an admin."
 
 COMMAND_LINE = "command line"
-"""Name stored as the decider if no admin in a chat decided."""
+"""Stored in place of an admin if the decision came from the command line."""
 
 WELCOME = {
     UserRole.USER: "You now have access. Send me a message and I will answer. /help lists all commands.",
@@ -45,7 +45,7 @@ def offer_pairing(
         text = OFFER.format(code=code, minutes=CODE_MINUTES)
         return refuse(db, message, message.chat, _offer_key(code), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
-        # Once in 5 minutes, but every slash command needs a reply, because Discord shows it as hanging otherwise.
+        # Once in 5 minutes. Every slash command gets a reply, because Discord shows an unanswered command as hanging.
         moment = message.event_ref if message.ticket is not None else now // 300_000
         return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
     inbox.advance_cursor(db, cursor)
@@ -56,7 +56,7 @@ def offer_pairing(
 def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
-    """Give the holder of a code access, and welcome them in the chat where they asked, if it is still known.
+    """Give access to the person with this code. Welcome them in the chat where they got the code, if still known.
 
     Raises `CommandError` for an invalid code.
     """
@@ -73,7 +73,7 @@ def approve_pairing(
 
 @locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Revoke access, also for messages that wait to join a running turn. Raises `CommandError`."""
+    """Revoke a person's access. Their messages no longer join running turns. Raises `CommandError` if not paired."""
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:
@@ -90,7 +90,7 @@ def load_pairing_rows(db: Connection, now: Millis) -> list[dict[str, str]]:
 
 
 def pairing_row(pairing: Pairing) -> dict[str, str]:
-    """Return the row of a pairing for the command line."""
+    """Return a pairing as a JSON object for the command line."""
     return {
         "user": pairing.user_ref,
         "name": pairing.display_name,
@@ -102,7 +102,7 @@ def pairing_row(pairing: Pairing) -> dict[str, str]:
 
 
 def _offer_key(code: str) -> str:
-    """Return the dedupe key of the reply that offers a code. The key leads back to the chat."""
+    """Return the dedupe key of the reply that offers a code. On approval, the key finds the chat of the offer."""
     return f"pairing:{pairings.hash_code(code)[:16]}"
 
 

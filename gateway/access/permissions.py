@@ -47,14 +47,14 @@ class AccessControl:
         live: LiveConfig,
         on_loaded: Callable[[Callable[[UserRef], bool]], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_loaded` receives `has_access` and stops running work of people without access."""
+        """`on_loaded` receives the function `has_access`, and stops the running work of people without access."""
         self._store = store
         self._live = live
         self._on_loaded = on_loaded
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
         self._changed = asyncio.Event()
-        """Event that every load sets and replaces."""
+        """Event that is set when access is loaded again. Each load creates a new event."""
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
@@ -62,7 +62,7 @@ class AccessControl:
 
         Called at the start and after every change of access.
         """
-        async with self._loading:  # loads run one at a time, so that an older read cannot win
+        async with self._loading:  # loads run one at a time, so that an older read cannot replace a newer one
             await retried(self._load, StoreUnavailable, "access.stale")
         if self._on_loaded is not None:
             await self._on_loaded(self.has_access)
@@ -97,7 +97,10 @@ class AccessControl:
         return self.role_of(ref) is UserRole.ADMIN
 
     async def load_role(self, ref: UserRef) -> UserRole | None:
-        """Return the role of a person. If it is unknown, load the pairings, which another node may have changed."""
+        """Return the role of a person. If the person has none, first load the pairings again.
+
+        Another node may have changed them.
+        """
         if self.role_of(ref) is None:
             await self.load()
         return self.role_of(ref)
@@ -136,7 +139,7 @@ class AccessControl:
     # ---- tools
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Return why a tool cannot be used in this chat or by this person; None if it can."""
+        """Return the reason why a tool cannot be used in this chat or by this person, or None if it can."""
         switch = self._live.config.tools.switch_of(tool.name, chat)
         if switch == "off":
             return "it is disabled in this chat"

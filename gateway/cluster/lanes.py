@@ -16,16 +16,16 @@ from hermes_state.turns import RunningTurn, find_unended
 from hermes_state.values import ChatId
 
 MIN_TURN_SECONDS = 0.1
-"""Seconds after which another node may have finished a turn that this node stored."""
+"""Minimum seconds before another node can have finished a turn that this node stored."""
 
 
 def load_of(lanes: LaneRegistry) -> float:
-    """Return the running turns as a fraction of `sessions.max_turns`."""
+    """Return the number of running turns as a fraction of `sessions.max_turns`."""
     return len(lanes.active) / lanes.runtime.config.sessions.max_turns
 
 
 class ChatQueue:
-    """Chats that wait for a node, in the order in which this node learned of them.
+    """Chats with work whose locks this node does not hold, in the order in which it learned of them.
 
     A chat that another node serves keeps its place. Its lock is requested again after the next sweep.
 
@@ -42,7 +42,7 @@ class ChatQueue:
 
     def __init__(self) -> None:
         self._chats: dict[ChatId, bool] = {}
-        """Chats in order, with True if their lock must be requested."""
+        """Waiting chats in order. The value is True if the chat's lock must be requested."""
         self._put: set[ChatId] = set()
         """Chats that were added since the last sweep began. The sweep may have missed them."""
 
@@ -64,7 +64,7 @@ class ChatQueue:
         self._chats.pop(chat_id, None)
 
     def leave(self, chat_ids: Iterable[ChatId]) -> None:
-        """Note that other nodes serve these chats."""
+        """Request the locks of these chats only after the next sweep, because other nodes serve them."""
         self._chats |= dict.fromkeys(chat_ids, False)
 
     def begin_look(self) -> None:
@@ -79,15 +79,15 @@ class ChatQueue:
 
 
 class LockedChats:
-    """Ownership of a node that shares its database with other nodes."""
+    """Ownership of chats for a node that shares its database with other nodes."""
 
     def __init__(self, lanes: LaneRegistry, seat: Seat) -> None:
         self._lanes = lanes
         self._seat = seat
         self._queue = ChatQueue()
-        """Chats with work whose locks this node does not have yet."""
+        """Chats with work that this node does not serve yet."""
         self._stored_at: dict[ChatId, float] = {}
-        """Earliest monotonic time at which the turn of a waiting chat was stored."""
+        """Monotonic time just before the turn of a waiting chat was stored."""
         self._taking: asyncio.Task[None] | None = None
 
     @property
@@ -111,7 +111,11 @@ class LockedChats:
         self._take_soon()
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Queue a chat. A busy node with room leaves a new message to the hint, to which idle nodes react first."""
+        """Queue a chat.
+
+        A busy node with room ignores a new message until the hint about it arrives, because idle nodes react to the
+        hint first.
+        """
         if started is not None:
             self._stored_at[chat_id] = asked_at
         elif is_new and self._is_busy and self._lanes.room > 0:
@@ -169,5 +173,5 @@ class LockedChats:
                     return
                 others = [chat_id for chat_id in asked if chat_lock(chat_id) not in taken]
                 queue.leave(others)
-                # Turns that were stored here now belong to other nodes.
+                # Other nodes now continue the turns that this node stored for these chats.
                 await lanes.let_go(*(lanes.own[chat_id] for chat_id in others if chat_id in lanes.own))

@@ -1,7 +1,7 @@
 """Cluster membership: some settings must be the same on all nodes, and their clocks must agree.
 
-A start fails if they differ. A running gateway compares them every minute and after a reload. It only logs a warning,
-because a change on another node must not stop this node.
+If settings or clocks differ, a node does not start. A running node compares them every minute and after a reload. It
+only logs a warning about a difference, because a change on another node must not stop this node.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def agreed_settings(config: Config) -> str:
     """Return the settings that nodes must agree on as JSON, with digests for secrets and without unset tokens."""
     values = {dotted(key): value for key, value in values_of(config)}
     values["agent.time_zone"] = values["agent.time_zone"] or server_zone()
-    # A node without a token leaves that bot to others.
+    # A node without a bot's token leaves that bot to other nodes.
     compared = [key for key in AGREED if key in values and not (key.endswith("token") and values[key] is None)]
     return msgspec.json.encode({key: _shown(values[key]) for key in compared}).decode()
 
@@ -60,13 +60,13 @@ def _shown(value: Any) -> str:
 
 
 def node_info(config: Config, node_id: str = "") -> NodeInfo:
-    """Return the description of this node for other nodes."""
+    """Return the description of this node that other nodes read."""
     cluster, settings = config.cluster, agreed_settings(config)
     return NodeInfo(id=node_id, name=cluster.name, version=installed_version(), role=cluster.role, settings=settings)
 
 
 def refuse_early(loaded: LoadedConfig, url: str, *, is_fresh: bool) -> None:
-    """Raise the error with which a start at the database `url` would fail, before it changes anything. Blocks."""
+    """Check the database at `url` without changing it. Raise the error with which a start would fail. Blocks."""
     check_place(loaded.database, url, node_info(loaded.config), SystemClock().now(), is_fresh=is_fresh)
 
 
@@ -85,9 +85,10 @@ class Membership:
         return node_info(self._config(), self._store.id)
 
     async def open_seat(self, on_hint: OnHint) -> Seat:
-        """Take the seat. Raises the errors of `engines.opening.open_seat`, or `ConfigError` for different settings.
+        """Take the seat. Raises the errors of `engines.opening.open_seat`, or `ConfigError` if the settings differ.
 
-        Settings are compared only at the start, because turns wait while a node retakes its seat.
+        Settings are compared only at the first call. Later calls must be fast, because turns wait until the node has a
+        seat again.
         """
         seconds = self._config().cluster.seat_seconds
         seat = await open_seat(self._store, seconds, lambda: self.node, on_hint, self._clock.now())
@@ -119,7 +120,10 @@ class Membership:
             self._known = set(found)
 
     async def end_left_transactions(self) -> None:
-        """End transactions that lost nodes left open, because their locks block other nodes. Runs until cancelled."""
+        """End the open transactions of nodes that lost their connection, because the locks block other nodes.
+
+        Runs until cancelled.
+        """
         while True:
             try:
                 if count := await self._store.read(end_left_transactions):

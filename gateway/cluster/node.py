@@ -1,7 +1,7 @@
 """Cluster node: holds a seat at the database and does its share of the work while it has the seat.
 
 Each chat, each account and the housekeeping belong to one node at a time. A node looks for free work twice a second,
-and hints tell it about writes of other nodes. A single daemon does all the work.
+and other nodes send it hints about their writes. A single daemon does all the work.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from hermes_state.values import ChatId
 log = structlog.get_logger()
 
 SWEEP_SECONDS = 0.5
-"""Seconds between two sweeps for free work. Sweeps find work even if a hint was lost."""
+"""Seconds between two sweeps, which search the database for free work. They find work even if a hint was lost."""
 DUTY_BACKOFF = Backoff(max_seconds=60.0)
 
 OnHintOf = Callable[[int], None]
@@ -37,12 +37,12 @@ class Duty:
     lock: SeatLock
     run: Callable[[], Awaitable[None]]
     take_up: Callable[[], Awaitable[None]] | None = None
-    """Finishes work that the last owner left, before `run`."""
+    """Called before `run` to finish work that the last owner left."""
 
 
 @dataclass(eq=False, slots=True)
 class NodeState:
-    """Current seat and duties of a node. Other parts use it to check that work still belongs to this node."""
+    """Current seat and duties of a node. Other parts use it to check whether work still belongs to this node."""
 
     seat: Seat | None = None
     duties: list[Duty] = field(default_factory=list)
@@ -79,7 +79,7 @@ class NodeState:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Node:
-    """Takes the seat, then free duties and chats with work."""
+    """Takes the seat, then takes over free duties and chats with work."""
 
     state: NodeState
     open_seat: Callable[[OnHint], Awaitable[Seat]]
@@ -89,11 +89,11 @@ class Node:
     on_hint: Mapping[HintKind, OnHintOf]
     """Handlers for hints that do not concern lanes."""
     abandon: Callable[[], Awaitable[None]]
-    """Stops the work of duties."""
+    """Stops the work of duties after the seat was lost."""
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def start(self) -> None:
-        """Take the seat and free work, which `run` then starts. Raises the errors of `open_seat`, or `SeatLost`."""
+        """Take the seat and free work. Duties start only in `run`. Raises the errors of `open_seat`, or `SeatLost`."""
         self.state.seat = seat = await self.open_seat(self._take_hint)
         if seat.is_shared:  # hints about cached values may have been missed
             for kind in (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED):
@@ -101,7 +101,7 @@ class Node:
         try:
             if not await run_until(seat.lost, self._take_first(seat)):
                 raise SeatLost("the node lost its seat while it started its work")
-        except StateError:  # no other node can have its locks
+        except StateError:  # release the locks, so that other nodes can take them
             seat.lost.set()
             await self._give_up(seat)
             raise
@@ -113,7 +113,7 @@ class Node:
             seat = self.state.seat
             self._tasks = [asyncio.ensure_future(self._run_duty(duty)) for duty in self.state.duties]
             try:
-                if seat.is_shared:  # a sweep can hang in the database
+                if seat.is_shared:  # a sweep can wait for the database indefinitely
                     await run_until(seat.lost, self._sweep(seat))
                 else:
                     await seat.lost.wait()
@@ -129,7 +129,7 @@ class Node:
 
     async def _sweep(self, seat: Seat) -> None:
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)  # hints may be lost
+            await asyncio.sleep(SWEEP_SECONDS)  # needed because hints can be lost
             try:
                 for duty in await self._lock_free(seat):
                     await self._take_over(duty, seat)
@@ -177,7 +177,7 @@ class Node:
             await asyncio.sleep(pause)  # no event announces that the cause is gone
 
     async def _give_up(self, seat: Seat) -> None:
-        """End all work without a write, because another node may already have taken over."""
+        """If the seat was lost, end all work without storing anything, because another node may have taken over."""
         if not seat.lost.is_set():
             await cancel_all(self._tasks)
             return
@@ -193,7 +193,7 @@ class Node:
     def _take_hint(self, hint: Hint) -> None:
         self.state.hints_received += 1
         if hint.kind is HintKind.WORK:
-            # Give the node that stored the message a head start and, if this node is busy, also less busy nodes.
+            # Wait briefly, so that the node that stored the message, or a less busy node, can take the chat first.
             pause = 0.005 + 0.05 * load_of(self.lanes)
             asyncio.get_running_loop().call_later(pause, self.lanes.wake, ChatId(hint.id))
         elif hint.kind is HintKind.STOPPED:

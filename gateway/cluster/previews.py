@@ -23,13 +23,16 @@ log = structlog.get_logger()
 STORE_SECONDS = 1.0
 """Minimum seconds between two writes of a preview."""
 BEAT_SECONDS = 2.0
-"""Maximum seconds between two writes. A preview is renewed only after a write, so that it does not outlive its node."""
+"""Maximum seconds between two writes.
+
+A preview is renewed only after a write, so that it disappears if its node crashes.
+"""
 SILENT_SECONDS = 3 * BEAT_SECONDS
-"""Seconds without a write before a preview ends."""
+"""Seconds without a write after which a preview ends."""
 
 
 class StoredPreview(TurnPreview):
-    """Preview whose text is stored for another node. Nothing is stored after the turn has ended."""
+    """Preview whose text is stored, so that another node can show it. Nothing is stored after the turn has ended."""
 
     def __init__(self, turn: RunningTurn, store: Store, clock: Clock) -> None:
         super().__init__(turn)
@@ -51,7 +54,7 @@ class StoredPreview(TurnPreview):
 
 
 class RemotePreview(LivePreview):
-    """Preview of a turn on another node, which writes at least every `BEAT_SECONDS` while the turn runs."""
+    """Preview of a turn on another node. That node stores it at least every `BEAT_SECONDS` while the turn runs."""
 
     _typing_overlap_seconds = BEAT_SECONDS + 0.5  # typing is renewed only after a write
     heard_at = 0.0
@@ -65,11 +68,14 @@ class RemotePreview(LivePreview):
         self.heard_at = time.monotonic()
 
     def move(self, turn: RunningTurn) -> None:
-        """Continue for a node that has resumed the turn. The placeholder is also stored for that node."""
+        """Continue after another node has resumed the turn. The placeholder is stored again for the resumed turn."""
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Pause before waiting, so that new text is shown at once: its node has already collected it for a second."""
+        """Pause before waiting, so that new text is shown at once.
+
+        The node of the turn stores its text only once a second.
+        """
         if was_sent or self.text != self._shown:
             await wait_until(self._closed, pause)
         if self.text == self._shown and not self._closed.is_set():
@@ -81,7 +87,7 @@ class RemotePreview(LivePreview):
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class RemotePreviews:
-    """Shows the stored previews of other nodes, from a turn's first hint until its answer is sent."""
+    """Shows the stored previews of other nodes. A preview starts with a turn's first hint and ends with its answer."""
 
     store: Store
     adapters: AdapterRegistry
@@ -93,7 +99,7 @@ class RemotePreviews:
     """Chats whose previews were closed since the current read began."""
 
     def note(self, turn_id: TurnId) -> None:
-        """Note that the preview of a turn was stored."""
+        """Read the preview of this turn soon, because a hint says that it was stored."""
         if self.adapters.serves_any:
             self._hinted.add(turn_id)
             self._arrived.set()
@@ -115,9 +121,10 @@ class RemotePreviews:
             await self.abandon()
 
     async def close(self, chat_id: ChatId) -> Mapping[TurnId, str]:
-        """End the previews of a chat's turns until their next write. Return their placeholders.
+        """End the previews of a chat's turns until their next write. Return the placeholder messages by turn.
 
-        The sender calls this while it holds the chat's gate, so an earlier read cannot show anything afterwards.
+        The sender calls this while it holds the chat's gate, so a read that began earlier cannot show anything
+        afterwards.
         """
         self._closed.add(chat_id)
         shown = [one for one in self._shown.values() if one.turn.chat_id == chat_id]

@@ -27,7 +27,7 @@ STOPPED = "Compression cancelled; nothing was changed."
 
 
 async def compress(request: CommandRequest) -> CommandResult:
-    """Compress. `preview`, `undo` and `here N` count only as the whole argument; any other text is the focus."""
+    """Compress the conversation. The argument is `preview`, `undo` or `here N`; any other text is the focus."""
     argument = request.argument
     word, here = argument.lower(), re.fullmatch(r"here\s+(\d{1,6})", argument, re.IGNORECASE)
     session = await request.load_open_session()
@@ -75,7 +75,8 @@ def _details(outcome: Compressed) -> list[str]:
     prepared, topic = outcome.prepared, outcome.job.focus
     written = f"Summary written by {prepared.model}"
     if prepared.failure is not None:
-        written = f"No model could write a summary ({prepared.failure.rstrip('.')}), so I listed the key points by rule"
+        reason = prepared.failure.rstrip(".")
+        written = f"No model could write a summary ({reason}), so I listed the key points without a model"
     focus = f", with the focus “{topic}”" if topic else ""
     # Undo is offered only if the restored prompt leaves some room in the window.
     can_undo = outcome.job.tokens_before * 100 <= outcome.job.limits.input_window * 96
@@ -95,8 +96,9 @@ async def _plan_undo(context: ContextController, conversation: ConversationRef, 
         raise CommandError("There is no compression to undo in this conversation.")
     if not undoing.fits:
         raise CommandError(
-            f"Undoing would use about {undoing.tokens:,} of {undoing.limits.input_window:,} tokens, which leaves no "
-            "room to continue. Nothing was changed. I can still look everything up, and /history shows the originals."
+            f"The restored prompt would use about {undoing.tokens:,} of {undoing.limits.input_window:,} tokens, which "
+            "leaves no room to continue. Nothing was changed. I can still look everything up, and /history shows the "
+            "originals."
         )
     return CommandResult(apply=partial(_undo, undoing))
 

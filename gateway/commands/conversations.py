@@ -35,7 +35,7 @@ async def new(request: CommandRequest) -> CommandResult:
     before = await request.load_open_session()
 
     async def after() -> None:
-        if before is not None:  # the agent is read after the write, because a reload replaces it
+        if before is not None:  # read the agent after the write, because a reload might have replaced it
             await context.runtime.agent.context.ended(before.id, was_reset=True)
 
     return CommandResult(apply=partial(_new, request.chat.id, title), after=after)
@@ -48,7 +48,7 @@ def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str
         sessions.set_title(db, started.id, title)
     text = "Started a new conversation." if title is None else f"Started a new conversation, “{title}”."
     if before is not None and sessions.count_messages(db, before.lineage_id):
-        text += f" `/resume {before.short_key}` goes back to the last one."
+        text += f" `/resume {before.short_key}` goes back to the previous one."
     return text
 
 
@@ -135,7 +135,7 @@ def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcri
 
 
 async def rules(request: CommandRequest) -> CommandResult:
-    """List the active rules, or `drop` the rules from a message."""
+    """List the standing rules, or remove the rules from one message with `drop`."""
     session = await request.load_open_session()
     if session is None:
         return say("This chat has no conversation yet.")

@@ -72,7 +72,7 @@ def _entries(title: str, entries: list[NoteEntry]) -> list[str]:
 
 @transaction
 def todo(request: CommandRequest, db: Connection, now: Millis) -> str:
-    """Show the list, or `clear` it and tell the model."""
+    """Show the to-do list. With `clear`, empty the list and tell the model."""
     if request.argument.lower() not in ("", "list", "clear"):
         raise CommandError("Send `/todo` to see the list, or `/todo clear` to clear it.")
     session = sessions.load_active(db, request.chat.id)
@@ -87,7 +87,7 @@ def todo(request: CommandRequest, db: Connection, now: Millis) -> str:
 
 @transaction
 def schedule(request: CommandRequest, db: Connection, now: Millis) -> CommandReply:
-    """List the chat's schedules, `add` one, or `pause`, `resume`, `remove` or `run` one."""
+    """List the chat's schedules, `add` a schedule, or `pause`, `resume`, `remove` or `run` an existing schedule."""
     argument, context = request.argument, request.context
     try:
         if argument.lower() in ("", "list"):

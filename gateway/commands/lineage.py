@@ -1,4 +1,7 @@
-"""Admin commands for stored conversations: /lineage /search /session. In a shared chat they cover only that chat."""
+"""Admin commands for stored conversations: /lineage /search /session.
+
+In a shared chat, they show only the conversations of that chat.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -163,7 +166,7 @@ def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
 def _row_lines(opened: OpenedSession, redact: Redact, zone: tzinfo | None) -> list[str]:
     lines = []
     for row in opened.rows:
-        text = redact((row.text or "")[:20_000])  # the reply shows far less
+        text = redact((row.text or "")[:20_000])  # the reply shows only a small part of a long message
         if row.body.calls:
             text += f" (called {', '.join(call.name for call in row.body.calls)})"
         mark, size = (" ←", 1_000) if row.id == opened.message_id else ("", 280)

@@ -45,7 +45,7 @@ async def model(request: CommandRequest) -> CommandResult:
             size = f"This conversation has about {status.prompt:,} tokens"
             sentences.append(f"{size}, so I will compress it before the next answer.")
     if choice is not None and choice not in known_routes(settings):
-        sentences.append("It is not in the configuration, so your next message will show whether it exists.")
+        sentences.append("This model is not in the configuration, so your next message will show whether it exists.")
     return set_in_session(request, sessions.choose_model, choice, " ".join(sentences))
 
 
@@ -83,7 +83,10 @@ async def _chosen_effort(request: CommandRequest, session: sessions.Session | No
 
 
 async def _window(handle: ModelHandle) -> str:
-    """Return the size of the window and its source. The provider is asked at the model's first turn."""
+    """Return the size of the context window and its source.
+
+    The provider reports its value at the model's first turn.
+    """
     limits = await handle.load_limits()
     return f"window {limits.context_length:,} tokens ({window_from(handle.window_from)})"
 

@@ -72,6 +72,9 @@ def _list(db: Connection, now: Millis) -> str:
 
 
 def _named(pairing: Pairing) -> str:
-    """Return a person's name and id for admins. Strangers choose their names, so links and formatting are disabled."""
+    """Return a person's name and id for admins.
+
+    People can choose any name, so links and formatting in names are disabled.
+    """
     name = pairing.display_name.replace("`", "'").strip() or "?"
     return f"`{name}` (`{pairing.user_ref}`)"

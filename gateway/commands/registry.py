@@ -59,7 +59,7 @@ class CommandReply:
     markdown: str
     buttons: tuple[Button, ...] = ()
     other_chat: ChatId | None = None
-    """Another chat that also receives a reply from the command's transaction."""
+    """Another chat for which the command's transaction also stored a reply."""
     on_commit: Callable[[], object] | None = None
     is_urgent: bool = False
     """Send this reply before earlier unsent replies."""
@@ -68,8 +68,8 @@ class CommandReply:
 Apply: TypeAlias = Callable[[Connection, Millis], "CommandReply | str | RunningTurn"]
 """Effect of a command inside its transaction. A `CommandError` rolls it back and becomes the reply.
 
-If it opens a turn, it returns the turn, which is bound to the command's inbox row and runs next. The command's chat is
-locked. Any other lock must be declared (see `store.locks`).
+If the effect opens a turn, it returns the turn, which belongs to the command's inbox row and runs next. The transaction
+locks the command's chat. Any other lock must be declared. See `store.locks`.
 """
 
 
@@ -79,7 +79,7 @@ class CommandResult:
 
     apply: Apply
     after: Callable[[], Awaitable[None]] | None = None
-    """Step after the transaction. It runs even if the transaction failed."""
+    """Called after the transaction, even if the transaction failed."""
 
 
 class TaskRegistry:
@@ -146,7 +146,7 @@ class CommandRequest:
 
     @property
     def reachable_chat(self) -> ChatId | None:
-        """Shared chats can only show their own contents; None means any chat."""
+        """The only chat whose contents may be shown: the chat itself if it is shared, or None for any chat."""
         return self.chat.id if self.chat.kind.is_shared else None
 
     async def load_open_session(self) -> Session | None:
@@ -154,7 +154,7 @@ class CommandRequest:
         return await self.context.store.read(sessions.load_open, self.chat.id)
 
     def conversation(self, session: Session) -> ConversationRef:
-        """Return the reference under which the agent's context knows a conversation of this chat."""
+        """Return the reference of a session for the agent's context, which includes this chat and its kind."""
         chat = self.chat
         return ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
 
@@ -166,7 +166,10 @@ class CommandRequest:
         return (int(self.argument[:9]) or None) if self.argument.isdecimal() else None
 
     async def acknowledge(self, markdown: str) -> None:
-        """Reply once that the command takes a while. For a slash command, the platform shows this itself."""
+        """Reply once that the command takes a while.
+
+        Slash commands get no reply, because the platform shows this itself.
+        """
         if self.row.payload.ticket is not None:
             return
         reply = reply_to(self.row, self.chat, CommandReply(markdown=markdown), f"inbox:{self.row.id}:begun")
@@ -198,14 +201,17 @@ class Command:
     options: tuple[CommandOption, ...] = ()
     _: KW_ONLY
     actions: tuple[CommandAction, ...] = ()
-    """Sub-commands. One of them must equal the bare command, because some menus show only sub-commands."""
+    """Sub-commands.
+
+    One of them must do the same as the command without an argument, because some menus show only sub-commands.
+    """
     suggest: Callable[[Runtime], Sequence[str]] = lambda _runtime: ()
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
     moderated: str | None = None
-    """Regular expression for arguments that only admins and moderators can use in a shared conversation."""
+    """Regular expression for arguments that only admins and moderators can use in a shared chat."""
     unstored: Callable[[CommandContext, ChatKey], str] | None = None
-    """Answer from memory while the database cannot be written; None: the command waits."""
+    """Returns the reply while the database cannot be written; None if the command must wait for the database."""
 
     @property
     def argument(self) -> str | None:

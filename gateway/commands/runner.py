@@ -34,7 +34,7 @@ from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
 log = structlog.get_logger()
 
 LAST_SECONDS = 2.0
-"""Seconds that a cancelled command gets for its last step."""
+"""Seconds that a cancelled command gets for its `after` step."""
 CRASH_SENTENCE = "That command failed because of an internal error. The gateway's log has the details."
 
 
@@ -45,7 +45,7 @@ class CommandRunner:
         self._context = context
         self._delivery = delivery
         self._group = group
-        self._tasks: set[asyncio.Task[Any]] = set()  # Any: the results differ and are not read here
+        self._tasks: set[asyncio.Task[Any]] = set()  # Any: tasks have different result types, which are not read here
         self._in_hand: dict[InboxId, asyncio.Event] = {}
 
     async def start(self, account: str) -> None:
@@ -70,11 +70,11 @@ class CommandRunner:
         return track(self._tasks, self._group.create_task(work, name=f"unstored-{message.event_ref}"))
 
     def note_dropped(self, inbox_id: InboxId) -> None:
-        """Stop the work of a command that another process has stopped."""
+        """Cancel the work of a command whose row another process has settled."""
         self._context.tasks.stop(inbox_id)
 
     async def close(self) -> None:
-        """Cancel the commands outside the lanes. The next start runs them."""
+        """Cancel the commands that run outside the lanes. They run again after the next start."""
         await cancel_all(self._tasks)
 
     async def run_queued(self, row: InboxRow) -> RunningTurn | None:
@@ -97,7 +97,7 @@ class CommandRunner:
                 try:
                     effect = await self._decide(row, chat)
                     outcome = await self._store(row, chat, effect.apply)
-                except StoreUnavailable:  # raised before the handler: the caller tries again
+                except StoreUnavailable:  # the caller tries again
                     raise
                 except Exception:  # command boundary: the user gets a reply, and the chat continues
                     log.exception("command.crashed", command=_name_of(row))

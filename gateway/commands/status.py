@@ -56,10 +56,10 @@ async def status(request: CommandRequest) -> CommandResult:
 
 
 def status_unstored(context: CommandContext, key: ChatKey) -> str:
-    """Answer from memory while the database cannot be written."""
+    """Return the reply to `/status` without reading the database, for use while it cannot be written."""
     running = context.lanes.running_in(key)
     lines = [
-        "- Database: cannot be written right now, because it is locked or its disk is full; messages wait until it can",
+        "- Database: cannot be written, because it is locked or its disk is full; new messages wait until this is over",
         *_model_lines(context, running.chosen_model if running is not None else None),
         *([_running_line(context, running)] if running is not None else []),
     ]
@@ -77,7 +77,7 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
     client = context.runtime.model_of(choice).client
     name = name_of(settings, choice)
     called = f"{name} ({route.label})" if name != route.label else name
-    # Some providers cache without being asked, so only caching that we request is shown.
+    # Some providers always cache prompts, so only caching that the gateway requests is shown.
     caching = f"; prompt caching on ({settings.cache_ttl})" if marks_prompts(client.name, client.route) else ""
     chosen = ", chosen here" if choice is not None else ""
     yield f"- Model: {called}, route {client.route}{chosen}{caching}"
@@ -100,14 +100,14 @@ def _connection_lines(context: CommandContext) -> Iterator[str]:
 
 
 async def context_lines(request: CommandRequest, session: Session) -> list[str]:
-    """Describe the size of the window, its use, and a window that is too small."""
+    """Describe the context window: its size, how full it is, and whether it is too small."""
     runtime = request.context.runtime
     model, engine = runtime.model_of(session.chosen_model), runtime.agent.context.engine.name
     status = await runtime.agent.context.status(request.conversation(session), model)
     limits, times = status.limits, status.compressions
     percent = status.prompt * 100 // limits.input_window
     acts = f"compression starts at {status.threshold:,}"
-    if engine != BUILT_IN:  # an engine may have other reasons
+    if engine != BUILT_IN:  # another engine can have further reasons to compress
         acts = f"compression by `{engine}` starts at {status.threshold:,} or earlier"
     if not model.context.enabled:
         acts = "compressed only by /compress"
@@ -137,7 +137,10 @@ def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str |
 
 
 async def usage(request: CommandRequest) -> CommandResult:
-    """Show this conversation, this chat today, and caps. The whole gateway is shown only to admins or if capped."""
+    """Show the usage of this conversation, the usage of this chat today, and the spending caps.
+
+    The usage of the whole gateway is shown only to admins, or if a cap applies to it.
+    """
     context, chat = request.context, request.chat
     session = await context.store.read(load_active, chat.id)
     place = LookupResult(chat_id=chat.id, session=session)

@@ -135,7 +135,7 @@ COMMANDS = (
         "approve",
         CONTROL,
         tools.approve,
-        "allow what the agent asked for: once, in this conversation, or always in this chat",
+        "approve the agent's request: once, in this conversation, or always in this chat",
         (
             Option("id", "the number of the request, or all"),
             Option("scope", "how long the permission lasts", ("once", "session", "always")),
@@ -145,7 +145,7 @@ COMMANDS = (
         "deny",
         CONTROL,
         tools.deny,
-        "deny what the agent asked for",
+        "deny the agent's request",
         (Option("answer", "the number of the request, or all; then an optional reason for the agent"),),
     ),
     Command(

@@ -23,7 +23,7 @@ from hermes_state.tools.approvals import Answerer, ApprovalState, GrantKind, Pen
 from hermes_state.values import Millis, ToolEffect
 
 Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApproval], Millis], str]
-"""Stores the decision on approval requests and returns the reply."""
+"""Stores the decision on the given approval requests and returns the reply."""
 
 _NUMBER = re.compile(r"a?(\d{1,18})", re.IGNORECASE)
 _POLICIES = {
@@ -73,7 +73,7 @@ def _forget(request: CommandRequest, db: Connection, _now: Millis) -> str:
 
 
 async def approve(request: CommandRequest) -> CommandResult:
-    """Approve a request, or `all` open requests."""
+    """Approve an approval request, or `all` open requests."""
     words = request.argument.lower().split()
     scope = GrantKind.ONCE
     if words and words[-1] in tuple(GrantKind):
@@ -84,7 +84,7 @@ async def approve(request: CommandRequest) -> CommandResult:
 
 
 async def deny(request: CommandRequest) -> CommandResult:
-    """Deny a request and give the agent the reason."""
+    """Deny an approval request, or `all` open requests, and tell the agent the reason."""
     word, _, rest = request.argument.partition(" ")
     which = word.lower() if word.lower() == "all" or _NUMBER.fullmatch(word) else None
     reason = (rest if which is not None else request.argument).strip()
@@ -109,7 +109,10 @@ def _answer(request: CommandRequest, decide: Decide, which: str | None) -> Comma
 
 
 def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequence[PendingApproval]:
-    """Return the requests that an answer is about. Raises `CommandError` if the sender may not answer them."""
+    """Return the approval requests that the command answers.
+
+    Raises `CommandError` if there are none, or if the sender is not allowed to answer them.
+    """
     is_named, person = which is not None and which != "all", request.row.sender_ref
     is_admin = request.role is UserRole.ADMIN  # an admin's direct chat can answer all requests to admins
     load = partial(approvals.load_pending, db, request.chat.id, is_admins=is_admin and not request.chat.kind.is_shared)
@@ -117,7 +120,7 @@ def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequen
     if which is not None and is_named:
         number = _NUMBER.fullmatch(which)
         pending = [one for one in pending if number is not None and one.id == int(number[1])]
-    if not pending and not is_named and (later := load()):  # a clock that was set back has the same effect
+    if not pending and not is_named and (later := load()):  # asked later, or the clock was set back
         name = f"a{later[0].id}"
         asked_later = "I asked this after you sent your answer, so please name the request"
         raise CommandError(f"{asked_later}: `/approve {name}` or `/deny {name}`.")

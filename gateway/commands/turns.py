@@ -22,8 +22,8 @@ BEFORE_IS_COMPRESSED = "Earlier messages are compressed. To bring them back firs
 async def stop(request: CommandRequest) -> CommandResult:
     """Cancel a turn of this process at once. A transaction then stores the stop for all nodes and replies.
 
-    A running command is cancelled after that transaction. If it were cancelled earlier, the chat would start the next
-    queued message, and the stop would hit that message instead.
+    A running command is cancelled after that transaction. Otherwise, the chat might start the next queued message
+    before the transaction, which would then stop that message.
     """
     lanes, store, chat_id = request.context.lanes, request.context.store, request.chat.id
     argument = request.argument.lower()
@@ -46,7 +46,7 @@ async def stop(request: CommandRequest) -> CommandResult:
         is_late = begun is not None and await store.read(find_turn, begun.id) is None
         if is_late and (late := lanes.begin_stop(chat_id, STOPPED)) is not None:
             late.settle_stop()
-        lanes.wake(chat_id)  # a turn that waited for approval had no lane to continue with the queue
+        lanes.wake(chat_id)  # a turn that waits for approval has no lane, so the queue needs a new lane
 
     return CommandResult(apply=partial(_stop, request, stopping, argument == "all"), after=settle)
 
@@ -61,7 +61,7 @@ def _stop(
     request: CommandRequest, stopping: ActiveTurn | None, is_all: bool, db: Connection, now: Millis
 ) -> CommandReply:
     chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
-    # Called before the turn ends, so that the new partial answer is still delivered.
+    # Called before the turn ends, so that it does not stop the delivery of that turn's partial answer.
     has_stopped_delivery = outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
     turn, command = find_open_turn(db, chat_id), None
     if turn is not None and _is_meant(request, turn):
@@ -69,7 +69,7 @@ def _stop(
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else None
         has_stopped = journal.stop_turn(db, turn, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
     else:
-        earlier = request.context.lanes.stopped_for.get(request.row.id)  # the lane has already stored its end
+        earlier = request.context.lanes.stopped_for.get(request.row.id)  # a turn that was stopped early
         has_stopped = stopping is not None or (earlier is not None and was_stopped(db, earlier))
         if turn is None and not has_stopped:
             command = _drop_command(request, db, now)
@@ -88,7 +88,7 @@ def _stop(
 
 
 def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> InboxId | None:
-    """Settle a `/compress` at the front of the queue, which runs now or next."""
+    """Settle a `/compress` at the front of the queue, whether it is running or waiting. Return its inbox id, if any."""
     waiting = [row for row in inbox.load_waiting(db, request.chat.id) if not row.runs_at_once]
     first = next((row for row in waiting if row.kind is not inbox.InboxKind.NOTICE), None)
     if first is None or first.kind is not inbox.InboxKind.COMMAND or first.id > request.row.id:
@@ -104,7 +104,10 @@ def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> Inbox
 
 
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
-    """True unless the turn's message came after this `/stop`, or after the turn that `/stop` ended from memory."""
+    """True if the turn's message arrived before this `/stop`, so that the `/stop` is meant for this turn.
+
+    If the `/stop` ended a turn before it could be stored, it does not stop a later turn.
+    """
     earlier = request.context.lanes.stopped_for.get(request.row.id)
     return turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)
 
@@ -127,7 +130,7 @@ def undo(request: CommandRequest, db: Connection, now: Millis) -> str:
         raise CommandError("Send `/undo`, or `/undo 3` to undo three exchanges.")
     view = _active_view(db, request.chat.id)
     exchanges = _exchanges(view)
-    # Undo reaches back to the newest compression handoff. In the view, the kept head precedes the handoff.
+    # Only exchanges after the newest compression handoff can be undone. The view shows the kept head before it.
     handoffs = (at for at, rows in enumerate(exchanges, 1) if any(row.origin is Origin.SUMMARY for row in rows))
     exchanges = exchanges[max(handoffs, default=0) :]
     is_compressed = any(message.origin is Origin.SUMMARY for message in view.transcript)

@@ -1,4 +1,7 @@
-"""The daemon's agent and models. They are built from the configuration, and rebuilt when a reload changes it."""
+"""The daemon's agent and models, built from the configuration.
+
+A reload that changes the configuration builds new ones.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -46,7 +49,7 @@ from hermes_state.values import Clock, Tokens
 class AgentMaker:
     """Builds the agent and the models from a configuration.
 
-    After a reload, a running turn may still use the old ones, so everything is closed only at the end.
+    After a reload, running turns may still use the old agent and models, so all of them are closed only at shutdown.
     """
 
     store: Store
@@ -55,7 +58,7 @@ class AgentMaker:
     spending: SpendingControl
     access: ToolAccess
     tools: Callable[[LoadedConfig], Sequence[Tool]] = lambda _: ()
-    """Builds the tools that need a part of the daemon."""
+    """Builds the tools that need parts of the daemon."""
     tool_source: ToolSource | None = None
     notices: NoticeWriter
     _pending: CompressionRegistry = field(default_factory=CompressionRegistry, init=False)
@@ -63,7 +66,7 @@ class AgentMaker:
     _clients: list[ClientRegistry] = field(default_factory=list, init=False)
 
     def make(self, loaded: LoadedConfig) -> tuple[Agent, ModelRegistry]:
-        """Return the agent, which runs the turns of all models, and the models.
+        """Return the agent and the models. The agent runs turns with any of the models.
 
         Raises `ConfigError` if a protocol's SDK is missing, or if the context engine is missing or broken.
         """
@@ -74,7 +77,7 @@ class AgentMaker:
         return agent, self._models(loaded, clients)
 
     def expire_learned(self) -> None:
-        """Reload the learned limits of the models when next needed."""
+        """Reload the models' learned limits at their next use."""
         for clients in self._clients:
             clients.expire_learned()
 
@@ -199,7 +202,7 @@ def _model_info(route: RouteConfig) -> ModelInfo:
 
 
 def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) -> list[SummaryRoute]:
-    """Return the summary routes for conversations with a model: the configured summary model, then the model itself.
+    """Return the summary routes for conversations with the model `own`: the configured summary model, then `own`.
 
     The built-in offline model is never included, because it cannot write a summary.
     """
@@ -207,7 +210,7 @@ def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) ->
     named = route_for(config, "compression", own)
     if named is not None and named != own:
         length = _context_of(named, own, config)
-        # The conversation's own model with summary settings keeps its window, and is called only once.
+        # If the summary model is the conversation's own model, it keeps its window and is tried only once.
         is_own = length is None
         routes.append(SummaryRoute(client=clients.of(named), context_length=length, mark=mark))
     if own.protocol != "offline" and not is_own:
@@ -225,13 +228,15 @@ def _context_of(route: RouteConfig, own: RouteConfig, config: Config) -> Tokens 
 
 
 def agent_inputs(config: Config) -> tuple[object, ...]:
-    """Return the configuration blocks from which an agent is built. A change requires a new agent."""
+    """Return the configuration blocks from which an agent is built. If one of them changes, a new agent is needed."""
     blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
     return (*blocks, config.costs, config.tools, config.memory, config.subagents)
 
 
 def settings_mark(config: Config) -> str:
-    """Return a fingerprint of the agent's settings and keys: six hexadecimal digits. A change clears cooldowns.
+    """Return a fingerprint of the agent's settings and keys: six hexadecimal digits.
+
+    When it changes, the cooldowns of failed compressions end.
 
     The fingerprint is stored with conversations. It is too short to reveal anything about a key.
     """

@@ -52,8 +52,8 @@ from platforms.base import Intake, PlatformAdapter
 class Parts:
     """All parts of a daemon. The constructor starts nothing.
 
-    If two parts need each other, a small shared value is created first: the current configuration, the node's state, or
-    a timer. Each `_make_` method uses the parts that were created before the call.
+    If two parts need each other, they share a value that is created before both, such as the node's state or a timer.
+    Each `_make_` method uses the parts that were created before the call.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Parts:
         self.signals = SignalHandler(environ)
         self.live = live = LiveConfig(loaded)
         self.access_changed = asyncio.Event()
-        """Set when access may have changed, by a reload or on another node."""
+        """Set when access may have changed because of a reload or a change on another node."""
         self.is_shared = not isinstance(store, SqliteStore)
         """True if other nodes may use the database."""
         self.clock = clock = SystemClock()
@@ -225,7 +225,7 @@ class Parts:
         )
 
     def _duties(self, intake: Intake) -> list[Duty]:
-        """Return the duties: serving accounts (none for a `worker`) and the housekeeping."""
+        """Return the duties: the accounts (none for a node with the role `worker`) and the housekeeping."""
 
         def serving(account: str) -> Duty:
             async def take_up() -> None:
@@ -327,7 +327,10 @@ def make_adapters(
 
 
 def _announce(environ: Mapping[str, str], url: str) -> None:
-    """Print how to open the web chat. The journal keeps its lines, so under systemd the token is not printed."""
+    """Print how to open the web chat.
+
+    Under systemd, the access token is not printed, because the journal would keep it.
+    """
     is_terminal = sys.stdout.isatty()
     if not is_terminal and "INVOCATION_ID" in environ:  # systemd started us
         print("The web chat is running. To get a link, run `hermes-gateway url`.", flush=True)

@@ -43,7 +43,7 @@ def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any)
         from gateway.cluster.membership import refuse_early  # not needed with SQLite
 
         refuse_early(loaded, url, is_fresh=is_fresh)
-    gc.disable()  # until all parts exist: they contain no garbage, and scanning them takes a tenth of the start
+    gc.disable()  # until all parts exist, because collecting garbage takes a tenth of the start and finds none
     # The SDKs take half a second to import, and a configuration error does not need them.
     from gateway.daemon.run import run_daemon
     from gateway.turns.attachments import open_attachments
@@ -86,7 +86,7 @@ def prepare_process(loaded: LoadedConfig) -> None:
         log.warning("config.warned", reason=warning)
     if Room.is_used_up(loaded.home):
         log.error("disk.full", directory=str(loaded.home), hint="nothing can be stored until you free some space")
-        release_reserve(loaded.home)  # reserved again after the start
+        release_reserve(loaded.home)  # frees space for the start, which reserves it again afterwards
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:

@@ -60,7 +60,7 @@ async def run_daemon(
             async with group, parts.signals.handled():
                 await _serve(parts)
         except ExceptionGroup as failed:
-            if isinstance(failed.exceptions[0], HermesError):  # a message for the operator, which the group would hide
+            if isinstance(failed.exceptions[0], HermesError):  # not hidden in a group
                 raise failed.exceptions[0] from failed
             raise
         finally:
@@ -70,7 +70,7 @@ async def run_daemon(
 
 async def _serve(parts: Parts) -> None:
     left = None
-    if parts.is_shared:  # first, because other work may wait for locks of these transactions
+    if parts.is_shared:  # first, because other work may wait for the locks of left transactions
         left = parts.group.create_task(parts.membership.end_left_transactions(), name="left")
 
     async def take_up() -> None:
@@ -126,9 +126,9 @@ async def _load_late(parts: Parts) -> None:
     config = parts.live.config
     try:
         await asyncio.to_thread(preload, config)
-        await asyncio.to_thread(schedule_zone, config)  # reads the time zone of the machine
+        await asyncio.to_thread(schedule_zone, config)  # loads the time zone of the machine in advance
         await asyncio.to_thread(terminal_fault, config.terminal)
-    except OSError as error:  # for example, no free file descriptor; the first answer imports them instead
+    except OSError as error:  # for example without a free file descriptor; the first answer then imports them
         log.warning("daemon.load_delayed", error=str(error))
     _freeze_memory()
     parts.tools.connect(parts.group)
@@ -154,8 +154,8 @@ async def _drain_within(parts: Parts, seconds: float) -> None:
 def _freeze_memory() -> None:
     """Exclude long-lived objects from garbage collection.
 
-    The SDKs create some hundred thousand objects, almost none of them garbage. Otherwise, every full collection would
-    scan all of them in the event loop.
+    Otherwise, every full collection would scan several hundred thousand objects of the SDKs in the event loop. Almost
+    none of them are garbage.
     """
     gc.freeze()
     gc.enable()
@@ -173,7 +173,7 @@ async def _reload_when_asked(parts: Parts) -> None:
 
 
 async def _reload(parts: Parts) -> None:
-    """Apply a changed configuration to the next turns. A bad file changes nothing."""
+    """Apply the changed configuration to the next turns. If the file is invalid, nothing changes."""
     loaded, runtime = parts.live.loaded, parts.runtime
     try:
         new = await asyncio.to_thread(load_config, parts.environ)

@@ -32,7 +32,7 @@ QUESTION_IS_OPEN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedEvent:
-    """Authorised event and the decision on how to process it."""
+    """An authorised event, and the decision on how to process it."""
 
     message: InboundMessage
     key: ChatKey
@@ -41,25 +41,25 @@ class AcceptedEvent:
     mode: InboxMode
     text: str
     max_waiting: int | None
-    """Maximum number of queued messages from this sender; None if the event runs at once."""
+    """Maximum number of queued messages from this sender, or None for no limit if the event is not queued."""
     cursor: Cursor | None
     steered_notice: str | None = None
     queued_notice: str | None = None
-    """Acknowledgement stored in the same transaction if the event must wait."""
+    """Acknowledgement that is stored in the same transaction if the event must wait."""
     busy_mode: BusyMode | None = None
-    """Effect on a running turn of the chat; None for no effect."""
+    """Effect of the event on the chat's running turn, or None for no effect."""
     running_here: TurnId | None = None
-    """Running turn of the chat on this node. Its lane stores the end, with the newest text of the answer."""
+    """The chat's turn that runs on this node. Its lane stores its end, with the newest text of the answer."""
     may_join_any: bool = False
     """True if the sender can join and end turns that other people started in this chat."""
     may_start: bool = False
-    """True if an idle chat can start the turn in the same transaction, because nothing needs preparation."""
+    """True if a turn can start in the same transaction when the chat is idle, because no file must be fetched first."""
     asked_at: float = field(default_factory=time.monotonic, compare=False)
-    """Monotonic time in seconds before the event was stored."""
+    """Monotonic time in seconds at which storing the event began."""
 
     @property
     def runs_at_once(self) -> bool:
-        """True for a command that does not wait for a turn."""
+        """True for a command that runs at once, even during a turn."""
         return self.kind is InboxKind.COMMAND and self.max_waiting is None
 
 
@@ -67,9 +67,12 @@ class AcceptedEvent:
 class StoredEvent:
     chat_id: ChatId
     inbox_id: InboxId | None
-    """Waiting row; None for a duplicate that was already processed, or if the sender's queue is full."""
+    """Inbox row of the event.
+
+    None for a duplicate that was already processed, or if the sender's queue is full.
+    """
     has_reply: bool
-    """True if delivery must send something to the chat."""
+    """True if the transaction stored a reply that must be delivered."""
     started: RunningTurn | None = None
     interrupts: TurnId | None = None
     """Turn on any node that this message interrupts."""
@@ -114,7 +117,7 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
         return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
-        # The first attempt may have been cancelled right after the commit, so its row still needs processing.
+        # The first attempt may have been cancelled right after its commit, so the row still needs processing.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
         return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
     limit = event.max_waiting
@@ -144,7 +147,8 @@ def _meet_turn(
 ) -> BusyMode | None:
     """Let a message join or end the chat's turn, or tell the chat once that the turn waits for approval.
 
-    In a shared chat, only admins and the user who started the turn can join or end it. Returns the message's mode.
+    In a shared chat, only admins and the user who started the turn can join or end it. Returns the busy mode that
+    applies to the message.
     """
     may_join = event.may_join_any or turn.started_by == event.message.sender.ref
     mode = event.busy_mode if may_join else "queue"
@@ -160,7 +164,7 @@ def _meet_turn(
 
 
 def _without_known(db: Connection, chat_id: ChatId, message: InboundMessage) -> InboundMessage:
-    """Shorten a quoted message that the conversation already contains to its two ends, or to its file names."""
+    """If the chat already has the quoted message, keep only the beginning and end of the quote, or its file names."""
     quote = message.quote
     if quote is None or not inbox.is_known(db, chat_id, quote.message_ref):
         return message
@@ -195,7 +199,7 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Refuse a message because the queue is full. The notice is repeated only after the queue has advanced."""
+    """Refuse a message because the queue is full. The notice is repeated only when the queue has moved on."""
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (
@@ -218,7 +222,7 @@ def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, markdown: str
 def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
     """Apply an edit to the waiting row, or store a notice for the next turn. Return None if the edit has no effect.
 
-    The notice is stored only in the conversation that saw the message. It never starts a turn.
+    The notice is stored only if the model has seen the message in the current conversation. It never starts a turn.
     """
     inbox.advance_cursor(db, cursor)
     chat = find_chat(db, key)
@@ -242,6 +246,6 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
 
 @locks(chat="deletion.chat cursor")
 def apply_deletion(db: Connection, deletion: values.DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
-    """Withdraw a message that still waits. Return the number of withdrawn rows."""
+    """Withdraw a deleted message that still waits. Return the number of withdrawn rows."""
     inbox.advance_cursor(db, cursor)
     return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in find_chats_at(db, deletion.chat))

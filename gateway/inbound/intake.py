@@ -41,7 +41,7 @@ MAX_WAITING = 100
 COMMANDS_PER_MINUTE = 30
 """Maximum number of immediate commands per person and minute.
 
-People never type that fast, and the database and the platform's flood control can handle that many.
+People do not type faster. The database and the platform's flood control can handle this rate.
 """
 
 TOO_FAST = (
@@ -61,20 +61,20 @@ STEERED = "Noted. I will use this in the answer I am working on."
 
 
 class RateLimiter:
-    """Counts each person's events in windows of fixed length. The first event after a window opens the next window.
+    """Counts each person's events in time windows of fixed length. The first event after a window opens the next one.
 
-    The windows use the platform's time, because messages that arrive together after an outage were not sent fast.
+    The windows use the sending times, because messages that arrive together after an outage were not sent together.
     """
 
     def __init__(self, window_ms: int = MINUTE_MS) -> None:
         self._window_ms = window_ms
         self._windows: dict[UserRef, tuple[Millis, set[str]]] = {}
-        """Start and events of each person's window, in the order of the newest event."""
+        """Start and events of each person's window. The person with the newest event comes last."""
 
     def full_since(self, message: InboundMessage, limit: int) -> Millis | None:
-        """Return the start of a window that already has `limit` events (0 for no limit), or None to accept the message.
+        """Return the start of the sender's window if it already has `limit` events, or None to accept the message.
 
-        An accepted message is accepted again if it is repeated.
+        A message that was accepted before is accepted again. A `limit` of 0 means no limit.
         """
         if not limit:
             return None
@@ -122,7 +122,7 @@ class GatewayIntake:
                 return await self._accept_batch(received[:count])
             except StoreUnavailable:
                 raise
-            except Exception:  # an event cannot be stored: smaller batches isolate it for the caller
+            except Exception:  # smaller batches find the event that cannot be stored
                 if count == 1:
                     raise
                 count //= 2
@@ -139,7 +139,7 @@ class GatewayIntake:
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         if command.name == "stop":
             if self.lanes.running_in(key) is None:
-                return  # the message to stop may still be ahead in the queue: the command is overheard again later
+                return  # the message to stop may not be stored yet; the adapter reports this command again
         elif self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return
         self._offline.run(event, key, command)
@@ -150,13 +150,13 @@ class GatewayIntake:
         if self.access.role_of(event.sender.ref) is None:
             has_pairing = self.runtime.config.pairing.enabled and not event.chat_kind.is_shared
             if has_pairing and self._stranger_limiter.full_since(event, 3) is None:
-                return None  # pairing will answer
+                return None  # pairing replies later
             self.access.judge(event)
             return STILL_WAITING if has_pairing else NO_ACCESS
         if command is None or parsed is None:
             return None
         if command.name == "stop":
-            return None  # another node may run the turn, which is known only when the command is stored
+            return None  # another node may run the turn; only the stored command can tell
         if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return TOO_FAST
         return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
@@ -188,7 +188,7 @@ class GatewayIntake:
             schedules.note_reach_of, platform, account, chat_ref, now, is_reachable=is_reachable
         )
         log.info("chat.reachable" if is_reachable else "chat.unreachable", platform=platform, chat_ref=chat_ref)
-        self.lanes.turns.on_question()  # an admin's chat may have become reachable or unreachable
+        self.lanes.turns.on_question()  # the set of admins who can approve requests may have changed
         for chat_id in told:
             self.lanes.wake(chat_id)
             self.delivery.wake(chat_id)
@@ -218,12 +218,12 @@ class GatewayIntake:
         return len(together)
 
     def _joins_batch(self, batch: list[AcceptedEvent], event: InboundEvent | None) -> bool:
-        """Add an event to a batch. Return False if the event needs more than its own row and must be accepted alone."""
+        """Add an event to a batch. Return False if the event must be accepted alone, for example a command."""
         if not isinstance(event, InboundMessage):
             return event is None
         parsed, command = self.registry.resolve(event.text, event.words_by)
         if event.is_bare_command and command is None:
-            event = replace(event, is_addressed=False)  # meant for another bot in the group
+            event = replace(event, is_addressed=False)  # the command is meant for another bot in the group
         result = self.access.assess(event)
         is_ignored = result in (AccessResult.BOT, AccessResult.UNADDRESSED)
         if is_ignored or (result is AccessResult.DENIED and event.ticket is None):
@@ -231,7 +231,7 @@ class GatewayIntake:
             return True
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         sessions = self.runtime.config.sessions
-        # In the other modes, a message may join or end the turn that the previous message of its chat starts.
+        # In the other busy modes, the previous message of the chat can start a turn that this message joins or ends.
         is_apart = sessions.busy_mode == "queue" or all(admission.key != key for admission in batch)
         is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart
         if not is_plain or self._message_limiter.full_since(event, sessions.messages_per_minute) is not None:
@@ -260,11 +260,11 @@ class GatewayIntake:
         self._set_going(admission, admitted)
 
     def _set_going(self, admission: AcceptedEvent, admitted: StoredEvent) -> None:
-        """Wake the lane, the commands or the delivery that continue with a stored event."""
+        """Start the processing of a stored event: wake the chat's lane, run the command, or deliver a reply."""
         if admitted.has_reply:
             self.delivery.wake(admitted.chat_id)
         if admitted.inbox_id is None:
-            self.lanes.wake(admitted.chat_id)  # a cancelled first attempt may not have woken the lane
+            self.lanes.wake(admitted.chat_id)  # a first attempt may have been cancelled before it woke the lane
             return
         log.debug("inbox.accepted", chat=admission.key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
@@ -302,7 +302,7 @@ class GatewayIntake:
         *,
         ahead: int = 0,
     ) -> AcceptedEvent:
-        """Decide how to process an event. `ahead` counts the events stored before it in the same transaction."""
+        """Decide how to process an event. `ahead` is the number of events stored before it in the same transaction."""
         sessions, running = self.runtime.config.sessions, self.lanes.running_in(key)
         admission = AcceptedEvent(
             message=message,
@@ -333,7 +333,7 @@ class GatewayIntake:
         is_queued = command is not None and command.kind is CommandKind.CHANGE
         if command is not None and is_queued:
             refusal = command.refusal(parsed.argument, self.access, message.sender.ref, key, message.chat_kind)
-            is_queued = refusal is None  # a refusal does not need to wait
+            is_queued = refusal is None  # a refused command replies at once
         if is_queued:
             return replace(admission, kind=InboxKind.COMMAND, queued_notice=AFTER_THIS_ANSWER)
         return replace(admission, kind=InboxKind.COMMAND, mode=InboxMode.ALONE, max_waiting=None)
@@ -341,19 +341,19 @@ class GatewayIntake:
     async def _store_messages(
         self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]
     ) -> Sequence[StoredEvent]:
-        """Store messages in one commit. While the database cannot be written, their chats are told that they wait."""
+        """Store messages in one commit. If the database cannot be written, tell their chats that the messages wait."""
         now = self.clock.now()
         for admission in admissions:
             self.waiting.note_waiting(admission.message)
         try:
             try:
                 stored = await self.store.write(admit_all, admissions, cursors, now)
-            except StoreBroken:  # only the transcript may be damaged, and storing without a turn does not touch it
+            except StoreBroken:  # maybe only the transcript is damaged, so store no turn
                 waiting = [replace(admission, may_start=False) for admission in admissions]
                 stored = await self.store.write(admit_all, waiting, cursors, now)
         except StoreUnavailable:
             for admission in admissions:
-                if admission.message.chat_kind is ChatKind.LOCAL:  # the page keeps the text; other platforms resend it
+                if admission.message.chat_kind is ChatKind.LOCAL:  # the page keeps the text
                     self.waiting.forget(admission.message.chat)
             raise
         for admission in admissions:
@@ -361,7 +361,7 @@ class GatewayIntake:
         return stored
 
     async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
-        """Store a command. While the database is slow or locked, the command first runs from memory."""
+        """Store a command. If the database is slow or locked, first run the command without storing it."""
         message, now = admission.message, self.clock.now()
         offline = self._offline.find(message.event_ref)
         write = asyncio.ensure_future(self.store.write(admit, admission, now))
@@ -422,5 +422,5 @@ class GatewayIntake:
 
 
 def _dated(event: InboundEvent | None, now: Millis) -> InboundEvent | None:
-    """Replace an impossible event time, such as a time over a day in the future, because every later view shows it."""
+    """Replace an impossible event time, such as a time over a day in the future, because later views show it."""
     return event if event is None or 0 <= event.sent_at <= now + 86_400_000 else replace(event, sent_at=now)

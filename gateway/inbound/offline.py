@@ -1,7 +1,7 @@
 """Offline answers while the database is locked or its disk is full.
 
-Commands run from memory, and chats are told that their messages wait. A command does not run again when its event is
-stored later. See docs/decisions/0008-commands-while-nothing-can-be-stored.md.
+`/stop` and `/status` run without the database, and chats are told that their messages wait. A command does not run
+again when its event is stored later. See docs/decisions/0008-commands-while-nothing-can-be-stored.md.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ class OfflineResult:
     """Task that returns True if the whole answer was sent."""
 
     def settle_stop(self) -> None:
-        """Let a stopped lane continue."""
+        """Let the lane of the stopped turn continue."""
         if self.stopping is not None:
             self.stopping.settle_stop()
 
     async def is_answered(self) -> bool:
-        """Return True if the command is done and only its row is missing."""
+        """Return True if the whole reply was sent, so that the stored command does not need to run."""
         if self.answering is None:
             return False
         await asyncio.wait({self.answering})
@@ -59,7 +59,7 @@ class OfflineCommandRunner:
     lanes: LaneRegistry
     commands: CommandRunner
     _results: dict[str, OfflineResult] = field(default_factory=dict, init=False)
-    """Newest results by command event."""
+    """Results of the newest 256 commands, by event."""
 
     def find(self, event_ref: str) -> OfflineResult | None:
         return self._results.get(event_ref)
@@ -93,15 +93,15 @@ class WaitNoticeSender:
 
     commands: CommandRunner
     seconds: float = 5.0
-    """Seconds before a chat is told that its message waits. Most locks are gone by then.
+    """Seconds before a chat is told that its message waits. Most locks have been released by then.
 
-    With the pause between two fetches of messages, the total stays below 10 seconds.
+    Together with the pause between two fetches of messages, this stays below 10 seconds.
     """
     _chats: dict[ChatKey, asyncio.TimerHandle | asyncio.Task[bool]] = field(default_factory=dict, init=False)
-    """Timer for the notice, then the task that sends it and returns True if it was sent."""
+    """Timer that starts the notice, or the task that sends the notice and returns True if it was sent."""
 
     def note_waiting(self, message: InboundMessage) -> None:
-        """Tell the chat if this message is not stored in time."""
+        """Start the timer after which the chat is told that this message waits."""
         if message.chat not in self._chats and len(self._chats) < 1_000:
             timer = asyncio.get_running_loop().call_later(self.seconds, self._tell_waiting, message)
             self._chats[message.chat] = timer
@@ -114,7 +114,7 @@ class WaitNoticeSender:
             )
 
     def forget(self, key: ChatKey) -> asyncio.Task[bool] | None:
-        """Stop waiting for messages of a chat. Return the task of a notice that is being sent."""
+        """Cancel the timer of a chat. Return the task that sends or has sent the notice, if any."""
         waiting = self._chats.pop(key, None)
         if waiting is None or isinstance(waiting, asyncio.Task):
             return waiting
@@ -126,6 +126,6 @@ class WaitNoticeSender:
         self._chats[message.chat] = self._send(message, WAITS)
 
     def _send(self, message: InboundMessage, text: str) -> asyncio.Task[bool]:
-        # Each notice needs its own reference, because platforms drop a second message with the same reference.
+        # Each notice needs its own reference, because a second message with the same reference is dropped.
         named = replace(message, event_ref=f"{message.event_ref}:{text}")
         return self.commands.send_unstored(named, message.chat, lambda _context, _key: text)

@@ -1,6 +1,7 @@
 """Model clients, created from a route when first needed.
 
-The protocol modules are imported late, because their SDKs take half a second. `preload` imports them in advance.
+The protocol modules are imported late, because their SDKs take half a second. `preload` imports them before the first
+call.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from hermes_state.errors import ConfigError
 
 
 class LateModel:
-    """Model that is created, and its SDK imported, on the first call."""
+    """Model that is created on the first call, which also imports its SDK."""
 
     def __init__(self, route: RouteConfig, settings: ModelConfig) -> None:
         self.route, self.name = f"{route.protocol}:{route.host}", route.label
@@ -81,7 +82,7 @@ class ClientRegistry:
 
 
 def preload(config: Config) -> None:
-    """Import the modules for the configured models and read the certificates."""
+    """Import the protocol modules of the configured models and read the TLS certificates."""
     protocols = {route.protocol for route in all_routes(config) if missing_extra(route.protocol) is None} - {"offline"}
     if protocols:
         for name in sorted(protocols):

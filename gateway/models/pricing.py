@@ -13,7 +13,7 @@ from hermes_state.values import Clock, MicroUsd, micro_usd
 
 
 class SpendingControl:
-    """Ledger and caps for all clients, kept across reloads."""
+    """Ledger and spending caps for all model clients. A reload keeps them."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -53,14 +53,14 @@ def _limit(amount: float | None) -> MicroUsd | None:
 
 
 def unpriced_models(config: Config) -> list[str]:
-    """Return the models that are never called because spending is capped and their price is unknown."""
+    """Return the configured models that are never called, because spending is capped and their price is unknown."""
     if not config.costs.has_caps:
         return []
     return [name for name in dict.fromkeys(_configured_names(config)) if price_in(config, name) is None]
 
 
 def estimated_models(config: Config) -> list[str]:
-    """Return the configured models with an estimated price."""
+    """Return the configured models whose price is an estimate."""
     prices = {name: price_in(config, name) for name in _configured_names(config)}
     return [name for name, price in prices.items() if price is not None and price.is_estimated]
 

@@ -1,6 +1,6 @@
-"""Configured routes: the model for each task, its size, and its call settings.
+"""Configured routes: the model for each task, its limits, and its call settings.
 
-The command line imports this module, so it must stay light.
+The command line imports this module, so this module must not import an SDK.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from hermes_state.values import ReasoningEffort, Tokens
 def route_for(config: Config, task: AuxiliaryTask, own: RouteConfig) -> RouteConfig | None:
     """Return the route for `task` in conversations with the model `own`, or None to skip the task.
 
-    Summaries have their own settings. Every other task uses the conversation's own model, the configured model, an
-    alias, or no model. The offline model cannot do any task.
+    Summaries have their own settings. For every other task, a setting selects the conversation's own model, the
+    configured model, an alias, or no model. The offline model cannot do any task.
     """
     if task == "compression":
         settings = config.auxiliary.compression
@@ -42,9 +42,11 @@ def all_routes(config: Config) -> tuple[RouteConfig, ...]:
 
 
 def _summary_model(config: Config) -> RouteConfig | None:
-    """Return the route configured for summaries: an alias, or a model at the same or another API as `model`.
+    """Return the route configured for summaries: an alias, or another model.
 
-    The key of `model` is sent only to its own API.
+    That model can use the API of `model` or another API.
+
+    The key of `model` is sent only to the API of `model`.
     """
     settings, main = config.auxiliary.compression, config.model
     name = (settings.model or "").strip()
@@ -63,7 +65,7 @@ def _summary_model(config: Config) -> RouteConfig | None:
 
 
 def configured_limits(route: RouteConfig) -> ModelLimits:
-    """Return the configured size of a model, without other sources."""
+    """Return the configured limits of a model: context window and output."""
     context, output = route.context_length, route.max_output_tokens
     return ModelLimits(
         context_length=None if context is None else Tokens(context),
@@ -72,9 +74,9 @@ def configured_limits(route: RouteConfig) -> ModelLimits:
 
 
 def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSize:
-    """Return the size of a model from the configuration, its provider's `offer` and the catalogue.
+    """Return the limits of a model from the configuration, its provider's `offer` and the built-in catalogue.
 
-    `gateway.models.window` combines this size with learned limits into the window of conversations.
+    `gateway.models.window` combines them with limits learned from refused prompts.
     """
     said = offer or UNKNOWN_LIMITS
     offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
@@ -82,7 +84,7 @@ def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSi
 
 
 def window_from(source: SizeSource) -> str:
-    """Describe the source of a window's size, for parentheses after the size."""
+    """Return a phrase that names the source of a window's size. Callers put it in parentheses after the size."""
     return {
         SizeSource.CONFIGURED: "as configured",
         SizeSource.OFFERED: "reported by the provider",
@@ -110,13 +112,16 @@ def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> 
 
 
 def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Iterator[str]:
-    """Yield sentences about settings that the route's protocol does not accept. The log shows a model's refusals."""
+    """Yield sentences about settings that the route's protocol does not accept.
+
+    Settings that only the model refuses are not listed. They appear in the log.
+    """
     sampling = " and ".join(f"`{key}`" for key in ("temperature", "top_p") if getattr(route, key) is not None)
     if route.protocol == "offline":
         if chosen or any(getattr(route, key) for key in CALL_KEYS):
             yield "The built-in offline model ignores all call settings."
     elif route.protocol == "anthropic" and sampling and (chosen or route.reasoning_effort) not in (None, "off"):
-        yield f"Not sent while the model reasons (`reasoning_effort`), because it would refuse the call: {sampling}."
+        yield f"Not sent while the model reasons (`reasoning_effort`), because the call would be refused: {sampling}."
     elif route.protocol == "anthropic" and (" and " in sampling or (route.temperature or 0) > 1):
         yield "This protocol accepts `temperature` up to 1, and `top_p` only without it. Other values are not sent."
 
@@ -129,4 +134,4 @@ def missing_keys(config: Config) -> Iterator[str]:
         is_public = (route.address or "").startswith("https:") and not is_own and not host.replace(".", "").isdecimal()
         if is_public and route.api_key is None and not any(isinstance(value, SecretStr) for value in headers):
             where = "model.api_key" if route == config.model.route else f"api_key of the model {route.label}"
-            yield f"{where} is not set, so {host} is called without a key; if it needs none, set any value"
+            yield f"{where} is not set, so {host} is called without a key; if no key is needed, set any value"

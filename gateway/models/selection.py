@@ -18,9 +18,9 @@ from hermes_state.text import closest
 from hermes_state.values import LineageId
 
 _EXACT: Final = "="
-"""Prefix of a stored choice that is a provider's model name, not a configured name."""
+"""Prefix of a stored choice. It marks a provider's model name that is not a configured name."""
 MAX_NAME_CHARACTERS = 200
-"""Longest model name that can be chosen, in characters."""
+"""Maximum length of a chosen model name, in characters."""
 
 
 class ModelRegistry:
@@ -34,7 +34,7 @@ class ModelRegistry:
     ) -> None:
         """Create the handle of the `configured` route at once. Raises the errors of `make`.
 
-        `client_of` returns the client of a model that answers no turns. By default, it is the client of its handle.
+        `client_of` returns the client for models that answer no turns. By default, this is the client of the handle.
         """
         self._make = make
         self.client_of = client_of or (lambda route: self.of(route).client)
@@ -42,7 +42,7 @@ class ModelRegistry:
         self._handles = {configured: self.configured}
 
     def of(self, route: RouteConfig) -> ModelHandle:
-        """Return the model of a route. Raises `ConfigError` if it cannot be created."""
+        """Return the model handle of a route. Raises `ConfigError` if it cannot be created."""
         handle = self._handles.get(route)
         if handle is None:
             handle = self._handles[route] = self._make(route)
@@ -54,21 +54,24 @@ class ModelRegistry:
         return handle.client.breaker.open if handle is not None else None
 
     def expire_learned(self) -> None:
-        """Reload the learned limits of the models when next needed."""
+        """Reload the models' learned limits at their next use."""
         for handle in self._handles.values():
             handle.expire_learned()
 
     def in_use(self) -> list[ModelClient]:
-        """Return the clients of the models chosen so far, the configured one first."""
+        """Return the clients of the models chosen so far, beginning with the configured model."""
         return [handle.client for handle in self._handles.values()]
 
 
 class FallbackState:
-    """Conversations that a fallback currently answers. Kept in memory, so the notice is repeated after a restart."""
+    """Conversations that a fallback currently answers.
+
+    Kept only in memory, so a restart repeats the notice to the chat.
+    """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[LineageId, tuple[RouteConfig, RouteConfig]] = OrderedDict()
-        """The chosen route, and the route that answered last."""
+        """The chosen route of each conversation, and the fallback that answered last."""
 
     def of(self, lineage_id: LineageId, chosen: RouteConfig) -> RouteConfig | None:
         """Return the fallback that answered last instead of `chosen`, or None if `chosen` answered."""
@@ -88,7 +91,10 @@ class FallbackState:
 
 @dataclass(slots=True)
 class Runtime:
-    """Current configuration, agent and models. A reload replaces them, but a running turn keeps the old ones."""
+    """Current configuration, agent and models.
+
+    A reload replaces them, but a running turn keeps the previous agent and models.
+    """
 
     live: LiveConfig
     agent: Agent
@@ -118,7 +124,7 @@ def known_routes(model: ModelConfig) -> dict[str, RouteConfig]:
 
 def route_of(model: ModelConfig, choice: str | None) -> RouteConfig | None:
     """Return the route of a stored choice, or None if it is no longer configured."""
-    if choice is None or choice == model.label:  # the chosen model may have become the configured model
+    if choice is None or choice == model.label:  # a chosen model may since have become the configured model
         return model.route
     if choice.startswith(_EXACT):
         return completed(choice.removeprefix(_EXACT), model)

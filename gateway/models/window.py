@@ -1,4 +1,4 @@
-"""Window that conversations must fit into, computed from the configuration. Loads no SDK."""
+"""Context window for conversations, computed from the configuration. This module loads no SDK."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
@@ -35,9 +35,9 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
 
 
 def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limits, SizeSource]:
-    """Return the compression limits of the configured model and the source of its size.
+    """Return the compression limits of the configured model and the source of its context window.
 
-    Both follow from the configuration and the stored profile of the model.
+    Both are computed from the configuration and the stored profile of the model.
     """
     profile = profile or ModelProfile()
     capacity = capacity_in(config.model, profile.offer)
@@ -53,7 +53,7 @@ def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
 
 
 def fixed_prompt_tokens(config: Config, limits: Limits) -> EstimatedTokens:
-    """Return the maximum tokens of a prompt's fixed part: the system prompt of a private chat plus the tools."""
+    """Return the maximum number of tokens in the fixed part of a prompt: system prompt and tool schemas."""
     prompt = system_prompt(
         persona=config.agent.persona or DEFAULT_PERSONA,
         chat=ChatKey(platform="telegram", account="telegram", chat_ref=""),

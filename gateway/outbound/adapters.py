@@ -45,7 +45,7 @@ class SupervisedAdapter:
         return health
 
     async def run(self, intake: Intake) -> None:
-        """Keep the adapter running until this is cancelled or the token is rejected."""
+        """Keep the adapter running until cancelled or until the platform rejects the token."""
         delays = iter(RETRY_BACKOFF)
         self._is_rejected = False
         while True:
@@ -70,7 +70,7 @@ class SupervisedAdapter:
                 delays = iter(RETRY_BACKOFF)
             pause = next(delays) * random.uniform(0.8, 1.2)
             self._pause_ends = time.monotonic() + pause
-            await asyncio.sleep(pause)  # no event announces that the service is back
+            await asyncio.sleep(pause)  # no event announces that the platform works again
 
 
 class AdapterRegistry:
@@ -85,7 +85,7 @@ class AdapterRegistry:
     ) -> None:
         """`is_certain` returns True while no other process can have taken over accounts of this process.
 
-        `is_shared` is True if other processes may serve accounts, even unconfigured ones.
+        `is_shared` is True if other processes can serve accounts, even accounts that are not configured here.
         """
         self.supervised = {name: SupervisedAdapter(adapter) for name, adapter in adapters.items()}
         self.is_certain = is_certain
@@ -114,7 +114,7 @@ class AdapterRegistry:
         return {name: one.health() for name, one in self.supervised.items()}
 
     async def listening(self, within: float) -> None:
-        """Wait at most `within` seconds until every adapter listens or has failed."""
+        """Wait until every adapter receives messages or has failed, but at most `within` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while any(one.state is AdapterState.STARTING for one in self.health().values()):  # noqa: ASYNC110

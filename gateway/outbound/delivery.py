@@ -1,7 +1,7 @@
 """Delivery of outbox rows: in order within each chat, retried with a backoff until the platform accepts them.
 
 A row is rendered once, and every retry sends the same committed parts. The state `sending` is committed before the
-request leaves, so that a crash leaves a record of the attempt.
+request is sent, so that the attempt is known after a crash.
 """
 
 import asyncio
@@ -55,15 +55,15 @@ RETRY_BACKOFF = Backoff(0.5, 30.0)
 STORE_PAUSE_SECONDS = 2.0
 LAST_REQUEST_SECONDS = 5.0
 RENDERED_AT_ONCE = 500
-"""Longest reply in characters that is rendered on the event loop. The slowest such reply takes 10 ms."""
+"""Maximum length in characters of a reply that is rendered on the event loop. This takes at most 10 ms."""
 MAX_PARTS = 20
-"""Maximum number of messages per reply. A longer reply is attached to the last message as a file."""
+"""Maximum number of messages per reply. If a reply needs more, the last message has the whole reply as a file."""
 REST_LEFT_OUT = (
     "The rest is too long for messages, and I cannot attach a file here. It is saved, so I can send it to you in "
     "smaller pieces. The owner of this bot can read it with `hermes-gateway history`."
 )
 _Send: TypeAlias = Callable[[], Awaitable[float | None]]
-"""Sends something. Returns the seconds to wait, or None if the chat has no more unsent rows."""
+"""Sends a row. Returns the seconds to wait before the next row, or None if the chat has no more unsent rows."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -78,11 +78,11 @@ class Delivery:
     files: AttachmentFolder
     zone: Callable[[], tzinfo] = lambda: UTC
     close_remote: Callable[[ChatId], Awaitable[Mapping[TurnId, str]]] | None = None
-    """Ends the previews of a chat's turns in other processes and returns their placeholders."""
+    """Ends the previews of turns that other processes run in a chat. Returns their placeholder messages."""
     on_unreachable: Callable[[], None] = lambda: None
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
-    """Monotonic time of the next attempt for failed rows. The system clock may be changed."""
+    """Time of the next attempt for failed rows, by the monotonic clock, because the system clock can be changed."""
     _left: set[OutboxId] = field(default_factory=set, init=False)
     """Rows whose request was sent and whose outcome is not stored yet."""
     _under_way: dict[OutboxId, asyncio.Event] = field(default_factory=dict, init=False)
@@ -97,13 +97,14 @@ class Delivery:
     async def start(self, account: str) -> None:
         """Take ownership of an account and resume the deliveries to its chats.
 
-        Raises `AccountMoved`, or `StoreUnavailable` if the unsent rows cannot be read. The account is not served then.
+        Raises `AccountMoved`, or `StoreUnavailable` if the unsent rows cannot be read. After an error, the account is
+        not served.
         """
         one = self.adapters.supervised[account]
         ownership, interrupted = await self.store.write_with_retry(take_account, account, self.adapters.is_certain)
         if interrupted:
             log.warning("delivery.interrupted", account=account, count=interrupted)
-        one.ownership = ownership  # set before the read, so that every later row wakes its chat
+        one.ownership = ownership  # set before the read, so that rows stored during the read wake their chats
         try:
             owed = await self.store.read(outbox.load_chats_owed, account)
         except StateError:
@@ -145,8 +146,8 @@ class Delivery:
     ) -> None:
         """Let `store` store the reply to a turn, then deliver the reply.
 
-        If the reply can be sent at once, `store` receives the rendered parts. It returns the row if it stored the row
-        as `sending`. The chat's gate is then held until the row is sent.
+        If the reply can be sent at once, `store` receives the rendered parts. It returns the row if the row is now in
+        state `sending`. In that case, the chat's gate is held until the row is sent.
         """
         chat_id, chat, rendered = turn.chat_id, turn.chat, None
         adapter, gate, ownership = self.adapters.of(chat), self.gates.of(chat_id), self.adapters.ownership_of(chat)
@@ -168,16 +169,16 @@ class Delivery:
         self.wake(chat_id)
 
     async def close_previews(self, chat_id: ChatId) -> Mapping[TurnId, str]:
-        """End the previews of a chat's turns in other processes. Return their placeholders.
+        """End the previews of turns that other processes run in a chat. Return their placeholder messages.
 
-        A finished turn may have left a placeholder, which its unsent answer replaces.
+        If a turn has finished, its unsent answer replaces its placeholder.
         """
         return {} if self.close_remote is None else await self.close_remote(chat_id)
 
     async def send_unstored(self, message: InboundMessage, chat: ChatKey, markdown: str) -> bool:
-        """Answer a message that could not be stored. There is no second attempt. Return True if everything was sent.
+        """Answer a message that could not be stored, without retries. Return True if the whole answer was sent.
 
-        The answer bypasses the chat's gate, whose holder may be waiting for the database.
+        The answer bypasses the chat's gate, because a task that holds the gate might be waiting for the database.
         """
         reply_to = message.message_ref if message.chat_kind.is_shared else None
         return await self._send_now(chat, markdown, message.event_ref, reply_to=reply_to, ticket=message.ticket)
@@ -218,7 +219,7 @@ class Delivery:
     async def flush(self, seconds: float) -> None:
         """Deliver for at most `seconds`, then stop. The rest is sent after the next start.
 
-        A request in flight gets `LAST_REQUEST_SECONDS` more, because its outcome would otherwise be unknown.
+        A request in flight gets `LAST_REQUEST_SECONDS` more. If it were cancelled, its outcome would be unknown.
         """
         if self._wakes and not await wait_until(self._idle, seconds):
             log.warning("delivery.unfinished", chats=len(self._wakes))
@@ -242,7 +243,7 @@ class Delivery:
             self._let_go(chat_id, event)
 
     async def _send_next(self, chat_id: ChatId, first: _Send | None) -> float | None:
-        """Send `first`, or else the next due row. Return the pause like a `_Send`."""
+        """Call `first` if given, or send the next due row. Return the seconds to wait, as `_Send` does."""
         try:
             if first is not None:
                 return await first()
@@ -258,12 +259,12 @@ class Delivery:
 
     async def _send_first(self, chat_id: ChatId) -> float | None:
         chat, rows = await self.store.read_short(_load, chat_id)
-        if rows and await self.close_previews(chat_id):  # a placeholder may have been stored just now
+        if rows and await self.close_previews(chat_id):  # ending a preview may have stored its placeholder
             chat, rows = await self.store.read_short(_load, chat_id)
         if not rows:
             return None
         row = rows[0]
-        if (ended := self._under_way.get(row.id)) is not None:  # the chat has moved here in the meantime
+        if (ended := self._under_way.get(row.id)) is not None:  # a sender of the chat's old id is sending this row
             await ended.wait()
             return 0.0
         adapter, ownership = self.adapters.of(chat), self.adapters.ownership_of(chat)
@@ -272,22 +273,22 @@ class Delivery:
                 log.warning("delivery.no_adapter", chat=chat.name)
             return None  # the account's owner was notified when the row was stored
         if adapter.health().state is AdapterState.STARTING:
-            return 0.2  # an attempt would certainly fail and count as a possible repeat
+            return 0.2  # an attempt would fail, and the next one would count as a possible repeat
         if (pause := max(self._pause_before(row), self.gates.flood_of(chat).penalty_seconds)) > 0:
             return pause
         parts = None if row.written is None else await render_reply(adapter, row.written, self.zone())
         begun = await self.store.write(outbox.begin_send, row.id, parts, ownership, self.clock.now())
         self._due.pop(row.id, None)
-        if begun is None:  # stopped in the meantime
+        if begun is None:  # `/stop` cancelled the delivery in the meantime
             return 0.0
-        # A `sending` row without a sent request belongs to a turn that was cancelled before the request.
+        # Other rows can be `sending` without a request, because their turn was cancelled before it was sent.
         is_repeat = begun.state is OutboxState.AMBIGUOUS or row.id in self._left
         return await self._request(chat, begun, adapter, ownership, is_repeat)
 
     async def _send_held(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, gate: AsyncExitStack
     ) -> float | None:
-        """Send a row that was stored as `sending` while the chat's gate was held."""
+        """Send a row that is already in state `sending`, then release the chat's gate, which the caller holds."""
         async with gate:
             return await self._request(chat, row, adapter, ownership, is_repeat=False)
 
@@ -303,7 +304,7 @@ class Delivery:
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, is_repeat: bool
     ) -> float | None:
-        """Send a row in state `sending` and store the outcome. Return the pause like a `_Send`."""
+        """Send a row in state `sending` and store the outcome. Return the seconds to wait, as `_Send` does."""
         self._left.add(row.id)
         ended = self._under_way[row.id] = asyncio.Event()
         try:
@@ -370,7 +371,7 @@ class Delivery:
                 try:
                     return await adapter.send(request)
                 except (MessageRejected, ChatUnreachable) as error:
-                    if isinstance(error, ChatUnreachable) and request.file is None:  # with a file, text may still work
+                    if isinstance(error, ChatUnreachable) and request.file is None:  # with a file, its text may work
                         raise
                     log.warning("delivery.sent_plain", detail=str(error))
                 return await adapter.send(replace(request, is_plain=True, file=None))
@@ -386,9 +387,9 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
 
 
 async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tzinfo) -> Sequence[OutboundPart]:
-    """Render a reply into at least one part. The last part contains the footer, with the whole reply or alone.
+    """Render a reply into at least one part.
 
-    `zone` is the time zone for displayed times.
+    The footer is in the last part, alone or together with the whole reply. `zone` is the time zone for displayed times.
     """
     footer, edited_at = written.footer, written.edited_at
     if edited_at is not None:
@@ -404,7 +405,7 @@ async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tz
 
 
 async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int = MAX_PARTS) -> Sequence[OutboundPart]:
-    """Render a reply into parts, at most `most` if files can be sent. The last part gets the buttons."""
+    """Render a reply into parts. If files can be sent, limit the parts to `most`. The last part gets the buttons."""
     if (file := written.attached) is not None:
         lost = f"{written.markdown}\n(The file “{file.name}” could not be sent here.)".strip()
         return [OutboundPart(text=written.markdown, plain=lost, attached=file)]

@@ -40,7 +40,7 @@ class Gate:
 
 
 class FloodControl:
-    """Penalty of a platform for a chat, including its topics and people."""
+    """A platform's penalty for a chat, shared by all its topics and people."""
 
     def __init__(self) -> None:
         self._ends = 0.0
@@ -53,12 +53,12 @@ class FloodControl:
     def close_for(self, seconds: float) -> None:
         """Record a penalty of the platform. A shorter penalty never replaces a longer penalty."""
         self._ends = max(self._ends, time.monotonic() + seconds)
-        # The timer keeps a reference to this object, so that the penalty outlives the current senders.
+        # The timer keeps this object alive, so that the penalty outlives the current senders.
         asyncio.get_running_loop().call_later(seconds, lambda: self)
 
     @contextmanager
     def obeyed(self) -> Iterator[None]:
-        """Guard a request: raise `RateLimited` at once during a penalty, and record a new penalty."""
+        """Guard a request: during a penalty, raise `RateLimited` at once. Record the penalty that a request causes."""
         if (seconds := self.penalty_seconds) > 0:
             raise RateLimited(seconds)  # a request now would extend the penalty
         try:
@@ -69,7 +69,7 @@ class FloodControl:
 
 
 class GateRegistry:
-    """Gates and flood control of all chats. Each is freed with its last user."""
+    """Gates and flood control of all chats. An object is freed when no task uses it any more."""
 
     def __init__(self) -> None:
         self._gates: WeakValueDictionary[ChatId, Gate] = WeakValueDictionary()

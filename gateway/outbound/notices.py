@@ -1,4 +1,4 @@
-"""Notices to a chat: about its context window (for people only) and about background commands (also for the model).
+"""Notices to a chat about its context window and about background commands. The model sees only the latter.
 
 A notice is stored in the transaction of its event, so that a crash neither loses nor repeats it. Only the notice about
 a slow compression is stored on its own.
@@ -23,9 +23,9 @@ from hermes_state.transcripts import View
 from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef
 
 ACCURACY_FROM = 2
-"""Compressions before the first notice about accuracy. A summary of a summary starts to lose details."""
+"""Number of compressions before the first notice about accuracy. A summary of a summary starts to lose details."""
 ACCURACY_EVERY = 10
-"""Compressions between two later notices, because people ignore a notice that always appears."""
+"""Number of compressions between later notices. People would ignore a notice after every compression."""
 
 _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
     Compressed: "compressed",
@@ -33,7 +33,7 @@ _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
     BlockedEvent: "blocked",
     MessageLimitEvent: "hardlimit",
 }
-"""Words in the stored dedupe keys, which make sure that each notice is sent once."""
+"""Words for the stored dedupe keys. The keys make sure that each notice is sent only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class NoticeWriter:
         outbox.enqueue(db, Reply(chat_id=chat_id, markdown=sentence, dedupe_key=key), now)
 
     async def write_waiting(self, conversation: ConversationRef, view: View) -> None:
-        """Tell a chat once that its answer waits for a compression, even across restarts and several passes."""
+        """Tell a chat that its answer waits for a compression. A restart does not repeat the notice."""
         if self.settings().waiting:
             text = "This conversation has grown long. I am compressing it before I continue, which takes a moment."
             reply = _reply(conversation, text, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")
@@ -82,7 +82,7 @@ class NoticeWriter:
     def _sentence(self, event: ContextEvent) -> str | None:
         match event:
             case Compressed() if event.job.layer == "manual":
-                return None  # the command replies itself
+                return None  # `/compress` sends its own reply
             case Compressed():
                 sentences, prepared = [], event.prepared
                 if prepared.failure is not None:
@@ -96,8 +96,8 @@ class NoticeWriter:
                 return " ".join(sentences) or None
             case Aborted():
                 return (
-                    f"I could not compress this conversation: {event.reason} Nothing was changed. There is still room, "
-                    "so I will try again later. To try now, send /compress."
+                    f"I could not compress this conversation: {event.reason} Nothing was changed. The context "
+                    "window still has room, so I will try again later. To try now, send /compress."
                 )
             case BlockedEvent():
                 return (
@@ -114,7 +114,7 @@ class NoticeWriter:
 
 
 def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
-    """Return the notice about lost details, due at the second and every tenth compression."""
+    """Return the notice about lost details at the second and every tenth compression, else None."""
     if not settings.accuracy or count == 0 or (count != ACCURACY_FROM and count % ACCURACY_EVERY):
         return None
     return (
@@ -142,16 +142,16 @@ def _reply(conversation: ConversationRef, sentence: str, what: str, which: str) 
 async def tell_background_end(
     store: Store, clock: Clock, deliver: Callable[[ChatId], None], ended: BackgroundCommand
 ) -> None:
-    """Tell a conversation that a background command has ended. The model is told with its next call."""
+    """Tell a conversation that a background command has ended. The model learns this in its next call."""
     if await store.write_with_retry(_write_background_end, ended, clock.now()):
         deliver(ended.context.chat_id)
 
 
 @locks(chat="ended.context.chat_id")
 def _write_background_end(db: Connection, ended: BackgroundCommand, now: Millis) -> bool:
-    """Return False if the conversation is closed, because a new conversation knows nothing of the command.
+    """Store the notice. Return False if the conversation is closed; a new conversation does not know the command.
 
-    The notice contains no command output. Output is untrusted and belongs in a tool result.
+    The notice contains no command output. Output is untrusted, so the model reads it only as a tool result.
     """
     context = ended.context
     active = load_active(db, context.chat_id)

@@ -1,7 +1,8 @@
 """Attachments: files that people send, fetched and prepared for a turn.
 
-Text documents are added to the turn, images are stored for models with vision, and recordings are transcribed if this
-is configured. Other files are refused with an explanation. Bytes are stored by hash and never enter the history.
+Text documents are added to the turn. Images are stored for models with vision. Recordings are transcribed if a
+transcription model is configured. Other files are refused with an explanation. File contents are stored under their
+hash and never become part of the history.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ from platforms.base import PlatformAdapter
 log = structlog.get_logger()
 
 MAX_TEXT_CHARS = 50_000
-"""Number of characters of a text document that are added to the turn. Tools can read the rest."""
+"""Maximum number of characters of a text document that are added to the turn. Tools can read the rest."""
 FETCH_ATTEMPTS = 3
 
 T = TypeVar("T")
@@ -78,15 +79,15 @@ class _ReadResult:
     ids: list[AttachmentId] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    """Sentences for the sender about accepted files."""
+    """Sentences that tell the sender about files that the model sees only in part, or only in the workspace."""
     notes: list[str] = field(default_factory=list)
-    """Sentences for the model."""
+    """Sentences that tell the model about the files."""
     is_in_workspace: bool = False
     transcripts: list[str] = field(default_factory=list)
     """Transcripts of recordings. They are already stored in the message."""
 
     def note(self, sentence: str) -> None:
-        """Add a note for the model, but only once if a file is fetched again."""
+        """Add a note for the model, unless an earlier fetch of the same file already added it."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
@@ -109,13 +110,13 @@ class AttachmentHandler:
     clock: Clock
     files: AttachmentFolder
     workspaces: WorkspaceStore | None = None
-    """Workspaces of the file tools; None without file tools."""
+    """Workspaces of the file tools, or None if there are no file tools."""
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedMessage] | None:
         """Read the files of `rows` for their turn.
 
-        Returns None if a message had only unusable files. That message is answered and settled, and the caller starts
-        over.
+        Returns None if a message had only unusable files. In that case, the message has been answered and settled, and
+        the caller must read the waiting rows again.
         """
         if not any(row.payload.attachments for row in rows):
             return {}
@@ -152,7 +153,7 @@ class AttachmentHandler:
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:
         limit = self.runtime.config.attachments.max_bytes
-        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # a game or a story has no file
+        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # no file: a game or story
             raise AttachmentError(file_kinds.unreadable(attachment, sees_images=await self._sees_images(chat)))
         if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
             file_kinds.refuse_large(attachment, limit)
@@ -205,7 +206,7 @@ class AttachmentHandler:
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
                 try:
-                    async with asyncio.timeout(120.0):  # only this chat waits
+                    async with asyncio.timeout(120.0):  # the retry delays only this chat
                         await adapter.download(attachment, target, limit)
                     return await use(target)
                 except FileSizeExceeded as error:
@@ -213,7 +214,7 @@ class AttachmentHandler:
                 except MessageRejected as error:
                     sentence = f"“{name}” is no longer available. Please send it again."
                     raise AttachmentError(sentence) from error
-                except (PlatformError, OSError) as error:  # a full disk must not look like a harmful message
+                except (PlatformError, OSError) as error:  # a full disk must not crash the lane
                     log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
                 if attempt < FETCH_ATTEMPTS:
                     await _wait_until_ready(adapter)
@@ -224,7 +225,10 @@ class AttachmentHandler:
     async def _use(
         self, fetched: Path, *, chat: Chat, attachment: IncomingAttachment, sees_images: bool, gathered: _ReadResult
     ) -> tuple[StoredFile, Document | str] | tuple[None, None]:
-        """Copy a fetched file to the workspace and read it. Return two Nones if only the workspace has the file."""
+        """Copy a fetched file to the workspace and read it.
+
+        Return `(None, None)` if the model cannot see the file, but the workspace has a copy.
+        """
         is_there = await self._put_into_workspace(fetched, chat, attachment, gathered)
         try:
             file_kinds.refuse_unusable(attachment, sees_images=sees_images)
@@ -264,7 +268,7 @@ class AttachmentHandler:
     ) -> tuple[StoredFile, Document | str]:
         """Read a fetched file and store it. Return the document of a text file, or the MIME type of an image.
 
-        Only usable files are stored, because other files would never be removed.
+        Unusable files are not stored, because they would never be removed.
         """
         is_image = attachment.kind is AttachmentKind.IMAGE
         no_image = None if is_image else AttachmentError(file_kinds.unreadable(attachment, sees_images=sees_images))
@@ -305,4 +309,4 @@ async def _wait_until_ready(adapter: PlatformAdapter) -> None:
     for _ in range(300):
         if adapter.health().is_ready:
             return
-        await asyncio.sleep(0.2)  # no event announces that the service is back
+        await asyncio.sleep(0.2)  # no event announces that the adapter is ready

@@ -1,6 +1,6 @@
 """Bursts: consecutive messages of a sender within `sessions.merge_seconds`, which become a single turn.
 
-A message waits only if it announces another piece, such as a paste cut at the platform's limit or an album.
+A message waits only if another piece is expected, as in an album or in a paste that was cut at the platform's limit.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ PLATFORM_CLOCK_MS = 1_000
 
 
 def next_burst(rows: Sequence[InboxRow], *, merge_ms: int) -> list[InboxRow]:
-    """Return the rows of the next turn, or a single command, from all waiting rows of a chat.
+    """Return the rows for the next turn, or a single command. `rows` are all waiting rows of a chat.
 
     Notices alone do not start a turn. They join the next turn.
     """
@@ -43,7 +43,10 @@ def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
 
 
 def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow]) -> Millis:
-    """Return the time until which a burst waits for its next piece; 0 if no piece is announced or others wait."""
+    """Return the time until which a burst waits for its next piece; 0 to start the turn now.
+
+    The burst starts now if no further piece is expected or later messages already wait.
+    """
     last = burst[-1]
     is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)
     if not (last.expects_more and is_newest):

@@ -1,6 +1,7 @@
 """Fallback models: the routes that are tried in order when the chosen model fails.
 
-Each fallback resumes the same turn from its rows, as after a restart. Only unfinished text of the failed model is lost.
+Each fallback resumes the same turn from its rows, as after a restart. Only the unfinished text of the failed model is
+lost.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from hermes_state.turns import RunningTurn
 log = structlog.get_logger()
 
 MIN_HYGIENE_MESSAGES = 4
-"""Minimum number of messages for hygiene. Shorter conversations are left to the agent, even if they are large."""
+"""Minimum number of messages for hygiene by tokens. The agent itself compresses shorter conversations if necessary."""
 
 
 class FallbacksFailedError(HermesError):
@@ -35,7 +36,7 @@ class FallbacksFailedError(HermesError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAnswer:
-    """Answer of a turn and the model that gave it."""
+    """Answer of a turn, with the chosen model and the model that answered."""
 
     answer: Answer
     chosen: RouteConfig
@@ -80,11 +81,11 @@ async def answer_with_fallbacks(
 
 
 async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> MeasuredPrompt | None:
-    """Check the size of a conversation before its turn (hygiene), and compress the conversation near the limit.
+    """Check the size of a conversation before its turn (hygiene), and compress the conversation if it is too large.
 
-    Hygiene acts at 85 % of the context window (`hygiene.threshold`) or at 5,000 messages. It handles conversations that
-    grew by a huge message or after a switch to a smaller model. If the prompt still has room, the turn waits for at
-    most 10 seconds.
+    Hygiene acts at 85 % of the context window (`hygiene.threshold`) or at 5,000 messages. This is needed after a huge
+    message or a switch to a smaller model. If the prompt still fits the window, the turn waits for the compression for
+    at most 10 seconds.
 
     Returns the measured prompt for the turn, or None if the conversation may have changed.
     """
@@ -99,9 +100,10 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """Return True if another model may succeed, such as a larger model.
+    """Return True if another model, such as a larger one, might succeed.
 
-    A refusal without a reason also counts. It does not open the circuit breaker, because other requests may work.
+    Also return True if the provider refused the request without a reason. Other requests may still work, so that
+    refusal does not open the circuit breaker.
     """
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
@@ -109,7 +111,10 @@ def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
-    """Return the line below the answer if the answering model has changed. `before` is the last fallback."""
+    """Return the line below the answer that announces a change of the answering model, or None without a change.
+
+    `before` is the fallback that answered the previous turn, if any.
+    """
     if done.why is None:
         return f"_{_named(done.chosen)} answers again._" if before is not None else None
     if before == done.by:

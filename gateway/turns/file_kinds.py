@@ -1,6 +1,7 @@
 """Kinds of files that people send, detected by name, MIME type and bytes, and how each kind is used.
 
-Unusable files are refused at once. If a provider refused an image later, it would also refuse every later message.
+Unusable files are refused at once. If a provider refuses an image in a conversation, it also refuses every later
+message there.
 """
 
 import re
@@ -10,7 +11,7 @@ from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, 
 from hermes_state.values import AttachmentKind, Document, IncomingAttachment
 
 NAME_CHARACTERS = 80
-"""Longest file name in a reply, in characters."""
+"""Maximum length of a file name in a reply, in characters."""
 
 TEXT_MIME_PREFIXES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/yaml")
 TEXT_MIMES = ("application/toml", "application/javascript", "application/sql", "application/x-sh", "application/csv")
@@ -37,7 +38,7 @@ RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 
 
 class AttachmentError(Exception):
-    """A file cannot be used. The message is the reply to its sender."""
+    """Error about a file that cannot be used. Its message is the reply to the sender."""
 
 
 def refuse_unusable(attachment: IncomingAttachment, *, sees_images: bool) -> None:
@@ -58,7 +59,7 @@ def is_text(attachment: IncomingAttachment) -> bool:
 
 
 def may_be_image(attachment: IncomingAttachment) -> bool:
-    """Return True if the file may be an image and is worth downloading."""
+    """Return True if the file might be an image, so that the gateway should download it."""
     if attachment.kind is AttachmentKind.IMAGE:
         return True
     if attachment.kind not in (AttachmentKind.DOCUMENT, AttachmentKind.OTHER):
@@ -96,7 +97,7 @@ async def scaled_image(
 ) -> bytes:
     """Return the scaled copy of a fetched image for models.
 
-    Raises `AttachmentError`. If the file is not an image and `no_image` is given, raises `no_image`.
+    Raises `AttachmentError`. If the file is not an image, the error is `no_image`, if given.
     """
     name = quoted_name(attachment)
     try:
@@ -110,7 +111,7 @@ async def scaled_image(
 
 
 def quoted_name(attachment: IncomingAttachment) -> str:
-    """Return the file's name without quotes, brackets and line breaks, because the model trusts our notes."""
+    """Return the file's name without quotes, brackets and line breaks, so that it cannot change the note around it."""
     flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
     return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
 

@@ -1,7 +1,7 @@
 """Lanes, the workers of chats. Work runs in order inside a chat, and in parallel across chats.
 
 A lane is a task that exists while its chat has work. It runs turns and queued commands, and resumes a turn after a
-restart. `ownership` decides in which chats this process works.
+restart. The module `ownership` decides which chats this process works in.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Lane:
         self.woken.set()
 
     async def run(self, started: RunningTurn | None) -> None:
-        """Work until the queue is empty. `started` is a stored turn to begin with."""
+        """Work until the queue is empty. `started` is an already stored turn to run first, if any."""
         delays = iter(RETRY_BACKOFF)
         while not self._is_closing:
             self.woken.clear()
@@ -79,7 +79,7 @@ class Lane:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
                 if isinstance(error, StoreBroken):
-                    with suppress(StateError):  # without the row, the chat is unknown
+                    with suppress(StateError):  # if the row cannot be read, the chat is unknown and gets no message
                         chat = await self._lanes.store.read(load_chat, self._chat_id)
                         self._lanes.turns.delivery.tell_broken(chat.key)
                 await wait_until(self.woken, pause)
@@ -115,7 +115,10 @@ class Lane:
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
-        """Return the seconds to hold a burst, counted from its first sight, because the clock may be set back."""
+        """Return the seconds to wait for the rest of a burst.
+
+        They are counted from the first time that this lane saw the burst, because the clock can be set back.
+        """
         if self._held[0] != last.id:
             held_ms = min(until - self._lanes.clock.now(), until - last.received_at)
             self._held = last.id, time.monotonic() + held_ms / 1000
@@ -129,7 +132,7 @@ class Lane:
             lanes.turns.delivery.wake(self._chat_id)
             return
         if any(row.payload.attachments for row in rows) and not await self._ownership.can_fetch(self._chat_id):
-            self._is_closing = True  # the owner of the chat's account continues
+            self._is_closing = True  # the process that serves the chat's account fetches the files
             return
         prepared = await lanes.attachments.prepare(self._chat_id, rows)
         if prepared is None:
@@ -145,7 +148,7 @@ class Lane:
             await self._execute(turn)
 
     async def _dead_letter(self, rows: Sequence[InboxRow]) -> None:
-        """Set aside the message that crashes the lane repeatedly. The chat continues without it."""
+        """Set aside a message that crashes the lane repeatedly, so that the chat continues with the next message."""
         first = next((row for row in rows if row.kind is not InboxKind.NOTICE), None)
         if first is not None:
             log.error("inbox.dead_lettered", chat_id=self._chat_id, inbox_id=first.id)
@@ -154,7 +157,7 @@ class Lane:
             self._lanes.turns.delivery.wake(self._chat_id)
 
     async def _resume(self, turn: RunningTurn) -> None:
-        """Resume an open turn that no process works on. If its process crashed, this counts as a restart."""
+        """Resume an open turn that no process works on. After a crash, the resumption counts as a restart."""
         is_restart = not self._lanes.is_own(turn)
         if is_restart and turn.restarts >= MAX_RESTARTS:
             await self._lanes.turns.give_up(turn)
@@ -162,7 +165,7 @@ class Lane:
         async with self._lanes.slots:
             if self._is_closing:
                 return
-            # This write also proves that the database works again, before a model call costs money.
+            # This write also makes sure that the database can be written before a model call costs money.
             turn = await self._lanes.store.write(journal.take_up, turn, is_restart)
             log.info("turn.resumed", turn_id=turn.id, chat=turn.chat.name, restarts=turn.restarts)
             await self._execute(turn)
@@ -185,7 +188,7 @@ class Lane:
         task = asyncio.create_task(turns.run(turn, preview), name=f"turn-{turn.id}")
         active = self._lanes.active[turn.chat] = ActiveTurn(turn=turn, preview=preview, task=task)
         try:
-            # Until its end is stored, the turn stays active, so that a stop can find it.
+            # The turn stays in `active` until its end is stored, so that `/stop` can find it.
             await active.wait_for_end()
         finally:
             self._lanes.active.pop(turn.chat, None)
@@ -218,12 +221,15 @@ class LaneRegistry:
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
     """Open turns that this process has stored or resumed. Continuing such a turn does not count as a restart."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
-    """Turns that a `/stop` has ended from memory, by the command's row, until the command runs."""
+    """Turns that a `/stop` ended while it could not be stored, by the inbox row of that command.
+
+    An entry is removed when the stored command has run.
+    """
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
     _ownership: Ownership | None = field(default=None, init=False)
-    """None before `start` and after `abandon`, when no lane may open."""
+    """None before `start` and after `abandon`. No lane can open then."""
     _is_closing: bool = field(default=False, init=False)
 
     async def start(self, run_command: RunCommand, ownership: Ownership) -> None:
@@ -237,13 +243,16 @@ class LaneRegistry:
             await self._ownership.sweep()
 
     async def abandon(self) -> None:
-        """End all work and store nothing, because another process may own the chats. `let_go` stores the end later."""
+        """End all work without storing anything, because another process may now own the chats.
+
+        `let_go` later stores that this was not a crash.
+        """
         self._ownership = None
         await asyncio.sleep(0)  # a lane that is cancelled before its first step would never release its chat
         await cancel_all(self._tasks)
 
     def works_by(self, ownership: Ownership) -> bool:
-        """Return True while lanes may open under this ownership."""
+        """Return True while this ownership is valid, so that lanes can open."""
         return ownership is self._ownership and not self._is_closing
 
     @property
@@ -253,11 +262,14 @@ class LaneRegistry:
 
     @property
     def room(self) -> int:
-        """Number of lanes that can open now without waiting for a slot."""
+        """Number of lanes that can open now and get a slot at once."""
         return self.runtime.config.sessions.max_turns - len(self._lanes)
 
     def has_room(self, ahead: int = 0) -> bool:
-        """Return True if a new turn, after `ahead` others, can run at once without overtaking another chat."""
+        """Return True if a new turn can run at once without overtaking another chat.
+
+        `ahead` is the number of new turns that start before it.
+        """
         ownership = self._ownership
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
         return is_open and self.room > ahead and not self.slots.locked()
@@ -321,7 +333,8 @@ class LaneRegistry:
     async def drain(self, seconds: float) -> int:
         """Let running turns finish for at most `seconds`, then cancel the rest. Return the number of cancelled turns.
 
-        A cancelled turn stays open in the database and resumes at the next start. This does not count as a restart.
+        A cancelled turn stays open in the database and resumes at the next start. That resumption does not count as a
+        restart.
         """
         self._is_closing = True
         for lane in self._lanes.values():
@@ -329,13 +342,13 @@ class LaneRegistry:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
         cut = await cancel_all(self._tasks)
-        with suppress(StateError, TimeoutError):  # on failure it counts as a restart, and turns survive several
+        with suppress(StateError, TimeoutError):  # if this fails, the resumption counts as a restart
             async with asyncio.timeout(2.0):
                 await self.let_go(*self.own.values())
         return cut
 
     async def let_go(self, *turns: RunningTurn) -> None:
-        """Store that this process left turns in an orderly way, so that resuming them does not count as a restart."""
+        """Store that this process left its turns without a crash, so that resuming them does not count as a restart."""
         if turns:
             await self.store.write(journal.let_go, [turn.id for turn in turns])
         for turn in turns:
@@ -355,7 +368,7 @@ class LaneRegistry:
             self._lanes.pop(chat_id, None)
 
     def begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None] | None:
-        """Start a task that `drain` waits for and `abandon` cancels. Return None if the daemon is ending."""
+        """Start a task that `drain` waits for and `abandon` cancels. Return None if the daemon is stopping."""
         try:
             return track(self._tasks, self.group.create_task(work, name=name))
         except RuntimeError:  # the work is stored, and the next start finds it
@@ -379,7 +392,7 @@ def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:
 
 @locks(inbox="row.id", chat="row.chat_id")
 def _refuse(db: Connection, row: InboxRow, state: InboxState, sentence: str, dedupe_key: str, now: Millis) -> None:
-    """Settle a row that gets no turn, and tell its sender unless the row is a notice."""
+    """Settle a row without a turn, and store `sentence` as the reply to its sender unless the row is a notice."""
     if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
         chat_id, ref = row.chat_id, row.message_ref or None
         reply = Reply(chat_id=chat_id, kind=OutboxKind.ERROR, markdown=sentence, dedupe_key=dedupe_key, reply_to=ref)

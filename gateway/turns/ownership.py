@@ -14,11 +14,11 @@ Work: TypeAlias = Callable[[RunningTurn | None], Awaitable[None]]
 
 
 class Ownership(Protocol):
-    """Decides when a lane may open. It is valid until the lane registry abandons it."""
+    """Decides when lanes open. An ownership is valid until `LaneRegistry.abandon`."""
 
     @property
     def leaves_new(self) -> bool:
-        """True if this process should not start a turn for a new message at once."""
+        """True if this process leaves new messages to less busy processes at first."""
 
     @property
     def has_queue(self) -> bool:
@@ -61,7 +61,7 @@ class AllChats:
         await work(started)
 
     def note_end(self, chat_id: ChatId, is_woken: bool) -> None:
-        """Do nothing, because no other process waits for the chat."""
+        """Do nothing, because no other process can serve the chat."""
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
         return True

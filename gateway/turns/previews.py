@@ -27,14 +27,17 @@ REQUEST_SECONDS = 10.0
 """Timeout of a preview request in seconds. It is short because the final answer waits for the request."""
 
 PREVIEW_OVERLAP_SECONDS = 5.0
-"""Seconds before a preview fades at which it is renewed. This leaves time for a pause and a slow request."""
+"""Seconds between the renewal of a preview and the time when the platform would remove it.
+
+This leaves time for a pause and a slow request.
+"""
 
 
 class TurnPreview:
-    """Preview of a turn that is not shown. After a stop, `text` is the partial answer."""
+    """Base class of previews, which shows nothing. After a stop, `text` is the partial answer."""
 
     is_stored = False
-    """True if the text may be in the database."""
+    """True if the text might be in the database, for a node that shows it."""
     _first_sign_seconds = FIRST_SIGN_SECONDS
 
     def __init__(self, turn: RunningTurn) -> None:
@@ -50,15 +53,15 @@ class TurnPreview:
         self._changed.set()
 
     def forget(self) -> None:
-        """Forget the text, because it is not part of an answer. It stays visible until new text is shown."""
+        """Forget the text, because it is not part of the answer. The chat still shows it until new text arrives."""
         self.text = ""
 
     def open(self, ref: str | None = None) -> None:
-        """Start to show previews, in the placeholder `ref` if given. The caller must await `close`."""
+        """Start to show the text, in the placeholder message `ref` if given. The caller must await `close`."""
         self._first_sign = asyncio.get_running_loop().call_later(self._first_sign_seconds, self.begin)
 
     def begin(self) -> None:
-        """Start to show previews at once."""
+        """Start to show the text at once."""
         self._task = asyncio.create_task(self._run(), name=f"preview-{self._turn.id}")
 
     async def close(self) -> None:
@@ -80,7 +83,7 @@ class LivePreview(TurnPreview):
     """Preview that is updated as often as the platform allows."""
 
     _typing_overlap_seconds = 1.0
-    """Seconds before a typing signal ends at which it is renewed."""
+    """Seconds between the renewal of a typing signal and its end."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class LivePreview(TurnPreview):
         *,
         is_certain: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_certain` returns True while no other node can serve the account."""
+        """`is_certain` returns True while no other node can have taken over the account."""
         super().__init__(turn)
         self._adapter = adapter
         self._gate = gate
@@ -129,7 +132,10 @@ class LivePreview(TurnPreview):
         return self.ref is None and self._turn.restarts > 0 and self._adapter.capabilities.finds_previews
 
     async def _find(self) -> None:
-        """Find the lost placeholder, so that the answer can replace it. The platform may still be connecting."""
+        """Find the lost placeholder, so that the answer can replace it.
+
+        Retry, because the adapter may still be connecting.
+        """
         until = time.monotonic() + 30
         while time.monotonic() < until:
             try:
@@ -169,7 +175,7 @@ class LivePreview(TurnPreview):
             await self._rest(was_sent, max(self._interval, self._flood.penalty_seconds))
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Wait for new text or a due renewal, then for `pause` seconds."""
+        """Wait until there is new text or a renewal is due, then pause for `pause` seconds."""
         if self.text == self._shown and not self._closed.is_set():
             await wait_until(self._changed, self._renewal_seconds())
         await wait_until(self._closed, pause)
@@ -221,14 +227,14 @@ class LivePreview(TurnPreview):
         return fades is not None and time.monotonic() - self._typed_at >= fades - self._typing_overlap_seconds
 
     def _fades_in(self) -> float | None:
-        """Return the seconds until the preview must be renewed, or None if it does not fade."""
+        """Return the seconds until the preview must be renewed, or None if the platform does not remove it."""
         seconds = self._adapter.capabilities.preview_seconds
         if seconds is None or self.ref is not None or not self._shown:
             return None
         return self._shown_at + seconds - PREVIEW_OVERLAP_SECONDS - time.monotonic()
 
     def _renewal_seconds(self) -> float | None:
-        """Return the seconds until a renewal is due without new text, or None if only `show` causes one."""
+        """Return the seconds until a renewal is due, or None if a request is needed only after new text."""
         fades = self._adapter.capabilities.typing_seconds
         typing = None if fades is None else fades - self._typing_overlap_seconds
         waits = [wait for wait in (typing, self._fades_in()) if wait is not None]
@@ -246,7 +252,7 @@ class PreviewMaker:
     adapters: AdapterRegistry
     gates: GateRegistry
     elsewhere: Callable[[RunningTurn], TurnPreview] | None = None
-    """Makes the preview of a turn whose chat another process may serve; None if this process serves all chats."""
+    """Makes the preview of a turn if another process might serve its chat; None if this process serves all chats."""
 
     def of(self, turn: RunningTurn) -> TurnPreview:
         """Return the preview that shows a turn of this process."""
@@ -255,7 +261,7 @@ class PreviewMaker:
         return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live(turn, LivePreview)
 
     def live(self, turn: RunningTurn, kind: type[LivePreviewT]) -> LivePreviewT:
-        """Return a preview for a chat whose account is configured here."""
+        """Return a preview for a chat whose account is configured in this process."""
         adapter = self.adapters.of(turn.chat)
         assert adapter is not None, "only configured accounts are served"
         return kind(

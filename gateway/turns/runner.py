@@ -38,12 +38,12 @@ from hermes_state.values import Clock, Millis
 log = structlog.get_logger()
 
 MAX_RESTARTS = 3
-"""Restarts after which the turn itself is probably the cause."""
+"""Maximum number of restarts of a turn. After that, the turn itself is probably the cause."""
 
 DEADLINE_SENTENCE = "This took too long, so I stopped. Send /retry to try again."
 CRASH_SENTENCE = "An internal error stopped my answer. Your message is saved. Send /retry to try again."
 STOPPED_NOTICE = "(stopped)"
-"""Replaces a preview if the answer has no text yet."""
+"""Text that replaces the preview of a stopped turn whose answer has no text yet."""
 RESTART_SENTENCE = (
     "I was interrupted several times while working on this, so I stopped trying. "
     "Your message is saved. Send /retry to try again."
@@ -75,7 +75,7 @@ class ActiveTurn:
         self._stop_is_settled.set()
 
     async def wait_for_end(self) -> None:
-        """Wait for the work to end. After a stop, wait up to a minute until it is stored; then the lane stores it."""
+        """Wait for the work to end. After a stop, also wait until the stop is stored, but at most a minute."""
         await asyncio.wait({self.task})
         if self.stop_reason is not None:
             await wait_until(self._stop_is_settled, 60.0)
@@ -92,7 +92,7 @@ class TurnRunner:
     titles: TitleWriter
     clock: Clock
     on_question: Callable[[], None]
-    """Called when a turn begins or ends to wait for an approval."""
+    """Called when a turn starts or stops waiting for an approval."""
 
     async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:
         """Run the turn to its end. Returns False if another process ended or resumed it in the meantime.
@@ -156,7 +156,7 @@ class TurnRunner:
         self.titles.answered(turn, done.by)
 
     async def _close(self, preview: TurnPreview, turn: RunningTurn, done: TurnAnswer | None) -> None:
-        """End the preview. If the turn is stopped meanwhile, record the cost of its answer.
+        """End the preview. If the turn is stopped while the preview ends, record the cost of its answer.
 
         A request in flight is awaited, unless another node may now serve the account and send the answer.
         """
@@ -223,7 +223,7 @@ def _finish_turn(
 ) -> OutboxRow | None:
     """End a turn and record the notices that were shown. Return the reply if it must be sent now.
 
-    The function reads the clock itself, because a retry after an hour must count towards the costs of that day.
+    The clock is read here, so that a much later retry counts towards the costs of its own day.
     """
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if pressure is not None:

@@ -1,6 +1,7 @@
 """Titles of conversations, written by a model in the background after the first answer.
 
-Without a title, the gateway tries again after each answer, even in another process. The ledger limits the calls.
+If this fails, the gateway tries again after each answer, even in another process. The ledger counts the calls, so that
+their number is limited.
 """
 
 import asyncio
@@ -28,12 +29,12 @@ from hermes_state.values import ChatId, Clock, LineageId, Millis, ModelCall, Ori
 log = structlog.get_logger()
 
 MAX_CALLS = 3
-"""Maximum number of failed calls per conversation. After a reply, no further call is made."""
+"""Maximum number of calls per conversation. Only failed calls are repeated."""
 _REPLIED = frozenset({OUTCOME_OK, remedy_for(ReplyMalformed("")).outcome})
 MAX_CONCURRENT = 2
 """Maximum number of concurrent calls over all chats, because answers have priority."""
 MAX_WAITING = 100
-"""Maximum number of conversations that wait for a title. Others are tried after their next answer."""
+"""Maximum number of conversations that wait for a title. Further conversations get a title after their next answer."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ class TitleWriter:
         redact, payer = self.runtime.live.redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
         request = await asyncio.to_thread(title_request, rows, redact, now=self.clock.now(), payer=payer)
 
-        once = client.with_policy(RetryPolicy(max_attempts=1))  # the next retry comes after the next answer
+        once = client.with_policy(RetryPolicy(max_attempts=1))  # the gateway tries again after the next answer
         done = await once.complete(request, purpose="title", within=60.0)
         try:
             title = checked_title(done.reply, redact)

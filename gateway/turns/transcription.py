@@ -35,13 +35,13 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCall
 
-if TYPE_CHECKING:  # the module imports an SDK, which `gateway.models.clients` loads late
+if TYPE_CHECKING:  # at run time, this import would load an SDK at the start
     from agent.model.transcription import TranscriptionClient
 
 log = structlog.get_logger()
 
 MAX_MINUTES = 10
-"""Longest recording in minutes. Transcription is billed by the minute."""
+"""Maximum length of a recording in minutes. Providers bill transcription by the minute."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)

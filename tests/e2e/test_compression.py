@@ -341,7 +341,7 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
     assert await world.outcomes() == {"ok"}
 
     await world.say("/compress undo")
-    [refused] = await world.replies(1, match="Undoing would use about")
+    [refused] = await world.replies(1, match="The restored prompt would use about")
     assert "Nothing was changed" in refused
     assert await world.gateway.stop() == 0
     await world.llm.post("models", {"lab-32k": {"context": 32_768, "max_output": 8_192}})

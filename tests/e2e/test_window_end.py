@@ -115,7 +115,7 @@ async def test_an_undo_that_was_offered_near_the_end_of_the_window_is_kept(world
     [told] = await world.replies(1, match="^Compressed: ")
     assert "/compress undo reverses this" in told
     await world.say("/compress undo")
-    [undone] = await world.replies(1, match="Compression undone|Undoing would use")
+    [undone] = await world.replies(1, match="Compression undone|The restored prompt would use")
     assert undone.startswith("Compression undone")
     assert "until a prompt no longer fits" in undone
     assert await world.gateway.stop() == 0

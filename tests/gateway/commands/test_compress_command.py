@@ -292,7 +292,7 @@ async def test_an_unusable_summary_is_replaced_by_a_rule_based_one(store: Store,
         told = await compress(gateway)
         assert "Compressed: " in told
         assert "No model could write a summary (" in told
-        assert "so I listed the key points by rule" in told
+        assert "so I listed the key points without a model" in told
         assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "deterministic")]
         await gateway.ask("and now?")
         assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
@@ -517,4 +517,4 @@ async def test_compression_keeps_the_message_count(store: Store, tmp_path: Path)
     async with talking(store, tmp_path, CountingModel(), count=COUNT) as gateway:
         await compress(gateway)
         assert f"{2 * COUNT} messages" in await gateway.ask("/status")
-        assert "goes back to the last one" in await gateway.ask("/new")
+        assert "goes back to the previous one" in await gateway.ask("/new")

@@ -114,7 +114,7 @@ async def test_an_admin_can_choose_an_unconfigured_model(store: Store, tmp_path:
         assert "nothing was changed" in asked
         assert "Did you mean" not in asked, "nothing is alike"
         said = await gateway.ask("/model =exotic", chat=chat, sender=BOSS)
-        assert "It is not in the configuration" in said
+        assert "This model is not in the configuration" in said
         assert await gateway.ask("q", chat=chat) == "from exotic"
         assert "(exotic)" not in await gateway.ask("/status", chat=chat)
 
