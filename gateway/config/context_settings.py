@@ -40,11 +40,11 @@ class CompressionConfig(ContextSettings):
     models: Annotated[dict[str, dict[str, Any]], BeforeValidator(_overrides), Setting(default_text="none")] = field(
         default_factory=dict, hash=False
     )
-    """Different values for some models: a pattern such as `gpt-5*` with any of these keys except `enabled` and
-    `mode`."""
+    """Overrides for some models, by model pattern such as `gpt-5*`. All keys of this block except `enabled` and
+    `mode` can be overridden."""
 
     def for_model(self, name: str) -> "CompressionConfig":
-        """Return the settings for one model, with the overrides of every matching pattern in the order of the file."""
+        """Return the settings for one model. Every matching pattern overrides them, in the order of the file."""
         values = vars(self) | {"models": {}}
         for pattern, overrides in self.models.items():
             if fnmatch.fnmatchcase(name.lower(), pattern.lower()):
@@ -56,26 +56,27 @@ class HygieneConfig(BaseConfig):
     """Hygiene: compression by the gateway before a turn begins."""
 
     threshold: float = setting(LimitSettings.hygiene_threshold, ge=0.85, le=0.95, unit="of the context window")
-    """Prompt size at which hygiene compresses. It acts at 90 % of the input window if that is smaller."""
+    """Prompt size at which hygiene compresses the conversation. If 90 % of the input window is smaller, that size is
+    used."""
 
 
 AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "delegate", "trajectories"]
 
 
 class SummaryModelConfig(CallConfig):
-    """Model that writes summaries. Parameters that are not set are those of the selected model."""
+    """Model that writes summaries. Parameters that are not set are taken from the selected model."""
 
     mode: Annotated[Literal["auto", "same-as-main", "custom"], AnyCase] = "auto"
-    """Model of the conversation (`auto`), `model` even after `/model` (`same-as-main`), or the key below (`custom`),
-    which always wins."""
+    """Choice of the summary model: the conversation's model (`auto`), always the configured `model`
+    (`same-as-main`), or `auxiliary.compression.model` (`custom`)."""
     model: str | None = None
-    """Name or alias of the summary model. If not set, `mode` picks the model."""
+    """Name or alias of the summary model. It overrides `mode`."""
     protocol: Annotated[Protocol | None, AnyCase] = setting(
         None, default_text="`model.protocol` at the same API, else `chat_completions`"
     )
     """Protocol of the summary model's API."""
     base_url: Url | None = setting(None, default_text="`model.base_url`")
-    """Root of the summary model's API."""
+    """Base URL of the summary model's API."""
     api_key: Secret | None = setting(None, default_text="`model.api_key`")
     """API key of the summary model."""
     context_length: int | None = setting(
@@ -87,7 +88,7 @@ class SummaryModelConfig(CallConfig):
     )
     """Context window of the summary model. It limits the text sent to that model."""
     max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="that of the model")
-    """Highest output limit of summary calls."""
+    """Upper bound on the output of summary calls."""
 
     @property
     def call_settings(self) -> dict[str, Any]:
@@ -103,21 +104,21 @@ RouteWord: TypeAlias = Annotated[
 
 
 class AuxiliaryConfig(BaseConfig):
-    """Models for background work: `auto` (the conversation's own), `main` (`model`), `off`, or an alias."""
+    """Models for background tasks: `auto` (the conversation's model), `main` (from `model`), `off`, or an alias."""
 
     compression: SummaryModelConfig = Field(default_factory=SummaryModelConfig)
     flush: RouteWord = "auto"
-    """Model that writes notes to memory before a compression. `off` writes none."""
+    """Model that saves notes to memory before a compression. `off` saves no notes."""
     title: RouteWord = "auto"
     """Model that names a conversation after its first answer. `off` leaves naming to `/title`."""
     delegate: RouteWord = "auto"
-    """Model of sub-agents. `off` removes the tool `delegate`."""
+    """Model that sub-agents use. `off` removes the tool `delegate`."""
     trajectories: RouteWord = "auto"
-    """Model that summarises for `hermes-gateway trajectories compress`."""
+    """Model that writes summaries for `hermes-gateway trajectories compress`."""
 
     @property
     def routes(self) -> Mapping[str, str]:
-        """Return the word or alias of every task except `compression`."""
+        """Return the configured word or alias of every background task except `compression`."""
         return {task: word for task, word in self if isinstance(word, str)}
 
     @model_validator(mode="after")
@@ -138,8 +139,8 @@ class NoticeConfig(BaseConfig):
     """Notices to the chat about compression. The model never sees them."""
 
     pressure: bool = True
-    """Say once that the conversation reached 85 % of the threshold."""
+    """Tell the chat once when the conversation reaches 85 % of the compression threshold."""
     accuracy: bool = True
-    """Say after the 2nd and every 10th compression that details may be lost."""
+    """After the 2nd and every 10th compression, warn the chat that details might be lost."""
     waiting: bool = True
-    """Explain the delay when an answer waits 5 seconds for an automatic compression."""
+    """Explain the delay if an answer has waited 5 seconds for an automatic compression."""

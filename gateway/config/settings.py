@@ -1,6 +1,6 @@
 """Settings: every key with its default, unit, range and meaning.
 
-A test compares `docs/reference/configuration.md` with these classes. `loader.py` finds and checks the values.
+A test compares `docs/reference/configuration.md` with these classes. `loader.py` loads and checks the values.
 
 The docstring below a field is its description for users. `setting()`, or a `Setting` in a dataclass of settings, adds
 the range, the unit and the restart flag.
@@ -42,30 +42,31 @@ class ModelConfig(RouteConfig):
     """Model that answers. Parameters that are not set are not sent, so the provider's defaults apply."""
 
     fallbacks: Fallbacks = ()
-    """Models to try, in this order, when the model fails: aliases, model names at the same provider, or blocks of keys
-    from `base_url` to `extra_body`."""
+    """Models to try in this order if the main model fails. Each is an alias, a model name at the same provider, or a
+    block with keys from `base_url` to `extra_body`."""
     aliases: Aliases = setting({}, default_text="none")
-    """Short names for `/model`, each for a model name at the same provider or a block as in `fallbacks`."""
+    """Short names for `/model`. Each stands for a model name at the same provider, or for a block as in
+    `fallbacks`."""
     cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = "5m"
-    """Time that the prompt of a Claude model stays in the provider's cache. `1h` suits chats with long pauses, but
+    """Time that the provider caches the prompt of a Claude model. `1h` suits chats with long pauses, but
     costs more."""
     turn_seconds: float = setting(900, ge=1, le=86_400, unit="seconds")
     """Maximum time for one turn, including tool calls."""
     connect_seconds: float = setting(5, ge=0.1, le=120, unit="seconds")
     """Maximum time to connect to the provider."""
     read_seconds: float = setting(120, ge=0.1, le=3_600, unit="seconds")
-    """Time without new output after which a call times out."""
+    """Maximum time without new output before a model call times out."""
     first_piece_seconds: float = setting(300, ge=0.1, le=86_400, unit="seconds")
-    """Maximum time until a reply begins. Raise it for slow reasoning models."""
+    """Maximum time to wait until a reply begins. Increase it for slow reasoning models."""
 
     @cached_property
     def fallback_routes(self) -> tuple[RouteConfig, ...]:
-        """Return the complete fallback routes in their order, without duplicates."""
+        """Return the complete fallback routes in the configured order, without duplicates."""
         return tuple(dict.fromkeys(self.named_route(written) for written in self.fallbacks))
 
     @property
     def routes(self) -> tuple[RouteConfig, ...]:
-        """Return every configured route, first that of the configured model."""
+        """Return every configured route. The route of the configured model comes first."""
         aliased = (self.alias_route(alias) for alias in self.aliases)
         return tuple(dict.fromkeys((self.route, *aliased, *self.fallback_routes)))
 
@@ -100,7 +101,7 @@ class AccessConfig(BaseConfig):
     """People who can use the bot. Everyone else needs a pairing code."""
 
     allow_all: bool = False
-    """Let everyone use the bot. Set it only for a bot that strangers cannot find."""
+    """Let everyone use the bot. Use this only for a bot that strangers cannot find."""
     allow: People = ()
     """Stable ids of people with the role user, such as `telegram:42`."""
     admins: People = ()
@@ -115,7 +116,7 @@ class AccessConfig(BaseConfig):
 
 
 class PairingConfig(BaseConfig):
-    """Pairing codes, with which strangers ask for access in a direct chat."""
+    """Pairing codes, which strangers use to request access in a direct chat."""
 
     enabled: bool = True
     """Answer a stranger's direct message with a pairing code."""
@@ -127,14 +128,14 @@ class SessionConfig(BaseConfig):
     groups: Annotated[Literal["shared", "per_user"], AnyCase] = "shared"
     """In a group, keep one conversation for everyone (`shared`) or one for each person (`per_user`)."""
     busy_mode: Annotated[Literal["queue", "steer", "interrupt"], AnyCase] = "queue"
-    """Effect of a message that arrives during an answer: wait for the next turn (`queue`), join this one (`steer`) or
-    stop it (`interrupt`)."""
+    """Effect of a message that arrives during an answer: it waits for the next turn (`queue`), joins the running turn
+    (`steer`) or stops it (`interrupt`)."""
     merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
     """Queued messages that one person sends within this time become one turn. `0` turns merging off."""
     max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)
     """Maximum number of turns at the same time, in all chats. Lower it if your model server is slow."""
     messages_per_minute: int = setting(60, ge=0, le=10_000, unit="messages")
-    """Messages that one person may send per minute. `0` means no limit."""
+    """Maximum number of messages that one person can send per minute. `0` means no limit."""
     idle_reset_hours: OffOrNumber = setting(None, ge=0.1, le=8_760, unit="hours", default_text="off")
     """Hours without a message after which a chat starts a new conversation."""
 
@@ -143,7 +144,7 @@ MAX_DOLLARS = 1_000_000
 
 
 def _price_list(value: object) -> Mapping[str, Mapping[str, float]]:
-    """Return prices by pattern; a variable contains them as JSON."""
+    """Return prices by model pattern. An environment variable contains them as JSON."""
     found = {}
     for pattern, prices in keyed(value).items():
         if not isinstance(prices, dict):
@@ -171,11 +172,11 @@ class CostConfig(BaseConfig):
     """Prices in US dollars per million tokens, by model pattern such as `gpt-5*`: `input`, `output`, `cache_read`,
     `cache_write`. The longest matching pattern wins."""
     daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
-    """Maximum that the gateway may spend per day. The day begins at midnight in `agent.time_zone`."""
+    """Maximum amount that the gateway can spend per day. The day begins at midnight in `agent.time_zone`."""
     chat_daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
-    """Maximum that one chat may spend per day."""
+    """Maximum amount that one chat can spend per day."""
     conversation_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
-    """Maximum that one conversation may cost, until the next `/new`."""
+    """Maximum amount that one conversation can cost, until the next `/new`."""
 
     @property
     def has_caps(self) -> bool:
@@ -183,33 +184,33 @@ class CostConfig(BaseConfig):
 
 
 class ClusterConfig(BaseConfig):
-    """Node of a cluster that shares one PostgreSQL database."""
+    """Settings of this node in a cluster. All nodes share one PostgreSQL database."""
 
     name: str = setting(default_factory=lambda _: socket.gethostname(), default_text="the machine's name", restart=True)
     """Name of this node in logs and in `cluster status`."""
     role: Annotated[Literal["node", "worker"], AnyCase] = setting("node", restart=True)
     """A `worker` answers messages that other nodes received, and serves no bot."""
     seat_seconds: float = setting(5, ge=1, le=60, unit="seconds", restart=True)
-    """Seconds of silence after which other nodes take over the work of this node."""
+    """Seconds without a heartbeat from this node after which other nodes take over the work of this node."""
 
 
 class LoggingConfig(BaseConfig):
     """Log of the daemon. It never contains message text or secrets."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = "info"
-    """Lowest level to write."""
+    """Lowest level of log entries to write."""
     format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting("auto", restart=True)
     """Format on standard error. `auto` means `console` at a terminal, otherwise `json`."""
     file: bool = setting(True, restart=True)
-    """Also write JSON lines to `logs/gateway.log`, with five old files of 10 MB."""
+    """Also write JSON lines to `logs/gateway.log`, and keep five old files of 10 MB each."""
 
 
 class LifecycleConfig(BaseConfig):
     """Shutdown of the daemon."""
 
     drain_seconds: float = setting(30, ge=0, le=600, unit="seconds")
-    """Time that running turns get to finish after SIGTERM. If you raise it, raise `TimeoutStopSec` in the systemd unit
-    too."""
+    """Time that running turns have to finish after SIGTERM. If you increase it, also increase `TimeoutStopSec` in the
+    systemd unit."""
 
 
 class Config(BaseConfig):

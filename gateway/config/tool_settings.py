@@ -15,7 +15,7 @@ ToolSwitch: TypeAlias = Literal["on", "off", "admins"]
 PolicyWord: TypeAlias = Literal["ask", "ask_admin", "allow", "deny"]
 
 
-# YAML reads `on` and `off` as booleans, and a name of digits as a number.
+# YAML reads `on` and `off` as booleans, and a name made of digits as a number.
 _Switch: TypeAlias = Annotated[
     ToolSwitch, BeforeValidator(lambda word: ("off", "on")[bool(word)] if word in (0, 1) else word)
 ]
@@ -29,15 +29,15 @@ class ApprovalConfig(BaseConfig):
     """Approval policy for tool calls: `ask` (the user who started the turn), `ask_admin`, `allow` or `deny`."""
 
     writes: Annotated[PolicyWord, AnyCase] = "ask"
-    """Policy for calls that write files or change something elsewhere."""
+    """Policy for calls that write files or change data in other systems."""
     executes: Annotated[PolicyWord, AnyCase] = "ask_admin"
     """Policy for calls that run programs."""
     mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="`ask_admin`")
-    """Policy for calls of MCP tools that do more than read. If not set, an `allow` or `deny` of `writes` or `executes`
-    applies."""
+    """Policy for calls of MCP tools that do more than read. If it is not set, and `writes` or `executes` is `allow`
+    or `deny`, that policy applies."""
 
     def policy_of(self, effect: ToolEffect, *, is_mcp: bool) -> PolicyWord:
-        """Return the policy for calls with an effect."""
+        """Return the policy for calls with the given effect."""
         own = self.executes if effect is ToolEffect.EXECUTES else self.writes
         if not is_mcp:
             return own
@@ -54,16 +54,17 @@ class ToolsConfig(BaseConfig):
     """Switch for each tool by name: `on`, `off`, or `admins` (only in turns that an admin started). `*` covers all
     other tools."""
     use_on: SwitchesByPlace = setting({}, default_text="none")
-    """Switches for one platform (`discord`) or one chat (`telegram:42`), which overrides its platform."""
+    """Switches for one platform (`discord`) or one chat (`telegram:42`). Switches of a chat override those of its
+    platform."""
     approval: ApprovalConfig = Field(default_factory=ApprovalConfig)
     approval_on: ApprovalByPlace = setting({}, default_text="none")
     """Approval policy for one platform or one chat, instead of `tools.approval`."""
     approval_minutes: float = setting(60, ge=1, le=10_080, unit="minutes")
-    """Time to answer an approval request. After it, the call is denied."""
+    """Time to answer an approval request. After this time, the call is denied."""
     default_result_size: int = setting(100_000, ge=1_000, le=10_000_000, unit="characters")
-    """Longest tool result that the model sees whole, up to 20 % of its input window."""
+    """Maximum size of a tool result that the model sees in full, up to 20 % of its input window."""
     turn_budget: int = setting(200_000, ge=1_000, le=50_000_000, unit="characters")
-    """Maximum size of all results in one round of tool calls, up to 40 % of the input window."""
+    """Maximum total size of the results of one round of tool calls, up to 40 % of the input window."""
 
     def switch_of(self, tool: str, chat: ChatKey) -> ToolSwitch:
         """Return the switch of a tool in a chat."""
@@ -85,7 +86,7 @@ class ScheduleConfig(BaseConfig):
 
 
 def places_of(chat: ChatKey) -> Iterator[str]:
-    """Yield the names of a chat in settings, the most specific first.
+    """Yield the names under which settings can refer to a chat, the most specific first.
 
     >>> list(places_of(ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="7")))
     ['telegram:-100/7', 'telegram:-100', 'telegram']
@@ -99,7 +100,7 @@ def places_of(chat: ChatKey) -> Iterator[str]:
 
 
 def _servers(value: object) -> Mapping[str, ServerSettings]:
-    """Return a mapping from names to blocks; a variable contains it as JSON."""
+    """Return a mapping from server name to block. An environment variable contains it as JSON."""
     found: dict[str, ServerSettings] = {}
     for name, row in keyed(value).items():
         if not isinstance(name, str) or re.fullmatch(r"(?=.{1,24}$)[a-z0-9]+([_-][a-z0-9]+)*", name) is None:

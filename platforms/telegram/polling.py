@@ -119,7 +119,7 @@ class Poller:
         delay = self.settings.backoff.after(self._failures)
         if isinstance(error, TimeoutError):
             log.warning("telegram.poll_stalled", failures=self._failures)
-            self.health.change(AdapterState.STALLED, "getUpdates got no answer, so the connection was replaced")
+            self.health.change(AdapterState.STALLED, "getUpdates got no response, so the connection was replaced")
         else:
             detail = _explained(error)
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)

@@ -159,7 +159,7 @@ class UpdateHandler:
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
     """Return a message whose unreadable parts are renamed.
 
-    It counts as forwarded if one of these parts shows that.
+    It counts as forwarded if one of these parts marks a forwarded message.
     """
     if isinstance(answered := known.get("reply_to_message"), dict):
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
