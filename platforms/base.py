@@ -1,6 +1,6 @@
 """Interface between the gateway and the adapters of chat services.
 
-An adapter turns SDK objects into values and values into SDK calls. The gateway makes all decisions.
+An adapter converts SDK objects to our own values, and our values to SDK calls. The gateway makes all decisions.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ class Capabilities:
     """Minimum time between two previews in groups, in seconds. Platforms limit edits more strictly there."""
     has_buttons: bool
     typing_seconds: float | None
-    """Seconds for which one typing indicator is visible, None if the platform has none."""
+    """Seconds for which a typing indicator stays visible; None if the platform has no typing indicator."""
     has_files: bool = False
-    """True if a long reply may end in a file."""
+    """True if the platform can send the end of a long reply as a file."""
     max_file_bytes: int = 0
     """Maximum size of a file, in bytes; 0 if the platform accepts no files."""
     preview_seconds: float | None = None
-    """Seconds for which a preview without a placeholder is visible unless shown again; None if it stays."""
+    """Seconds after which a preview without a placeholder disappears unless it is shown again; None if it stays."""
     finds_previews: bool = False
     """True if `show` can find the placeholder of a turn by its number."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandOption:
-    """Value that follows a command's name. A command line separates values by spaces, in this order."""
+    """Value that follows a command's name. Values are separated by spaces, in the order of `options`."""
 
     name: str
     """Name for menus, a lower-case Python identifier."""
@@ -50,7 +50,7 @@ class CommandOption:
     is_number: bool = False
     is_required: bool = False
     has_suggestions: bool = False
-    """True if `Intake.suggestions` proposes values; other values are accepted too."""
+    """True if `Intake.suggestions` proposes values. Other values are also accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,15 @@ class OutboundFile:
     mime: str
     size_bytes: int
     content: bytes | Callable[[], bytes]
-    """The bytes, or a function that reads the stored file, which may be gone."""
+    """Content of the file, or a function that reads the stored file, which may have been deleted."""
     attachment_id: int | None = None
     """Row id of a stored file."""
 
     async def read(self) -> bytes:
-        """Return the bytes. Raises `MessageRejected` if they are gone, and `PlatformUnavailable` if the disk fails."""
+        """Return the content.
+
+        Raises `MessageRejected` if the file was deleted, and `PlatformUnavailable` if the disk fails.
+        """
         if isinstance(self.content, bytes):
             return self.content
         try:
@@ -114,14 +117,14 @@ class SendRequest:
     reply_to: str | None = None
     ticket: str | None = None
     is_repeat: bool = False
-    """True if an earlier attempt was ambiguous, so the message may be visible already."""
+    """True if an earlier attempt had an unknown outcome, so the message might already be visible."""
     first_tried_at: Millis | None = None
     is_plain: bool = False
     """True if the platform rejected the markup or the file: send `part.plain`."""
     file: OutboundFile | None = None
     """File of the part, unless `is_plain` is set."""
     is_notice: bool = False
-    """True for text of the gateway, such as a command's reply or an error, instead of the model."""
+    """True for text that the gateway wrote, such as a command's reply or an error; False for text of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +137,10 @@ class Preview:
     """Id of the turn: the same for all previews of a turn, never 0."""
     text: str
     ref: str | None
-    """Placeholder of an earlier preview, None for the first preview."""
+    """Id of the placeholder message that an earlier preview created; None for the first preview."""
     reply_to: str | None = None
-    """Message that the placeholder replies to. It becomes the final answer, and an edit cannot turn it into a reply."""
+    """Message that the placeholder replies to. The placeholder becomes the final answer, and an edit cannot turn it
+    into a reply."""
     since: Millis | None = None
     """If set, show nothing and look for this turn's placeholder, which was created after this time but never
     recorded."""
@@ -169,7 +173,7 @@ class AdapterHealth:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedEvent:
-    """Event on its way to the intake, with the cursor that moves over it. Without an event, only the cursor moves."""
+    """Event for the intake, with the cursor position after it. If the event is None, only the cursor moves."""
 
     event: InboundEvent | None
     cursor: Cursor | None = None
@@ -186,29 +190,33 @@ class Intake(Protocol):
         """
 
     async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
-        """Store events that arrived together, in order, as far as one commit goes. Return how many were stored, at
-        least one.
+        """Store the first events of a batch, in order, in one commit.
 
-        An error concerns the first event, and means that nothing was stored. See `accept`.
+        Return the number of stored events, at least one. An error refers to the first event and means that
+        nothing was stored. See `accept`.
         """
 
     async def overhear(self, event: InboundEvent) -> None:
-        """Look at an event that must wait because an earlier one cannot be stored.
+        """Inspect an event that must wait because an earlier event cannot be stored.
 
-        Acts on urgent events (`/stop`) and stores nothing. The event comes again through `accept`.
+        Urgent events (`/stop`) take effect immediately. Nothing is stored; the adapter passes the event to
+        `accept` later.
         """
 
     def refusal(self, event: InboundMessage) -> str | None:
-        """Return a sentence if the slash command or button is refused and not stored, None if it is accepted."""
+        """Return the reason why the slash command or button is refused, or None if it is accepted. Stores nothing."""
 
     def suggestions(self, event: InboundMessage) -> Sequence[str]:
-        """Return values for the option of an unfinished command, none for people who may not use the command."""
+        """Return suggested values for the option of an unfinished command.
+
+        Returns none if the person is not allowed to use the command.
+        """
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
-        """Return the ids of the platform's admins. Wait while they equal `known`."""
+        """Wait until the ids of the platform's admins differ from `known`, and return them."""
 
     async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
-        """Return `seen_ref` by `channel_ref`."""
+        """Return the stored cursors: `seen_ref` by `channel_ref`."""
 
     async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
         """Follow a chat to its new id (a group became a supergroup)."""
@@ -230,14 +238,18 @@ class PlatformAdapter(Protocol):
     def health(self) -> AdapterHealth: ...
 
     async def run(self, intake: Intake) -> None:
-        """Receive until cancelled, and close all connections at the end. May be called again after it ended.
+        """Receive until cancelled, and close all connections at the end.
 
-        Raises `TokenRejected` if only the operator can help, any other `PlatformError` if a new attempt may succeed.
-        The supervisor backs off and calls again.
+        Can be called again after it ended. Raises `TokenRejected` if only the operator can fix the problem,
+        and another `PlatformError` if a new attempt might succeed. The supervisor then backs off and calls
+        `run` again.
         """
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        """Render Markdown as at least one part, each within the platform's limit. Pure; never raises."""
+        """Render Markdown as at least one part, each within the platform's limit.
+
+        Has no side effects and never raises.
+        """
 
     async def send(self, request: SendRequest) -> str:
         """Deliver one part, and return the platform's id of the visible message.
@@ -247,9 +259,10 @@ class PlatformAdapter(Protocol):
         """
 
     async def show(self, preview: Preview) -> str | None:
-        """Show or update a preview. Return the placeholder's id if the platform has one or has found one.
+        """Show or update a preview.
 
-        Raises the errors of `send`. Losing a preview does no harm.
+        Return the id of its placeholder message, or None if there is no placeholder. Raises the errors of
+        `send`. A lost preview does no harm.
         """
 
     async def show_typing(self, chat: ChatKey) -> None:
@@ -259,5 +272,5 @@ class PlatformAdapter(Protocol):
         """Write the file to `target`, and return its size in bytes.
 
         Raises `FileSizeExceeded` if it is larger than `max_bytes` or than the platform's download limit,
-        `MessageRejected` if it is gone, and `PlatformUnavailable` if a retry may help.
+        `MessageRejected` if it was deleted, and `PlatformUnavailable` if a retry might succeed.
         """

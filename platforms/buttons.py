@@ -1,4 +1,4 @@
-"""Commands of buttons. A button's data holds only a few dozen bytes, and buttons still work after a restart."""
+"""Commands of buttons. A button can carry only a few dozen bytes, so longer commands are stored in the database."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,12 +11,15 @@ _IN_PLACE = "c:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ButtonCommandStore:
-    """Store for the commands of buttons: in the button's data if they fit, otherwise in a note found by its hash."""
+    """Store for the commands of buttons.
+
+    A command that is too long for the button's data is stored in the database, and the data contains its hash.
+    """
 
     store: Store
     platform: str
     hash_mark: str
-    """Prefix of data that holds a hash; two characters, not `c:`."""
+    """Prefix of data that contains a hash. Two characters; must not be `c:`."""
     max_bytes: int
     """Maximum length of data that the platform accepts."""
 
@@ -30,7 +33,7 @@ class ButtonCommandStore:
         return self.hash_mark + digest
 
     async def command_of(self, data: str) -> str | None:
-        """Return the command of a pressed button, None for a foreign one. Raises `StoreUnavailable`."""
+        """Return the command of a pressed button, or None if the data is not ours. Raises `StoreUnavailable`."""
         if data.startswith(_IN_PLACE):
             return data.removeprefix(_IN_PLACE)
         if data.startswith(self.hash_mark):

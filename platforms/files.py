@@ -12,7 +12,7 @@ from hermes_state.values import AttachmentKind, IncomingAttachment
 CHUNK_BYTES = 256 * 1024
 """Size of a chunk that is read and written at a time, in bytes."""
 UNREADABLE_QUOTE = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="the quoted message", is_quoted=True)
-"""Placeholder for a quoted message that cannot be read, so that its sender gets a notice."""
+"""Placeholder for a quoted message that cannot be read. The gateway then tells the sender."""
 
 
 def kind_of(mime: str | None, other: AttachmentKind) -> AttachmentKind:

@@ -1,6 +1,7 @@
 """HTTP server of an adapter, with limits on connections and on the time that a request takes to arrive.
 
-A new connection may close an idle one, so holding connections open locks nobody out.
+If there are too many connections, a new connection closes an idle one, so clients cannot block the server with idle
+connections.
 """
 
 import asyncio
@@ -10,9 +11,10 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 MAX_CONNECTIONS_OF_ADDRESS = 64
-"""Maximum connections from one address. A browser opens six, and a reverse proxy is one address."""
+"""Maximum number of connections from one IP address. A browser opens six, but all clients of a reverse proxy share
+one address."""
 IDLE_SECONDS = 15.0
-"""Seconds in which the headers of a request must arrive, and after which an idle connection is closed."""
+"""Time limit in seconds for receiving the headers of a request, and for an idle connection."""
 
 
 @asynccontextmanager
@@ -21,8 +23,8 @@ async def http_server(
 ) -> AsyncIterator[int]:
     """Serve `app` within the block, and yield the port. The system chooses the port if 0 is given.
 
-    Raises `OSError` on entering if the port cannot be opened. Running requests get `stop_seconds` to end. The body of a
-    request must grow in each period of `body_seconds` until it is complete.
+    Raises `OSError` on entering if the port cannot be opened. At the end, running requests get `stop_seconds` to
+    finish. The connection of a request is closed if its body grows too slowly in a period of `body_seconds`.
     """
     limiter = _ConnectionLimiter(body_seconds)
     app.middlewares.insert(0, limiter.hold)
@@ -47,7 +49,7 @@ async def http_server(
 
 
 class _ConnectionLimiter:
-    """Limits of a server: the number of its connections, and the time in which a request body arrives."""
+    """Limits the number of connections, and the time that a request body takes to arrive."""
 
     def __init__(self, body_seconds: float) -> None:
         self._body_seconds = body_seconds
@@ -68,9 +70,9 @@ class _ConnectionLimiter:
                 watch.cancel()
 
     async def _watch_body(self, request: web.Request) -> None:
-        """Close the connection of a body that grows by less than 10 kB a second, which would keep it open for hours.
+        """Close the connection if the body grows by less than 10 kB a second, because it could stay open for hours.
 
-        The reader gets the error of a disconnected client.
+        The handler gets the same error as for a disconnected client.
         """
         received = 0
         while not request.content.is_eof():

@@ -1,7 +1,8 @@
-"""Markdown as models write it, parsed without losing a word, in time that is linear in its length.
+"""Parser for the Markdown that models write.
 
-Supports CommonMark with tables and strikethrough. The only HTML is tables, `<br>` and `<details>`. Content that the
-standard hides or drops is shown. Marks inside words, sums, paths and patterns are text.
+It loses no words, and takes time linear in the length. It supports CommonMark with tables and strikethrough; the only
+HTML is tables, `<br>` and `<details>`. Content that CommonMark hides or drops is shown. Marks inside words, formulas,
+paths and patterns are literal text.
 """
 
 import html
@@ -19,17 +20,18 @@ from markdown_it.rules_inline import StateInline, autolink, emphasis, escape, st
 from markdown_it.token import Token
 
 MAX_OPEN_BRACKETS = 6
-"""Maximum brackets open at once in the text of a link, because the parser searches the end of each."""
+"""Maximum number of nested brackets in the text of a link, because the parser searches for the end of each one."""
 _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 TEXT_LINE = re.compile(r">=|>>> |>[._-][<>]|\*(?: [\d*/,-]+){3} [\w*/,-]+$")
-"""Line that is not a quote, list or rule: a comparison, Python's prompt, a face `>_<`, a cron schedule."""
+"""Pattern of a line that looks like a quote, list or rule but is text: a comparison, Python's prompt, `>_<`, a cron
+schedule."""
 ESCAPE = re.compile(r"\\(?=[!-/:-@\[-`{-~])")
-"""Backslash before punctuation that may be markup."""
+"""Pattern of a backslash before punctuation that can be markup."""
 _BARE_ESCAPE = re.compile(r"\\[\"',/:;?@%^&\\]")
 _HAS_BACKSLASH = re.compile(r"\\[^\W_]|(?<!\w)[A-Za-z]:(?:\\|\Z)|\u00af\Z")
-"""Word before a backslash that is a character, as in `C:\\Users\\_x` and in a pattern."""
+"""Pattern of text before a literal backslash, as in `C:\\Users\\_x` or a regular expression."""
 BREAK = re.compile(r"<br\s*/?>[ \t]*\n?", re.I)
 _DETAILS = re.compile(r"(?m)^[ \t]*<details\b[^<>]*>\s*(?=<summary|$)|</details>\s*$", re.I)
 _SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*((?:[^<]|<(?!/?summary))*+)</summary>\s*", re.I)
@@ -38,22 +40,22 @@ _CELL_TAGS = re.compile(r"</?(?:table|thead|tbody|tfoot|colgroup|col|p|div|span|
 _STYLES = re.compile(r"</?(?:b|strong|i|em|code|h\d)>|\*\*", re.I)
 _CELL_STYLES = re.compile(r"</?(?:(b|strong)|(i|em)|code)>", re.I)
 _AUTOLINK = re.compile(r"<(?:(?:https?|ftps?|mailto|tel|tg):|[^\s<>:@]+@[^\s<>@]+\.)", re.I)
-"""Beginning of a link. Anything else in angle brackets is text, such as `<std::string>`."""
+"""Beginning of a link in angle brackets. Other text in angle brackets, such as `<std::string>`, is literal."""
 
 _WIDE = "\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U0001f000-\U0003ffff"
 _IS_WIDE = re.compile(rf"(?<=[{_WIDE}])[*~]{{2}}|[*~]{{2,}}(?=[{_WIDE}])")
-"""Two marks next to a word of a script without spaces, or its punctuation, that begin and end emphasis."""
+"""Pattern of `**` next to text in a script without spaces, such as Chinese, where it begins or ends emphasis."""
 _IS_TEXT = re.compile(
     rf"(?<=\w)\*(?=\w)|(?<=[^\W{_WIDE}])[*~]{{2,}}(?=[^\W{_WIDE}])|(?<=(\S))[*_~]++(?=\1)|(?<=/)[*_]++(?=[./\\])"
     r"|(?<=[\^\\])[*_~]++"
 )
-"""`2*3`, `a**2`, `"*"`, `a/*.b`, `x^*`, `a\\_b`"""
+"""Literal marks, as in `2*3`, `a**2`, `"*"`, `a/*.b`, `x^*` and `a\\_b`."""
 _NO_BEGIN = re.compile(r"[*_~]++(?=[,;)\]}=])|(?<=[)\]}])(?:\*(?!\*)|\*+(?=[(\[{]))|(?<=\.)\*(?!\*)|\*(?=[./])")
-"""`f(*, a)`, `x *= 2`, `(a)*(b)`, `.*x`, `*.py`"""
+"""Marks that do not begin emphasis, as in `f(*, a)`, `x *= 2`, `(a)*(b)`, `.*x` and `*.py`."""
 _NO_END = re.compile(r"(?<=[(\[{])|(?<=/)\*(?!\*)|(?<=[)\]}])\*(?=[(\[{])|(?<=\.)\*(?=\$)")
-"""`count(*)`, `text/*`, `(a)*(b)`, `.*$`"""
+"""Marks that do not end emphasis, as in `count(*)`, `text/*`, `(a)*(b)` and `.*$`."""
 _IS_END = re.compile(r"(?<=[.:!?,;])\*{2,}(?=[^\W\d_])")
-"""`**Note:**text`"""
+"""Marks that end emphasis although text follows, as in `**Note:**text`."""
 _IN_ADDRESS = re.compile(r"://\S*\Z")
 
 
@@ -82,15 +84,14 @@ def parser() -> MarkdownIt:
 
 
 def unfolded(text: str) -> str:
-    """Return the text without `<details>` tags; their summary becomes a bold line."""
+    """Return the text without `<details>` tags. The summary of each becomes a bold line."""
     if "<" not in text:
         return text
     return _SUMMARY.sub(lambda found: f"**{_STYLES.sub('', found[1]).strip()}**\n", _DETAILS.sub("", text))
 
 
 def is_backslash(text: str, at: int) -> bool:
-    """Return True for a backslash that is a character: no markup follows, or it belongs to a path, a pattern or a
-    face."""
+    """Return True for a literal backslash: no markup follows, or it is part of a path, a pattern or an emoticon."""
     if _BARE_ESCAPE.match(text, at):
         return True
     word = text[max(0, at - 300) : at].rpartition(" ")[2]
@@ -98,7 +99,7 @@ def is_backslash(text: str, at: int) -> bool:
 
 
 def _strict(markdown: MarkdownIt) -> MarkdownIt:
-    """Treat fewer characters as markup. A delimiter has its position in the source as `meta["at"]`."""
+    """Treat fewer characters as markup. Each delimiter stores its position in the source as `meta["at"]`."""
     rules = markdown.inline.ruler
     rules.at(
         "escape",
@@ -114,8 +115,10 @@ def _strict(markdown: MarkdownIt) -> MarkdownIt:
 
 
 def code_of(token: Token) -> tuple[str, list[str]]:
-    """Return the language and lines of a code block. Words after the language, which no app shows, are the first
-    line."""
+    """Return the language and lines of a code block.
+
+    Words after the language become the first line, because no app would show them.
+    """
     lines = token.content.removesuffix("\n").split("\n")
     info = token.info.strip()
     first, _, rest = info.partition(" ")
@@ -126,8 +129,10 @@ def code_of(token: Token) -> tuple[str, list[str]]:
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table for a fixed-width font. Columns are aligned unless that makes it four times as
-    long."""
+    """Yield the lines of a table for a fixed-width font.
+
+    Columns are aligned unless that makes the table four times as long.
+    """
     cells = ([map(_plain_cell, BREAK.split(cell)) for cell in row] for row in rows)
     head, *others = ([*zip_longest(*row, fillvalue="")] or [()] for row in cells)
     shown = [*head, *(line for lines in others for line in lines)]
@@ -147,8 +152,10 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _plain_cell(cell: str) -> str:
-    """Return the text of a cell without emphasis, which code does not show. A cell that may have a link is
-    unchanged."""
+    """Return the text of a cell without emphasis marks, because a code block cannot show emphasis.
+
+    A cell that might contain a link is unchanged.
+    """
     if not cell or cell.isalnum():
         return cell
     if re.search(r"[*_`\\&~]", cell) and "[" not in cell and "<" not in cell:
@@ -157,7 +164,10 @@ def _plain_cell(cell: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """Return the width in a fixed-width font: Han, kana, Hangul and emoji take two columns, combining marks none."""
+    """Return the width in a fixed-width font.
+
+    Han, kana, Hangul and emoji take two columns, and combining marks take none.
+    """
     if text.isascii():
         return len(text)
     return sum(
@@ -228,7 +238,10 @@ def _cells(row: str) -> list[str]:
 
 
 def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> int:
-    """Return the index of the bracket that closes the one at `start`, -1 if there is none or too many are open."""
+    """Return the index of the bracket that closes the bracket at `start`.
+
+    Return -1 if it is missing or the nesting is too deep.
+    """
     if _TOO_MANY_BRACKETS.match(state.src, start):
         return -1
     before, state.pos = state.pos, start + 1
@@ -261,7 +274,7 @@ def _definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
 
 
 def _html_table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """Read an HTML table that begins a line. The rest of its last line is a row."""
+    """Read an HTML table that begins at the start of a line. Text after the table on its last line becomes a row."""
     found = _HTML_TABLE.match(state.src, state.bMarks[start] + state.tShift[start])
     if found is None or state.is_code_block(start) or start + found[0].count("\n") >= end:
         return False
@@ -300,7 +313,7 @@ def _delimiters(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInl
 
 
 def _unpair(state: StateInline) -> None:
-    """Turn delimiters back into text if they enclose a name, or belong to a comment or to two patterns."""
+    """Turn delimiters back into text if they enclose an identifier or belong to a code comment or a pattern."""
     nested = (meta["delimiters"] for meta in state.tokens_meta if meta and "delimiters" in meta)
     for delimiters in (state.delimiters, *nested):
         for one in (one for one in delimiters if one.end >= 0):
@@ -328,7 +341,7 @@ def _unfold(state: StateCore) -> None:
 
 
 def _show_tasks(state: StateCore) -> None:
-    """Show boxes for `[ ]` and `[x]` at the beginning of list items."""
+    """Show `[ ]` and `[x]` at the beginning of list items as check boxes."""
     for item, _, inline in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
         if item.type != "list_item_open" or not inline.children:
             continue
@@ -339,4 +352,4 @@ def _show_tasks(state: StateCore) -> None:
 
 _INLINE = _strict(MarkdownIt("commonmark", {"html": False}))
 BLOCKS = parser().disable(["inline", "lheading", "reference"])
-"""Parser of blocks only, for text that stays Markdown."""
+"""Parser for blocks only, used to split text that stays Markdown."""

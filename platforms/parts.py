@@ -7,7 +7,10 @@ from platforms.text import is_within, longest_prefix, utf16_units
 
 
 class PartWriter:
-    """Writer of parts of at most `limit` units, filled line by line. Code that is cut is closed and opened again."""
+    """Writer that fills parts of at most `limit` units line by line.
+
+    If a code block is cut, the next part opens it again.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -32,7 +35,7 @@ class PartWriter:
                     self._extend([piece])
 
     def add_code(self, opening: str, lines: Sequence[str], closing: str) -> None:
-        """Add code that begins and ends with the given lines. Its own lines may be cut anywhere."""
+        """Add code between the given opening and closing lines. Long lines of code can be cut anywhere."""
         whole = [opening, *lines, closing]
         units = self._cost(whole)
         if self._units + units <= self._limit:
@@ -97,7 +100,10 @@ def _cut(line: str, limit: int, *, is_prose: bool) -> Iterator[str]:
 
 
 def _kind_cut(head: str) -> int:
-    """Return the index to cut at: after a sentence, else at a space, not inside inline code or in the first half."""
+    """Return the index to cut at: after a sentence, or else at a space.
+
+    Never cuts in inline code or in the first half.
+    """
     min_cut = len(head) // 2
     if head.count("`") % 2 and (tick := head.rfind("`")) > min_cut:
         head = head[:tick]
@@ -109,7 +115,7 @@ def _kind_cut(head: str) -> int:
 
 
 def longest_stretch(text: str, start: int, limit: int) -> str:
-    """Return the longest stretch from `start` within `limit` units that keeps characters with their combining marks."""
+    """Return the longest text from `start` within `limit` units. Combining marks stay with their character."""
     end = cut = start + len(longest_prefix(text[start : start + limit], limit))
     min_cut = max(start + 1, end - 16)
     while cut > min_cut and (

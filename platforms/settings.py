@@ -1,4 +1,4 @@
-"""Settings of the platforms. A field with a `Setting` is a configuration key; the other fields are limits in the code.
+"""Settings of the platforms. A field with a `Setting` is a configuration key. The other fields are fixed limits.
 
 Imports no SDK. All times are in seconds unless the name says otherwise.
 """
@@ -18,15 +18,15 @@ class WebhookSettings:
     """Webhook for Telegram, instead of long polling."""
 
     url: Annotated[Url | None, Setting(restart=True)] = None
-    """Public `https` address that Telegram calls, with its path."""
+    """Public `https` URL, including the path, to which Telegram sends updates."""
     secret: Annotated[WebhookSecret | None, Setting(default_text="generated at each start", restart=True)] = None
-    """Secret token that Telegram sends with every call."""
+    """Secret token that Telegram sends with every request to the webhook."""
     host: Annotated[str, Setting(restart=True)] = "127.0.0.1"
     """Address on which the webhook listens."""
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8443
     """Port on which the webhook listens. `0` picks a free port."""
     max_connections: int = 1
-    """Maximum number of simultaneous posts. With more than one, Telegram may deliver messages of a chat out of
+    """Maximum number of simultaneous requests. With more than one, Telegram can deliver messages of a chat out of
     order."""
 
 
@@ -40,25 +40,29 @@ class TelegramSettings:
     """Base URL of the Bot API server, without `/bot`."""
     webhook: Annotated[WebhookSettings, Setting()] = WebhookSettings()
 
-    # The liveness promises depend on these defaults.
+    # The time in which a dead connection is noticed depends on these defaults.
     poll_seconds: float = 25
-    """Seconds that one getUpdates waits, below the 30 s after which many NATs drop a silent connection."""
+    """Seconds that one getUpdates request waits. Many NATs drop an idle connection after 30 s, so the value is
+    lower."""
     poll_grace_seconds: float = 10
-    """Additional seconds for an answer. After that the connection counts as dead: a black-holed socket is noticed and
-    replaced after 35 s."""
+    """Additional seconds to wait for the response. Then the connection counts as dead and is replaced, so after 35 s
+    in total."""
     stall_seconds: float = 45
-    """Seconds without progress after which the adapter is not ready; longer than poll and grace together."""
+    """Seconds without progress after which the adapter is not ready. Longer than `poll_seconds` plus
+    `poll_grace_seconds`."""
     webhook_check_seconds: float = 30
-    """Seconds between checks of the webhook with Telegram, the only proof of progress in a quiet hour."""
+    """Seconds between checks of the webhook with Telegram. Without new messages, they alone show that it works."""
     backoff: Backoff = field(default_factory=Backoff)
-    """Pauses after network loss, at most 30 seconds."""
+    """Delays between retries after a network error, at most 30 seconds."""
     conflict_seconds: float = 5
-    """Minimum wait after a 409, in seconds. A faster retry would keep cutting off the other poller."""
+    """Minimum wait after a 409, in seconds. A faster retry would keep interrupting the other poller."""
     connect_seconds: float = 10
     request_seconds: float = 20
-    """Maximum silence of a request, in seconds. Telegram answers sends within a second; photos take longer."""
+    """Maximum time without received data during a request, in seconds. Telegram responds to sends within a second;
+    photos take longer."""
     connections: int = 512
-    """Maximum connections: two per concurrent turn (256), for its preview or answer and its typing indicator."""
+    """Maximum number of connections: two for each of 256 concurrent turns, one for messages and one for the typing
+    indicator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +78,16 @@ class DiscordSettings:
     catch_up_hours: Annotated[float, Setting(ge=0, le=168, unit="hours", restart=True)] = 24
     """Maximum age of messages to answer after a lost connection. `0` skips all missed messages."""
     catch_up_messages: int = 200
-    """Maximum messages per channel to fetch after a connection that did not resume, within the hours above."""
+    """Maximum number of missed messages to fetch per channel after a connection that did not resume."""
     queue_size: int = 10_000
-    """Maximum events that wait for the database. Beyond that the adapter reconnects and catches up."""
+    """Maximum number of events that wait for the database. If there are more, the adapter reconnects and catches
+    up."""
     backoff: Backoff = field(default_factory=partial(Backoff, 0.1, 5.0))
-    """Pauses of the event queue while the database or a channel's history cannot be read."""
+    """Delays between retries while the database or a channel's history cannot be used."""
     stale_seconds: float = 90.0
     """Seconds without an answered heartbeat, or without a session, after which the adapter reconnects."""
     request_seconds: float = 30.0
-    """Maximum wait for the answer to a REST request, in seconds."""
+    """Maximum time to wait for the response to a REST request, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +99,13 @@ class LocalSettings:
     host: Annotated[str, Setting(restart=True)] = "127.0.0.1"
     """Address on which the web chat listens. An address other than loopback requires an entry in `access`."""
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8765
-    """Port of the web chat; `0` picks a free port. If not set, the gateway takes the next free port from 8765 on."""
+    """Port of the web chat; `0` picks a free port. If not set, the gateway uses the first free port from 8765 up."""
     public_url: Annotated[Origin | None, Setting(default_text="none", restart=True)] = None
     """Public address of the web chat behind a reverse proxy, such as `https://chat.example.org`."""
     max_characters: int = 200_000
     """Maximum length of a person's message, in characters."""
     max_part_units: int = 100_000
-    """Maximum length of a shown message, in UTF-16 units; keeps the page responsive."""
+    """Maximum length of one displayed message, in UTF-16 units, so that the page stays responsive."""
 
     @property
     def is_loopback(self) -> bool:

@@ -1,4 +1,4 @@
-"""Text and JSON from chat services, text length in their units, and lines as Markdown parsers count them."""
+"""Helpers for text and JSON from chat services: length in UTF-16 units, line endings and parsing."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from hermes_state.values import OutboundPart
 
 
 def utf16_units(text: str) -> int:
-    """Return the length in UTF-16 code units. A character outside the basic plane counts twice.
+    """Return the length in UTF-16 code units. A character outside the Basic Multilingual Plane counts as two.
 
     >>> utf16_units("aé🙂")
     4
@@ -35,13 +35,13 @@ def is_within(text: str, start: int, max_units: int) -> bool:
 
 
 def with_newlines(text: str) -> str:
-    """Return `text` with newlines for all line endings, as a Markdown parser counts lines."""
+    """Return `text` with all line endings changed to newlines, as a Markdown parser does."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 UNFINISHED: Final = " …"
-"""End of an unfinished answer. If the process is killed before it stores the message's id, the message stays and must
-not look like a second copy of the answer."""
+"""Mark at the end of an unfinished answer. If the process is killed before it stores the message's id, the message
+stays in the chat. The mark distinguishes it from the final answer."""
 
 
 def unfinished(part: OutboundPart) -> OutboundPart:
@@ -49,7 +49,7 @@ def unfinished(part: OutboundPart) -> OutboundPart:
 
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
-"""Exceptions from reading an unexpected shape. Times outside the calendar raise three of them."""
+"""Exceptions that reading data of an unexpected form can raise. Times out of range raise three of them."""
 _TEXT_KEYS: Final = {
     *("text", "content", "title", "question", "description", "label", "summary", "caption", "expression"),
     *("body", "value", "html", "markdown"),
@@ -59,7 +59,7 @@ _TEXT_KEYS: Final = {
 def parsed_json(text: Any) -> Any:  # text or bytes in, JSON out
     """Parse JSON text. Unpaired surrogates are replaced, and integers are cut to 400 digits.
 
-    Services may send these values, which must not hide the rest of an answer. Raises one of `UNREADABLE`.
+    Services can send these values, and the rest of the response must still be readable. Raises one of `UNREADABLE`.
 
     >>> parsed_json('{"text": "half of \\ud83d"}')
     {'text': 'half of \ufffd'}
@@ -72,7 +72,10 @@ def parsed_json(text: Any) -> Any:  # text or bytes in, JSON out
 
 
 def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], path: str = "") -> Any:
-    """Return `value` without the parts that `read` refuses, or None if nothing is left. Their paths go to `dropped`."""
+    """Return `value` without the parts that make `read` fail, or None if nothing is left.
+
+    Adds their paths to `dropped`.
+    """
 
     def known(key: str) -> Any:
         return known_parts(nested[key], lambda part: read({**base, key: part}), dropped, f"{path}.{key}".lstrip("."))
@@ -85,7 +88,7 @@ def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], p
     items = value.items() if isinstance(value, dict) else ()
     nested = {key: part for key, part in items if isinstance(part, dict) or (part and isinstance(part, list))}
     plain = {key: part for key, part in items if key not in nested}
-    # An object may need one of its objects: a message needs its chat.
+    # An object can require one of its children: a message needs its chat.
     for base in (plain, *({**plain, key: part} for key, part in nested.items())) if items else ():
         if _is_read(base, read):
             found = {key: known(key) for key in nested.keys() - base.keys()}
@@ -100,10 +103,10 @@ def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], p
 
 
 def text_in(value: Any, *, is_text: bool = False) -> str:
-    """Return the text under keys for text, with each object and each list item on its own line."""
+    """Return the text under keys that contain text, with each object and each list item on its own line."""
     if isinstance(value, dict):
         return "\n".join(filter(None, (text_in(part, is_text=key in _TEXT_KEYS) for key, part in value.items())))
-    if isinstance(value, list):  # under a key for text, its items are one text
+    if isinstance(value, list):  # a list under a text key is one text in several items
         return ("" if is_text else "\n").join(filter(None, (text_in(part, is_text=is_text) for part in value)))
     return value if is_text and isinstance(value, str) else ""
 

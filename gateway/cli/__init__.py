@@ -1,6 +1,7 @@
 """The command `hermes-gateway`. Each kind of command has its own module; `answers.py` and `output.py` are shared.
 
-Exit codes for scripts and systemd: 0 clean, 75 token or database in use by another process, 78 configuration error, 1
+Exit codes for scripts and systemd: 0 success, 75 token or database in use by another process, 78 configuration error,
+1
 any other failure, 2 wrong command line, 3 `status` of a gateway that is not running.
 """
 
@@ -44,7 +45,7 @@ COMMANDS = {
 
 
 class _CommandRegistry(TyperGroup):
-    """Commands by name. Each one is a placeholder until it is used."""
+    """Commands by name. Each command is a placeholder until it is used."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's own copy of click
         name, found, rest = super().resolve_command(ctx, args)
@@ -56,7 +57,7 @@ app = typer.Typer(
     cls=_CommandRegistry,
     help="Run an LLM agent in Telegram, Discord and a local web chat, for conversations that last months.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # its tracebacks show local variables, which may hold secrets
+    pretty_exceptions_enable=False,  # its tracebacks show local variables, which can contain secrets
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -109,7 +110,7 @@ def main() -> None:
 
 
 def _ways_out() -> Iterator[str]:
-    """Yield hints on opening the running gateway, if it has this state directory, and on stopping it."""
+    """Yield hints on how to stop the running gateway, and how to open it if it uses this state directory."""
     from gateway.config import process_environment
     from gateway.config.files import find_state
     from hermes_state.store.lock import holder

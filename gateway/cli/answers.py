@@ -1,4 +1,4 @@
-"""Answers for the command line, from the running daemon or from the database while no daemon has it open."""
+"""Helpers that answer a command from the running daemon, or from the database if no daemon is running."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -21,18 +21,20 @@ T = TypeVar("T")
 
 
 def configured_redactor() -> Redactor:
-    """Return a redactor for the configured secrets. If the configuration is invalid, it still removes text that looks
-    like a secret."""
+    """Return a redactor for the configured secrets.
+
+    If the configuration is invalid, it still removes text that looks like a secret.
+    """
     try:
         return Redactor(load_config(process_environment()).secrets())
     except ConfigError:
-        return Redactor()  # rows are shown anyway
+        return Redactor()  # the command still shows its rows
 
 
 def configured_database() -> tuple[Path, str | None]:
-    """Return the path of the database file, and the address of the database if one is configured.
+    """Return the path of the SQLite file, and the configured database address or None.
 
-    Other settings may be invalid. Raises `ConfigError` if it is unclear which of the two is in use.
+    Works even if other settings are invalid. Raises `ConfigError` if it is unclear which database is in use.
     """
     environ = process_environment()
     return find_state(environ).database, find_store_url(environ)
@@ -47,12 +49,12 @@ def ask_or_read(
     empty: T | None = None,
     timeout_seconds: float = 30.0,
 ) -> T:
-    """Return the daemon's answer, or the answer of `read` while no daemon runs; `empty` if there is no database yet.
+    """Return the daemon's answer, or the answer of `read` if no daemon runs, or `empty` without a database.
 
     `read` returns JSON values: mappings, lists, text and numbers.
 
-    Raises the errors of `ask` and `open_resting`, and `CommandError` if the daemon's answer has another form, or if
-    there is neither a database nor `empty`.
+    Raises the errors of `ask` and `open_resting`, and `CommandError` if the daemon's answer has an unexpected form,
+    or if there is neither a database nor `empty`.
     """
     state = find_state(process_environment())
     try:
@@ -71,9 +73,9 @@ def ask_or_read(
 
 
 def ask_or_write(request: str, args: Mapping[str, Any], write: Callable[[Connection, Millis], Any]) -> Any:
-    """Return the daemon's answer, or call `write` with the database and the current time while no daemon runs.
+    """Return the daemon's answer. If no daemon runs, call `write` with the database and the current time.
 
-    Raises the errors of `ask` and `open_store`; `DaemonNotRunningError` also if there is no database yet.
+    Raises the errors of `ask` and `open_store`, and `DaemonNotRunningError` if no database exists yet.
     """
     state = find_state(process_environment())
     try:

@@ -28,7 +28,7 @@ config = typer.Typer(no_args_is_help=True, help="Check and show the configuratio
 def check(as_json: Json = False) -> None:
     """Check the configuration exactly as `run` does, without starting anything.
 
-    Exit code 78 if `run` would refuse to start. Warnings alone are fine.
+    Exit code 78 if `run` would refuse to start. Warnings do not change the exit code.
     """
     from agent.engines.loader import load_engine  # also imports the agent
 
@@ -91,7 +91,7 @@ def _warning_lines(loaded: LoadedConfig) -> list[str]:
 
 
 def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:
-    """Return values and sources of the model's sizes that are not configured, as used until the provider is asked."""
+    """Return the model's limits that are not configured, with their sources, until the provider reports them."""
     model, capacity = loaded.config.model, capacity_in(loaded.config.model)
     known = {
         "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),
@@ -116,7 +116,7 @@ def _summary(loaded: LoadedConfig) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Return a value for display, with secrets and passwords in addresses masked."""
+    """Return a value for display. Masks secrets, and passwords in addresses."""
     if isinstance(value, SecretStr):
         return MARK
     if isinstance(value, str):
@@ -134,7 +134,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, Mapping)):
-        # A block is shown by its name; `--json` shows it in full.
+        # A block is shown only by its name. `--json` shows it in full.
         names = (str(one.get("name", one) if isinstance(one, Mapping) else one) for one in value)
         return ", ".join(names) or "-"
     text = str(value)
@@ -146,7 +146,9 @@ plugins = typer.Typer(no_args_is_help=True, help="Show plugins.", rich_markup_mo
 
 @plugins.command("list")
 def list_engines(as_json: Json = False) -> None:
-    """List every context engine: found, active, or failed with the reason. This runs the code of all engines.
+    """List every context engine with its state: found, active, or failed (with the reason).
+
+    This runs the code of all engines.
 
     Exit code 78 if the engine in `context.engine` cannot be used.
     """

@@ -41,7 +41,7 @@ def run(
     If the database is missing, restore it or a backup, or start with an empty one: run with --fresh, which never
     touches an existing database.
     """
-    with without("rich"):  # structlog would import it for tracebacks in terminals; ours do not use it
+    with without("rich"):  # keeps structlog from importing it for tracebacks, which we do not use
         from gateway.daemon.process import (
             serve,  # logging takes longer to import than the whole command line
         )
@@ -56,12 +56,12 @@ def status(as_json: Json = False) -> None:
         answer = {"running": True, **ask(state.control_socket, "status")}
     except DaemonNotRunningError:
         answer = {"running": False, "home": str(state.home)}
-        with open_resting(*configured_database()) as db:  # refuses if a process holds it and does not answer
+        with open_resting(*configured_database()) as db:  # an error if its owner does not answer
             if db is not None:
                 answer["database"] = msgspec.structs.asdict(load_overview(db))
     show(answer, tree(answer), as_json=as_json)
     if not answer["running"]:
-        raise typer.Exit(3)  # as systemctl does for a stopped service
+        raise typer.Exit(3)  # the same exit code as `systemctl status` for a stopped service
 
 
 def url(
@@ -127,8 +127,8 @@ def doctor(
 ) -> None:
     """Check configuration, files, database, model and service, and say how to fix problems.
 
-    Changes nothing, and is safe while the gateway runs. Asks the server of each configured model for its list of
-    models. Exit code 1 if a check failed, 78 if the configuration is invalid.
+    Changes nothing, and is safe while the gateway runs. It requests the list of models from the server of each
+    configured model. Exit code 1 if a check failed, 78 if the configuration is invalid.
 
     --repair needs a stopped gateway (exit code 75 otherwise). It keeps the damaged database and reports what the new
     one lacks.

@@ -32,7 +32,7 @@ def backup(
     """
     state, target = find_state(process_environment()), Path(os.path.abspath(file))
     try:
-        # The daemon's own limit for a copy is shorter.
+        # The daemon stops a copy before this timeout.
         size = ask(state.control_socket, "backup", {"file": str(target)}, timeout_seconds=3_700)["bytes"]
     except DaemonNotRunningError:
         path, url = configured_database()
@@ -57,7 +57,7 @@ def repair(*, as_json: bool) -> None:
     from hermes_state.admin.repair import repair_database
 
     environ = process_environment()
-    path = locate_home(environ) / "state.db"  # `find_state` would open the file, which may be damaged
+    path = locate_home(environ) / "state.db"  # not `find_state`, which would open the damaged file
     if find_store_url(environ) is not None:
         raise CommandError(
             "The database is in PostgreSQL, which repairs itself when it starts. If that is not enough, restore "
@@ -80,9 +80,9 @@ def copy(
 ) -> None:
     """Copy the configured database with all ids, while no gateway runs. The source is only read.
 
-    To continue an interrupted copy, run the same command again. At the end, every table is compared on both sides. The
-    target's password comes from PGPASSWORD or ~/.pgpass. Exit code 75 if a gateway has one of the databases open, 78 if
-    the target has other rows.
+    To continue an interrupted copy, run the same command again. At the end, the command compares every table in both
+    databases. The target's password comes from PGPASSWORD or ~/.pgpass. Exit code 75 if a
+    gateway has one of the databases open, 78 if the target contains rows that are not from the source.
     """
     path, url = configured_database()
     source: Path | str = path if url is None else url

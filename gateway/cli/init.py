@@ -42,7 +42,7 @@ _QUESTIONS: Mapping[str, str] = {
     MODEL_KEY: "API key (leave empty if the API needs none)",
     ADMINS: "Your user id (e.g. telegram:42; leave empty to run `hermes-gateway pair approve` later)",
 }
-"""Prompts by variable, in the order in which they are shown."""
+"""Prompts by variable, in the order in which they are asked."""
 
 
 def init(
@@ -67,9 +67,9 @@ def init(
 ) -> None:
     """Ask for tokens and a model, test them, and write config.yaml and .env to the state directory (mode 0600).
 
-    Values given as options are not asked for. Without a terminal, only options count, and replacing an existing
-    configuration needs --force. Other users of this machine can see options while the command runs: in a terminal, type
-    the secrets instead.
+    It does not ask for values that you pass as options. Without a terminal, it uses only the options, and needs
+    --force to replace an existing configuration. Other users of this machine can see options while the command runs:
+    at a terminal, type the secrets at the prompts instead.
     """
     environ = process_environment()
     home = locate_home(environ)
@@ -96,7 +96,7 @@ def init(
     if not is_untested:
         _probe_all(load, answers, is_interactive=is_interactive)
     _write(home, answers)
-    loaded = load_config(environ)  # proves that `run` accepts the written files
+    loaded = load_config(environ)  # checks that `run` accepts the written files
     if (missing := missing_extra(loaded.config.model.protocol)) is not None:
         echo(f"{missing[0].upper()}{missing[1:]}.")
     echo(f"Saved to {home}. Start with: {_run_command(environ)}")
@@ -144,7 +144,7 @@ def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], objec
 
 
 def _ask(variable: str, answers: dict[str, str], load: Callable[[Mapping[str, str]], object]) -> None:
-    """Repeat a question until `load` accepts the answer. Enter keeps an existing answer."""
+    """Ask a question until `load` accepts the answer. Enter keeps an existing answer."""
     is_secret, current = variable in SECRETS, answers.get(variable, "")
     question = _QUESTIONS[variable]
     if current:
@@ -176,7 +176,8 @@ def _probe_all(
 ) -> None:
     """Test each service for which there are answers.
 
-    Without a terminal, a failure ends `init`. In a terminal, the person corrects the answers, keeps them or stops.
+    Without a terminal, a failure ends `init`. At a terminal, the person can correct the answers, keep them or
+    stop.
     """
     for variables in ((TELEGRAM_TOKEN,), (DISCORD_TOKEN,), (MODEL_NAME, *_MODEL_VARIABLES)):
         while any(name in answers for name in variables):
@@ -220,13 +221,13 @@ def _write(home: Path, answers: Mapping[str, str]) -> None:
         settings["access"] = {"admins": [part.strip() for part in answers[ADMINS].split(",") if part.strip()]}
     text = "# Written by `hermes-gateway init`. All settings: `hermes-gateway config keys`.\n"
     _replace(home / "config.yaml", text + (yaml.safe_dump(settings, sort_keys=False) if settings else ""))
-    # In quotes, so that no value is expanded.
+    # Values are quoted, so that variables in them are not expanded.
     escaped = {name: answers[name].replace("\\", "\\\\").replace("'", "\\'") for name in answers if name in SECRETS}
     _replace(home / ".env", "".join(f"{name}='{value}'\n" for name, value in escaped.items()))
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file atomically, private from its first byte. An existing file is kept as `.bak`."""
+    """Write a file atomically, readable only by its owner. An existing file is kept as `.bak`."""
     new = path.with_name(path.name + ".new")
     try:
         new.unlink(missing_ok=True)
@@ -237,7 +238,7 @@ def _replace(path: Path, text: str) -> None:
         if path.exists():
             old = path.with_name(path.name + ".bak")
             old.unlink(missing_ok=True)
-            os.link(path, old)  # a second name, so that a configuration exists at every moment
+            os.link(path, old)  # a hard link, so that a configuration file exists at every moment
         new.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error

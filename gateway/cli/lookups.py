@@ -1,4 +1,4 @@
-"""`hermes-gateway lineage | search | history | sessions | usage | insights`: read stored messages and costs."""
+"""`hermes-gateway lineage | search | history | sessions | usage | insights`: show stored messages and costs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -54,7 +54,7 @@ def lineage(
     ] = MAX_SESSIONS,
     as_json: Json = False,
 ) -> None:
-    """Show how sessions continue each other, oldest first: in SESSION's conversation, in a chat, or in all chats."""
+    """Show how sessions continue each other, oldest first: for SESSION's conversation, a chat, or all chats."""
     found = look_up("lineage", {"place": place, "limit": limit}, LineageSession)
     head = ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY")
     lines = table(head, map(_link_cells, found)) if found else ["There are no sessions yet."]
@@ -126,9 +126,10 @@ def history(
     is_session_only: Annotated[bool, typer.Option("--session", help="Only the messages of this session.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show original messages, even if they were compressed since: the newest LIMIT, in order.
+    """Show the newest LIMIT original messages, oldest first, even if they have been compressed.
 
-    CHAT shows its current conversation, SESSION the whole conversation it belongs to, MESSAGE the messages around it.
+    For a CHAT, show its current conversation; for a SESSION, its whole conversation; for a MESSAGE, the messages
+    around it.
     """
     found = _load_history(place, limit, is_session_only)
     text = "\n\n".join(map(_message_text, found)) or "There are no messages here."
@@ -136,7 +137,7 @@ def history(
 
 
 def _load_history(place: str, limit: int, is_session_only: bool) -> list[HistoryMessage]:
-    """Load all messages in pages, newest first, because one answer of the daemon has a limited size."""
+    """Load messages in pages, newest first, because the size of each response from the daemon is limited."""
     found: list[HistoryMessage] = []
     args = {"place": place, "is_session_only": is_session_only}
     before: int | None = None
@@ -168,7 +169,7 @@ def sessions(
     limit: Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of conversations.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """List conversations, most recently used first. Each one has the id of its newest session."""
+    """List conversations, most recently used first. Each is listed with the id of its newest session."""
     found = look_up("sessions", {"chat": chat, "limit": limit}, Conversation)
     head = ("SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME")
     lines = table(head, map(_conversation_cells, found)) if found else ["There are no conversations yet."]
@@ -192,7 +193,7 @@ def usage(
     place: Place = None,
     as_json: Json = False,
 ) -> None:
-    """Show token usage, cost and spending caps: of SESSION's conversation, of a chat, or of all chats."""
+    """Show token usage, cost and spending caps for SESSION's conversation, for a chat, or for all chats."""
     used = ask_or_read("usage", {"place": place}, UsageReport, _read_spending)
     heading = "All chats" if used.chat is None else f"Chat {used.chat}"
     if used.session is not None:
@@ -215,13 +216,13 @@ def _read_spending(db: Connection, name: str, args: Mapping[str, Any]) -> object
     try:
         config = load_config(process_environment()).config
     except ConfigError:
-        config = Config()  # shows the usage without caps
+        config = Config()  # still shows the usage, but without caps
     return spending.report(db, name, cap_limits(config), SystemClock().now(), args)
 
 
 def look_up(name: str, args: Mapping[str, Any], kind: type[T]) -> list[T]:
-    """Return the answer of the daemon, or of the database while no daemon runs."""
-    # A shell may pass bytes that are not text. JSON and SQLite reject them.
+    """Return the result of a look-up from the daemon, or from the database if no daemon runs."""
+    # A shell can pass bytes that are not UTF-8. JSON and SQLite would reject them.
     args = {
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in args.items()

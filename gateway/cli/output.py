@@ -24,7 +24,7 @@ def confirm(question: str, *, default: bool = False) -> bool:
 
 
 def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print `value` as JSON, or else `lines`, which have the same content for people."""
+    """Print `value` as JSON if `as_json` is set, otherwise `lines`, which show the same content to people."""
     if as_json:
         print_json(value)
     else:
@@ -33,7 +33,7 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print any value that JSON supports, and dataclasses."""
+    """Print a value as JSON. Supports dataclasses."""
     echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode())
 
 

@@ -1,4 +1,4 @@
-"""`hermes-gateway pair list | approve | revoke`: access by code."""
+"""`hermes-gateway pair list | approve | revoke`: manage access by pairing code."""
 
 from typing import Annotated
 
@@ -38,7 +38,7 @@ def approve(
 ) -> None:
     """Give access to the person who was shown this code.
 
-    The person gets a message: at once, or at the next start if the gateway is not running.
+    The person gets a message immediately, or at the next start if the gateway is not running.
     """
     role = UserRole.ADMIN if as_admin else UserRole.USER
     answer = ask_or_write(

@@ -55,7 +55,7 @@ _Source = Annotated[
 ]
 _Target = Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="New file.")]
 _Force = Annotated[bool, typer.Option("--force", help="Overwrite OUT and start again.")]
-_MaxTokens = Annotated[int, typer.Option(min=1, help="Conversations up to this many tokens stay unchanged.")]
+_MaxTokens = Annotated[int, typer.Option(min=1, help="Conversations with up to this many tokens stay unchanged.")]
 _SummaryTokens = Annotated[int, typer.Option(min=50, help="Length of a summary in tokens.")]
 _Number = Annotated[int, typer.Argument(metavar="N", min=1, help="Line number.")]
 
@@ -82,10 +82,10 @@ def compress(
     """Shorten conversations that are too long: a summary replaces the middle of each. OUT keeps the order of IN.
 
     To continue after an interruption, run the same command again. Lines that are not conversations go to
-    OUT.rejected.jsonl. OUT.metrics.json and OUT.metrics.jsonl record the changes.
+    OUT.rejected.jsonl. OUT.metrics.json and OUT.metrics.jsonl contain statistics.
 
-    Without --summary-model, the model of auxiliary.trajectories writes the summaries. If that is not set, the model of
-    the conversations does.
+    Without --summary-model, the model of auxiliary.trajectories writes the summaries. If auxiliary.trajectories is
+    not set, the main model writes them.
     """
     settings = TrajectorySettings(
         target_max_tokens=target_max_tokens,
@@ -108,7 +108,7 @@ def compress(
             total = asyncio.run(_run(runner, summary, source, target, is_forced=is_forced))
     except KeyboardInterrupt:
         echo("Interrupted. Run the same command again to continue.", err=True)
-        raise typer.Exit(130) from None  # as a shell reports Ctrl-C
+        raise typer.Exit(130) from None  # the exit code that shells use for Ctrl-C
     except OSError as error:
         reason = f"{error.filename or target}: {error.strerror or error}"
         raise CommandError(f"{reason}. Run the same command again to continue.") from error
@@ -118,7 +118,10 @@ def compress(
 
 
 def _model_summary(config: Config, name: str | None) -> ModelSummary:
-    """Return a summariser that uses `auxiliary.trajectories`, or the named model or alias. Raises `CommandError`."""
+    """Return a summariser that uses the named model or alias, or else `auxiliary.trajectories`.
+
+    Raises `CommandError`.
+    """
     named = config.model.named_route(name) if name else config.model.route
     route = named if name else route_for(config, "trajectories", named)
     if route is None or route.protocol == "offline":
@@ -164,9 +167,10 @@ def export(
     ] = False,
     is_forced: _Force = False,
 ) -> None:
-    """Write conversations to OUT, one per line: all of them, those of a chat, or the conversation of a session.
+    """Write conversations to OUT, one per line: all conversations, those of a chat, or the conversation of a session.
 
-    The original messages are written, even if they were compressed since. Undone messages and secrets are left out.
+    The export contains the original messages, even if they have been compressed. Undone messages and secrets are left
+    out.
     """
     if target.exists() and not is_forced:
         raise CommandError(f"{target} exists. Use --force to overwrite it.")
@@ -194,7 +198,10 @@ def export(
 
 
 def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) -> Iterator[_Row]:
-    """Yield all values of an answer, page by page. `key` names the field that marks the last one of a page."""
+    """Yield all values of a look-up, page by page.
+
+    `key` names the field whose last value is the start of the next page.
+    """
     after = 0
     while page := look_up(request, {**args, "after": after}, kind):
         yield from page

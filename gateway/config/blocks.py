@@ -17,7 +17,7 @@ Block = TypeVar("Block")
 
 
 class BaseConfig(BaseModel):
-    """Base of the blocks that no other package defines. A misspelt key is an error."""
+    """Base class of the blocks that are defined in this package. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -32,7 +32,9 @@ def setting(
     default_factory: Callable[[dict[str, Any]], Any] | None = None,
     restart: bool = False,
 ) -> Any:
-    """Return a field with the range and notes of a `Setting`. The docstring below the field is the user's description.
+    """Return a field with the range and notes of a `Setting`.
+
+    The docstring below the field is its description for users.
 
     The return type is Any, as for pydantic's `Field`; the field's annotation gives the type.
     """
@@ -59,7 +61,7 @@ def _marked_fields(block: Any) -> Mapping[str, FieldInfo]:
 
 
 def field_notes(field: FieldInfo) -> Setting:
-    """Return the unit, the default in words and the restart flag of a key."""
+    """Return the `Setting` of a key: its unit, default in words and restart flag."""
     extra = cast(dict[str, Any], field.json_schema_extra or {})
     return next((mark for mark in field.metadata if isinstance(mark, Setting)), extra.get("notes", Setting()))
 
@@ -77,7 +79,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def field_choices(field: FieldInfo) -> list[str]:
-    """Return the allowed words of a setting; empty if other values are allowed too."""
+    """Return the allowed words of a setting; empty if it also allows other values."""
     return list(_words_in(field.annotation))
 
 
@@ -109,7 +111,7 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
 
 
 def details_of(error: ValidationError) -> list[ErrorDetails]:
-    """Return pydantic's problems without those that only follow from another one."""
+    """Return pydantic's problems, except those that are only a consequence of another problem."""
     details = error.errors(include_url=False, include_context=False)
     return [detail for detail in details if detail["type"] != "default_factory_not_called"]
 
@@ -149,7 +151,7 @@ def checked_block(
 
 
 def first_problem(error: ValidationError, block: type[Any]) -> str:
-    """Return the first problem of a block in a list or mapping, as `key: message`."""
+    """Return the first problem of a block that is inside a list or mapping, as `key: message`."""
     detail = details_of(error)[0]
     key = str(detail["loc"][0])
     return f"{key}: {problem(detail, fields_of(block)[key])}"

@@ -44,7 +44,7 @@ class CompressionConfig(ContextSettings):
     `mode`."""
 
     def for_model(self, name: str) -> "CompressionConfig":
-        """Return the settings for one model, with the overrides of every matching pattern in the order of the file."""
+        """Return the settings for one model. Every matching pattern overrides them, in the order of the file."""
         values = vars(self) | {"models": {}}
         for pattern, overrides in self.models.items():
             if fnmatch.fnmatchcase(name.lower(), pattern.lower()):
@@ -107,17 +107,17 @@ class AuxiliaryConfig(BaseConfig):
 
     compression: SummaryModelConfig = Field(default_factory=SummaryModelConfig)
     flush: RouteWord = "auto"
-    """Model that writes notes to memory before a compression. `off` writes none."""
+    """Model that saves notes to memory before a compression. `off` saves no notes."""
     title: RouteWord = "auto"
     """Model that names a conversation after its first answer. `off` leaves naming to `/title`."""
     delegate: RouteWord = "auto"
-    """Model of sub-agents. `off` removes the tool `delegate`."""
+    """Model that sub-agents use. `off` removes the tool `delegate`."""
     trajectories: RouteWord = "auto"
     """Model that writes the summaries of `hermes-gateway trajectories compress`."""
 
     @property
     def routes(self) -> Mapping[str, str]:
-        """Return the word or alias of every task except `compression`."""
+        """Return the configured word or alias of every background task except `compression`."""
         return {task: word for task, word in self if isinstance(word, str)}
 
     @model_validator(mode="after")
@@ -142,4 +142,4 @@ class NoticeConfig(BaseConfig):
     accuracy: bool = True
     """Tell the chat after the 2nd and every 10th compression that details can be lost."""
     waiting: bool = True
-    """Explain the delay when an answer waits 5 seconds for an automatic compression."""
+    """Explain the delay if an answer has waited 5 seconds for an automatic compression."""

@@ -1,4 +1,4 @@
-"""Documentation of the settings: one entry per key, from the classes and the docstrings below their fields."""
+"""Documentation of the settings, generated from the classes and the docstrings below their fields."""
 
 import ast
 import inspect
@@ -15,7 +15,10 @@ from gateway.config.fields import BLOCKS, FIELDS, dotted, needs_restart, variabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingRow:
-    """One key. `allowed` is a range with its unit or a list of words; `default` is written as in YAML."""
+    """Description of one key.
+
+    `allowed` is a range with its unit or a list of words, and `default` is in YAML syntax.
+    """
 
     key: str
     variable: str

@@ -44,7 +44,7 @@ def values_of(config: object, above: KeyPath = ()) -> Iterator[tuple[KeyPath, An
 
 
 def secrets_of(config: object) -> tuple[str, ...]:
-    """Return every secret value in use, for exact redaction."""
+    """Return every configured secret, so that it can be redacted exactly."""
     return tuple(secret for _, value in values_of(config) for secret in _secrets_in(value) if secret)
 
 
@@ -61,17 +61,17 @@ def _secrets_in(value: object, name: object = "") -> Iterator[str]:
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _secrets_in(inner, key)
-    elif isinstance(value, (tuple, list)):  # `--api-key` precedes its value
+    elif isinstance(value, (tuple, list)):  # an argument such as `--api-key` marks the next argument as secret
         for before, inner in zip(("", *value), value, strict=False):
             yield from _secrets_in(inner, before)
 
 
 _MAY_BE_KEY = re.compile(r"(?!-)(?=.{0,100}[0-9]|.{12}).+", re.DOTALL)
-"""Pattern of values that can be a secret, unlike a plain word such as in `rotate_token: executes`."""
+"""Pattern of values that can be a secret. A plain word, as in `rotate_token: executes`, cannot."""
 
 
 def with_values(block: Block, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Block:
-    """Return a copy with some values replaced. They are not checked again."""
+    """Return a copy with some values replaced. The new values are not validated."""
     changed: dict[str, Any] = {}
     for name in fields_of(type(block)):
         value, key = getattr(block, name), (*above, name)
@@ -88,7 +88,7 @@ def block_json(block: object) -> str:
 
 
 def needs_restart(key: KeyPath) -> bool:
-    """Return True if a running daemon keeps the old value of `key`."""
+    """Return True if a new value of `key` takes effect only after a restart."""
     return field_notes(FIELDS[key]).restart
 
 

@@ -1,7 +1,8 @@
 """Files of the state directory: their paths, their owner, and the contents of `config.yaml` and `.env`.
 
 The functions return plain nested values with line numbers; `loader.py` interprets them. Other programs also use
-`HERMES_HOME` and these file names. Their files are named in the error and never changed.
+`HERMES_HOME` and these file names. If a file belongs to another program, the error names it, and the file is never
+changed.
 """
 
 import io
@@ -22,10 +23,11 @@ from hermes_state.store.lock import holder
 KeyPath: TypeAlias = tuple[str, ...]
 
 MAX_FILE_BYTES = 65_536
-"""Largest configuration file, in bytes. Parsing a file of this size takes half a second."""
+"""Maximum size of a configuration file, in bytes. Parsing a file of this size takes half a second."""
 
 MAX_VALUES = 50_000
-"""Maximum keys and values of a configuration. Without a limit, a few nested YAML aliases expand to billions."""
+"""Maximum number of keys and values in a configuration. Without a limit, a few nested YAML aliases could expand to
+billions of values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class YamlFile:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def position(self, key: KeyPath) -> str:
-        """Return the position of a key, as `/home/…/config.yaml line 7`; only the path for aliases and merges."""
+        """Return the position of a key, as `/home/…/config.yaml line 7`; for aliases and merges, only the path."""
         return f"{self.path} line {self.lines[key]}" if key in self.lines else str(self.path)
 
 
@@ -81,7 +83,7 @@ def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
     warnings: list[str] = []
     for binding in parse_stream(io.StringIO(content)):
         if binding.error:
-            text = binding.original.string  # includes the blank lines above
+            text = binding.original.string  # the text also contains the blank lines above
             line = binding.original.line + text[: len(text) - len(text.lstrip())].count("\n")
             warnings.append(f"{path} line {line}: this line is ignored; write NAME=value")
         elif binding.key is not None and binding.value is None:
@@ -105,9 +107,9 @@ def _read_text(path: Path) -> str | None:
 
 
 def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Count the keys and values below a node and the node, repeated for each alias; stop above `MAX_VALUES`.
+    """Count a node and the keys and values below it, each alias in full.
 
-    `known` contains the nodes already counted.
+    Stops above `MAX_VALUES`. `known` contains the counts of nodes that were already visited.
     """
     if node not in known:
         known[node] = MAX_VALUES + 1  # the count if an alias of this node is inside it
@@ -156,7 +158,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDirectory:
-    """Paths of the state directory. Commands that ask a running daemon need nothing else."""
+    """Paths in the state directory. Commands that only ask a running daemon need no other configuration."""
 
     home: Path
     """Absolute path; it may not exist yet."""
@@ -165,7 +167,7 @@ class StateDirectory:
     env_file = _Entry(".env")
     database = _Entry("state.db")
     lock_file = _Entry("state.db.lock")
-    """Locked by the process that has the database open for writing."""
+    """Lock file, locked by the process that has the database open for writing."""
     attachments = _Entry("attachments")
     attachments_cache = _Entry("cache", "attachments")
     """Local copies of attachments from an object store."""
@@ -200,7 +202,7 @@ def find_user_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def prepare_home(home: Path) -> None:
-    """Create the state directory and its folders with mode 0700. For the daemon and `init`, after `check_home`.
+    """Create the state directory and its folders with mode 0700. Used by the daemon and `init`, after `check_home`.
 
     Raises `ConfigError` if the directory cannot be created or written.
     """
@@ -236,7 +238,7 @@ def check_config_is_ours(file: YamlFile) -> None:
     alone = keys & {"_config_version", "toolsets", "platform_toolsets"}
     together = keys & {"browser", "checkpoints", "custom_providers", "delegation", "display", "fallback_providers"}
     together |= keys & {"personalities", "terminal", "tts"}
-    if alone or len(together) >= 2:  # two of these are not a typing error
+    if alone or len(together) >= 2:  # two of these keys cannot be a typing error
         raise ConfigError(
             f"{file.path}: belongs to hermes-agent (it has {', '.join(sorted(alone or together))}). "
             "Nothing was changed; set HERMES_HOME to another directory for the gateway"

@@ -72,7 +72,7 @@ _READ_VARIABLES = frozenset((*VARIABLES, *CUSTOMARY, *map(variable_name, OLD_KEY
 NOTHING_SERVED = "no chat is configured: set telegram.token or discord.token, or set local.enabled to true"
 
 _Sources: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
-"""Sources of variables, highest priority first: a label for messages, and the values."""
+"""Sources of variables, highest priority first. Each is a label for messages and a mapping of values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +85,19 @@ class LoadedConfig(StateDirectory):
     sources: Mapping[str, str]
     """Source of the value of every key (`local.port`): a variable, a credential, a file or `default`."""
     old_secrets: tuple[str, ...] = ()
-    """Secrets in old keys. The gateway does not use them, but must redact them."""
+    """Secrets under keys of earlier versions. The gateway does not use them, but must redact them."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Return every secret value, for exact redaction."""
+        """Return every secret value, so that it can be redacted exactly."""
         return (*secrets_of(self.config), *self.old_secrets)
 
 
 @dataclass(slots=True)
 class LiveConfig:
-    """Effective configuration. Components read it when they need a setting; a reload replaces it."""
+    """Holder of the effective configuration.
+
+    Components read it whenever they need a setting, because a reload replaces the configuration.
+    """
 
     loaded: LoadedConfig
 
@@ -158,7 +161,7 @@ def _not_text(chosen: Chosen) -> str:
 
 
 def _secrets_of_old(old: Chosen) -> Iterator[str]:
-    """Yield the secrets in old task blocks, which had the keys of `auxiliary.compression`."""
+    """Yield the secrets in old blocks of background tasks, which had the same keys as `auxiliary.compression`."""
     for key, (value, _) in old.items():
         if len(key) == 3:
             with suppress(ValidationError):
@@ -168,8 +171,8 @@ def _secrets_of_old(old: Chosen) -> Iterator[str]:
 def find_store_url(environ: Mapping[str, str]) -> str | None:
     """Return the configured address of the database, even if other settings are invalid; None for the SQLite file.
 
-    Raises `ConfigError` if the address is invalid or misspelt, or a file cannot be read, so that no command uses the
-    SQLite file by mistake. Does not open the database.
+    Raises `ConfigError` if the address is invalid or misspelt, or a file cannot be read, because a command must not
+    use the SQLite file by mistake. Does not open the database.
     """
     sources, file, _ = _read(environ, StateDirectory(home=locate_home(environ)))
     key: KeyPath = ("store", "url")
@@ -189,7 +192,7 @@ def process_environment() -> Mapping[str, str]:
 
 
 def reload_differences(old: LoadedConfig, new: LoadedConfig) -> ReloadPlan:
-    """Return the keys that a reload from `old` to `new` changes. The daemon then uses `merge_for_reload`."""
+    """Return the keys that differ between `old` and `new`. To apply them, the daemon uses `merge_for_reload`."""
     before, after = dict(values_of(old.config)), dict(values_of(new.config))
     changed = [key for key in FIELDS if before[key] != after[key]]
     return ReloadPlan(
@@ -199,14 +202,17 @@ def reload_differences(old: LoadedConfig, new: LoadedConfig) -> ReloadPlan:
 
 
 def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
-    """Return `new` with the running values of keys that need a restart, so that no component sees half a change."""
+    """Return `new`, but with the old values of keys that need a restart.
+
+    No component sees a partly applied change.
+    """
     kept = {key: value for key, value in values_of(old.config) if needs_restart(key)}
     sources = {name: old.sources[name] if tuple(name.split(".")) in kept else new.sources[name] for name in new.sources}
     return replace(new, config=with_values(new.config, kept), home=old.home, sources=sources)
 
 
 def _read(environ: Mapping[str, str], state: StateDirectory) -> tuple[_Sources, YamlFile, tuple[str, ...]]:
-    """Return every source of variables, the file, and warnings."""
+    """Return the sources of variables, the content of `config.yaml`, and warnings."""
     file = read_yaml(state.config_file)
     env_file, warnings = read_env_file(state.env_file)
     credentials, unknown = _read_credentials(environ)
@@ -297,9 +303,9 @@ def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> tuple
 
 def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> str:
     """Return one line for one problem: source, key and message."""
-    location = tuple(str(part) for part in detail["loc"])  # after the key: a list index or a union member
+    location = tuple(str(part) for part in detail["loc"])  # may end with a list index
     key = next((location[:end] for end in range(len(location), 0, -1) if location[:end] in FIELDS), None)
-    if key is None:  # a check of several keys, whose message names them
+    if key is None:  # the check covers several keys, and its message names them
         text = detail["msg"].removeprefix("Value error, ")
         named = _first_named(text, chosen)
         return f"{_position(named, chosen[named][1], file)}: {text}" if named is not None else text
@@ -315,7 +321,7 @@ def _position(key: KeyPath, source: str, file: YamlFile) -> str:
 
 
 def _first_named(text: str, chosen: Mapping[KeyPath, tuple[Any, str]]) -> KeyPath | None:
-    """Return the first key in a message that is set somewhere."""
+    """Return the first key named in a message that any source sets."""
     for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text):
         key = tuple(name.split("."))
         for end in range(len(key), 1, -1):
@@ -336,7 +342,7 @@ def _unknown_keys(file: YamlFile) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _suggestion(key: KeyPath) -> str:
-    """Return the most similar key, preferably of the same block, or else all keys of the block."""
+    """Suggest the most similar key, preferably in the same block, or else list all keys of the block."""
     known = (*FIELDS, *sorted(BLOCKS))
     for other, field in FIELDS.items():
         if other[:-1] == key[:-1] and key[-1] in field_choices(field):
@@ -355,7 +361,10 @@ def _suggestion(key: KeyPath) -> str:
 
 
 def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
-    """Yield warnings about unknown `HERMES_…` variables: no errors, because other programs use the prefix too."""
+    """Yield warnings about unknown `HERMES_…` variables.
+
+    They are not errors, because other programs use the same prefix.
+    """
     for label, variables in sources:
         for name in sorted(variables):
             if name in NO_SETTINGS:
@@ -366,5 +375,5 @@ def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
 
 
 def _not_a_setting(variable: str) -> str:
-    # A less similar name belongs to another program.
+    # A less similar name probably belongs to another program.
     return f"is not a setting and is ignored{did_you_mean(variable, VARIABLES, 0.75)}"

@@ -1,7 +1,7 @@
-"""Keys of earlier versions: their replacements, or the values that are fixed now.
+"""Keys of earlier versions, with their replacements or the values that are now fixed.
 
-An old key is not an error: `config check` and `run` warn and continue. If the new key accepts the same words, it gets
-the old value.
+An old key is not an error: `config check` and `run` print a warning and continue. If the new key accepts the same
+words, it gets the old value.
 """
 
 import tomllib
@@ -36,7 +36,7 @@ OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, 
 
 
 def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
-    """Return values for new keys from old ones. A model becomes a route only if it is one of the `aliases`."""
+    """Return values for new keys, taken from old keys. A model name is used only if it is one of the `aliases`."""
     found: dict[KeyPath, tuple[Any, str]] = {}
     if (summary_model := ("compression", "summary_model")) in old:
         found["auxiliary", "compression", "model"] = old[summary_model]
@@ -51,7 +51,7 @@ def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
         chooser = mode if mode in old else _MODE
         if _word(old, chooser) in ("off", "false"):
             found["auxiliary", task] = "off", old[chooser][1]
-        elif model in old:  # it was used in every mode
+        elif model in old:  # the old model was used in every mode
             is_elsewhere = any(("auxiliary", task, key) in old for key in ("protocol", "base_url", "api_key"))
             if _word(old, model) in names - {"auto", "main", "off"} and not is_elsewhere:
                 found["auxiliary", task] = old[model]
@@ -65,7 +65,10 @@ def _word(old: Chosen, key: KeyPath) -> str:
 
 
 def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
-    """Return the warning about an old key at `where`. `chosen` contains the effective values."""
+    """Return the warning about an old key; `where` is the source that sets it.
+
+    `chosen` contains the effective values.
+    """
     name = ".".join(key)
     if name in FIXED:
         return f"{where}: {name} is no longer a setting and is ignored: remove it; the value is now {FIXED[name]}"
@@ -79,7 +82,7 @@ def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
 
 
 def old_overrides(models: object) -> Iterator[KeyPath]:
-    """Yield the old keys in the blocks of `compression.models`."""
+    """Yield the keys of earlier versions that are set below `compression.models`."""
     blocks = models.values() if isinstance(models, Mapping) else ()
     keys = (("compression", str(name)) for block in blocks if isinstance(block, Mapping) for name in block)
     yield from (key for key in keys if key in OLD_KEYS)

@@ -18,7 +18,7 @@ from gateway.config.blocks import BaseConfig, checked_block, first_problem, sett
 from hermes_state.kinds import AnyCase, Body, Effort, FrozenBlock, Headers, Secret, Url, keyed, listed, plain_texts
 
 DEFAULT_MODEL = "gpt-4.1-mini"
-"""Model that is used if only a key is set, so that one customary variable is enough to chat."""
+"""Model that is used if only an API key is set, so that a single variable such as OPENAI_API_KEY is enough."""
 
 CONFIGURED: Final = "default"
 """Name of the configured model in `/model`. It cannot be an alias."""
@@ -119,22 +119,21 @@ class RouteConfig(CallConfig, ApiConfig):
 
     @property
     def plain_key(self) -> str:
-        """Return the unmasked API key, for the API client only; empty if there is none."""
+        """Return the unmasked API key, or empty text. Only the API client uses it."""
         return self.api_key.get_secret_value() if self.api_key is not None else ""
 
     @property
     def plain_headers(self) -> dict[str, str]:
-        """Return the extra headers with their secrets, for the API client only."""
+        """Return the extra headers, including secrets. Only the API client uses them."""
         return plain_texts(self.extra_headers)
 
     @cached_property
     def route(self) -> "RouteConfig":
-        """Return the route without other settings. Equal routes compare equal."""
+        """Return only the fields of the route, so that two routes can be compared."""
         return RouteConfig.model_construct(**{key: getattr(self, key) for key in RouteConfig.model_fields})
 
     def complaint(self, key: str) -> str | None:
-        """Return the reason why the route cannot be used, with `key` as the name of its block; None for a usable
-        route."""
+        """Return the reason why the route cannot be used, or None. `key` is the name of its block."""
         if self.protocol != "offline" and not (self.name or "").strip():
             how = " (or HERMES_MODEL__NAME), or set model.protocol to offline" if key == "model" else ""
             return f"{key}.name is missing: set it to the name of a model{how}"
@@ -151,8 +150,8 @@ class RouteConfig(CallConfig, ApiConfig):
 
 
 WrittenRoute: TypeAlias = str | Annotated[dict[str, Any], AfterValidator(FrozenBlock), PlainSerializer(str)]
-"""Name of an alias or model, or a block of the keys that are set. A key that is set does not follow `model`,
-even if it has the default value.
+"""Name of an alias or model, or a block of the keys that are set. A key that is set does not inherit the value in
+`model`, even if it is set to the default.
 """
 
 
@@ -165,13 +164,13 @@ def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:
 
 
 _SIZES = ("context_length", "max_output_tokens", "images")
-"""Keys that describe a model and not its API."""
+"""Keys that describe the model instead of its API."""
 
 
 def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
-    """Complete a route, which must not be the name of an alias, from `main`.
+    """Complete a route with values from `main`.
 
-    Raises `ValueError` with a message that follows the block's key.
+    The route must not be the name of an alias. Raises `ValueError` with a message to append to the block's key.
     """
     values: dict[str, Any] = {"name": written} if isinstance(written, str) else dict(written)
     if "protocol" not in values:
@@ -180,10 +179,10 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
         if is_elsewhere and ("base_url" not in values or _origin(values["base_url"]) != _origin(main.address)):
             values["protocol"] = "chat_completions"  # the most common protocol
     own_address = OWN_ADDRESSES.get(values["protocol"])
-    if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # they share a root
+    if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # same base URL
         values["base_url"] = main.base_url
     if _origin(values.get("base_url") or own_address) == _origin(main.address):
-        # Another protocol has other names for the fields of `extra_body`, the last key.
+        # Do not inherit `extra_body`, the last key, because its field names depend on the protocol.
         kept = CALL_KEYS if values["protocol"] == main.protocol else CALL_KEYS[:-1]
         calls = {key: getattr(main, key) for key in kept if key in main.model_fields_set}
         values = {"api_key": main.api_key} | calls | values
@@ -198,7 +197,7 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
 
 
 def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
-    """Return scheme, host and port of an address. A key belongs to one origin."""
+    """Return scheme, host and port of an address. An API key is sent only to one origin."""
     if address is None:
         return None
     parts = urlsplit(address)
@@ -207,7 +206,7 @@ def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
 
 
 def _fallbacks(value: object) -> object:
-    """Return a list of names and blocks from YAML, JSON, or names with commas between them."""
+    """Return a list of names and blocks from YAML, JSON or comma-separated names."""
     rows = listed(value)
     if isinstance(rows, dict):
         rows = [rows]
@@ -217,7 +216,7 @@ def _fallbacks(value: object) -> object:
 
 
 def _aliases(value: object) -> object:
-    """Return a mapping from names to a model's name or a block; a variable contains it as JSON."""
+    """Return a mapping from alias to model name or block. An environment variable contains it as JSON."""
     found: dict[str, WrittenRoute] = {}
     for name, row in keyed(value).items():
         alias = str(name).strip().lower()

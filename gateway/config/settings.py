@@ -1,6 +1,6 @@
 """Settings: every key with its default, unit, range and meaning.
 
-A test compares `docs/reference/configuration.md` with these classes. `loader.py` finds and checks the values.
+A test compares `docs/reference/configuration.md` with these classes. `loader.py` loads and checks the values.
 
 The docstring below a field is its description for users. `setting()`, or a `Setting` in a dataclass of settings, adds
 the range, the unit and the restart flag.
@@ -53,18 +53,18 @@ class ModelConfig(RouteConfig):
     connect_seconds: float = setting(5, ge=0.1, le=120, unit="seconds")
     """Maximum time to connect to the provider."""
     read_seconds: float = setting(120, ge=0.1, le=3_600, unit="seconds")
-    """Time without new output after which a call times out."""
+    """Maximum time without new output before a model call times out."""
     first_piece_seconds: float = setting(300, ge=0.1, le=86_400, unit="seconds")
-    """Maximum time until a reply begins. Raise it for slow reasoning models."""
+    """Maximum time to wait until a reply begins. Increase it for slow reasoning models."""
 
     @cached_property
     def fallback_routes(self) -> tuple[RouteConfig, ...]:
-        """Return the complete fallback routes in their order, without duplicates."""
+        """Return the complete fallback routes in the configured order, without duplicates."""
         return tuple(dict.fromkeys(self.named_route(written) for written in self.fallbacks))
 
     @property
     def routes(self) -> tuple[RouteConfig, ...]:
-        """Return every configured route, first that of the configured model."""
+        """Return every configured route. The route of the configured model comes first."""
         aliased = (self.alias_route(alias) for alias in self.aliases)
         return tuple(dict.fromkeys((self.route, *aliased, *self.fallback_routes)))
 
@@ -99,7 +99,7 @@ class AccessConfig(BaseConfig):
     """People who can use the bot. Everyone else needs a pairing code."""
 
     allow_all: bool = False
-    """Let everyone use the bot. Set it only for a bot that strangers cannot find."""
+    """Let everyone use the bot. Use this only for a bot that strangers cannot find."""
     allow: People = ()
     """Stable ids of people with the role user, such as `telegram:42`."""
     admins: People = ()
@@ -142,7 +142,7 @@ MAX_DOLLARS = 1_000_000
 
 
 def _price_list(value: object) -> Mapping[str, Mapping[str, float]]:
-    """Return prices by pattern; a variable contains them as JSON."""
+    """Return prices by model pattern. An environment variable contains them as JSON."""
     found = {}
     for pattern, prices in keyed(value).items():
         if not isinstance(prices, dict):

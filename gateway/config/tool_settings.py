@@ -15,7 +15,7 @@ ToolSwitch: TypeAlias = Literal["on", "off", "admins"]
 PolicyWord: TypeAlias = Literal["ask", "ask_admin", "allow", "deny"]
 
 
-# YAML reads `on` and `off` as booleans, and a name of digits as a number.
+# YAML reads `on` and `off` as booleans, and a name made of digits as a number.
 _Switch: TypeAlias = Annotated[
     ToolSwitch, BeforeValidator(lambda word: ("off", "on")[bool(word)] if word in (0, 1) else word)
 ]
@@ -29,7 +29,7 @@ class ApprovalConfig(BaseConfig):
     """Approval policy for tool calls: `ask` (the user who started the turn), `ask_admin`, `allow` or `deny`."""
 
     writes: Annotated[PolicyWord, AnyCase] = "ask"
-    """Policy for calls that write files or change something elsewhere."""
+    """Policy for calls that write files or change data in other systems."""
     executes: Annotated[PolicyWord, AnyCase] = "ask_admin"
     """Policy for calls that run programs."""
     mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="`ask_admin`")
@@ -37,7 +37,7 @@ class ApprovalConfig(BaseConfig):
     applies."""
 
     def policy_of(self, effect: ToolEffect, *, is_mcp: bool) -> PolicyWord:
-        """Return the policy for calls with an effect."""
+        """Return the policy for calls with the given effect."""
         own = self.executes if effect is ToolEffect.EXECUTES else self.writes
         if not is_mcp:
             return own
@@ -85,7 +85,7 @@ class ScheduleConfig(BaseConfig):
 
 
 def places_of(chat: ChatKey) -> Iterator[str]:
-    """Yield the names of a chat in settings, the most specific first.
+    """Yield the names under which settings can refer to a chat, the most specific first.
 
     >>> list(places_of(ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="7")))
     ['telegram:-100/7', 'telegram:-100', 'telegram']
@@ -99,7 +99,7 @@ def places_of(chat: ChatKey) -> Iterator[str]:
 
 
 def _servers(value: object) -> Mapping[str, ServerSettings]:
-    """Return a mapping from names to blocks; a variable contains it as JSON."""
+    """Return a mapping from server name to block. An environment variable contains it as JSON."""
     found: dict[str, ServerSettings] = {}
     for name, row in keyed(value).items():
         if not isinstance(name, str) or re.fullmatch(r"(?=.{1,24}$)[a-z0-9]+([_-][a-z0-9]+)*", name) is None:

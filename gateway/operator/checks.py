@@ -34,7 +34,7 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of one check. `text` is one or two sentences; `check` is a fixed word that scripts may rely on."""
+    """Result of one check. `text` is one or two sentences. `check` is a fixed word that scripts can rely on."""
 
     verdict: CheckStatus
     check: str
@@ -73,8 +73,7 @@ def check_admins(db: Connection, config: Config) -> list[CheckResult]:
 
 
 def check_cluster(db: Connection, config: Config, own_id: str = "") -> list[CheckResult]:
-    """Check that several processes can share a database; skips database files. `own_id` is the store id of a running
-    daemon."""
+    """Check that several processes can share a PostgreSQL database. `own_id` is the store id of a running daemon."""
     if isinstance(db, sqlite3.Connection):
         return []
     faults = find_faults(db, node_info(config, own_id), config.store.connections, SystemClock().now())
@@ -84,7 +83,7 @@ def check_cluster(db: Connection, config: Config, own_id: str = "") -> list[Chec
 
 
 def check_index(path: Path, percent: int | None) -> CheckResult:
-    """Check the search index against the messages. `percent` is the progress of a rebuild that is under way."""
+    """Check the search index against the messages. `percent` is the progress of a running rebuild."""
     if percent is not None:
         text = f"The search index is being rebuilt ({percent} % done)"
         return warning("search", f"{text}, so search may miss older messages.")
@@ -101,7 +100,7 @@ def check_index(path: Path, percent: int | None) -> CheckResult:
 def check_context(config: Config, limits: Limits, source: SizeSource, *, engine: str | None) -> CheckResult:
     """Report the model's context window, its source, and the size at which conversations are compressed."""
     fixed, threshold, by = fixed_prompt_tokens(config, limits), limits.threshold, ""
-    if engine is not None:  # a plugin decides when to compress, but hygiene acts in any case
+    if engine is not None:  # a plugin decides when to compress, but hygiene always compresses at its threshold
         threshold, by = limits.hygiene, f" at the latest, by the context engine {engine}"
     text = (
         f"Context window: {limits.context_length:,} tokens ({window_from(source)}). Conversations are compressed at "
@@ -115,11 +114,14 @@ def check_context(config: Config, limits: Limits, source: SizeSource, *, engine:
 
 
 def check_terminal(config: Config) -> Iterator[CheckResult]:
-    """Run a test command if the terminal is enabled. A running daemon does this inside the sandbox of its unit."""
+    """Run a test command if the terminal is enabled.
+
+    A running daemon runs it inside the sandbox of its systemd unit.
+    """
     settings = config.terminal
     if not settings.enabled:
         return
-    probe_sandbox.cache_clear()  # it may have been fixed since
+    probe_sandbox.cache_clear()  # the operator may have fixed the sandbox since the last probe
     if settings.unsafe:
         text = "terminal.unsafe is on: the agent's commands run without a sandbox and can read the gateway's keys."
         yield warning("terminal", text)
@@ -132,7 +134,7 @@ def check_terminal(config: Config) -> Iterator[CheckResult]:
 
 
 def check_servers(config: Config, statuses: Sequence[ServerStatus]) -> Iterator[CheckResult]:
-    """Check the connections to MCP servers, and that the systemd unit lets them generate code at run time."""
+    """Check the connections to MCP servers, and that the systemd unit allows code generation at run time."""
     if any(one.command is not None and one.enabled for one in config.mcp.servers.values()):
         try:
             mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
@@ -148,7 +150,10 @@ def check_servers(config: Config, statuses: Sequence[ServerStatus]) -> Iterator[
 
 
 def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult]:
-    """Warn of chats in which the bot cannot write. `stranded` has each chat's name and its number of schedules."""
+    """Warn about chats with schedules in which the bot cannot write.
+
+    `stranded` has their names and numbers of schedules.
+    """
     if stranded:
         chats = ", ".join(f"{name} ({counted(number, 'schedule')})" for name, number in stranded)
         text = (

@@ -1,6 +1,6 @@
 """Checks for `doctor` of everything that can stop a gateway from working.
 
-They change nothing and are safe while a daemon runs. Every finding that is not fine says what to do.
+They change nothing and are safe while a daemon runs. Every warning or failure says how to fix the problem.
 """
 
 import os
@@ -49,12 +49,12 @@ from hermes_state.text import counted
 
 LOW_DISK = Room(1_000_000_000, 20_000)
 STOP_MARGIN_SECONDS = 40
-"""Seconds that stopping may take after the drain: previews in flight, last answers, goodbyes, closing."""
+"""Seconds that a stop can take after the drain, to send the last answers and close all connections."""
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
 
 
 def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[CheckResult]:
-    """Run every check in turn. `is_online` also sends the tokens to Telegram and Discord."""
+    """Run every check, one after another. With `is_online`, also test the tokens at Telegram and Discord."""
     try:
         check_engine()
     except StateError as error:
@@ -107,7 +107,7 @@ def _state(state: StateDirectory, environ: Mapping[str, str]) -> Iterator[CheckR
     files = f" and {free.files:,} files" if free.files < LOW_DISK.files else ""
     advice = " Free some space: on a full disk no message can be stored." if result is failed else ""
     yield result("disk", f"{free.bytes / 1e9:.1f} GB{files} free at {existing}.{advice}")
-    with suppress(ConfigError):  # the `config` finding covers a wrong address
+    with suppress(ConfigError):  # the check `config` reports an invalid address
         yield from _database(state, find_store_url(environ))
 
 
@@ -115,9 +115,9 @@ def _home(home: Path) -> Iterator[CheckResult]:
     try:
         is_directory, exists = home.is_dir(), home.exists()
     except OSError:
-        return  # the `config` finding covers this
+        return  # the check `config` reports this
     if not is_directory:
-        if not exists:  # otherwise the `config` finding says that it is not a directory
+        if not exists:  # otherwise the check `config` reports that it is not a directory
             yield fine("home", f"{home} does not exist yet. The first start creates it.")
         return
     if not os.access(home, os.W_OK | os.X_OK):
@@ -199,8 +199,10 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
-    """Check that several nodes can share the database, or that a start can use an empty one. Another finding covers its
-    faults."""
+    """Check that several nodes can share the database, or that a start can use an empty database.
+
+    Another check reports errors of the database.
+    """
     is_empty = False
     with suppress(HermesError), open_resting(loaded.database, url) as db:
         is_empty = db is None
@@ -214,7 +216,7 @@ def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
 
 
 def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
-    """Check the context engine, and the context window unless a running daemon did; only the daemon reads its file."""
+    """Check the context engine. Check the context window as well, unless a running daemon has checked it."""
     try:
         engine = load_engine(loaded.config.context.engine, loaded.home)
     except ConfigError as error:
@@ -223,7 +225,7 @@ def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
     if is_done:
         return
     profile = None
-    # Another finding covers database faults.
+    # Another check reports errors of the database.
     with suppress(HermesError), open_resting(loaded.database, loaded.config.store.url) as db:
         profile = load_configured_profile(db, loaded.config) if db is not None else None
     name = engine.name if engine is not None else None
@@ -231,7 +233,7 @@ def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
 
 
 def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Probe the models. Report each API once per key, and every model that its API does not list."""
+    """Probe the models. Report each API once for each key, and every model that is missing from its API's list."""
     answers: dict[tuple[str | None, str], bool] = {}
     for route in all_routes(loaded.config):
         is_main, api = route == loaded.config.model.route, (route.address, route.plain_key)
@@ -244,7 +246,8 @@ def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
                 text = probe_model(route)
             except CommandError as error:
                 answers[api] = isinstance(error, UnlistedModelError)
-                yield (failed if is_main else warning)(check, f"{name}{error}")  # the configured model answers instead
+                # The other routes only get a warning, because the configured model can replace them.
+                yield (failed if is_main else warning)(check, f"{name}{error}")
             else:
                 if api not in answers:
                     yield fine(check, f"{name}{text}")
@@ -252,7 +255,7 @@ def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _settings(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Report settings that do not reach their model."""
+    """Report settings that are not sent to the model."""
     config = loaded.config
     for_tasks = (route_for(config, task, config.model.route) for task in get_args(AuxiliaryTask))
     for route in dict.fromkeys((*all_routes(config), *(route for route in for_tasks if route is not None))):
@@ -298,7 +301,7 @@ def _files(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _attachments(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Store a test file at `attachments.url`."""
+    """Check `attachments.url` by storing a test file there."""
     if (url := loaded.config.attachments.url) is not None:
         try:
             open_attachments(loaded)
@@ -322,7 +325,7 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Check for systemd traps: too little time to stop, and user services that never start or that end at logout."""
+    """Check for systemd problems: too little time to stop, and user services that never start or end at logout."""
     config_home = environ.get("XDG_CONFIG_HOME") or (find_user_home(environ) or Path("/")) / ".config"
     user_units = Path(config_home) / "systemd/user"
     units = ("hermes-gateway.service", "hermes-gateway@.service")
@@ -358,7 +361,7 @@ def _with_drop_ins(unit: Path) -> str:
 
 
 def stop_timeout_seconds(unit: str) -> float | None:
-    """Return the last `TimeoutStopSec` of a unit in seconds. Return None if it is missing or has an unknown form."""
+    """Return the last `TimeoutStopSec` of a unit in seconds, or None if it is missing or has an unknown format."""
     given = re.findall(r"^[ \t]*TimeoutStopSec[ \t]*=[ \t]*(.*?)[ \t]*$", unit, re.MULTILINE)
     span = re.fullmatch(r"(\d+\.?\d*|\.\d+)[ \t]*(s|sec|min|m|h|)", given[-1]) if given else None
     return float(span[1]) * {"min": 60.0, "m": 60.0, "h": 3600.0}.get(span[2], 1.0) if span is not None else None

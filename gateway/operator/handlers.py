@@ -1,4 +1,4 @@
-"""Handlers of the control socket: the running daemon's answers to the command line."""
+"""Handlers of the control socket, with which the running daemon answers the command line."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorHandler:
-    """Answers to the `hermes-gateway` commands that ask the daemon."""
+    """Handles the requests that `hermes-gateway` commands send to the daemon."""
 
     loaded: Callable[[], LoadedConfig]
     runtime: Runtime
@@ -57,7 +57,7 @@ class OperatorHandler:
     clock: Clock
     started_at: Millis
     peer_row: Callable[[], Mapping[str, Any]] = dict
-    """Health of this process among others that share its database. Empty for a database file."""
+    """Function that returns this process's health in a cluster; empty for a database file."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -160,7 +160,7 @@ class OperatorHandler:
         except StoreUnavailable as error:
             return [failed("database", str(error))]
         if index.verdict is not CheckStatus.FINE:
-            self.store.index_failed.set()  # repair it before a search or a message fails
+            self.store.index_failed.set()  # repair the index before a search or a message fails
         return [checked, *admins, index]
 
     async def back_up(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -173,7 +173,7 @@ class OperatorHandler:
         return {"bytes": size}
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Any]:
-        """Answer a request of `gateway.operator.lookups`."""
+        """Run a request of `gateway.operator.lookups`."""
         return await look_up(self.store, name, args, Redactor(self.loaded().secrets()))
 
     async def list_tools(self, _args: Mapping[str, Any]) -> list[Row]:
@@ -185,7 +185,7 @@ class OperatorHandler:
         return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a link that signs in one browser to the web chat, None while the web chat is not served."""
+        """Return a link that signs in one browser to the web chat, or None while the web chat is not running."""
         local = self.adapters.supervised.get("local")
         if local is not None:
             from platforms.local import LocalAdapter
@@ -201,7 +201,7 @@ class OperatorHandler:
         return {"url": None}
 
     async def look_at_cluster(self, _args: Mapping[str, Any]) -> ClusterStatus | None:
-        """Return all processes of the database, None for a database file."""
+        """Return all processes that share the database, or None for a database file."""
         return None if isinstance(self.store, SqliteStore) else await self.store.read(load_cluster)
 
     async def revoke_browsers(self, args: Mapping[str, Any]) -> Mapping[str, int]:

@@ -1,5 +1,6 @@
-"""Look-ups in stored conversations, with the same answers from the running daemon and from a database that no daemon
-has open.
+"""Look-ups in stored conversations.
+
+They give the same results from the running daemon and from a database that no daemon has open.
 
 Each request reads values, which the daemon sends to the command line without secrets. The values are rendered by
 `json_row` here, by `gateway.cli.lookups` for the terminal, and by `gateway.commands.lineage` for chats.
@@ -51,12 +52,13 @@ from hermes_state.values import (
 Row: TypeAlias = dict[str, Any]
 
 LOOKUP_SECONDS = 5.0
-"""Longest time a look-up may take, in seconds, because a query can be slow on purpose."""
+"""Maximum time for a look-up, in seconds, because a person can make a query slow on purpose."""
 MAX_PAGE_CHARS = 1_000_000
-"""Maximum text of one answer after its first message, in characters. Further requests return the rest."""
+"""Maximum number of characters in one response, which always contains at least one message. Further requests return
+the rest."""
 MAX_HITS = 100
 MAX_SESSIONS = 5_000
-"""Maximum sessions of one answer; about 3 MB of JSON."""
+"""Maximum number of sessions in one response: about 3 MB of JSON."""
 MAX_PAGE_ROWS = 500
 PAGE_CONVERSATIONS = 100
 PAGE_ROWS = 200
@@ -102,12 +104,12 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         raise NotImplementedError
 
     def redacted(self, value: Any, redact: Redact) -> Any:
-        """Return a value without secrets. Slow for long texts."""
+        """Return a value without secrets. This is slow for long texts."""
         return value
 
 
 def fitting(rows: Transcript) -> Transcript:
-    """Return the first messages that fit into one answer, at least one."""
+    """Return the first messages that fit into one response, at least one."""
     sizes = accumulate(len(row.text or "") for row in rows)
     return rows[: max(1, sum(size <= MAX_PAGE_CHARS for size in sizes))]
 
@@ -141,7 +143,10 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return search(db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit)
 
     def redacted(self, one: FoundMessage, redact: Redact) -> FoundMessage:
-        """Return a match with its snippet. Redaction comes first, because half a secret would not be recognised."""
+        """Return a match with its snippet.
+
+        The text is redacted first, because a secret that the snippet cuts would not be recognised.
+        """
         safe = redact(one.text[:INDEXED_CHARACTERS])
         searched = searched_text(one.text, one.body, redact) if one.body else safe
         snippet = snippet_of(searched, self.words)
@@ -150,21 +155,21 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def incompleteness(db: Connection) -> str | None:
-    """Return a sentence for people while a search may miss messages."""
+    """Return a sentence for people while the search index is incomplete, otherwise None."""
     if (percent := load_progress(db)) is None:
         return None
     return f"The search index is being rebuilt ({percent} % done), so older messages may be missing."
 
 
 class SearchIndexRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One sentence while a search may miss messages, otherwise nothing."""
+    """Request for one sentence while the search index is incomplete; otherwise the result is empty."""
 
     def read(self, db: Connection) -> list[str]:
         return [note] if (note := incompleteness(db)) is not None else []
 
 
 class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Original message. The names are those of the JSON output; times are UTC milliseconds."""
+    """Original message. The field names are those of the JSON output, and times are in UTC milliseconds."""
 
     message: str
     """Recall id, such as `m123`."""
@@ -185,8 +190,8 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
 class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Original messages, oldest first.
 
-    A chat means its current conversation, and a session its whole conversation unless `is_session_only` is set. A
-    message means the messages around it in its session.
+    For a chat, these are the messages of its current conversation. For a session, they are those of its whole
+    conversation, unless `is_session_only` is set. For a message, they are the messages around it in its session.
     """
 
     place: str
@@ -245,7 +250,7 @@ class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conversations after the lineage `after`: of a chat, of a session or message, or all."""
+    """Conversations with a lineage id above `after`: those of `place` (a chat, session or message), or all."""
 
     place: str | None = None
     since: int = 0
@@ -260,7 +265,7 @@ class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Messages of a conversation after the message `after`. With `place`, only those of that session."""
+    """Messages of a conversation after the message `after`. If `place` is set, only the messages of that session."""
 
     lineage: int
     after: int = 0
@@ -351,11 +356,13 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _value(text: str, redact: Redact) -> object:
-    """Return the JSON value of a text. If the text, or its redacted form, is not valid JSON, return the redacted
-    text."""
+    """Return the redacted JSON value in a text.
+
+    If the text is not valid JSON before or after redaction, return the redacted text.
+    """
     try:
         value = json.loads(text)  # keeps long numbers
-        return orjson.loads(redact(orjson.dumps(value).decode()))  # escapes would hide a secret
+        return orjson.loads(redact(orjson.dumps(value).decode()))  # escapes can hide a secret
     except (TypeError, ValueError, RecursionError):  # not JSON, or numbers that the encoder rejects
         return redact(text)
 
@@ -393,11 +400,11 @@ _JSON_ROWS: Final[Mapping[type, str]] = {
         "ended_at=tip.ended_at end_reason=tip.end_reason sessions=session_count messages=message_count is_active"
     ),
 }
-"""Names in the JSON of a value, each followed by the attribute if its name differs."""
+"""JSON keys of each type, each followed by the attribute name if it differs."""
 
 
 def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation) -> Row:
-    """Return the JSON of a value. Sessions and conversations have full keys, messages have recall ids."""
+    """Return the JSON object of a value. Sessions and conversations have full keys, and messages have recall ids."""
     if isinstance(one, HistoryMessage):
         return msgspec.structs.asdict(one)
     row: Row = {"message": recall_id(one.message_id)} if isinstance(one, FoundMessage) else {}

@@ -1,7 +1,7 @@
 """Probes of services for `init` and `doctor`: one short request each, to check the address and the key.
 
-They use blocking requests of the standard library, so that the command line does not wait for SDK imports. They do not
-follow redirects, because the next host would receive the key.
+They use blocking requests of the standard library, because importing the SDKs would take longer. They do not
+follow redirects, because the other host would receive the key.
 
 Each probe returns one sentence for the operator, without secrets. On failure it raises `CommandError` with a sentence.
 """
@@ -34,7 +34,7 @@ def probe_telegram(settings: TelegramSettings) -> str:
 
 def probe_discord(settings: DiscordSettings) -> str:
     """Call `users/@me` with the configured token."""
-    agent = "DiscordBot (hermes-gateway, 0)"  # Discord's edge refuses agents that do not name a bot
+    agent = "DiscordBot (hermes-gateway, 0)"  # Discord refuses user agents that do not name a bot
     headers = {"Authorization": f"Bot {plain(settings.token)}", "User-Agent": agent}
     status, body = _fetch(f"{settings.api_url}/api/v10/users/@me", headers)
     if status == 200:
@@ -45,11 +45,11 @@ def probe_discord(settings: DiscordSettings) -> str:
 
 
 class UnlistedModelError(CommandError):
-    """The server of a model answers, but the model is not in its list."""
+    """The server responds, but its list of models does not contain the model."""
 
 
 def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
-    """Ask for the list of models. With `may_call`, send a call for one token if there is no list."""
+    """Request the list of models. If there is no list and `may_call` is set, request one token from the model."""
     base, headers = _model_root(settings)
     status, body, names = _listed_models(settings, base, headers)
     if names is not None:
@@ -89,20 +89,20 @@ def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
 def _listed_models(
     settings: RouteConfig, base: str, headers: Mapping[str, str]
 ) -> tuple[int, Mapping[str, Any], frozenset[str] | None]:
-    """Return the HTTP status, the body, and the listed names, or None if there is no list."""
+    """Return the HTTP status, the body and the listed names (None if there is no list)."""
     status, body = _fetch(f"{base}/models{'?limit=1000' if settings.protocol == 'anthropic' else ''}", headers)
     if status != 200 or not isinstance(body.get("data", ""), list | None):
         return status, body, None
     rows = [row for row in body["data"] or () if isinstance(row, dict)]
     if any(row.get("owned_by") == "llamacpp" for row in rows):
-        return status, body, None  # it has one model, which answers to any name
+        return status, body, None  # the server has one model, which it uses for any name
     named = [row.get("id") for row in rows]
     named += [name for row in rows if isinstance(row.get("aliases"), list) for name in row["aliases"]]
     return status, body, frozenset(str(name).removeprefix("models/") for name in named if name)
 
 
 def _is_listed(name: str, names: frozenset[str]) -> bool:
-    """Return True if the name is listed, with or without its tag, or in a longer form with a date."""
+    """Return True if the name is listed: with or without its tag, or with a date added."""
     bare, _, tag = name.removeprefix("models/").partition(":")
     forms = {bare, f"{bare}:{tag or 'latest'}"}
     return any(one in forms or DATE.sub("", one) in (bare, bare.removesuffix("-latest")) for one in names)
@@ -118,7 +118,7 @@ def _nearest(name: str, names: frozenset[str]) -> str:
 
 
 def _better_root(settings: RouteConfig, base: str, headers: Mapping[str, str]) -> str:
-    """Return advice on `base_url`: an address on the same host that has a list of models."""
+    """Return advice on `base_url`. If another path on the same host has a list of models, the advice suggests it."""
     roots = ("/v1", "/api/v1", "/openai/v1", "/api/paas/v4", "/v1beta/openai", "/compatible-mode/v1")
     for address in (urljoin(base, root) for root in roots):
         if address != base and _listed_models(settings, address, headers)[2] is not None:
@@ -129,7 +129,7 @@ def _better_root(settings: RouteConfig, base: str, headers: Mapping[str, str]) -
 def _smallest_call(settings: RouteConfig) -> tuple[str, object]:
     messages = [{"role": "user", "content": "Say ok."}]
     if settings.protocol == "responses":
-        return "responses", {"model": settings.name, "input": messages, "max_output_tokens": 16}  # the least
+        return "responses", {"model": settings.name, "input": messages, "max_output_tokens": 16}  # the minimum
     path = "messages" if settings.protocol == "anthropic" else "chat/completions"
     return path, {"model": settings.name, "messages": messages, "max_tokens": 1}
 
@@ -146,8 +146,10 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
-    """Return the HTTP status and the JSON object (a list as its `data`). Without an answer, the status is 0 and there
-    is a `reason`."""
+    """Return the HTTP status and the JSON object (a list becomes its `data`).
+
+    Without a response, the status is 0 and the object has a `reason`.
+    """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     opener = urllib.request.build_opener(_NoRedirectHandler)

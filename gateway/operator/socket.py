@@ -1,5 +1,4 @@
-"""Control socket between the command line and the running daemon. It is in the state directory, with one JSON object
-per line.
+"""Control socket between the command line and the running daemon, in the state directory. Each line is a JSON object.
 
     → {"ask": "pair.approve", "args": {"code": "K7QM-4XPA"}}
     ← {"ok": true, "result": …}   or   {"ok": false, "kind": "CommandError", "error": "one sentence"}
@@ -21,12 +20,13 @@ from hermes_state.aio import cancel_all
 from hermes_state.errors import CommandError, HermesError
 
 Handler: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[Any]]
-"""Function of the arguments by name that returns a JSON value. A `HermesError` becomes the error sentence."""
+"""Handler of a request: accepts the arguments by name and returns a JSON value. The message of a `HermesError` is
+sent as the error."""
 
 MAX_LINE_BYTES = 4_194_304
-"""Largest request, in bytes."""
+"""Maximum size of a request, in bytes."""
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks that the socket still exists."""
+"""Seconds between checks that the socket file still exists."""
 
 
 class DaemonNotRunningError(HermesError):
@@ -65,7 +65,7 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
             await asyncio.sleep(_LOOK_SECONDS)  # no event reports a deleted file
             try:
                 os.stat(path)
-            except OSError:  # gone, or its folder is not a folder for now
+            except OSError:  # the file is missing, or its folder is currently not a folder
                 with suppress(OSError):  # the next round tries again
                     os.makedirs(path.parent, mode=0o700, exist_ok=True)
                     await listen()
@@ -81,7 +81,7 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
             server.close()
         await cancel_all([keeper, *connections])
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path), ours[-1]):  # keeps the socket of a daemon in a folder that replaced ours
+            if os.path.samestat(os.stat(path), ours[-1]):  # keeps another daemon's socket
                 os.unlink(path)
 
 
@@ -103,7 +103,7 @@ def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, time
         try:
             connection.sendall(orjson.dumps({"ask": request, "args": dict(args or {})}) + b"\n")
             with connection.makefile("rb") as answers:
-                line = answers.readline(67_108_864)  # a history page may have a message of any length
+                line = answers.readline(67_108_864)  # a page of history can contain a message of any length
         except TimeoutError as error:
             raise CommandError(
                 f"The gateway did not answer within {timeout_seconds:g} s. Try again, or look at its log."
@@ -121,11 +121,11 @@ def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, time
 async def _converse(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, Handler]
 ) -> None:
-    with suppress(ConnectionError, TimeoutError):  # the client went away
+    with suppress(ConnectionError, TimeoutError):  # the client disconnected
         while True:
             try:
                 line = await asyncio.wait_for(reader.readline(), 60.0)
-            except ValueError:  # longer than the limit
+            except ValueError:  # the request is too long
                 writer.write(_encoded(_refused(f"A request can have at most {MAX_LINE_BYTES} bytes.")))
                 await writer.drain()
                 return
@@ -176,7 +176,7 @@ def _bound(path: Path) -> socket.socket:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Yield `path` as an address that is short enough: a descriptor replaces a long directory (Linux)."""
+    """Yield `path` as a socket address. If it is too long, a file descriptor replaces the directory (Linux only)."""
     if len(os.fsencode(path)) <= 100:  # the limit is 108 on Linux, 104 elsewhere
         yield str(path)
         return

@@ -1,7 +1,8 @@
-"""Spending reports for the command line and for chats, with the same content from the daemon and from a database file.
+"""Spending reports for the command line and for chats.
 
-Reports cross the control socket field by field. Their rows are the `--json` output: money in US dollars, None if
-unknown, and times in UTC milliseconds. Their text has charts of at most 40 columns, which fit on a phone.
+They have the same content from the daemon and from a database file. The control socket transfers reports field by
+field. Their rows are the `--json` output: money in US dollars, None if unknown, and times in UTC milliseconds. Their
+text has charts of at most 40 columns, which fit on a phone.
 """
 
 from collections import defaultdict
@@ -72,7 +73,7 @@ def money(spent: TotalUsage) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapUsage:
-    """Spending cap, and the spending that counts towards it."""
+    """Spending cap, with the amount already spent."""
 
     key: str
     spent: MicroUsd
@@ -178,7 +179,10 @@ def usage_lines(usage: UsageReport) -> list[str]:
 
 
 def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
-    """Return today's spending and the caps. `tells_all` includes the whole gateway's spending even without a cap."""
+    """Return lines with today's spending and the caps.
+
+    With `tells_all`, they include the whole gateway's spending even if it has no cap.
+    """
     caps = {cap.key: cap for cap in usage.caps}
     lines = []
     if "costs.conversation_cap" in caps:
@@ -208,7 +212,7 @@ def _cost(spent: TotalUsage) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InsightsReport:
-    """Spending of the last days by day, chat, model and purpose. All except days are sorted by cost."""
+    """Spending of recent days by day, chat, model and purpose. All groups except days are sorted by cost."""
 
     days: tuple[tuple[date, TotalUsage], ...]
     """Every day, oldest first, including days without spending."""
@@ -221,7 +225,7 @@ class InsightsReport:
 def load_insights(
     db: Connection, settings: SpendingCapSettings, now: Millis, days: int, within: ChatId | None = None
 ) -> InsightsReport:
-    """Load the spending of the last `days`, including today; only that of the chat `within` if it is given."""
+    """Load the spending of the last `days`, including today. If `within` is given, load only that chat's spending."""
     zone = settings.zone
     first = day_of(now, zone) - timedelta(days=days - 1)
     slices = ledger.load_slices(db, midnight(first, zone), within)
@@ -265,7 +269,7 @@ def _sorted(sums: Mapping[str, TotalUsage]) -> tuple[tuple[str, TotalUsage], ...
 
 
 def insights_block(found: InsightsReport) -> str:
-    """Return four charts and a sum for a monospaced font."""
+    """Return four charts and a total as text for a monospaced font."""
     total = found.total
     if not total.calls:
         return "No model calls."
@@ -301,7 +305,7 @@ def insights_notes(total: TotalUsage) -> list[str]:
 
 
 def _spans(days: Sequence[tuple[date, TotalUsage]]) -> list[tuple[str, TotalUsage]]:
-    """Return the bars of a chart: days up to a month, weeks up to half a year, otherwise months."""
+    """Return the bars of a chart: one per day (up to a month), week (up to half a year) or month."""
     if len(days) <= 31:
         return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
     by_week = len(days) <= 182
@@ -318,7 +322,7 @@ def _chart(entries: Sequence[tuple[str, TotalUsage]], *, by_cost: bool) -> str:
         value = _value(spent, by_cost=by_cost) if spent.calls else "-"
         eighths = (
             max(1, size * width * 8 // max(sizes)) if size else 0
-        )  # eighths of a character; a small size stays visible
+        )  # in eighths of a character; a small value stays visible
         bar = ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8]).rstrip()
         lines.append(f"{label:<{LABEL}}{bar:<{width}} {value:>{VALUE}}")
     return "\n".join(lines)
@@ -328,7 +332,7 @@ def _table(head: str, entries: Sequence[tuple[str, TotalUsage]], *, by_cost: boo
     """Return the ten largest entries, and one row for the rest."""
     rows = []
     for name, spent in entries[:10]:
-        # The end of a long name is more telling than its beginning.
+        # Keep the end of a long name, because it is more distinctive than the beginning.
         shown = name if len(name) < NAME else f"…{name[-(NAME - 2) :]}"
         rows.append(_row(shown, _value(spent, by_cost=by_cost), spent.calls))
     if rest := entries[10:]:
@@ -348,7 +352,7 @@ def _value(spent: TotalUsage, *, by_cost: bool) -> str:
     text = money(spent)
     if len(text) < VALUE:
         return text
-    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"  # cents no longer matter
+    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"  # without cents
 
 
 def _shortened(number: int) -> str:

@@ -48,7 +48,7 @@ class DiscordAdapter:
         typing_seconds=10.0,
         has_files=True,
         finds_previews=True,
-        max_file_bytes=10 << 20,  # boosted servers accept more, but a direct chat does not show that
+        max_file_bytes=10 << 20,  # boosted servers accept larger files, but in a direct chat the limit is unknown
     )
 
     def __init__(self, settings: DiscordSettings, *, store: Store, menu: Sequence[MenuCommand], clock: Clock) -> None:
@@ -86,16 +86,16 @@ class DiscordAdapter:
                 tasks.create_task(events.run(fetch), name="discord events")
                 tasks.create_task(self._watch(client, events), name="discord watch")
                 tasks.create_task(commands.publish(self._store, self._settings.request_seconds), name="discord menu")
-                # In this task, not in a separate one: only then does the group undo the cancellation that a failing
-                # task causes, and `cancelling` below distinguishes a stop from a failure.
+                # Connect in this task, not in a separate one. Only then does the group undo the cancellation
+                # that a failing task causes, so that `cancelling` below distinguishes a stop from a failure.
                 await self._connect(client)
         except BaseExceptionGroup as group:
             error = _most_telling(group)
             self._note_end(error)
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # the group's errors would hide the cancellation
+            if task is not None and task.cancelling():  # an error group would hide the cancellation
                 raise asyncio.CancelledError from group
-            raise error from error.__cause__  # not from the group, because only the reason matters
+            raise error from error.__cause__  # not chained to the group, because only the reason matters
         except (PlatformError, asyncio.CancelledError) as error:
             self._note_end(error)
             raise
@@ -130,7 +130,7 @@ class DiscordAdapter:
     async def _connection(
         self, intake: Intake
     ) -> AsyncIterator[tuple[GatewayClient, SlashCommands, EventQueue, FetchHistory]]:
-        """Create all objects that live as long as one client, and close them at the end."""
+        """Create all objects of one connection, and close them at the end."""
         settings = self._settings
         with _store_errors():
             salt, began = await self._load_notes()
@@ -147,7 +147,7 @@ class DiscordAdapter:
         self._client, self._sender = client, sender
         try:
             async with contextlib.AsyncExitStack() as stack:
-                # The SDK's own exit waits for the peer's goodbye, which a dead connection never sends.
+                # The SDK's own `__aexit__` waits for a close frame, which never arrives on a dead connection.
                 await client.__aenter__()
                 stack.push_async_callback(client.end)
                 yield client, commands, events, history.fetch
@@ -156,10 +156,11 @@ class DiscordAdapter:
             self._client = self._sender = None
 
     async def _connect(self, client: GatewayClient) -> None:
-        """Hold the connection. Its end is always an error.
+        """Keep the connection open.
 
-        The SDK connects inside `asyncio.wait_for`, which before Python 3.12 may lose a cancellation and then retries
-        for ever. So the SDK has its own task, which is cancelled until it ends.
+        Always ends with an error. The SDK connects inside `asyncio.wait_for`, which can lose a cancellation
+        before Python 3.12, and then retries for ever. The SDK therefore runs in its own task, which is
+        cancelled repeatedly until it ends.
         """
         task = asyncio.create_task(client.start(plain(self._settings.token)), name="discord gateway")
         try:
@@ -173,7 +174,7 @@ class DiscordAdapter:
                 await asyncio.wait({task}, timeout=STOP_SECONDS)
 
     async def _watch(self, client: GatewayClient, events: EventQueue) -> None:
-        """Give up a connection that makes no progress, because being connected is not enough."""
+        """Raise an error if the connection makes no progress, even if it is still open."""
         limit = self._settings.stale_seconds
         while True:
             if await wait_until(events.overflowed, min(limit / 6, 15.0)):
@@ -185,8 +186,7 @@ class DiscordAdapter:
                 raise PlatformUnavailable(f"Discord has not answered a heartbeat for {limit:g} s")
 
     async def _load_notes(self) -> tuple[str, Millis]:
-        """Return the salt of nonces, and the time in ms when the gateway first listened to the account; 0 if that is
-        now."""
+        """Return the salt of nonces, and the time in ms of the first connection (0 if this is the first)."""
         salt = await self._store.read(load_note, "discord.nonce_salt")
         began = await self._store.read(load_note, "discord.began")
         if salt is None or began is None:
@@ -228,24 +228,25 @@ def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return min(errors, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))
 
 
-# Catching up with missed messages within limits; a notice announces older ones
+# Fetching missed messages, up to the limits in the settings
 
 
 @dataclass(frozen=True, repr=False, slots=True)
 class HistoryReader:
-    """Reader of channel histories for one client; see `EventQueue` for its use."""
+    """Reader of channel histories for one client. `EventQueue` uses it to catch up."""
 
     client: GatewayClient
     announce: Callable[[str, str, str], Awaitable[object]]
-    """Sends a sentence to a channel; takes channel, sentence and key."""
+    """Sends a sentence to a channel. The arguments are channel, sentence and key."""
     settings: DiscordSettings
     clock: Clock
 
     async def fetch(self, channel_ref: str, seen: int, until: int | None) -> Sequence[MessageEvent]:
-        """Fetch the messages after `seen` (and before `until`), oldest first. Skipped messages count as seen.
+        """Fetch the messages after `seen` (and before `until`), oldest first.
 
-        Fetches nothing if a limit in the settings is 0. Raises `ChatUnreachable` if the channel is gone,
-        `MessageRejected` if it cannot be read, and another `PlatformError` if a retry may help.
+        Messages beyond the limits in the settings are skipped for good; a limit of 0 skips all of them. Raises
+        `ChatUnreachable` if the channel was deleted, `MessageRejected` if it cannot be read, and another
+        `PlatformError` if a retry might succeed.
         """
         hours, messages = self.settings.catch_up_hours, self.settings.catch_up_messages
         if hours <= 0 or messages <= 0:
@@ -261,7 +262,7 @@ class HistoryReader:
             if newest is not None and newest <= seen:
                 return ()
             oldest = snowflake_at(Millis(self.clock.now() - round(hours * 3_600_000)))
-            floor = max(seen - (2_000 << 22), oldest)  # two seconds earlier, because messages may arrive out of order
+            floor = max(seen - (2_000 << 22), oldest)  # messages can arrive out of order
             found = await self._read(channel, floor, until, messages + 1)
             kept = found[:messages]
             bound = kept[-1].id if len(found) > len(kept) else floor + 1
@@ -305,7 +306,7 @@ async def _renewed_url(client: GatewayClient, ref: FileRef) -> str:
             message = await client.get_partial_messageable(ref.channel_id).fetch_message(ref.message_id)
     except (errors.ChatUnreachable, MessageNotFound) as error:
         raise MessageRejected("the file is gone") from error
-    if isinstance(message, discord.Message):  # see `TolerantState.create_message`
+    if isinstance(message, discord.Message):  # `TolerantState.create_message` could not read the message
         forwarded = (file for one in message.message_snapshots for file in one.attachments)
         for attachment in (*message.attachments, *forwarded):
             if attachment.id == ref.file_id:
@@ -314,7 +315,7 @@ async def _renewed_url(client: GatewayClient, ref: FileRef) -> str:
 
 
 async def _fetch(url: str, target: Path, max_bytes: int) -> int | None:
-    """Write the file at `url` to `target`. Return its size in bytes, None if the address is no longer valid."""
+    """Write the file at `url` to `target`. Return its size in bytes, or None if the URL has expired."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=30.0)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:

@@ -1,7 +1,7 @@
 """Client of Discord's gateway and REST API: discord.py with our own intents, addresses and heartbeat checks.
 
 This is the only module that uses private names of discord.py. The library has no public way to use another server for
-one client, to continue after an event or answer that it cannot parse, or to read the last heartbeat.
+one client, to continue after an event or a response that it cannot parse, or to read the last heartbeat.
 """
 
 import asyncio
@@ -39,17 +39,17 @@ _WRITES = (
     ("POST", "/webhooks/{webhook_id}/{webhook_token}"),
     ("PATCH", "/webhooks/{webhook_id}/{webhook_token}/messages/@original"),
 )
-"""Requests that Discord answers with the created or changed message."""
+"""Requests whose response contains the created or changed message."""
 
 
 class RestClient(HTTPClient):
-    """discord.py's REST client with a base address per client. The library keeps it in class attributes."""
+    """discord.py's REST client with a base URL for each client. The library has one base URL for all clients."""
 
     def __init__(self, client: discord.Client, settings: DiscordSettings) -> None:
         super().__init__(client.loop)
         self._client = client
-        # A longer wait for a rate limit raises an error, and the gateway skips previews. The constructor raises
-        # shorter values to 30 s, but the limiters read the attribute.
+        # If a rate limit requires a longer wait, the library raises an error, and the gateway skips a preview. The
+        # constructor raises shorter values to 30 s, so the attribute is set here.
         self.max_ratelimit_timeout = 10.0
         self._base = f"{settings.api_url.rstrip('/')}/api/v10"
         self._gateway_url = yarl.URL(settings.gateway_url)
@@ -71,21 +71,24 @@ class RestClient(HTTPClient):
 
     async def ws_connect(self, url: str, *, compress: int = 0) -> Any:
         requested = yarl.URL(url)
-        # Only for the default address, because a session resumes at the address from its READY event.
+        # Only for the default address, because a session resumes at the URL from its READY event.
         if requested.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
             url = str(self._gateway_url.with_query(requested.query))
         return await super().ws_connect(url, compress=compress)
 
 
 def _written(answer: Any) -> dict[str, Any]:
-    """Reduce the answer to a write to its ids. An SDK error about another field would send the message again."""
+    """Return only the ids in the response to a write.
+
+    If the SDK failed on another field, the message would be sent again.
+    """
     if not isinstance(answer, dict) or "id" not in answer:
         raise SendAmbiguous("Discord's answer could not be read")
     return {"id": answer["id"], "channel_id": answer.get("channel_id", 0), "type": 0, "content": ""}
 
 
 class InteractionWebhooks(AsyncWebhookAdapter):
-    """discord.py's answers to interactions, sent through a client's `RestClient`."""
+    """discord.py's webhook adapter for interactions, which sends requests through a client's `RestClient`."""
 
     def __init__(self, http: RestClient) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -93,12 +96,12 @@ class InteractionWebhooks(AsyncWebhookAdapter):
 
     async def request(self, route: Route, session: object, **options: Any) -> Any:  # Any: discord.py's own signature
         answer = await self._http.request(route, json=options["payload"], params=options.get("params"))
-        # The SDK needs only this part of the answer to an acknowledgement. It would also read the message.
+        # The SDK needs only this part of the response to an acknowledgement, and could fail on the message in it.
         return {"interaction": {"id": route.webhook_id}} if route.path.endswith("/callback") else answer
 
 
 class TolerantState(ConnectionState[Any]):
-    """State of a connection that skips unreadable events, because an error would end the connection each time."""
+    """State of a connection that skips unreadable events, because an error would end the connection."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -113,7 +116,7 @@ class TolerantState(ConnectionState[Any]):
                 parse(self._known(self._get_guild_channel(data)[0], data))
 
     def create_message(self, *, channel: Any, data: Any) -> Any:
-        """Create a message of the history, or only its id if it cannot be read."""
+        """Create a message from the history. Returns an object with only the id if the message cannot be read."""
         message: Any = discord.Object(data["id"])
         with _skipping(data):
             try:
@@ -123,7 +126,10 @@ class TolerantState(ConnectionState[Any]):
         return message
 
     def _known(self, channel: Any, data: Any) -> Any:
-        """Return a message without its unreadable parts. If it has no text, their words are quoted in it."""
+        """Return a message without the parts that cannot be parsed.
+
+        If it has no text, the words in those parts are quoted as its text.
+        """
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:
@@ -165,7 +171,7 @@ class GatewayClient(discord.Client):
         self._events = events
         self.reader = EventReader(self, clock)
         self.offline_since: float | None = time.monotonic()
-        """Monotonic time at which the session was lost, None while it is alive."""
+        """Monotonic time at which the session was lost; None while there is a session."""
         self.had_session = asyncio.Event()
         """Set by the first READY event."""
 
@@ -175,7 +181,7 @@ class GatewayClient(discord.Client):
         )
 
     async def end(self) -> None:
-        """Close the connection, after a timeout even without Discord's answer."""
+        """Close the connection. After a timeout, do not wait any longer for Discord's close frame."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()
@@ -185,7 +191,7 @@ class GatewayClient(discord.Client):
             await self.http.close()
 
     def is_own(self, user: discord.abc.User) -> bool:
-        """Return True for the bot, and for its application, which signs answers to slash commands."""
+        """Return True for the bot and for its application, which is the author of answers to slash commands."""
         return user.id == self.application_id or (self.user is not None and user.id == self.user.id)
 
     def silence_seconds(self) -> float | None:

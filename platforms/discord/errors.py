@@ -22,7 +22,7 @@ OPERATOR_CODES = {
         "(Bot, Privileged Gateway Intents, Message Content Intent)."
     ),
 }
-"""Sentences for the operator, by close codes after which only the operator can help."""
+"""Sentences for the operator, by close code. Only the operator can fix these problems."""
 
 
 class MessageNotFound(PlatformError):
@@ -30,7 +30,7 @@ class MessageNotFound(PlatformError):
 
 
 class ReplyRejected(PlatformError):
-    """The message may be sent, but not as a reply. This package then sends it as an ordinary message."""
+    """Discord accepts the message, but not as a reply. This package then sends it as an ordinary message."""
 
 
 class TicketRejected(PlatformError):
@@ -39,9 +39,10 @@ class TicketRejected(PlatformError):
 
 @contextlib.contextmanager
 def rest_errors(*, is_read: bool = False) -> Iterator[None]:
-    """Translate errors of a REST call. A connection that breaks after the request was sent is `SendAmbiguous`.
+    """Translate errors of a REST call.
 
-    A read has no effect, so it is never ambiguous.
+    A connection that breaks after a write was sent raises `SendAmbiguous`. Reads have no effect, so they never
+    raise it.
     """
     broken = PlatformUnavailable if is_read else errors.SendAmbiguous
     try:
@@ -97,8 +98,8 @@ def connection_errors(client: discord.Client) -> Iterator[None]:
     except (discord.DiscordException, aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
         raise PlatformUnavailable(f"Discord cannot be reached: {type(error).__name__}") from error
     except AttributeError as error:
-        # discord.py 2.7.1 uses a missing socket if the very first connect fails, although its types say that it
-        # always exists. The context has the reason of the failure.
+        # discord.py 2.7.1 uses a socket that does not exist if the very first connection fails. The exception's
+        # context has the real reason.
         if getattr(client, "ws", None) is not None:
             raise
         reason = type(error.__context__ or error).__name__

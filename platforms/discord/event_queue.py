@@ -1,7 +1,8 @@
 """Event queue: Discord's events are stored in order, channel by channel, with a cursor over all of them.
 
-Discord acknowledges nothing, so a cursor per channel moves over all messages without gaps. After a connection that did
-not resume, the messages after the cursor are fetched first. Fetched and live copies have the same `event_ref`.
+Discord has no acknowledgements, so the gateway stores a cursor for each channel, which never skips a message. After a
+connection that did not resume, the messages after the cursor are fetched first. Fetched and live copies have the same
+`event_ref`.
 """
 
 import asyncio
@@ -44,20 +45,21 @@ class ChannelsEvent:
 
 @dataclass(frozen=True, slots=True)
 class MessageEvent:
-    """Message, live or from history, or a change of a message. It waits for earlier events of its channel."""
+    """Message, live or from the history, or an edit or deletion. It waits for earlier events of its channel."""
 
     channel_ref: str
     message_id: int
-    """Id of a message that the cursor moves over; 0 for a change."""
+    """Id of the message, which becomes the new cursor; 0 for an edit or deletion."""
     event: InboundMessage | EditEvent | DeletionEvent | None
     """None for a message that is not an event for the gateway."""
 
 
 StoredItem: TypeAlias = MessageEvent | InboundMessage
 Item: TypeAlias = ConnectedEvent | ChannelsEvent | StoredItem
-"""Event of the queue. A bare message is a slash command or a button, which is never in the history and never waits."""
+"""Item of the queue. An `InboundMessage` is a slash command or a button, which is never in the history and never
+waits."""
 FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]
-"""Fetches the messages of a channel after one id (and before another); see `HistoryReader.fetch`."""
+"""Function that fetches the messages of a channel after one id and before another. See `HistoryReader.fetch`."""
 
 
 @dataclass(slots=True)
@@ -67,12 +69,12 @@ class _CatchUpState:
     seen: int
     until: int | None
     is_open: bool = True
-    """True if messages may still be missing before the live events that wait."""
+    """True if messages might still be missing before the live events that wait."""
     waiting: list[MessageEvent] = field(default_factory=list)
 
 
 class PrioritySemaphore:
-    """Semaphore that admits urgent waiters first, others in order of arrival."""
+    """Semaphore that admits urgent waiters first, and the others in order of arrival."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -114,7 +116,7 @@ class EventQueue:
     """Queue of events on their way to the intake. `put` never waits; `run` is the worker."""
 
     def __init__(self, intake: Intake, settings: DiscordSettings, *, clock: Clock, began: int = 0) -> None:
-        """`began` is the time in ms at which the gateway first listened to the account; 0 if that is now."""
+        """`began` is the time in ms when the gateway first connected to the account; 0 for the first connection."""
         self._began = began
         self._intake = intake
         self._backoff = settings.backoff
@@ -126,15 +128,17 @@ class EventQueue:
         self._complete: set[str] = set()
         """Channels whose history is complete for this connection."""
         self._high_water = 0
-        """Newest message in any channel before this connection, else `began` as an id. Ids are ordered by time."""
+        """Id of the newest message in any channel before this connection, or else `began` as an id. Ids are ordered
+        by time."""
         self._connected_at = Millis(0)
         self._unstored: dict[str, InboundMessage] = {}
-        """Events that are not being stored yet, by `event_ref`. One of them may be a `/stop`."""
+        """Events that are still waiting to be stored, by `event_ref`. They might include a `/stop`."""
         self._is_held_up = False
         """True while the database makes an event wait."""
         self._may_listen = asyncio.Event()
         self.overflowed = asyncio.Event()
-        """Set when an event was dropped. All later events are dropped too, so that no cursor passes the gap."""
+        """Set when an event was dropped. All later events are then dropped as well, so that no cursor skips the
+        missing event."""
 
     def put(self, item: Item) -> None:
         if self.overflowed.is_set():
@@ -164,7 +168,7 @@ class EventQueue:
                 await self._take(arrived, fetch, tasks)
 
     async def _listen(self) -> None:
-        """Let the intake look at waiting events, in order, while the database cannot store them."""
+        """Let the intake look for `/stop` among the waiting events while the database cannot store them."""
         while True:
             await self._may_listen.wait()
             self._may_listen.clear()
@@ -211,12 +215,12 @@ class EventQueue:
             self._catch_up(channel_ref, fetch, tasks)
 
     def _catch_up(self, channel_ref: str, fetch: FetchHistory, tasks: asyncio.TaskGroup, latest: int = 0) -> None:
-        """Catch a channel up once per connection.
+        """Fetch the missed messages of a channel, once per connection.
 
-        For a channel without a cursor, fetch all messages newer than any known message and older than this connection.
-        The message `latest` shows how far this machine's clock is behind Discord's. Discord does not list direct chats
-        of bots, so a chat that was opened during an outage is found with its next message. Source:
-        https://github.com/discord/discord-api-docs/issues/184
+        For a channel without a cursor, fetch the messages between the newest known message of any channel and
+        the start of this connection. The message `latest` shows how far this machine's clock is behind
+        Discord's. Discord does not list direct chats of bots, so a chat that was opened during an outage is
+        noticed at its next message. Source: https://github.com/discord/discord-api-docs/issues/184
         """
         if channel_ref in self._complete or channel_ref in self._gaps:
             return
@@ -236,7 +240,7 @@ class EventQueue:
     async def _close_gap(self, channel_ref: str, gap: _CatchUpState, fetch: FetchHistory) -> None:
         while True:
             if gap.is_open:
-                gap.is_open = False  # before the fetch, because a reconnect during it opens the gap again
+                gap.is_open = False  # before the fetch, because a reconnect can set it again
                 await self._settle(await self._fetch(channel_ref, gap, fetch))
             elif gap.waiting:
                 waiting, gap.waiting = gap.waiting, []

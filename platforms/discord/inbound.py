@@ -1,7 +1,7 @@
 """Inbound events: discord.py's objects converted to values.
 
-The name of the bot, or of its role, addresses it only if it is in the text. Discord lists the author of the answered
-message as mentioned in every reply that pings. If that counted, two bots would talk to each other for ever.
+A message addresses the bot only if its text mentions the bot or the bot's role. Discord's list of mentions also
+contains the author of the replied-to message. If that counted, two bots would answer each other for ever.
 """
 
 import re
@@ -26,13 +26,15 @@ def millis_of(snowflake: int) -> Millis:
 
 
 def snowflake_at(moment: Millis) -> int:
-    """Return the lowest id of that moment, never below zero."""
+    """Return the lowest id that Discord can assign at this time, never below zero."""
     return max(0, moment - discord.utils.DISCORD_EPOCH) << 22
 
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Reference to a file. Discord signs addresses for a day, so the reference includes the message that can renew
-    it."""
+    """Reference to a file.
+
+    Discord's file URLs expire after a day, so the reference includes the message, which has a new URL.
+    """
 
     channel_id: int
     message_id: int
@@ -52,13 +54,13 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class EventReader:
-    """Reader of events for one client. A message gives the same value live and from history."""
+    """Reader of events for one client. A live message and its copy from the history give the same value."""
 
     def __init__(self, client: discord.Client, clock: values.Clock) -> None:
         self._client = client
         self._clock = clock
         self._starters: dict[int, discord.Message] = {}
-        """Messages that new threads were started from, until a person mentions the bot there."""
+        """Messages from which new threads were started, until a person mentions the bot in the thread."""
 
     def message(self, message: discord.Message) -> InboundMessage | None:
         """Read a message of a person or another bot. Return None for our own messages, joins, pins and boosts."""
@@ -85,7 +87,7 @@ class EventReader:
             message_ref=str(message.id),
             sent_at=millis_of(message.id),
             is_addressed=is_direct or is_named or (not sender.is_bot and quote is not None and quote.is_from_bot),
-            # Probably the first piece of a text that its author had to split.
+            # probably the first piece of a text that was too long for one message
             expects_more=utf16_units(message.content) >= LIMIT - 200,
             chat_title=_title(message.channel),
             attachments=(*files, *quoted_files),
@@ -155,8 +157,7 @@ class EventReader:
         return [*mentions, f"<@&{role.id}>"] if role is not None else mentions
 
     def _said(self, message: discord.Message) -> tuple[str, str | None]:
-        """Return the text with people's names and without a leading mention of the bot, and
-        `InboundMessage.words_by`."""
+        """Return the text, with names instead of mentions, and `InboundMessage.words_by`."""
         is_passed_on = bool(message.message_snapshots or message.interaction_metadata or message.application_id)
         content = message.content if message.content and not message.message_snapshots else _words(message)
         is_theirs = bool(message.content or message.poll or not content) and not is_passed_on
@@ -187,7 +188,7 @@ class EventReader:
 
 
 def _words(message: discord.Message | discord.MessageSnapshot) -> str:
-    """Return all readable text of a message. Text of link previews counts only if there is no other."""
+    """Return all readable text of a message. The text of link previews is included only if there is no other text."""
     pieces: list[str | None] = [message.content, *map(_component_words, message.components)]
     for embed in message.embeds:
         if embed.type == "rich" or not message.content:

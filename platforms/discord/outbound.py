@@ -1,7 +1,7 @@
 """Outbound messages: sending, editing, previews and typing indicators.
 
-A message's nonce is derived from its key. Discord knows nonces for a few minutes; later repeats search the history
-first.
+A message's nonce is derived from its key. Discord recognises a repeated nonce for a few minutes. Later repeats first
+search the history for the message.
 """
 
 import asyncio
@@ -40,7 +40,8 @@ class DiscordSender:
     """Text that makes the nonces of two databases differ."""
     request_seconds: float
     _delivered: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False)
-    """Keys by the messages they created, so that a search does not find another answer with the same words."""
+    """Keys by the id of the message they created. They keep a search from returning another answer with the same
+    words."""
 
     async def send(self, request: SendRequest) -> str:
         text = request.part.plain if request.is_plain else request.part.text
@@ -51,7 +52,7 @@ class DiscordSender:
         return ref
 
     async def show(self, preview: Preview) -> str | None:
-        """Show the unfinished answer; only its end if it is longer than a message."""
+        """Show the unfinished answer, or only its end if it is too long for one message."""
         if preview.since is not None:
             return await self._find_earlier(preview.chat.chat_ref, f"preview:{preview.number}:", preview.since)
         parts = await asyncio.to_thread(render, preview.text, LIMIT - len("…\n") - len(UNFINISHED))
@@ -85,7 +86,7 @@ class DiscordSender:
                 # the bot cannot write at all, sending the new message raises the error.
                 log.info("discord.placeholder_gone", reason=str(error))
         if request.is_repeat and (tried_at := request.first_tried_at) is not None:
-            # Within two minutes Discord still knows the nonce. An answer to a command has no nonce.
+            # Within two minutes Discord still recognises the nonce. An answer to a command has no nonce.
             has_nonce = request.ticket is None and 0 <= self.clock.now() - tried_at <= 120_000
             found = None if has_nonce else await self._find_earlier(channel_ref, request.key, tried_at, text)
             if found is not None:
@@ -95,7 +96,7 @@ class DiscordSender:
         try:
             return await self._reply(channel_ref, text, request.key, request.reply_to, view)
         except ChatUnreachable:
-            # Even without the right to write here, the bot may answer a command that was given here.
+            # Even without permission to write in the channel, the bot can answer a command that was used there.
             if ticket is None or not ticket.is_valid:
                 raise
             return await self._follow_up(ticket, text, view)
@@ -160,7 +161,7 @@ class DiscordSender:
                 message_id=int(reply_to), channel_id=int(channel_ref), fail_if_not_exists=False
             )
         if file is not None:
-            seconds += file.size_bytes / 100_000  # for a slow connection
+            seconds += file.size_bytes / 100_000  # a slow connection needs time to upload the file
             options["file"] = discord.File(io.BytesIO(await file.read()), file.name)
         try:
             async with self.client.calling(seconds):
@@ -177,7 +178,7 @@ class DiscordSender:
         return str(edited.id)
 
     async def _find_earlier(self, channel_ref: str, key: str, since: Millis, text: str | None = None) -> str | None:
-        """Return the message that was sent with this key, or this text, since then.
+        """Return the message that was sent with this key or text since the given time.
 
         Searches at most 500 messages, and allows for clocks that differ by ten seconds.
         """
@@ -192,7 +193,7 @@ class DiscordSender:
                     if is_same and self._delivered.get(str(message.id), key) == key:
                         return str(message.id)
         except ChatUnreachable as error:
-            # The bot may write but not read the history. Two answers are better than none.
+            # The bot can write, but cannot read the history. Two answers are better than none.
             log.info("discord.history_unreadable", reason=str(error))
         return None
 

@@ -1,7 +1,7 @@
 """Rendering of Markdown as models write it into messages that Discord shows correctly.
 
 Discord shows no tables, no `~~~` fences, no indented code and no headings below the third level. It finds more markup
-than CommonMark does, as in `2*3*4` or `a || b || c`, so each mark that is text gets a backslash.
+than CommonMark does, as in `2*3*4` or `a || b || c`, so literal marks are escaped with a backslash.
 """
 
 import re
@@ -24,7 +24,7 @@ _HIDDEN = re.compile(
     rf"(`+)(?!`)[^`]++\1(?!`)|{_SPOILER}|(?P<pipes>(?<!\\)\|\|+)|(?P<br>{BREAK.pattern})|(?P<slash>{ESCAPE.pattern})",
     re.I,
 )
-"""Pipes that are not a spoiler, line breaks, and backslashes that are characters, outside code."""
+"""Text outside code that needs escaping: pipes that are not a spoiler, line breaks, and literal backslashes."""
 _MARK_ESCAPE = "\x00"
 """Placeholder for a backslash before a mark, until the backslashes of the text are handled."""
 _PARSER = parser().disable(["lheading", "reference", "details", "fragments_join", "text_join"])
@@ -57,14 +57,17 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
 
 
 def _code(token: Token) -> tuple[str, Sequence[str], str] | None:
-    """Return opening, lines and closing of code or a table. A table inside a list or a quote is unchanged."""
+    """Return the opening line, content and closing line of code or a table.
+
+    A table inside a list or a quote is unchanged.
+    """
     if token.type in ("fence", "code_block"):
         language, lines = code_of(token)
     elif token.type == "table" and (token.level == 0 or token.tag == "html"):
         language, lines = "", [*table_lines(token.meta["rows"])]
     else:
         return None
-    safe = [re.sub("(?<=``)(?=`)", "\u200b", line) for line in lines]  # so that no line ends the block
+    safe = [re.sub("(?<=``)(?=`)", "\u200b", line) for line in lines]  # so that no line of the code ends the block
     return f"```{language}", safe, "```"
 
 

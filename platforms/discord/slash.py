@@ -1,4 +1,4 @@
-"""Slash commands and buttons: the command tree, the commands of pressed buttons, and tickets for answering in place."""
+"""Slash commands and buttons: the command tree, pressed buttons, and tickets for answers to slash commands."""
 
 import asyncio
 import hashlib
@@ -36,7 +36,10 @@ SlashCommand: TypeAlias = app_commands.Command[Any, ..., Any]
 
 
 async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -> discord.ui.View | None:
-    """Return the view with the buttons of a message, None if it has none. Raises `StoreUnavailable`."""
+    """Return the discord.py view with a message's buttons, or None if the message has no buttons.
+
+    Raises `StoreUnavailable`.
+    """
     if not buttons:
         return None
     view = discord.ui.View(timeout=None)
@@ -49,15 +52,16 @@ async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -
 
 @dataclass(slots=True)
 class Ticket:
-    """Permission to answer one slash command in place."""
+    """Permission to answer one slash command in its "thinking" message."""
 
     interaction: Interaction
     expires_at: float
     """End of the ticket, in monotonic seconds."""
     answered_by: str | None = None
-    """Key of the send that filled the "thinking" message. Its repeats fill the message again."""
+    """Key of the send that filled the "thinking" message. A repeat of this send may fill it again."""
     deferred: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once Discord accepted or refused the acknowledgement. Before that there is no message to fill."""
+    """Set once Discord has accepted or refused the acknowledgement. The "thinking" message does not exist before
+    that."""
     is_valid: bool = True
 
 
@@ -75,7 +79,10 @@ class TicketRegistry:
         return ticket
 
     def open(self, interaction: Interaction) -> Ticket | None:
-        """Open the ticket of a slash command. Return None if it has one already, because the command came twice."""
+        """Create the ticket of a slash command.
+
+        Return None if Discord delivered the command twice and it already has a ticket.
+        """
         name = str(interaction.id)
         if name in self._tickets:
             return None
@@ -91,9 +98,10 @@ class CommandRefused(app_commands.CheckFailure):
 
 
 class SlashCommands(app_commands.CommandTree[GatewayClient]):
-    """Slash commands and buttons of one client. It passes them on as command lines, and acknowledges them.
+    """Slash commands and buttons of one client.
 
-    A refusal is shown only to the person who asked, and is not stored.
+    They are acknowledged, and passed on as command lines. A refusal is shown only to the person who used the
+    command, and is not stored.
     """
 
     def __init__(
@@ -116,7 +124,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         client.event(self.on_interaction)
 
     async def publish(self, store: Store, seconds: float) -> None:
-        """Publish new commands once there is a session. Errors are logged, and the next connection retries."""
+        """Publish changed commands once there is a session. Errors are logged; the next connection tries again."""
         await self.client.had_session.wait()
         payload = msgspec.json.encode([command.to_dict(self) for command in self.get_commands()])
         digest = hashlib.sha256(payload).hexdigest()
@@ -176,13 +184,15 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
     # From an interaction to a command line
 
     async def interaction_check(self, interaction: Interaction) -> bool:
-        """Let the SDK's own answers, such as suggestions, also use the client's addresses."""
+        """Make the SDK's own responses, such as suggestions, use the client's base URL."""
         self.client.use_own_addresses()
         return True
 
     async def _check(self, interaction: Interaction) -> bool:
-        """Apply the gateway's rules. Raises `CommandRefused`. Contains no `await`, so that commands keep their
-        order."""
+        """Apply the gateway's rules.
+
+        Raises `CommandRefused`. Contains no `await`, so that commands keep their order.
+        """
         interaction.extras["event"] = self._read(interaction, _command_line(interaction), InputKind.SLASH)
         return True
 
@@ -218,7 +228,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
             await self._answer(partial(interaction.followup.send, str(refusal), ephemeral=True))
 
     async def on_error(self, interaction: Interaction, error: app_commands.AppCommandError) -> None:
-        """Show only the person why a command did not run."""
+        """Tell the person why a command did not run. Other people do not see this message."""
         if isinstance(error, app_commands.CommandInvokeError):
             log.error("discord.command_crashed", exc_info=error)
             return
@@ -247,7 +257,8 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
 def _command_line(interaction: Interaction) -> str:
     """Return the command as a person would type it, for the gateway's parser.
 
-    Raises `CommandSignatureMismatch` for options of an older menu, which Discord's apps show for a while.
+    Raises `CommandSignatureMismatch` if the options come from an older menu, which Discord's apps still show for a
+    while.
     """
     command, given = interaction.command, interaction.namespace
     assert isinstance(command, app_commands.Command), "the menu has only slash commands"

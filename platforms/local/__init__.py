@@ -1,4 +1,4 @@
-"""Local web chat: a page on this machine, so that the gateway is useful without configuration."""
+"""Local web chat: a page on this machine, which works without any configuration."""
 
 from platforms.local.adapter import LocalAdapter
 from platforms.settings import LocalSettings

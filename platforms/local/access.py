@@ -1,7 +1,9 @@
-"""Access to the web chat: a one-time token is exchanged for a cookie and a key. The store has only their SHA-256.
+"""Access to the web chat: a one-time token is exchanged for a cookie and a key.
 
-Browsers send a cookie to every port of a host, so any program on another port could receive it. Every request therefore
-also needs the key, which only the page can read from the storage of its origin.
+The database contains only a SHA-256 hash of them.
+
+Browsers send a cookie to every port of a host, so any program on another port could receive it. Every request
+therefore also needs the key, which is in browser storage that only this page can read.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ from hermes_state.values import Clock, Millis
 TOKEN_MS = 24 * 3600 * 1000
 """Lifetime of an unused token, in milliseconds."""
 KEY_HEADER, TOKEN_HEADER = "Hermes-Key", "Hermes-Token"
-"""Headers with the key of a page and the token of its address, so that no request body is needed."""
+"""Request headers with the page's key, and with the token from the page's address."""
 
 OTHER_PAGE = (
     "The web chat does not accept requests from a page at {origin}. If a reverse proxy serves the web chat at this "
@@ -73,10 +75,11 @@ class BrowserAccessControl:
         return token
 
     async def exchange(self, token: str, agent: str) -> Credentials | None:
-        """Exchange a token, which is then used up. Return None if it is unknown, used or too old. `agent` names the
-        browser.
+        """Exchange a token, which works only once.
 
-        Raises `StoreUnavailable`; the token stays valid then.
+        Return None if it is unknown, used or too old. `agent` is the browser's user agent.
+
+        Raises `StoreUnavailable`, and the token then stays valid.
         """
         digest = _digest(token)
         minted_at = self._tokens.pop(digest, None)
@@ -94,9 +97,10 @@ class BrowserAccessControl:
         return made
 
     async def admits(self, given: Credentials) -> bool:
-        """Return True if the cookie and the key open the page. Another process may have signed the browser out.
+        """Return True if the cookie and the key belong to a signed-in browser.
 
-        If the database cannot be read, the last answer for the browser counts.
+        Reads the database each time, because another process can sign the browser out. If the database cannot be
+        read, the previous result for this browser counts.
         """
         if not (given.cookie and given.key):
             return False
@@ -109,11 +113,12 @@ class BrowserAccessControl:
 
 
 def refusal(headers: Mapping[str, str], method: str, hosts: Sequence[str], public_origin: str = "") -> str | None:
-    """Return the sentence that refuses a request, None if it comes from this page or from a person with its address.
+    """Return the reason to refuse a request, or None if this page sent it or a person opened its address.
 
-    The host must be one of `hosts`, because any name may resolve to this machine. Pages of other origins are refused:
-    browsers name the origin in `Origin` and `Sec-Fetch-Site`, which pages cannot forge. A reverse proxy may replace
-    `Host`, so requests of the page at `public_origin` are accepted with any host.
+    The host must be one of `hosts`, because any domain name can resolve to this machine. Pages of other origins are
+    refused:
+    browsers name the origin in `Origin` and `Sec-Fetch-Site`, which pages cannot forge. A reverse proxy can replace
+    `Host`, but `Origin` may then be `public_origin`.
     """
     host = headers.get("Host", "").lower()
     if host not in hosts:
@@ -125,7 +130,7 @@ def refusal(headers: Mapping[str, str], method: str, hosts: Sequence[str], publi
     if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}", public_origin):
         return OTHER_PAGE.format(origin=origin[:100])
     site = headers.get("Sec-Fetch-Site")
-    # A link on another page may open ours in a window. The other page cannot read it.
+    # A link on another page is allowed to open our page. The other page cannot read it.
     mode, target = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
     is_visit = method == "GET" and mode == "navigate" and target == "document"
     if site not in (None, "same-origin", "none") and not is_visit:
@@ -136,7 +141,7 @@ def refusal(headers: Mapping[str, str], method: str, hosts: Sequence[str], publi
 
 
 def host_names(host: str, port: int) -> tuple[str, ...]:
-    """Return the valid `Host` headers: the names of loopback, and the address that the server listens on."""
+    """Return the valid `Host` headers: the loopback names, and the address on which the server listens."""
     names = [host, "localhost", "127.0.0.1", "[::1]"]
     own = [f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names]
     bare = [name for name in own if port == 80]

@@ -28,7 +28,7 @@ from platforms.settings import LocalSettings
 log = structlog.get_logger()
 
 _SHUTDOWN_SECONDS = 1.0
-"""Seconds for running requests, and for saving recent entries. Streams end immediately."""
+"""Seconds that running requests, and saving recent entries, can take at shutdown. Streams end immediately."""
 
 
 class LocalAdapter:
@@ -60,7 +60,7 @@ class LocalAdapter:
             shared_preview_interval_seconds=0.1,
             has_buttons=True,
             typing_seconds=6.0,
-            max_file_bytes=1 << 30,  # the browser keeps a file in memory
+            max_file_bytes=1 << 30,  # the browser loads the whole file into memory
         )
         self._settings = settings
         self._port_tries = port_tries
@@ -89,7 +89,7 @@ class LocalAdapter:
     def health(self) -> AdapterHealth:
         if self._port is None:
             return AdapterHealth(state=AdapterState.STARTING, last_progress_at=None)
-        # There is no remote server that could fail.
+        # no remote server can fail
         return AdapterHealth(state=AdapterState.RUNNING, last_progress_at=self._clock.now())
 
     async def run(self, intake: Intake) -> None:
@@ -136,7 +136,7 @@ class LocalAdapter:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and port < last:
                     continue
-                reason = (error.strerror or str(error)).rpartition(": ")[2]  # asyncio repeats the address in front
+                reason = (error.strerror or str(error)).rpartition(": ")[2]  # without asyncio's own address
                 problem = f"Port {port} on {settings.host} cannot be opened ({reason}); set local.port to a free port"
                 raise PlatformUnavailable(problem) from error
             if port != settings.port:
@@ -154,7 +154,7 @@ class LocalAdapter:
             log.info("local.recent_not_saved", error=type(error).__name__)
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        """Split into parts that keep their Markdown, because pages convert it to HTML when they show it."""
+        """Split Markdown into parts. They stay Markdown, because it is converted to HTML when a page shows it."""
         shown = text if text.strip() else "(empty)"
         return [OutboundPart(text=part, plain=part) for part in split_parts(shown, self._settings.max_part_units)]
 
@@ -190,9 +190,9 @@ class LocalAdapter:
         (await self._show_progress(self._live_chat(chat))).show_typing()
 
     async def _render_ahead(self, chat: LiveChat, *entries: Entry) -> None:
-        """Render longer texts to HTML in a thread, because each step of a preview can take a second."""
+        """Render longer texts to HTML in a thread, because each update of a preview can take a second."""
         texts = [entry.text for entry in entries if not entry.is_plain]
-        # The worst text of 500 characters takes ten milliseconds.
+        # Even the slowest text of 500 characters takes only ten milliseconds.
         if chat.stream.watchers and sum(map(len, texts)) > 500:
             await asyncio.to_thread(lambda: [to_html(text) for text in texts])
 
@@ -203,9 +203,9 @@ class LocalAdapter:
         return self._chats[key.chat_ref]
 
     async def _show_progress(self, chat: LiveChat) -> LiveChat:
-        """Show the running turn's tool calls and which messages are no longer queued, and return the chat.
+        """Show the running turn's tool calls, and which messages are no longer queued.
 
-        If the database cannot be read, they stay hidden until a reload.
+        Return the chat. If the database cannot be read, the page shows these changes after a reload.
         """
         if chat.stream.watchers or chat.has_waiting:
             try:

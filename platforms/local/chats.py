@@ -1,7 +1,7 @@
-"""Chats of the page in memory: unfinished answers, recent entries that are in no transcript, and streams of changes.
+"""Chats of the page in memory: unfinished answers, recent entries outside the transcript, and streams of changes.
 
-Commands, replies to commands, and errors are not part of a transcript, but a reload shows them again. They are stored
-when the adapter stops, so a killed daemon has those of its last orderly stop.
+Commands, replies to commands, and errors are not part of a transcript, but a reload must show them again. They are
+saved only when the adapter stops, so entries since then are lost if the daemon is killed.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from platforms.local.pages import PageWriter
 from platforms.text import with_newlines
 
 MAX_EVENTS = 200
-"""Events kept per chat. A page that missed more loads everything again."""
+"""Number of events kept per chat. A page that missed more events loads the whole chat again."""
 
 
 class LiveChat:
@@ -38,12 +38,12 @@ class LiveChat:
 
     @property
     def recent(self) -> list[Entry]:
-        """Newest entries, without the unfinished answer."""
+        """Recent entries, without the unfinished answer."""
         return [*self._recent.values()]
 
     @property
     def shown(self) -> list[Entry]:
-        """Newest entries and the unfinished answer."""
+        """Recent entries and the unfinished answer."""
         return [*self._recent.values(), *([self._preview] if self._preview else [])]
 
     @property
@@ -73,7 +73,7 @@ class LiveChat:
         self._publish([entry], is_writing=False if is_over else None)
 
     def show_preview(self, entry: Entry) -> None:
-        """Show the unfinished answer. A chat runs one turn, so a new preview replaces any other."""
+        """Show the unfinished answer. A chat runs one turn at a time, so a new preview replaces the previous one."""
         self._preview = entry
         self._recent.pop(entry.ref, None)
         self._publish([entry], is_writing=True, slot="preview")
@@ -92,14 +92,17 @@ class LiveChat:
         if changed:
             preview = self._preview
             if preview and any(entry.text and entry.text.strip() == preview.text.strip() for entry in changed):
-                # The preview was the text before a tool call, which now has its own entry.
+                # The preview showed the text before a tool call. This text now has its own entry.
                 self._preview = None
                 self.stream.forget("preview")
                 self.stream.publish(lambda: self._pages.fragment("removal", preview.ref))
             self._publish(changed)
 
     def show_waiting(self, waiting: frozenset[str], now: Millis) -> None:
-        """Show that only the messages in `waiting` are still queued. The others move to their place, from `now` on."""
+        """Show that only the messages in `waiting` are still queued.
+
+        The others move to the position of time `now`.
+        """
         for entry in self.recent:
             if entry.is_waiting and entry.ref not in waiting:
                 self.add(replace(entry, is_waiting=False, not_before=taken_up(now)))
@@ -109,7 +112,7 @@ class LiveChat:
 
 
 class ChatRegistry(dict[str, LiveChat]):
-    """Chats by name, created on first use."""
+    """Chats by name. A chat is created when it is first used."""
 
     def __init__(self, pages: PageWriter) -> None:
         super().__init__()
@@ -120,21 +123,24 @@ class ChatRegistry(dict[str, LiveChat]):
         return chat
 
     def open(self, recent: Mapping[str, Sequence[Entry]]) -> None:
-        """Let pages connect and load everything again. `recent` has the entries of an earlier process."""
+        """Let pages connect, and make them load everything again.
+
+        `recent` contains entries that an earlier process saved.
+        """
         for name, entries in recent.items():
             self[name].restore(entries)
         for chat in self.values():
             chat.stream = ChatStream()
 
     def close(self) -> None:
-        """End every page's stream. Recent entries stay for the next run."""
+        """End every page's stream. Recent entries are kept for the next run."""
         for chat in self.values():
             chat.stream.close()
 
 
 @locks("notes")
 def save_recent(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:
-    """Replace the stored recent entries with each chat's entries that are in no transcript."""
+    """Replace the stored recent entries with the current entries that are not in a transcript."""
     kept: dict[str, list[Entry]] = {}
     for name, recent in entries.items():
         known = load_known_refs(db, chat_key(name), [entry.ref for entry in recent])
@@ -144,7 +150,7 @@ def save_recent(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:
 
 
 def load_recent(db: Connection) -> Mapping[str, Sequence[Entry]]:
-    """Load recent entries by chat. Return none if another version wrote them in an unreadable form."""
+    """Load recent entries by chat. Returns no entries if another version saved them in an unknown format."""
     note = load_note(db, "local.remembered")
     try:
         return msgspec.json.decode(note, type=dict[str, list[Entry]]) if note is not None else {}
@@ -155,17 +161,18 @@ def load_recent(db: Connection) -> Mapping[str, Sequence[Entry]]:
 class ChatStream:
     """Numbered events of one chat. Belongs to the event loop; only `changed` waits.
 
-    A page that reconnects names its last event and gets the later ones. A page that was away too long, or saw another
-    process, loads the whole chat again. There is no queue per page: a slow page gets the newest state of a slot.
+    A page that reconnects sends the id of its last event and gets the later events. A page that was away too long, or
+    saw another
+    process, loads the whole chat again. Pages have no queues, so a slow page gets only the newest event of a slot.
     """
 
     def __init__(self) -> None:
         self._epoch = secrets.token_hex(4)
-        self._position = 0  # number of the newest event
-        self._floor = 0  # everything after this number is still here
+        self._position = 0  # id of the newest event
+        self._floor = 0  # all events after this id are still kept
         self._events: deque[tuple[int, str]] = deque()
         self._latest: dict[str, tuple[int, str]] = {}
-        self.watchers = 0  # pages that are open on the chat
+        self.watchers = 0  # number of open pages
         self._changed = asyncio.Event()
         self.is_closed = False
 
@@ -205,7 +212,10 @@ class ChatStream:
         self._latest.pop(slot, None)
 
     def after(self, event_id: str) -> list[str] | None:
-        """Return the fragments after an event, None if they are gone or another process created the event."""
+        """Return the fragments after an event.
+
+        Return None if they were dropped, or if another process created the event.
+        """
         epoch, _, number = event_id.partition("-")
         is_number = number.isascii() and number.isdecimal() and len(number) < 19
         if epoch != self._epoch or not is_number or not self._floor <= int(number) <= self._position:
@@ -214,7 +224,7 @@ class ChatStream:
         return [fragment for _, fragment in sorted(found)]
 
     async def changed(self, event_id: str) -> None:
-        """Wait until this event is no longer the newest, or until the end."""
+        """Wait until an event after this one is published, or the stream ends."""
         while event_id == self.newest_id and not self.is_closed:
             await self._changed.wait()
 
@@ -228,7 +238,10 @@ class ChatStream:
 
 
 async def encode(fragment: str, event_id: str) -> bytes:
-    """Encode a server-sent event; a long one in a thread, because 50,000 line endings take some milliseconds."""
+    """Encode a server-sent event.
+
+    Long events are encoded in a thread, because 50,000 lines take some milliseconds.
+    """
     if len(fragment) > 50_000:
         return await asyncio.to_thread(_encode, fragment, event_id)
     return _encode(fragment, event_id)

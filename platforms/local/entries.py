@@ -32,7 +32,7 @@ class Entry:
     at: Millis
     text: str = ""
     is_plain: bool = False
-    """True if it is shown as written, not as Markdown."""
+    """True if the text is shown unchanged, without Markdown."""
     files: tuple[str, ...] = ()
     sent: SentFile | None = None
     """File that the agent sent to the chat."""
@@ -45,13 +45,13 @@ class Entry:
     is_undone: bool = False
     was_interrupted: bool = False
     is_waiting: bool = False
-    """True if it was sent during an answer and is shown below all entries of that answer."""
+    """True for a message that was sent during an answer and is shown below that answer until its own turn starts."""
     not_before: Millis = BEGINNING
-    """Earliest position, for a message whose turn started after it was sent."""
+    """Earliest time for sorting. Set for a message whose turn started some time after it was sent."""
 
     @property
     def order(self) -> int:
-        """Position on the page. Waiting entries follow all entries that have a time."""
+        """Sort key on the page. Waiting entries come after all other entries."""
         return max(self.at, self.not_before) + (10**14 if self.is_waiting else 0)
 
 
@@ -61,15 +61,15 @@ def ref_of_file(file: SentFile) -> str:
 
 
 def taken_up(at: Millis) -> Millis:
-    """Return the position of a message whose turn started `at` this time, after the entries shown then."""
+    """Return the sort time of a message whose turn started at time `at`, after the entries shown then."""
     return Millis(at + 1)
 
 
 def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:
     """Merge stored and recent entries into one timeline.
 
-    The store has the recent entries in `known_refs`, on this page or an earlier one. Recent entries older than `since`
-    belong to an earlier page. An answer keeps the notices that were shown below it.
+    Recent entries in `known_refs` are already stored, on this page or an earlier one. Recent entries older than
+    `since` belong to an earlier page. An answer keeps the notices that were shown below it.
     """
     fresh = [entry for entry in recent if entry.ref not in known_refs and entry.at >= since]
     shown = {entry.ref: entry.text for entry in recent if entry.kind is EntryKind.ANSWER}

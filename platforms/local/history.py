@@ -1,6 +1,7 @@
 """History of the page's chats: stored rows as entries, newest page first. This module only reads.
 
-A page shows all conversations of a chat, newest last, not the model's view. Undone messages stay, marked as undone.
+A page shows all conversations of a chat, newest last, even the messages that the model no longer sees. Undone
+messages stay, marked as undone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Milli
 from platforms.local.entries import BEGINNING, Entry, EntryKind, merge, ref_of_file, taken_up
 
 TOOL_CHARACTERS = 4_000
-"""Maximum characters of a tool call's arguments, and of its result, on a page. `history_open` returns all of it."""
+"""Maximum number of characters that a page shows of a tool call's arguments, and of its result."""
 
 
 def chat_key(name: str) -> ChatKey:
@@ -31,16 +32,16 @@ def load_history(
     """Load the newest `limit` rows of a chat, or of those before the row `before`, merged with `recent` entries.
 
     Returns the entries, oldest first, and the row id at which the previous page ends, or None at the start of the chat.
-    Leaves out an undelivered answer, which arrives as a message in a moment.
+    Leaves out an answer that is not delivered yet, because the page will receive it in a moment.
     """
     chat = find_chat(db, key)
     if chat is None:
         return merge((), frozenset(), recent, BEGINNING), None
     rows = chats.load_history(db, chat.id, limit, before)
     is_all = len(rows) < limit
-    if not is_all:  # results of calls on the previous page belong there
+    if not is_all:  # results whose calls are on the previous page belong there
         rows = rows[next((at for at, row in enumerate(rows) if row.tool_call_id is None), 0) :]
-    remembered = {entry.ref for entry in recent}  # recent entries have their captions
+    remembered = {entry.ref for entry in recent}  # recent entries include captions
     files = [
         Entry(ref=ref, kind=EntryKind.ANSWER, at=file.created_at, sent=file)
         for file in load_sent(db, [row.id for row in rows if row.role == MessageRole.ASSISTANT])
@@ -63,13 +64,13 @@ def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozen
 
 
 def load_file_of(db: Connection, key: ChatKey, attachment_id: int) -> SentFile | None:
-    """Load a file of a chat, None if the chat has no such file."""
+    """Load a file of a chat. Return None if the chat does not have this file."""
     chat = find_chat(db, key)
     return None if chat is None else load_file(db, chat.id, attachment_id)
 
 
 def load_progress(db: Connection, key: ChatKey) -> tuple[list[Entry], frozenset[str]]:
-    """Load the newest tool calls of a chat, oldest first, and the refs of the messages that wait for its answer."""
+    """Load the newest tool calls of a chat, oldest first, and the refs of its queued messages."""
     chat = find_chat(db, key)
     if chat is None:
         return [], frozenset()
@@ -81,7 +82,7 @@ def load_progress(db: Connection, key: ChatKey) -> tuple[list[Entry], frozenset[
 
 
 def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
-    """Load accepted messages that no turn has claimed. They wait while another turn is open."""
+    """Load queued messages: messages that no turn has claimed while another turn is running."""
     has_turn = find_open_turn(db, chat_id) is not None
     return [
         Entry(

@@ -18,16 +18,16 @@ from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines
 
 
-@lru_cache(maxsize=128)  # keeps HTML rendered in a thread until the page's template needs it
+@lru_cache(maxsize=128)  # caches HTML that a thread rendered until the page's template needs it
 def to_html(text: str) -> Markup:
-    """Render `text` as HTML without any tag or attribute from its author."""
+    """Render `text` as HTML. Tags in the source are escaped."""
     return Markup(_MARKDOWN.render(text))  # the renderer escapes everything; `html` is off
 
 
 def split_parts(text: str, max_units: int) -> list[str]:
     """Split `text` into pieces of at most `max_units` UTF-16 units, at line ends if possible.
 
-    A code block that is cut is closed at the end of its piece and opened again in the next. `max_units` is at least
+    If a code block is cut, the first piece closes it and the next piece opens it again. `max_units` is at least
     200.
     """
     if utf16_units(text) <= max_units:
@@ -76,7 +76,7 @@ def _code(token: Token) -> str:
 
 
 def _heading(token: Token) -> str:
-    level = min(6, int(token.tag[1]) + 2)  # below the page's own headings
+    level = min(6, int(token.tag[1]) + 2)  # one level lower, because the page has its own headings
     return f"<h{level}>" if token.nesting > 0 else f"</h{level}>\n"
 
 
@@ -104,7 +104,7 @@ _RULES: Mapping[str, Callable[[Token], str]] = {
     "fence": _code,
     "code_block": _code,
 }
-"""Tokens that this page renders differently from the library."""
+"""Functions for tokens that this page renders differently from the library."""
 _MARKDOWN = parser()
 _MARKDOWN.options.update(breaks=True, xhtmlOut=False)
 _MARKDOWN.validateLink = _is_safe_link  # type: ignore[method-assign]  # the library documents this way to restrict links

@@ -26,7 +26,7 @@ class ChatView:
     entries: Sequence[Entry]
     earlier_than: int | None
     position: str
-    """Event id after which the stream continues."""
+    """Id of the last event that the page includes. The stream continues after it."""
 
 
 class PageWriter:
@@ -53,7 +53,7 @@ class PageWriter:
         return self._environment.get_template("chat.html").render(name=name)
 
     def plain(self, title: str, line: str, script: str | None = None) -> str:
-        """Render a page with one or two sentences, and an optional script that continues from there."""
+        """Render a page with one or two sentences, and an optional script to run on it."""
         return self._environment.get_template("plain.html").render(title=title, line=line, script=script)
 
     def fragment(self, macro: str, *values: object) -> str:
@@ -81,7 +81,7 @@ def is_name(text: str) -> bool:
 
 
 def _shown_name(name: str, title: str | None) -> str:
-    """Return the name of a chat for people. A chat without a given name shows the title of its conversation.
+    """Return the display name of a chat. A chat that was not named by a person shows the title of its conversation.
 
     >>> _shown_name("plans", "A week in Rome"), _shown_name("chat-0123abcd", "A week in Rome")
     ('plans', 'A week in Rome')

@@ -42,14 +42,14 @@ log = structlog.get_logger()
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PAGE_ROWS = 120
-"""Transcript rows that a page shows at first, and adds at a time."""
+"""Number of transcript rows that a page shows at first, and loads with each “Show earlier messages”."""
 
 PING_SECONDS = 15.0
 """Seconds after which a silent stream sends a ping, which also detects closed pages."""
 
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
 _STATIC = {path.name: path.read_bytes() for path in Path(__file__).parent.glob("static/*") if path.suffix in _TYPES}
-"""Static files by name, kept in memory so that no request path reaches the disk."""
+"""Static files by name. They are kept in memory, so that a request path never becomes a file path."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -67,14 +67,14 @@ class RouteHandler:
     """Stored files."""
     max_characters: int
     host: str
-    """Name of this machine or address to listen on, from the settings."""
+    """Host name or address on which the web chat listens, from the settings."""
     public: URL | None
-    """Address of the page at a reverse proxy."""
+    """Public address of the page, if a reverse proxy serves it."""
     _told: set[str] = field(default_factory=set, init=False)
-    """Logged refusals, 20 at most, so that strangers cannot fill the log."""
+    """Refusals that were already logged: 20 at most, so that strangers cannot fill the log."""
 
     def application(self) -> web.Application:
-        """Return the aiohttp application with every route, guarded."""
+        """Return the aiohttp application with every route. `_guard` checks all requests."""
         app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(_add_headers)
         app.add_routes(
@@ -94,9 +94,9 @@ class RouteHandler:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse other origins, and turn errors into sentences."""
+        """Refuse requests from other origins, and return errors as sentences."""
         address, port = _received_at(request)
-        # Somebody who typed the numeric address of this machine was not misled by another name.
+        # Accept this machine's IP address, because only a domain name can mislead a browser.
         hosts = [*host_names(self.host, port), *host_names(address, port)]
         if self.public is not None:
             hosts += self.public.raw_authority, self.public.raw_host or ""  # proxies may leave out the port
@@ -138,8 +138,7 @@ class RouteHandler:
         return _html(self.pages.plain("Something went wrong", sentence), status=status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
-        """Show the page that exchanges the token, which stays valid until then. Redirect to the chat without a
-        token."""
+        """Show the page whose script exchanges the token. Without a token, redirect to the chat."""
         if "token" not in request.query:
             raise web.HTTPSeeOther("/chat/main")
         return _html(self.pages.plain("Signing in", "One moment …", "enter.js"))
@@ -170,7 +169,7 @@ class RouteHandler:
         raise web.HTTPSeeOther(f"/chat/{quote(name)}")
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        """Show the page without content, which needs no sign-in. The stream sends the content."""
+        """Show the page without content, so no sign-in is needed. The stream sends the content."""
         return _html(self.pages.chat(_chat_name(request)))
 
     async def _earlier(self, request: web.Request) -> web.StreamResponse:
@@ -181,7 +180,7 @@ class RouteHandler:
         return _html(await asyncio.to_thread(self.pages.fragment, "log", view))
 
     async def _view(self, name: str, before: int | None = None) -> ChatView:
-        """Load the current chat. The stream continues from the time before this call."""
+        """Load the current content of the chat, and the event id from which the stream continues."""
         chat = self.chats[name]
         position = chat.stream.newest_id
         chats = await self._listed(name) if before is None else {}
@@ -196,7 +195,7 @@ class RouteHandler:
         return {wanted: None for wanted in (name, "main") if wanted not in known} | known
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
-        """Accept a message or a pressed button. It is stored before the response, and shown on every open page."""
+        """Accept a message or a pressed button. Store it before responding, and show it on every open page."""
         name = _chat_name(request)
         try:
             submitted = await read_form(request, self.uploads, max_characters=self.max_characters)
@@ -270,7 +269,7 @@ class RouteHandler:
         chat = self.chats[name]
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
-        # A page that is closed, or whose chat cannot be read, catches up when it reconnects.
+        # End the stream if the page is closed or the chat cannot be read. The page catches up when it reconnects.
         with chat.stream.watched(), suppress(ConnectionError, StateError):
             await response.prepare(request)
             await self._send_events(chat, request, response)

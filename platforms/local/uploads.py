@@ -27,7 +27,7 @@ _REF = re.compile(r"[0-9a-f]{32}")
 
 
 class FormError(Exception):
-    """The form cannot be accepted. `sentence` tells the person why, `status` the browser."""
+    """The form cannot be accepted. `sentence` is the reason for the person, `status` the HTTP status."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -61,24 +61,27 @@ class UploadStore:
 
     def _sweep(self) -> None:
         self._swept_at = time.monotonic()
-        oldest = time.time() - 7 * 24 * 3600  # a daemon that was stopped over a long weekend still finds its files
+        oldest = time.time() - 7 * 24 * 3600  # keep files for a daemon that was stopped over a long weekend
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _REF.fullmatch(path.name) and path.stat().st_mtime < oldest:
                     path.unlink()
 
     async def keep(self, part: BodyPartReader) -> IncomingAttachment:
-        """Write an uploaded file. Raises `FormError` if it is too large, `OSError` if it cannot be written."""
+        """Write an uploaded file.
+
+        Raises `FormError` if the file is too large, and `OSError` if it cannot be written.
+        """
         ref = secrets.token_hex(16)
         path = self._folder / ref
         if time.monotonic() - self._swept_at > _SWEEP_SECONDS:
-            await asyncio.to_thread(self._sweep)  # a daemon that runs for months must not keep all files
+            await asyncio.to_thread(self._sweep)  # also clean up here, because a daemon can run for months
         await asyncio.to_thread(path.touch, 0o600, exist_ok=False)
         try:
             size = await save_stream(_chunks(part), path, self.max_file_bytes)
         except FileSizeExceeded as error:
             raise FormError(413, f"A file can be at most {readable_size(self.max_file_bytes)}.") from error
-        # The last part of the name, without characters that could confuse a terminal or a page.
+        # Keep only the file name, without its folder and without characters that could confuse a terminal or a page.
         kept = "".join(
             character for character in re.split(r"[/\\]", part.filename or "")[-1] if character.isprintable()
         )
@@ -167,7 +170,7 @@ def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_cha
     # Browsers send line endings in forms as CRLF.
     text = fields.get("command" if is_press else "text", "").replace("\r\n", "\n").replace("\x00", "")
     if not is_press:
-        text = text.rstrip()  # only at the end, because the text may begin with indented code
+        text = text.rstrip()  # strip only the end, because the text can begin with indented code
     if len(text) > max_characters:
         raise FormError(413, f"This text is longer than {max_characters:,} characters. Send it as a file.")
     if not text.strip() and not files:
@@ -176,5 +179,5 @@ def _submission(fields: dict[str, str], files: list[IncomingAttachment], max_cha
 
 
 def readable_size(size: int) -> str:
-    """Return a size for people, such as `20 MB`."""
+    """Return a human-readable size, such as `20 MB`."""
     return f"{size / 1_000_000:.3g} MB" if size >= 1_000_000 else f"{max(1, size // 1000)} KB"

@@ -2,7 +2,7 @@
 
 from hermes_state.imports import without
 
-with without("click"):  # otherwise httpx imports its command line with rich and pygments: 5 MB, a tenth of a second
+with without("click"):  # keeps httpx from importing its command line: 5 MB, 0.1 s
     from platforms.settings import TelegramSettings, WebhookSettings
     from platforms.telegram.adapter import TelegramAdapter
 

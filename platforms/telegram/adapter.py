@@ -36,7 +36,7 @@ from platforms.telegram.updates import UpdateHandler
 from platforms.telegram.webhook import keep_webhook, webhook_server
 
 RETRY_SECONDS = 3_600.0
-"""Seconds between attempts to set a menu that could not be set for an admin."""
+"""Seconds before the next attempt to set an admin's menu after a failure."""
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +76,7 @@ class TelegramAdapter:
         return self._health.current()
 
     async def run(self, intake: Intake) -> None:
-        """Receive until cancelled, over connections of this run only. See `PlatformAdapter.run`."""
+        """Receive until cancelled. Each run opens its own connections. See `PlatformAdapter.run`."""
         if self._client is not None:
             raise RuntimeError("this adapter is already running; two pollers would cut each other off")
         self._health.change(AdapterState.STARTING)
@@ -92,7 +92,7 @@ class TelegramAdapter:
                 try:
                     await self._receive(client, reader, intake)
                 finally:
-                    self._sender = None  # before the connections end, because a running send would become ambiguous
+                    self._sender = None  # before the connections close, so that no send is interrupted
         except TokenRejected as error:
             self._health.change(AdapterState.FAILED, str(error))
             raise
@@ -170,14 +170,17 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
         await self.sdk.shutdown()
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Run `work` next to the poll. It handles its own errors, and ends with the client at the latest."""
+        """Run `work` in a separate task, which is cancelled when the client closes.
+
+        `work` must handle its own errors.
+        """
         track(self._side_tasks, asyncio.create_task(work, name=name))
 
     def answer_press(self, query: CallbackQuery, text: str | None) -> None:
-        """Stop a button's spinner, with an optional text for the person. Does not wait for the answer."""
+        """Stop a button's spinner, and show the person an optional text. Does not wait for Telegram's response."""
 
         async def answer() -> None:
-            with suppress(TelegramError):  # the spinner on one phone ends by itself
+            with suppress(TelegramError):  # the app stops the spinner after a while
                 await query.answer(text)
 
         self.spawn(answer(), "telegram.answer_press")
@@ -185,17 +188,17 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
 
 @asynccontextmanager
 async def _at_start() -> AsyncIterator[None]:
-    """Translate errors of the first requests. All of them may be retried, because nothing was sent yet."""
+    """Translate errors of the first requests. All of them are safe to retry, because no message was sent yet."""
     try:
         yield
     except InvalidToken:
-        # Without its cause, whose text contains the token.
+        # No `from error`, because its text contains the token.
         raise TokenRejected("Telegram rejected the bot token; check telegram.token") from None
     except TelegramError as error:
         raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error
 
 
-# Command menus: the list next to the input field, and the longer one for each admin
+# Command menus: a public menu, and a longer menu for each admin
 
 
 async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: Intake, store: Store) -> None:
@@ -223,7 +226,7 @@ async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: I
 
 
 async def _publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: BotCommandScope | None = None) -> bool:
-    """Set a menu if Telegram shows another one. On failure, log it and return False."""
+    """Set a menu if Telegram has a different menu. On failure, log the error and return False."""
     wanted = commands(items)
     try:
         if await sdk.get_my_commands(scope) == tuple(wanted):
@@ -237,7 +240,10 @@ async def _publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: 
 
 
 def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
-    """Return the menu for Telegram, without names that it refuses. The description starts with the argument."""
+    """Return the commands of the menu, without names that Telegram refuses.
+
+    Each description starts with the argument.
+    """
     return [
         BotCommand(
             item.name, " ".join(filter(None, (item.argument, item.description)))[: BotCommandLimit.MAX_DESCRIPTION]
@@ -273,13 +279,13 @@ async def _fetch(
         if is_refused(error, ("file is too big",)):
             raise errors.FileSizeExceeded(min(FileSizeLimit.FILESIZE_DOWNLOAD, max_bytes)) from error
         raise MessageRejected(error.message) from error
-    except TelegramError as error:  # fetching again does no harm, so every error may be retried
+    except TelegramError as error:  # downloading again does no harm, so every error can be retried
         raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error
 
 
 def local_path(address: str, base_url: str) -> Path | None:
-    """Return the path of a file on a local Bot API server (one that runs with `--local`), None for an address to fetch.
+    """Return the path of a file on a Bot API server that runs with `--local`, or None for a URL.
 
-    Telegram's own servers must not name files on this machine.
+    Paths from Telegram's own servers are never used, because they could name any file on this machine.
     """
     return Path(address) if address.startswith("/") and not base_url.startswith(TelegramSettings.base_url) else None

@@ -7,7 +7,10 @@ from platforms.base import AdapterHealth, AdapterState
 
 
 class HealthState:
-    """Time of the platform's last answer. Silence for `stall_seconds` counts as stalled, whatever the reason."""
+    """Health of one run.
+
+    Without a response for `stall_seconds`, the adapter counts as stalled, whatever the reason.
+    """
 
     def __init__(self, clock: Clock, stall_seconds: float) -> None:
         self._clock = clock
@@ -28,7 +31,7 @@ class HealthState:
         self._detail = detail
 
     def stopped(self) -> None:
-        """Record that the run ended. The text of a failure stays."""
+        """Record that the run ended. The message of an earlier failure is kept."""
         if self._state in (AdapterState.RUNNING, AdapterState.STARTING, AdapterState.STALLED):
             self.change(AdapterState.STARTING, "not running")
 

@@ -21,9 +21,9 @@ PLATFORM: Final = "telegram"
 MESSAGE_UNITS = 4096
 """Maximum length of a message, in UTF-16 code units. Apps split longer pastes at this length."""
 PASSED_ON: Final = re.compile("forward_|via_|guest_|is_automatic_forward|sender_business_bot")
-"""Prefixes of message fields, in any version of the Bot API, that mean the sender did not write the text."""
+"""Prefixes of message fields, in any version of the Bot API, that show that the sender did not write the text."""
 ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query", "my_chat_member")
-"""Requested kinds of updates. Without them, an earlier setting of the same bot would stay in force."""
+"""Kinds of updates to request. If none are requested, Telegram keeps the kinds that the bot requested earlier."""
 _KNOWN: Final = frozenset(inspect.signature(Message).parameters) | {"from"}
 _ABOUT: Final = {"effect_id", "sender_boost_count", "sender_business_bot", "reply_to_story", "suggested_post_info"}
 _CONTENT: Final = {kind.value for kind in MessageType} - _ABOUT - {"business_connection_id"}
@@ -51,7 +51,7 @@ class UpdateReader:
     """Name of the bot without the @."""
 
     def read(self, update: Update) -> InboundMessage | values.EditEvent | None:
-        """Read a message or an edit, None if it has no meaning for us. A press needs its command; see `press`."""
+        """Read a message or an edit. Return None if the gateway ignores it. Pressed buttons are read by `press`."""
         if update.message is not None:
             return self._message(update.message)
         if update.edited_message is not None:
@@ -59,10 +59,10 @@ class UpdateReader:
         return None
 
     def plain_text(self, raw: dict[str, Any]) -> InboundMessage | None:  # Any: JSON as the Bot API sent it
-        """Read a plain text of a private chat without the SDK's objects. Return None for everything else, which `read`
-        reads.
+        """Read a plain text message of a private chat without the SDK's objects.
 
-        Most messages are plain texts, and the objects are most of the cost of reading one.
+        Return None for any other update. Most messages are plain text, and creating the SDK's objects is most
+        of the cost of reading them.
         """
         match raw:
             case {
@@ -92,7 +92,7 @@ class UpdateReader:
     def press(
         self, query: telegram.CallbackQuery, message: telegram.MaybeInaccessibleMessage, command: str, now: Millis
     ) -> InboundMessage:
-        """Read a pressed button as its command. Telegram gives a press no time, so it gets the time `now`."""
+        """Read a pressed button as its command. Telegram sends no time for it, so the event gets the time `now`."""
         return InboundMessage(
             event_ref=f"{self.bot_id}:p:{query.id}",
             chat=self._chat(message),
@@ -134,7 +134,7 @@ class UpdateReader:
         )
 
     def _edit(self, update: Update, message: Message) -> values.EditEvent | None:
-        """Read an edit. Return None if no text is left, or if the message is not for us."""
+        """Read an edit. Return None if the message now has no text, or is for another bot."""
         sender = _sender(message)
         raw = message.text or message.caption or ""
         if sender is None or not raw or (addressed := self._addressed_text(message, raw)) is None:
@@ -156,10 +156,12 @@ class UpdateReader:
         return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=chat_ref, thread_ref=thread_ref)
 
     def _addressed_text(self, message: Message, text: str) -> "_AddressedText | None":
-        """Return `/stop now` for `/stop@our_bot now`, and remove a leading `@our_bot`. Return None for a command to
-        another bot.
+        """Return `/stop now` for `/stop@our_bot now`, and remove a leading `@our_bot`.
 
-        Quoted lines begin with `> `. They are not commands, do not address the bot, and are not the sender's own words.
+        Return None for a command to another bot.
+
+        Quoted lines get the prefix `> `. They are not commands, do not address the bot, and do not count as the
+        sender's own words.
         """
         is_named, start, entities = False, 0, message.entities or message.caption_entities
         quotes = [one for one in entities if "quot" in one.type]
@@ -198,7 +200,7 @@ class UpdateReader:
         is_here = isinstance(quoted, Message)
         place = quoted.chat.title if quoted.chat and not is_here else ""
         is_ours = getattr(getattr(quoted, "from_user", None), "id", None) == self.bot_id
-        # A part that the person selected is more specific than the whole message.
+        # A part that the person selected is preferred to the whole message.
         words = getattr(quoted, "text", None) or getattr(quoted, "caption", None) or describe(quoted) or ""
         text = message.quote.text if message.quote is not None else words
         chosen = message.reply_to_checklist_task_id or message.reply_to_poll_option_id
@@ -235,7 +237,7 @@ class ReachChange:
 
 
 def read_reach(update: Update) -> ReachChange | None:
-    """Return a change in whether the bot can write to a chat, None for every other update."""
+    """Return the change if the bot can now write to a chat, or no longer can; None for every other update."""
     if (changed := update.my_chat_member) is None:
         return None
     member = changed.new_chat_member
@@ -247,21 +249,21 @@ def read_reach(update: Update) -> ReachChange | None:
 
 @dataclass(frozen=True, slots=True)
 class _AddressedText:
-    """Text without the name of the bot at its beginning."""
+    """Text without a leading mention of the bot."""
 
     text: str
     is_named: bool = False
     is_bare_command: bool = False
-    """True if the text begins with a command for any bot that knows it."""
+    """True if the text begins with a command that does not name a bot."""
 
 
 def _thread_ref(message: telegram.MaybeInaccessibleMessage) -> str:
-    """Return the topic of a message, empty text if there is none.
+    """Return the topic of a message, or empty text if it has none.
 
-    A reply in a plain group has a thread id too, that of the replied-to message. Only topics count.
+    In a group without topics, a reply also has a thread id, which is ignored.
     """
     thread = message.message_thread_id if isinstance(message, Message) and message.is_topic_message else None
-    return "" if thread in (None, 1) else str(thread)  # 1 is the general topic, which is like a group without topics
+    return "" if thread in (None, 1) else str(thread)  # 1 is the general topic, which needs no thread id
 
 
 def _chat_kind(message: telegram.MaybeInaccessibleMessage) -> ChatKind:
@@ -285,21 +287,20 @@ def _person(user: User) -> Sender:
 
 
 def _words_by(message: Message) -> str | None:
-    """Return the author of forwarded text, None if no other person is named."""
+    """Return the author of forwarded text; None if the sender wrote it."""
     source = message.forward_origin or message.via_bot or message.sender_business_bot
     return None if source is None else _name_of(source)
 
 
 def _name_of(source: telegram.TelegramObject) -> str:
-    """Return the name of a user or chat, or of the source of an origin, a message or its known parts."""
+    """Return the name of a user or a chat, or of the source of a forwarded message."""
     for field in ("origin", "sender_user", "sender_chat", "from_user", "chat"):
         source = getattr(source, field, None) or source
     return next(filter(None, (getattr(source, name, "") for name in ("full_name", "title", "sender_user_name"))), "")
 
 
 def _marked(text: str, start: int, marks: list[MessageEntity]) -> str:
-    """Return the text from a position in UTF-16 units, with `> ` before quoted lines, and addresses after their
-    links."""
+    """Return the text after a UTF-16 position, with `> ` before quoted lines and URLs after links."""
     units, added = text.encode("utf-16-le"), list[tuple[int, int, str]]()
     for one in marks:
         end = one.offset + one.length
@@ -319,7 +320,7 @@ def _millis(message: Message) -> Millis:
 def _is_near_limit(text: str) -> bool:
     """Return True if the text is probably the first piece of a paste that the app split."""
     units = MESSAGE_UNITS - 200
-    # Half as many characters cannot reach the limit, even at two units each. This covers most messages.
+    # Fast path: a text with fewer than half as many characters cannot reach the limit, even at two units each.
     return len(text) * 2 >= units and utf16_units(text) >= units
 
 
@@ -339,7 +340,7 @@ def _attachments(message: Message | ExternalReplyInfo) -> tuple[IncomingAttachme
         return (_attachment(kind, file, name),)
     if not isinstance(message, Message):
         return ()
-    # For a game and the like, the person gets a message that we cannot read it.
+    # For other content, such as a game, the person gets a notice that the bot cannot read it.
     kinds = ("game", "story", "paid_media", "giveaway", "giveaway_winners", "invoice", "passport_data")
     unread = [name for name in kinds if getattr(message, name)]
     if names := unread or ([] if message.text else unknown_content(message.to_dict())):
@@ -349,7 +350,7 @@ def _attachments(message: Message | ExternalReplyInfo) -> tuple[IncomingAttachme
 
 def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None = None) -> IncomingAttachment:
     """Return the attachment for one of the SDK's file objects, which share field names but no type."""
-    # The raw duration in seconds, because the attribute's type is about to change.
+    # Read the raw duration in seconds, because the SDK will change the attribute's type.
     seconds = file.to_dict().get("duration") if isinstance(file, telegram.Voice | telegram.Audio) else None
     return IncomingAttachment(
         kind=kind,
@@ -365,7 +366,7 @@ def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None 
 
 
 def describe(message: Message | ExternalReplyInfo) -> str | None:
-    """Return a location, venue, contact, poll, checklist or dice as text, None for every other message."""
+    """Describe a location, venue, contact, poll, checklist or dice as text. Return None for other messages."""
     if location := message.venue.location if message.venue is not None else message.location:
         venue = f"{message.venue.title}, {message.venue.address}: " if message.venue is not None else ""
         kind = "Venue" if venue else "Live location" if "live_period" in location.to_dict() else "Location"
@@ -383,19 +384,20 @@ def describe(message: Message | ExternalReplyInfo) -> str | None:
 
 
 def unknown_content(message: Mapping[str, Any]) -> list[str]:
-    """Return the names of fields with content, in a message of a kind that the SDK does not know."""
+    """Return the names of content fields that the SDK does not know."""
     if any(message.get(kind) for kind in _CONTENT):
         return []
-    # Suffixes of fields of service messages, of fields about a message, and of fields with another message.
+    # suffixes of fields that are not content: service messages, message details, and other messages
     unsaid = r"(ed|left|set|done|paid|gift|members|user|chat|bot|reply|quote|origin|_message_)_?$"
     said = (name for name, part in message.items() if part and isinstance(part, dict | list | str))
     return [name for name in said if name not in _KNOWN and not re.search(unsaid, name)]
 
 
 def with_words(message: Any, bot: str) -> Any:
-    """Return a message, and the one it answers, with the words of unknown content as its text.
+    """Return a message whose text includes the words of unknown content, and the same for the replied-to message.
 
-    The text begins with the field's name, so no command is read from it. A mention of `bot` in it counts.
+    The text begins with the field's name, so it is never read as a command. A mention of `bot` in it addresses the
+    bot.
     """
     if isinstance(answered := message.get("reply_to_message"), dict):
         message = {**message, "reply_to_message": with_words(answered, bot)}

@@ -39,7 +39,7 @@ _NOBODY_THERE = (
 _TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
 _NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
 
-_NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer may have ten links, and the first is not special
+_NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # a preview would show only one of many links
 
 
 class TelegramSender:
@@ -50,10 +50,10 @@ class TelegramSender:
         self._buttons = buttons
         self._has_drafts = True
         self._lost_placeholders: set[int] = set()
-        """Turns whose placeholder was sent but has an unknown id: a few, until the connection ends."""
+        """Turns whose placeholder might have been sent, but whose message id is unknown."""
 
     async def send(self, request: SendRequest) -> str:
-        """Deliver one part: into the placeholder if there is one, otherwise as another message."""
+        """Deliver one part. It replaces the placeholder if there is one; otherwise it is a new message."""
         keyboard = await self._keyboard(request.part.buttons)
         part = request.part
         if request.is_plain:
@@ -62,7 +62,7 @@ class TelegramSender:
             if await self._edit(request.chat, request.replaces, part, keyboard):
                 return request.replaces
             log.info("telegram.placeholder_gone")
-        if request.is_repeat:  # even with a placeholder, because the first attempt may also have found it gone
+        if request.is_repeat:  # even with a placeholder, because the first attempt may have sent a new message
             part = marked_as_repeat(part)
         return await self._send(request.chat, part, keyboard, request.reply_to, request.file)
 
@@ -84,10 +84,10 @@ class TelegramSender:
         )
 
     async def _placeholder(self, preview: Preview, part: OutboundPart) -> str | None:
-        """Create the turn's placeholder, unless one may exist already: a second copy could never be removed."""
+        """Create the turn's placeholder, unless it might already exist. A second copy could never be removed."""
         if preview.number in self._lost_placeholders:
             return None
-        self._lost_placeholders.add(preview.number)  # assumed lost until the send succeeds, because it can be cancelled
+        self._lost_placeholders.add(preview.number)  # lost unless the send succeeds, because it can be cancelled
         try:
             ref = await self._send(preview.chat, part, None, preview.reply_to)
         except PlatformError as error:
@@ -98,7 +98,7 @@ class TelegramSender:
         return ref
 
     async def _draft(self, preview: Preview, part: OutboundPart) -> bool:
-        """Show a draft. Return False if the Bot API server has no drafts, or none for this chat."""
+        """Show a draft. Return False if the Bot API server does not support drafts, or not in this chat."""
         drafting = self._bot.send_message_draft(
             int(preview.chat.chat_ref),
             preview.number,
@@ -109,9 +109,7 @@ class TelegramSender:
         try:
             await _answered(drafting)
         except PlatformError as error:
-            if isinstance(
-                error.__cause__, InvalidToken
-            ):  # also the SDK's error for a method that an older server lacks
+            if isinstance(error.__cause__, InvalidToken):  # also raised by the SDK if an older server lacks the method
                 self._has_drafts = False
             elif not isinstance(error.__cause__, BadRequest):
                 raise
@@ -144,7 +142,10 @@ class TelegramSender:
         file: OutboundFile | None,
         about: dict[str, Any],  # Any: arguments shared by all methods that send
     ) -> str | None:
-        """Send a message, an image as a photo and another file as a document. Return None if the topic is gone."""
+        """Send a text message, photo (for an image) or document (for other files).
+
+        Return None if the topic was deleted.
+        """
         bot, chat_id = self._bot, chat.chat_ref
         if file is None:
             entities = _stored_entities(part)
@@ -166,7 +167,7 @@ class TelegramSender:
     async def _edit(
         self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: InlineKeyboardMarkup | None = None
     ) -> bool:
-        """Edit a message of ours. Return False if it no longer exists."""
+        """Edit one of the bot's messages. Return False if the message no longer exists."""
         editing = self._bot.edit_message_text(
             part.text,
             chat.chat_ref,
@@ -187,9 +188,10 @@ class TelegramSender:
 
 
 async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] = ()) -> str | None:
-    """Await a call of the Bot API, and return the id of its message, or empty text if the answer names none.
+    """Await a call of the Bot API, and return the message id in the response, or empty text if there is none.
 
-    Returns None if the Bot API refuses the call with one of `unless`. An edit that changes nothing is not an error.
+    Returns None if the Bot API refuses the call with one of the texts in `unless`. An edit that changes nothing is
+    not an error.
     """
     try:
         made = await call
@@ -199,7 +201,7 @@ async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] 
         if is_refused(error, unless):
             return None
         raise translated(error) from error
-    except UNREADABLE:  # accepted, but the SDK cannot parse the answer
+    except UNREADABLE:  # accepted, but the SDK cannot parse the response
         return ""
     return str(made.message_id) if isinstance(made, Message) else ""
 
@@ -216,7 +218,8 @@ def _stored_entities(part: OutboundPart) -> dict[str, str] | None:
 def translated(error: TelegramError) -> errors.PlatformError:
     """Translate the SDK's exception into one of ours, which tells the caller what to do next.
 
-    After a 4xx nothing happened. After a lost connection, a 5xx or an unreadable answer, the outcome is unknown.
+    A 4xx status means that the request had no effect. After a lost connection, a 5xx status or an unreadable
+    response, the outcome is unknown.
     """
     match error:
         case NotSentError() | Conflict():

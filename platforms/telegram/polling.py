@@ -1,7 +1,7 @@
 """Long polling with one getUpdates at a time. The offset moves over stored updates.
 
-The SDK's own poller ignores a stop while it waits after an error, ends silently when the token is revoked, keeps a dead
-connection, and stops for ever at an unreadable update.
+The SDK's own poller is not used. It ignores a stop while it waits after an error, ends silently when the token is
+revoked, keeps a dead connection, and never gets past an unreadable update.
 """
 
 import asyncio
@@ -81,14 +81,17 @@ class Poller:
             self._failures = 0
 
     async def _put(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first updates. While the database makes them wait, look for a `/stop` among later ones."""
+        """Store the first updates, and return their number.
+
+        While the database is slow, look for a `/stop` in later updates.
+        """
         putting = asyncio.create_task(self.updates.store(updates), name="telegram-put")
         try:
             while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:
                 with suppress(TelegramError, TimeoutError):  # the next poll gets the same error
                     async with asyncio.timeout(self.settings.poll_grace_seconds):
                         heard = await self._fetch(0)
-                        for waiting in () if putting.done() else heard:  # otherwise they may be stored already
+                        for waiting in () if putting.done() else heard:  # otherwise they might be stored already
                             await self.updates.overhear(waiting)
         finally:
             await cancel_all([putting])
@@ -100,7 +103,7 @@ class Poller:
         if self._offset is not None:
             query["offset"] = self._offset
         updates = await self.request.post(
-            # Longer than the timeout around this call, which also covers connecting and slow answers.
+            # Longer than the timeout around this call, so that only the outer timeout takes effect.
             f"{self.base_url}/getUpdates?{urlencode(query)}",
             read_timeout=wait + 2 * self.settings.poll_grace_seconds,
         )
@@ -116,29 +119,31 @@ class Poller:
         delay = self.settings.backoff.after(self._failures)
         if isinstance(error, TimeoutError):
             log.warning("telegram.poll_stalled", failures=self._failures)
-            self.health.change(AdapterState.STALLED, "getUpdates got no answer, so the connection was replaced")
+            self.health.change(AdapterState.STALLED, "getUpdates got no response, so the connection was replaced")
         else:
             detail = _explained(error)
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
             self.health.change(AdapterState.BACKING_OFF, detail)
         if isinstance(error, Conflict):
-            # Two pollers alternate and both work in between, so health reports the other one for two minutes.
+            # Two pollers take turns and both succeed at times, so health reports the conflict for two minutes.
             self._conflict_until = time.monotonic() + 120
             delay = max(delay, self.settings.conflict_seconds)
         elif isinstance(error, FloodControl):
             delay = error.retry_after
         elif isinstance(error, NotStoredError):
-            delay = min(delay, 3.0)  # people who write meanwhile soon get a message that theirs wait
+            delay = min(delay, 3.0)  # retry soon, so that people are told that their messages must wait
         elif isinstance(error, TimeoutError | AmbiguousRequestError):
-            await self.request.renew()  # the connection is closed already; this also forgets its resolved address
+            await self.request.renew()  # the connection is closed already; this also clears the DNS cache
             if self._failures == 1:
-                return  # the poll waited long enough, and quiet connections are cut routinely
+                return  # no backoff: the poll has waited long enough, and idle connections are often cut
         await asyncio.sleep(delay)
 
 
 def _explained(error: TelegramError) -> str:
-    """Return an explanation of the error for the operator. Telegram's text is quoted only if it cannot contain a
-    secret."""
+    """Return an explanation of the error for the operator.
+
+    Telegram's text is quoted only if it cannot contain a secret.
+    """
     if isinstance(error, Conflict) and "webhook" in error.message.lower():
         return "A webhook is set for this bot (409), which blocks polling; stop the program that set it"
     if isinstance(error, Conflict):

@@ -1,6 +1,6 @@
 """Rendering of Markdown as plain text with entities, whose offsets are UTF-16 units, in parts that Telegram accepts.
 
-Entities cannot fail to parse, unlike Telegram's own Markdown. A part stores them as the JSON to send.
+Unlike Telegram's own Markdown, entities need no parsing that can fail. A part stores its entities as JSON.
 """
 
 import re
@@ -26,11 +26,11 @@ from platforms.telegram.inbound import MESSAGE_UNITS
 from platforms.text import is_within, utf16_units, with_newlines
 
 REPEAT_MARK = "(possibly a repeat) "
-"""Mark before a part that may be visible already."""
+"""Prefix of a part that might already be visible."""
 PART_UNITS = MESSAGE_UNITS - len(REPEAT_MARK)
 """Maximum length of our parts, in UTF-16 units, so that a repeat fits with its mark."""
 PART_ENTITIES = 100
-"""Maximum entities in a message. Telegram ignores the others."""
+"""Maximum number of entities in a message. Telegram ignores any further entities."""
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
 _NO_FORMULA = r"[\s{]|\d[\d.,]*\w?\s(?![=+*/<>-]\s|\\[A-Za-z])|[A-Z_]{3,}[/\s:]"
@@ -42,7 +42,7 @@ _FORMULA = re.compile(
 )
 _IS_LATEX = re.compile(r"\\[A-Za-z]|[\^_]")
 _DOUBLING = re.compile(r"\\(?:sqrt|overline|underline|underbar|overbrace|underbrace|[bx]?cancel|sout)")
-"""LaTeX that is shown as a combining mark on every character, so that each nesting doubles the text."""
+"""LaTeX commands that put a combining mark on every character. Each nested command doubles the text."""
 _COMMAND = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[lcr|]+\})?|\\[A-Za-z]+")
 _ROOTS = str.maketrans({"∛": "3", "∜": "4"})
 
@@ -59,7 +59,7 @@ def render(markdown: str) -> Sequence[OutboundPart]:
         writer.add(token)
     parts = [*_split("".join(writer.pieces), writer.entities)]
     if not parts:
-        parts = [*_split(source.strip(), ())]  # only markup, which is shown rather than lost
+        parts = [*_split(source.strip(), ())]  # the text is only markup, which is shown as it is
     return parts or [_part("…", ())]  # Telegram rejects empty messages
 
 
@@ -81,7 +81,7 @@ def _part(text: str, entities: Sequence[MessageEntity]) -> OutboundPart:
 
 
 def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
-    """Yield parts within the limits, without blank ones. White space at a cut is removed."""
+    """Yield parts within the limits, but no blank parts. White space at a cut is removed."""
     entities = sorted(over, key=lambda entity: entity.offset)
     if utf16_units(text) <= PART_UNITS and len(entities) <= PART_ENTITIES:
         if _is_visible(text):
@@ -91,7 +91,7 @@ def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
     begun: list[MessageEntity] = []  # entities that began before this piece
     ahead = deque(entities)
     while start < len(text):
-        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # a piece has no more
+        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # a piece cannot have more entities
         end = _piece_end(text, start, unit, near)
         piece = text[start:end]
         shown = piece.rstrip()
@@ -108,7 +108,7 @@ def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntit
     budget = PART_UNITS
     if len(entities) > PART_ENTITIES:
         formatted = entities[PART_ENTITIES].offset - unit
-        if formatted >= 200:  # do not make a shorter part to keep formatting
+        if formatted >= 200:  # do not shorten a part only to keep formatting
             budget = min(budget, formatted)
     if is_within(text, start, budget):
         return len(text)
@@ -146,9 +146,9 @@ class _EntityWriter:
         self._begun: list[MessageEntity] = []
         self._titles: list[tuple[int, str]] = []
         self._numbers: list[int | None] = []
-        """Number of the next item of each open list, None for lists without numbers."""
+        """Number of the next item of each open list; None for a bulleted list."""
         self._marker = ""
-        """Mark of an item without text so far."""
+        """Bullet or number of a list item whose text has not begun."""
 
     def add(self, token: Token) -> None:
         match token.type:
@@ -191,7 +191,7 @@ class _EntityWriter:
         self._begin_block(token, is_below_marker=True)
         number = self._numbers[-1]
         if number is not None:
-            number = max(number, int(token.info))  # `1. 1. 1.` is counted
+            number = max(number, int(token.info))  # `1. 1. 1.` becomes 1, 2, 3
             self._numbers[-1] = number + 1
         bullet = "+ " if token.markup == "+" else "• "  # `+` may be a sign: `+ 50`
         self._marker = "  " * (len(self._numbers) - 1) + (bullet if number is None else f"{number}{token.markup} ")
@@ -243,7 +243,7 @@ class _EntityWriter:
         self._write("[" if is_in_word and not _URL.match(url) else "")  # `handlers[name](event)`
 
     def _end_link(self) -> None:
-        """End a link, and write its hidden parts: its title, and an address that is not a link or has no text."""
+        """End a link. Write its title, and any URL that is invalid or has no link text."""
         url, (start, title) = unquote(self._begun[-1].url or ""), self._titles.pop()
         text = "".join(self.pieces[start:])
         shown = f"]({url})" if text.startswith("[") else f" ({url})" if url != text else ""
@@ -301,7 +301,7 @@ def _formula(state: StateInline, silent: bool) -> bool:
 
 
 def _without_latex(formula: str) -> str:
-    """Return the formula in Unicode, or unchanged if that would lose a letter or cost too much."""
+    """Return the formula in Unicode, or unchanged if the conversion would lose a letter or take too long."""
     if len(formula) > 1_000 or len(_DOUBLING.findall(formula)) > 4 or not _IS_LATEX.search(formula):
         return formula
     shown: str = _LATEX.convert(formula).strip()  # type: ignore[no-untyped-call]  # the library has types only for its Markdown

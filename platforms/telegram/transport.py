@@ -19,24 +19,24 @@ from telegram.request import BaseRequest, RequestData
 from platforms.text import UNREADABLE, parsed_json
 
 MAX_BODY_BYTES = 16_000_000
-"""Maximum size of an answer, in bytes. A batch of updates has a tenth of it."""
+"""Maximum size of a response, in bytes. A batch of updates is about a tenth of this size."""
 
 CLOSE_SECONDS = 5
-"""Maximum time to close connections, in seconds, because a black-holed peer never answers the goodbye."""
+"""Maximum time to close connections, in seconds, because an unreachable peer never confirms the close."""
 
 
 class NotSentError(NetworkError):
-    """No connection: the request cannot have had an effect."""
+    """The request could not be sent, so it had no effect."""
 
 
 class AmbiguousRequestError(NetworkError):
-    """The connection broke, or stayed silent, after the request was sent."""
+    """No response after the request was sent, so it might have had an effect."""
 
 
 class FloodControl(TelegramError):
-    """429: nothing happened, and no request is allowed for `retry_after` seconds.
+    """Response 429: the request had no effect, and no request is allowed for `retry_after` seconds.
 
-    Replaces the SDK's `RetryAfter`, which cannot be created or read without a deprecation warning.
+    Replaces the SDK's `RetryAfter`, which causes deprecation warnings.
     """
 
     def __init__(self, retry_after: float) -> None:
@@ -55,7 +55,7 @@ class BotApiRequest(BaseRequest):
 
     @property
     def read_timeout(self) -> float:
-        """Default seconds that a request may stay silent."""
+        """Default number of seconds that a request may go without receiving data."""
         return self._request_seconds
 
     async def initialize(self) -> None:
@@ -63,13 +63,13 @@ class BotApiRequest(BaseRequest):
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._connections),
-                trust_env=bool(getproxies()),  # HTTPS_PROXY and the like; a thread looks them up for each request
+                trust_env=bool(getproxies()),  # HTTPS_PROXY and similar variables, read for each request
                 auto_decompress=True,
                 headers={"User-Agent": self.USER_AGENT},
             )
 
     async def shutdown(self) -> None:
-        """Close every connection. Running requests break."""
+        """Close every connection. Running requests fail."""
         session, self._session = self._session, None
         if session is not None:
             try:
@@ -93,9 +93,12 @@ class BotApiRequest(BaseRequest):
         connect_timeout: object = BaseRequest.DEFAULT_NONE,
         pool_timeout: object = BaseRequest.DEFAULT_NONE,
     ) -> tuple[int, bytes]:
-        """Return status and body of the answer. Raises `NotSentError`, `AmbiguousRequestError` or `FloodControl`.
+        """Return the status and the body of the response.
 
-        Of the timeouts only `read_timeout` is used, and only as a number. The others are fixed for the pool.
+        Raises `NotSentError`, `AmbiguousRequestError` or `FloodControl`.
+
+        Of the timeouts, only `read_timeout` is used, and only if it is a number. The pool has fixed values for the
+        others.
         """
         data = _encoded(request_data) if request_data is not None else None
         silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds
@@ -108,7 +111,8 @@ class BotApiRequest(BaseRequest):
             if response.status == HTTPStatus.TOO_MANY_REQUESTS:
                 raise FloodControl(_retry_after(body, response.headers.get("Retry-After")))
             if response.status >= HTTPStatus.MULTIPLE_CHOICES and not _is_from_bot_api(body):
-                # From a proxy or a starting server. The SDK would treat any 404 as a rejected token, which is fatal.
+                # This response comes from a proxy or a starting server. The SDK would treat any 404 as a rejected
+                # token.
                 problem = f"something other than the Bot API answered {response.status}"
                 raise (
                     AmbiguousRequestError(problem)
@@ -119,16 +123,19 @@ class BotApiRequest(BaseRequest):
 
     @asynccontextmanager
     async def stream(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """GET `url` without reading the body. Raises the errors of `do_request`, also while the body is read."""
+        """GET `url`, and yield the response before its body is read.
+
+        Raises the errors of `do_request`, even while the caller reads the body.
+        """
         async with self._open("GET", url, self._request_seconds) as response:
             yield response
 
     @staticmethod
     def parse_json_payload(payload: bytes) -> dict[str, Any]:  # Any: the SDK's own type of an answer
-        """Parse an answer for the SDK. The body is not logged, because it may contain a message.
+        """Parse a response for the SDK. The body is not logged, because it may contain a message.
 
-        A sent or edited message is reduced to its id, date and chat. The SDK reads every field of a message, and an
-        unknown shape in one of them would make a sent message look like a failure.
+        A sent or edited message is reduced to its id, date and chat. The SDK parses every field of a message. If it
+        failed on one of them, a sent message would look like a failure.
         """
         try:
             answer = parsed_json(payload)
@@ -151,7 +158,7 @@ class BotApiRequest(BaseRequest):
         timeout = aiohttp.ClientTimeout(
             total=None, connect=self._connect_seconds, sock_connect=self._connect_seconds, sock_read=silent_seconds
         )
-        # Only the kind of the error, because aiohttp's texts may contain the address, and so the token.
+        # Report only the type of the error, because aiohttp's messages may contain the URL, which includes the token.
         try:
             # The Bot API never redirects. Another server would receive the message and the token.
             async with self._session.request(
@@ -183,7 +190,7 @@ def _is_from_bot_api(body: bytearray) -> bool:
 
 
 def _retry_after(body: bytearray, header: str | None) -> float:
-    """Return the seconds to wait, from the body, else from the header, else a guess."""
+    """Return the seconds to wait: from the body, else from the header, else a default."""
     try:
         return float(orjson.loads(body)["parameters"]["retry_after"])
     except (ValueError, KeyError, TypeError):

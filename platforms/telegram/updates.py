@@ -1,4 +1,4 @@
-"""Updates are stored before Telegram may forget them."""
+"""Handling of updates, which are stored before they are acknowledged to Telegram."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,13 +23,13 @@ from platforms.text import UNREADABLE, known_parts
 log = structlog.get_logger(__name__)
 
 Content: TypeAlias = InboundMessage | EditEvent | CallbackQuery | tuple[str, str] | ReachChange | Exception | None
-"""Content of an update: an event, a pressed button, the old and new id of a group that moved, whether the bot may write
-to a chat, or the error from reading it."""
+"""Content of an update: an event, a pressed button, the old and new id of a migrated group, a change in whether the
+bot can write to a chat, or the error from parsing the update."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateEvent:
-    """Update with its number at Telegram, which acknowledges it."""
+    """Update with its `update_id`, which acknowledges it."""
 
     number: int | None
     content: Content
@@ -40,7 +40,7 @@ class UpdateEvent:
 
 
 class NotStoredError(NetworkError):
-    """Our database could not store an update; the text gives the reason."""
+    """The database could not store an update. The message gives the reason."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -55,12 +55,15 @@ class UpdateHandler:
     answer_press: Callable[[CallbackQuery, str | None], None]
     """Stops the button's spinner, with an optional text for the person. Must not block."""
     _albums: deque[str] = field(default_factory=partial(deque, maxlen=64), init=False)
-    """Albums that are addressed to us. The pieces of an album arrive within a second or two."""
+    """Ids of recent albums that are addressed to the bot. The messages of an album arrive within a second or two."""
     _ignored: set[str] = field(default_factory=set, init=False)
     """Kinds of received updates that we do not handle."""
 
     def read(self, raw: dict[str, Any]) -> UpdateEvent:  # Any: JSON as the Bot API sent it
-        """Read an update. An unreadable one counts as handled, because fetching it again would block all later ones."""
+        """Read an update.
+
+        The content of an unreadable update is the error, so that it does not block later updates.
+        """
         content: Content
         try:
             content = self.reader.plain_text(raw)
@@ -70,7 +73,7 @@ class UpdateHandler:
                     update.callback_query or read_migration(update) or read_reach(update) or self.reader.read(update)
                 )
                 written = raw.get("message") or raw.get("edited_message") or {}
-                # Check the raw fields: a field that the SDK does not read must not make the words the sender's own.
+                # Check the raw fields, because the SDK ignores new fields that mark forwarded text.
                 if isinstance(content, InboundMessage | EditEvent) and any(map(PASSED_ON.match, written)):
                     content = replace(content, words_by=content.words_by or "")
                 if isinstance(content, InboundMessage):
@@ -80,7 +83,7 @@ class UpdateHandler:
         return UpdateEvent(raw.get("update_id"), content)
 
     async def store(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first update, and later ones as far as one commit goes. Return the number after the commit.
+        """Store the first updates, at least one, in one commit. Return their number.
 
         Raises `NotStoredError` if nothing could be stored; the updates must then be fetched again.
         """
@@ -97,7 +100,7 @@ class UpdateHandler:
         return count
 
     async def overhear(self, update: UpdateEvent) -> None:
-        """Look at an update that must wait for its turn; see `Intake.overhear`."""
+        """Inspect an update that must wait for earlier updates. See `Intake.overhear`."""
         if isinstance(update.content, InboundMessage):
             await self.intake.overhear(update.content)
 
@@ -121,7 +124,7 @@ class UpdateHandler:
         return update
 
     def _with_its_album(self, update: Update, received: InboundMessage) -> InboundMessage:
-        """Address all pieces of an album like the first one, which has the caption."""
+        """Treat all messages of an album as addressed to the bot if the first one, which has the caption, is."""
         message = update.message
         if message is None or message.media_group_id is None:
             return received
@@ -154,7 +157,10 @@ class UpdateHandler:
 
 
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
-    """Return a message with its unreadable parts renamed. It counts as forwarded if one of them says so."""
+    """Return a message whose unreadable parts are renamed.
+
+    It counts as forwarded if one of these parts marks a forwarded message.
+    """
     if isinstance(answered := known.get("reply_to_message"), dict):
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}

@@ -1,4 +1,4 @@
-"""Webhook: Telegram posts each update to us, and repeats it until it gets a 200."""
+"""Webhook: Telegram sends each update as a POST request, and repeats it until it gets a 200 response."""
 
 import asyncio
 import hmac
@@ -36,7 +36,7 @@ async def webhook_server(
     handler = WebhookHandler(secret.encode(), updates, health)
     app.router.add_post(urlsplit(webhook.url or "").path or "/", handler.receive)
     async with AsyncExitStack() as stack:
-        # Telegram repeats a post that is not stored within these two seconds.
+        # Telegram repeats requests that are not stored within these two seconds.
         server = http_server(app, webhook.host, webhook.port, stop_seconds=2)
         try:
             await stack.enter_async_context(server)
@@ -47,7 +47,7 @@ async def webhook_server(
 
 
 class WebhookHandler:
-    """Handler of posts to the webhook's address, which anyone may send."""
+    """Handles POST requests to the webhook's address. Anyone can send such requests, so the secret is checked."""
 
     def __init__(self, secret: bytes, updates: UpdateHandler, health: HealthState) -> None:
         self._secret = secret
@@ -57,12 +57,14 @@ class WebhookHandler:
         self._quiet_until = 0.0
 
     async def receive(self, request: web.Request) -> web.Response:
-        """Store a posted update, and answer 200 only after the commit. Telegram repeats a post after any other
-        answer."""
+        """Store the update in a request, and respond with 200 after the commit.
+
+        Telegram repeats the request after any other response.
+        """
         given = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._secret):
             self._refused += 1
-            # One line a minute, because anyone who finds the address could fill the log.
+            # Log one line a minute, because anyone who finds the address could fill the log.
             if time.monotonic() >= self._quiet_until:
                 log.warning("webhook.refused", count=self._refused)
                 self._refused, self._quiet_until = 0, time.monotonic() + 60.0
@@ -92,7 +94,7 @@ async def keep_webhook(
     while True:
         try:
             async with asyncio.timeout(settings.request_seconds):
-                # Once at every start, even for the same address, because the secret cannot be compared.
+                # Set it at every start, even if the URL is unchanged, because the secret cannot be compared.
                 if not is_set or (await sdk.get_webhook_info()).url != url:
                     await sdk.set_webhook(
                         url=url,
