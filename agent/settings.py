@@ -8,7 +8,18 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from hermes_state.errors import ToolError
-from hermes_state.kinds import AnyCase, Hosts, Off, Secret, SecretHeaders, TimeZone, Url, Variables, keyed, listed
+from hermes_state.setting_types import (
+    AnyCase,
+    Hosts,
+    Off,
+    Secret,
+    SecretHeaders,
+    TimeZone,
+    Url,
+    Variables,
+    keyed,
+    listed,
+)
 from hermes_state.settings import Setting
 from hermes_state.values import ToolEffect
 

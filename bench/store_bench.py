@@ -23,7 +23,7 @@ from bench.measure import Measure, table
 from bench.searches import NOW, batched, fill, message, raw_connection, start, timed_searches, usual_searches
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.engines.sqlite.store import SqliteStore
-from hermes_state.search.other_words import search_in_other_words
+from hermes_state.search.fuzzy import search_in_other_words
 from hermes_state.sessions import Session, load_tip
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import append

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from hermes_state.engines.postgres.words import row_vector, with_words
+from hermes_state.engines.postgres.tsvector import row_vector, with_words
 from hermes_state.errors import SessionNotFound
 from hermes_state.sessions import Session, load_tip
 from hermes_state.store.sql import Connection, columns, scalar_or_none, scalars

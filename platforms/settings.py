@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated
 
 from hermes_state.aio import Backoff
-from hermes_state.kinds import Origin, Secret, SocketUrl, Url, WebhookSecret
+from hermes_state.setting_types import Origin, Secret, SocketUrl, Url, WebhookSecret
 from hermes_state.settings import Setting
 
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from hermes_state.kinds import AnyCase
+from hermes_state.setting_types import AnyCase
 from hermes_state.settings import Setting
 from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
 

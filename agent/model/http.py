@@ -21,8 +21,8 @@ import structlog
 from agent.model.base import CallForm, Endpoint, ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.bodies import SLICE_SECONDS, checkpoint, read_events, read_json
 from agent.model.connections import new_http_client
+from agent.model.encoded_prompts import KeptPromptCache
 from agent.model.errors.classifier import status_error
-from agent.model.kept_prompts import KeptPromptCache
 from agent.model.replies import ReplyBuilder
 from agent.model.wire import STRICT, TEXT
 from hermes_state import errors

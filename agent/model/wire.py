@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from agent.handoff import framed
-from agent.model.lookalikes import attribute, enclosed, escaped, one_line, shown_name
+from agent.model.escaping import attribute, enclosed, escaped, one_line, shown_name
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript, TurnId, recall_id
 

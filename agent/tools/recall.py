@@ -8,8 +8,8 @@ from msgspec import Meta
 from agent.tools.arguments import Arguments
 from agent.tools.registry import Tool, ToolContext, ToolReply, tool
 from hermes_state.errors import StoreUnavailable, ToolError
+from hermes_state.search.fuzzy import search_in_other_words
 from hermes_state.search.index import load_progress
-from hermes_state.search.other_words import search_in_other_words
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.sessions import load_session
 from hermes_state.store.segment import RECALL_TOOLS

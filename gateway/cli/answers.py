@@ -10,7 +10,7 @@ import msgspec
 from gateway.config import find_store_url, load_config, process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
-from hermes_state.engines.opening import open_resting, open_store
+from hermes_state.engines.opening import open_offline, open_store
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.redaction import Redactor
 from hermes_state.store.locks import EVERYTHING, locks
@@ -53,14 +53,14 @@ def ask_or_read(
 
     `read` returns JSON values: mappings, lists, text and numbers.
 
-    Raises the errors of `ask` and `open_resting`, and `CommandError` if the daemon's answer has an unexpected form,
+    Raises the errors of `ask` and `open_offline`, and `CommandError` if the daemon's answer has an unexpected form,
     or if there is neither a database nor `empty`.
     """
     state = find_state(process_environment())
     try:
         found = ask(state.control_socket, request, args, timeout_seconds=timeout_seconds)
     except DaemonNotRunningError:
-        with open_resting(*configured_database()) as db:
+        with open_offline(*configured_database()) as db:
             if db is None and empty is None:
                 raise CommandError("There is no database yet. The first start of the gateway creates it.") from None
             found = empty if db is None else read(db, request, args)

@@ -13,7 +13,7 @@ from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.times import format_time
-from hermes_state.engines.opening import open_resting
+from hermes_state.engines.opening import open_offline
 from hermes_state.engines.postgres.nodes import ClusterStatus, NodeStatus, load_cluster
 
 cluster = typer.Typer(no_args_is_help=True, help="Show the nodes of a cluster.", rich_markup_mode=None)
@@ -41,7 +41,7 @@ def _load() -> ClusterStatus | None:
             found = ask(find_state(process_environment()).control_socket, "cluster.status")
             return msgspec.convert(found, ClusterStatus | None)
         return None
-    with open_resting(path, url) as db:
+    with open_offline(path, url) as db:
         return _EMPTY if db is None else load_cluster(db)
 
 

@@ -14,7 +14,7 @@ from gateway.operator.browsers import browser_rows, served_elsewhere
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin import browsers
 from hermes_state.admin.overview import load_overview
-from hermes_state.engines.opening import open_resting
+from hermes_state.engines.opening import open_offline
 from hermes_state.errors import CommandError
 from hermes_state.imports import without
 from hermes_state.text import counted
@@ -56,7 +56,7 @@ def status(as_json: Json = False) -> None:
         answer = {"running": True, **ask(state.control_socket, "status")}
     except DaemonNotRunningError:
         answer = {"running": False, "home": str(state.home)}
-        with open_resting(*configured_database()) as db:  # an error if its owner does not answer
+        with open_offline(*configured_database()) as db:  # an error if its owner does not answer
             if db is not None:
                 answer["database"] = msgspec.structs.asdict(load_overview(db))
     show(answer, tree(answer), as_json=as_json)
@@ -111,7 +111,7 @@ def _mint_url() -> str | None:
     except DaemonNotRunningError:
         path, url = configured_database()
         if url is not None:
-            with open_resting(path, url) as db:
+            with open_offline(path, url) as db:
                 if db is not None and (elsewhere := served_elsewhere(db)) is not None:
                     raise CommandError(elsewhere) from None
         raise

@@ -16,9 +16,9 @@ from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.copy import CopiedTable, copy_database
 from hermes_state.engines.opening import name_of, open_ends
 from hermes_state.engines.sqlite.backup import copy_into
-from hermes_state.engines.sqlite.resting import open_resting_file
+from hermes_state.engines.sqlite.offline import open_offline_file
 from hermes_state.errors import CommandError
-from hermes_state.kinds import checked_store_url
+from hermes_state.setting_types import checked_store_url
 from hermes_state.text import counted
 
 
@@ -38,7 +38,7 @@ def backup(
         path, url = configured_database()
         if url is not None:
             raise CommandError("The database is in PostgreSQL. Use pg_dump for backups.") from None
-        with open_resting_file(path) as db:
+        with open_offline_file(path) as db:
             if db is None:
                 raise CommandError("There is no database yet. The first start of the gateway creates it.") from None
             db.execute("BEGIN")

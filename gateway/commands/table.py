@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from gateway.commands import compression, conversations, keeping, lineage, models, people, status, tools, turns
+from gateway.commands import compression, conversations, lineage, models, notes, people, status, tools, turns
 from gateway.commands.registry import Command, CommandKind, CommandRegistry
 from platforms.base import CommandAction as Action
 from platforms.base import CommandOption as Option
@@ -74,7 +74,7 @@ COMMANDS = (
     Command(
         "memory",
         CHANGE,
-        keeping.memory,
+        notes.memory,
         "show or edit what I remember about this chat, or about you with `me`",
         actions=(
             Action("list", "show what I remember"),
@@ -88,7 +88,7 @@ COMMANDS = (
     Command(
         "todo",
         CHANGE,
-        keeping.todo,
+        notes.todo,
         "show or clear the agent's to-do list",
         actions=(Action("list", "show the list"), Action("clear", "clear the list")),
         moderated="clear",
@@ -96,7 +96,7 @@ COMMANDS = (
     Command(
         "schedule",
         CONTROL,
-        keeping.schedule,
+        notes.schedule,
         "list, add or change scheduled messages",
         actions=(
             Action("list", "show the scheduled messages"),

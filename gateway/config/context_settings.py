@@ -12,7 +12,7 @@ from agent.context.limits import ContextSettings, LimitSettings
 from gateway.config.blocks import BaseConfig, checked_block, fields_of, setting
 from gateway.config.old_keys import OLD_KEYS
 from gateway.config.routes import CALL_KEYS, CallConfig, Protocol
-from hermes_state.kinds import AnyCase, Secret, Trimmed, Url
+from hermes_state.setting_types import AnyCase, Secret, Trimmed, Url
 from hermes_state.settings import Setting
 
 GLOBAL_KEYS = ("models", "enabled", "mode")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from gateway.config.files import KeyPath
-from hermes_state.kinds import keyed
+from hermes_state.setting_types import keyed
 
 Chosen: TypeAlias = Mapping[KeyPath, tuple[Any, str]]
 """Values by key, each with its source in words."""

@@ -15,7 +15,18 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, Validatio
 from agent.context.limits import MIN_INPUT_WINDOW
 from agent.model.catalog import sees_images
 from gateway.config.blocks import BaseConfig, checked_block, first_problem, setting
-from hermes_state.kinds import AnyCase, Body, Effort, FrozenBlock, Headers, Secret, Url, keyed, listed, plain_texts
+from hermes_state.setting_types import (
+    AnyCase,
+    Body,
+    Effort,
+    FrozenBlock,
+    Headers,
+    Secret,
+    Url,
+    keyed,
+    listed,
+    plain_texts,
+)
 
 DEFAULT_MODEL = "gpt-4.1-mini"
 """Model that is used if only an API key is set, so that a single variable such as OPENAI_API_KEY is enough."""

@@ -34,7 +34,7 @@ from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute,
 from gateway.config.tool_settings import McpConfig, ScheduleConfig, ToolsConfig
 from hermes_state.engines.opening import StoreSettings
 from hermes_state.files import AttachmentSettings
-from hermes_state.kinds import AnyCase, OffOrNumber, People, keyed
+from hermes_state.setting_types import AnyCase, OffOrNumber, People, keyed
 from platforms.settings import DiscordSettings, LocalSettings, TelegramSettings
 
 

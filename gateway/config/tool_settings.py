@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from agent.settings import ServerSettings
 from gateway.config.blocks import BaseConfig, checked_block, fields_of, setting
-from hermes_state.kinds import AnyCase, keyed
+from hermes_state.setting_types import AnyCase, keyed
 from hermes_state.values import ChatKey, ToolEffect
 
 ToolSwitch: TypeAlias = Literal["on", "off", "admins"]

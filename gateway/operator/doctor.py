@@ -39,11 +39,11 @@ from gateway.operator.probes import UnlistedModelError, probe_discord, probe_mod
 from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.turns.attachments import open_attachments
 from hermes_state.disk import Room
-from hermes_state.engines.opening import open_resting
+from hermes_state.engines.opening import open_offline
 from hermes_state.engines.sqlite.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError, ToolError
-from hermes_state.kinds import plain_texts
 from hermes_state.search.index import load_progress
+from hermes_state.setting_types import plain_texts
 from hermes_state.store.lock import holder
 from hermes_state.text import counted
 
@@ -146,7 +146,7 @@ def _database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
     try:
         found = msgspec.convert(ask(state.control_socket, "doctor", timeout_seconds=60), list[CheckResult])
     except DaemonNotRunningError:
-        yield from _resting_database(state, url)
+        yield from _offline_database(state, url)
     except CommandError as error:
         yield failed("daemon", f"The gateway is running but could not answer: {error}")
     except msgspec.ValidationError:
@@ -156,7 +156,7 @@ def _database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
         yield from found
 
 
-def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
+def _offline_database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
     if (who := holder(state.lock_file)) is not None:
         yield failed(
             "daemon", f"The database is in use by {who}, which does not answer at {state.control_socket}. Restart it."
@@ -164,7 +164,7 @@ def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckR
         return
     yield skipped("daemon", "The gateway is not running.")
     try:
-        with open_resting(state.database, url) as db:
+        with open_offline(state.database, url) as db:
             if db is not None:
                 yield checks.check_database(db)
                 if isinstance(state, LoadedConfig):
@@ -204,7 +204,7 @@ def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
     Another check reports errors of the database.
     """
     is_empty = False
-    with suppress(HermesError), open_resting(loaded.database, url) as db:
+    with suppress(HermesError), open_offline(loaded.database, url) as db:
         is_empty = db is None
         if db is not None:
             yield from checks.check_cluster(db, loaded.config)
@@ -226,7 +226,7 @@ def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
         return
     profile = None
     # Another check reports errors of the database.
-    with suppress(HermesError), open_resting(loaded.database, loaded.config.store.url) as db:
+    with suppress(HermesError), open_offline(loaded.database, loaded.config.store.url) as db:
         profile = load_configured_profile(db, loaded.config) if db is not None else None
     name = engine.name if engine is not None else None
     yield checks.check_context(loaded.config, *window_of(loaded.config, profile), engine=name)

@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 from agent.model.catalog import DATE
 from gateway.config.routes import RouteConfig
 from hermes_state.errors import CommandError
-from hermes_state.kinds import plain
+from hermes_state.setting_types import plain
 from platforms.settings import DiscordSettings, TelegramSettings
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from hermes_state.engines.opening import COPY_NOTE
-from hermes_state.engines.sqlite import resting as sqlite_resting
+from hermes_state.engines.sqlite import offline as sqlite_offline
 from hermes_state.errors import DatabaseRejected, StoreBroken
 from hermes_state.store.sql import Connection, load_note, nested, save_note, scalar
 from hermes_state.text import shortened
@@ -251,8 +251,8 @@ def _transaction(db: Connection) -> Iterator[None]:
 
 def _engine_of(db: Connection) -> _CopyEngine:
     if isinstance(db, sqlite3.Connection):
-        return sqlite_resting
+        return sqlite_offline
     # PostgreSQL's driver is an optional dependency
-    from hermes_state.engines.postgres import resting as postgres_resting
+    from hermes_state.engines.postgres import offline as postgres_offline
 
-    return postgres_resting
+    return postgres_offline

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from hermes_state.engines.sqlite import resting as sqlite_resting
+from hermes_state.engines.sqlite import offline as sqlite_offline
 from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.sql import Connection, select
 
@@ -55,8 +55,8 @@ def load_overview(db: Connection) -> DatabaseStatus:
 
 def engine_of(db: Connection) -> EngineOverview:
     if isinstance(db, sqlite3.Connection):
-        return sqlite_resting
+        return sqlite_offline
     # PostgreSQL's driver is an optional dependency
-    from hermes_state.engines.postgres import resting as postgres_resting
+    from hermes_state.engines.postgres import offline as postgres_offline
 
-    return postgres_resting
+    return postgres_offline

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.file_loss import refuse_loss, side_files
 from hermes_state.engines.sqlite.index import SERVING, merge_all
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, shipped_migrations
-from hermes_state.engines.sqlite.presence import refuse_loss, side_files
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.search.index import is_current, serving_index
 from hermes_state.store.lock import FileLock

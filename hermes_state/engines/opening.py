@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from hermes_state.engines.sqlite import resting as sqlite_resting
+from hermes_state.engines.sqlite import offline as sqlite_offline
 from hermes_state.engines.sqlite.connections import Synchronous
-from hermes_state.engines.sqlite.presence import has_content
+from hermes_state.engines.sqlite.file_loss import has_content
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, DatabaseRejected
-from hermes_state.kinds import StoreUrl
+from hermes_state.setting_types import StoreUrl
 from hermes_state.settings import Setting
 from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.seats import NodeInfo, OnHint, OnlySeat, Seat
@@ -121,9 +121,9 @@ async def open_store(
 def check_place(path: Path, url: str, node: NodeInfo, now: Millis, *, is_fresh: bool) -> None:
     """Raise the errors that `open_store` and `open_seat` would raise for the database at `url`."""
     _check_address(url)
-    from hermes_state.engines.postgres import resting as postgres_resting
+    from hermes_state.engines.postgres import offline as postgres_offline
 
-    is_made = postgres_resting.check_place(url, node, now)
+    is_made = postgres_offline.check_place(url, node, now)
     if not (is_made or is_fresh) and has_content(path):
         raise _forgotten_copy(name_of(url), path)
 
@@ -136,19 +136,19 @@ def _forgotten_copy(name: str, path: Path) -> DatabaseRejected:
 
 
 @contextmanager
-def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | None]:
+def open_offline(path: Path, url: str | None = None) -> Iterator[Connection | None]:
     """Connect to a database for reading while its daemon is not running. Yield None if it does not exist yet.
 
-    Raises `ConfigError`, and the errors of `open_resting_file` and `open_resting_database`.
+    Raises `ConfigError`, and the errors of `open_offline_file` and `open_offline_database`.
     """
     if url is None:
-        with sqlite_resting.open_resting_file(path) as file:
+        with sqlite_offline.open_offline_file(path) as file:
             yield file
         return
     _check_address(url)
-    from hermes_state.engines.postgres.resting import open_resting_database
+    from hermes_state.engines.postgres.offline import open_offline_database
 
-    with open_resting_database(url) as database:
+    with open_offline_database(url) as database:
         yield database
 
 
@@ -164,11 +164,11 @@ def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connecti
 
 def _end(place: Path | str, kind: Literal["source", "target"]) -> AbstractContextManager[Connection]:
     if isinstance(place, Path):
-        return sqlite_resting.open_source(place) if kind == "source" else sqlite_resting.open_target(place)
+        return sqlite_offline.open_source(place) if kind == "source" else sqlite_offline.open_target(place)
     _check_address(place)
-    from hermes_state.engines.postgres import resting as postgres_resting
+    from hermes_state.engines.postgres import offline as postgres_offline
 
-    return postgres_resting.open_source(place) if kind == "source" else postgres_resting.open_target(place)
+    return postgres_offline.open_source(place) if kind == "source" else postgres_offline.open_target(place)
 
 
 def name_of(place: Path | str) -> str:

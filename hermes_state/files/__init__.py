@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from hermes_state.errors import ConfigError
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.kinds import FilesUrl, Options, plain_texts
+from hermes_state.setting_types import FilesUrl, Options, plain_texts
 from hermes_state.settings import Setting
 
 __all__ = ["AttachmentFolder", "AttachmentSettings", "missing_client", "open_files"]

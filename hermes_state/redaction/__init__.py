@@ -8,7 +8,7 @@ shapes and words are in `patterns.toml`.
 'export DB_PASS=[redacted]; the order is 4111111111111111'
 """
 
-from hermes_state.redaction.named import is_secret_name
+from hermes_state.redaction.assignments import is_secret_name
 from hermes_state.redaction.parts import MIN_SECRET_CHARS, secret_parts
 from hermes_state.redaction.patterns import MARK
 from hermes_state.redaction.redactor import Redactor, redact, seam

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from urllib.parse import parse_qsl, unquote
 
-from hermes_state.redaction.named import is_reference, is_secret_name, listed
+from hermes_state.redaction.assignments import is_reference, is_secret_name, listed
 
 MIN_SECRET_CHARS = 8
 """Shorter configured values (`ollama`, `none`) are ordinary words. Removing them would shred the text."""

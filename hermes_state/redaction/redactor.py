@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from urllib.parse import quote, unquote_plus
 
-from hermes_state.redaction.named import MAX_HEADER_CHARS, named_secrets
+from hermes_state.redaction.assignments import MAX_HEADER_CHARS, named_secrets
 from hermes_state.redaction.parts import MIN_SECRET_CHARS, secret_parts
 from hermes_state.redaction.patterns import MARK, expression, without_shapes, words_in
-from hermes_state.redaction.speech import card_numbers, told_secrets
+from hermes_state.redaction.prose import card_numbers, told_secrets
 
 _URL_PASSWORD = re.compile(r"://([^\s/:@\"'<>]*):([^\s/@\"'<>]+)(?=@)")
 _URL_TOKEN = re.compile(

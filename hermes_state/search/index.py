@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from hermes_state.aio import wait_until
-from hermes_state.engines.postgres.words import load_renewed, renew_words
+from hermes_state.engines.postgres.tsvector import load_renewed, renew_words
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.index import SERVING, index_triggers, is_index_trouble, merge_step
 from hermes_state.engines.sqlite.migrate import VERSION_NOTE, define_index, drop_index_triggers

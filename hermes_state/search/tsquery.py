@@ -8,7 +8,7 @@ in every thousandth message, and read all messages.
 from collections.abc import Collection, Sequence
 from typing import Any, Unpack, assert_never
 
-from hermes_state.engines.postgres.words import mark, tokens
+from hermes_state.engines.postgres.tsvector import mark, tokens
 from hermes_state.search.query import AllOf, AnyOf, Expression, Term, Without
 from hermes_state.search.ranking import (
     COUNTED_CHARACTERS,

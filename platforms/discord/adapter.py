@@ -15,7 +15,7 @@ import structlog
 from hermes_state import errors
 from hermes_state.aio import wait_until
 from hermes_state.errors import MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
-from hermes_state.kinds import plain
+from hermes_state.setting_types import plain
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.store.writer import Store

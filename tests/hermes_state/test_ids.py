@@ -28,7 +28,7 @@ ALLOWED: Mapping[str, tuple[int, str]] = {
     "hermes_state/admin/repair.py": (1, "a file at rest"),
     "hermes_state/attachments.py": (1, "the order in which files go, nothing is remembered"),
     "hermes_state/chats.py": (1, ONE_CHAT),
-    "hermes_state/engines/postgres/words.py": (1, "a copy that nobody else has open"),
+    "hermes_state/engines/postgres/tsvector.py": (1, "a copy that nobody else has open"),
     "hermes_state/inbox.py": (2, ONE_CHAT),
     "hermes_state/journal.py": (1, ONE_CHAT),
     "hermes_state/search/fts5.py": (6, SQLITE),

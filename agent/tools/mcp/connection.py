@@ -22,7 +22,7 @@ from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text
 from agent.tools.mcp.settings import RemoteResult, RemoteTool, ServerCatalog
 from agent.tools.mcp.stdio import INVALID_ANSWER, MAX_WEIGHT, TOO_LARGE, stdio_streams, weight
 from hermes_state.errors import ToolError
-from hermes_state.kinds import plain_texts
+from hermes_state.setting_types import plain_texts
 
 T = TypeVar("T")
 

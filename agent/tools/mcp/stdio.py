@@ -24,7 +24,7 @@ from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, j
 from agent.settings import ServerSettings
 from hermes_state.aio import cancel_all
 from hermes_state.errors import ToolError
-from hermes_state.kinds import plain_texts
+from hermes_state.setting_types import plain_texts
 
 log = structlog.get_logger()
 

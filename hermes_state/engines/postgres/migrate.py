@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from hermes_state.engines.postgres.words import VERSION_NOTE
+from hermes_state.engines.postgres.tsvector import VERSION_NOTE
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.store.migrations import Migration, check_applied, newer_version, note_applied, read_migrations
 from hermes_state.store.segment import SEGMENT_VERSION

@@ -14,8 +14,8 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 import aiosqlite
 
 from hermes_state.disk import Room
+from hermes_state.engines.sqlite.file_loss import marker_of, side_files
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
-from hermes_state.engines.sqlite.presence import marker_of, side_files
 from hermes_state.errors import ConfigError, DatabaseRejected, StoreBroken, StoreUnavailable
 from hermes_state.store.migrations import newer_version
 from hermes_state.store.segment import fts_row, fts_scope, segment

@@ -16,9 +16,9 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 from hermes_state.engines.sqlite import connections
 from hermes_state.engines.sqlite.backup import copy_into
 from hermes_state.engines.sqlite.connections import StoreConnection, refuse_network_disk
+from hermes_state.engines.sqlite.file_loss import DatabaseHandle, has_content, leave_marker, refuse_empty, refuse_loss
 from hermes_state.engines.sqlite.index import detach_index, is_index_trouble
 from hermes_state.engines.sqlite.migrate import migrate
-from hermes_state.engines.sqlite.presence import DatabaseHandle, has_content, leave_marker, refuse_empty, refuse_loss
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.lock import FileLock, refuse_held

@@ -8,7 +8,7 @@ from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tool_calls import ResultBudget
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
-from hermes_state.search.other_words import search_in_other_words
+from hermes_state.search.fuzzy import search_in_other_words
 from hermes_state.values import Message, MessageRole, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agents import SingleModelAgent

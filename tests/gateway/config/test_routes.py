@@ -11,7 +11,7 @@ from gateway.config import reload_differences
 from gateway.config.fields import secrets_of
 from gateway.config.routes import CALL_KEYS, RouteConfig, WrittenRoute, completed, written_route
 from gateway.config.settings import ModelConfig
-from hermes_state.kinds import FrozenBlock
+from hermes_state.setting_types import FrozenBlock
 from tests.gateway.config.test_config import Load, home, load, refusal
 
 __all__ = ["home", "load"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.config import ConfigRejected, load_config, merge_for_reload, reload_differences
-from hermes_state.kinds import plain_texts
 from hermes_state.redaction import Redactor
+from hermes_state.setting_types import plain_texts
 from hermes_state.values import ToolEffect
 
 

@@ -100,16 +100,16 @@ async def answering(store: Store, home: Path) -> AsyncIterator[None]:
 
 async def said(run: Run, home: Path, *words: str) -> list[dict[str, Any]]:
     """Return the rows that `--json` prints, which must be the same from the file and from a daemon."""
-    resting = await asyncio.to_thread(run, *words, "--json")
-    assert resting.exit_code == 0, resting.output
+    offline = await asyncio.to_thread(run, *words, "--json")
+    assert offline.exit_code == 0, offline.output
     store = await open_store(home / "state.db")
     try:
         async with answering(store, home):
             running = await asyncio.to_thread(run, *words, "--json")
     finally:
         await store.close()
-    assert running.output == resting.output
-    rows: list[dict[str, Any]] = json.loads(resting.output)
+    assert running.output == offline.output
+    rows: list[dict[str, Any]] = json.loads(offline.output)
     return rows
 
 

@@ -13,7 +13,7 @@ from hermes_state import journal
 from hermes_state.admin.copy import FORWARD, SLICE_ROWS, TABLES, CopiedTable, copy_database
 from hermes_state.compressions import CompressionRow, SplitPlan, split, undo_compression
 from hermes_state.compressions import plan_undo as plan
-from hermes_state.engines.opening import COPY_NOTE, name_of, open_ends, open_resting, open_store
+from hermes_state.engines.opening import COPY_NOTE, name_of, open_ends, open_offline, open_store
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken
 from hermes_state.search.full_text import search
@@ -117,9 +117,9 @@ def copied(source: Place, target: Place, stops_in: str = "") -> list[CopiedTable
 
 
 @contextlib.contextmanager
-def resting(place: Place) -> Iterator[Connection]:
+def offline(place: Place) -> Iterator[Connection]:
     path, url = (place, None) if isinstance(place, Path) else (Path("unused"), place)
-    with open_resting(path, url) as db:
+    with open_offline(path, url) as db:
         assert db is not None
         yield db
 
@@ -127,7 +127,7 @@ def resting(place: Place) -> Iterator[Connection]:
 def content(place: Place) -> dict[str, list[tuple[Any, ...]]]:
     """Return every row with its columns by name, except the engine's own rows."""
     found = {}
-    with resting(place) as db:
+    with offline(place) as db:
         for table, keys in TABLES.items():
             cursor = db.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}")
             names = [column[0] for column in cursor.description]
@@ -154,7 +154,7 @@ def test_every_row_survives_a_copy_there_and_back(source: Path, target: Place, t
 
 def test_messages_are_searchable_in_a_copy(source: Path, target: Place) -> None:
     copied(source, target)
-    with resting(source) as here, resting(target) as there:
+    with offline(source) as here, offline(target) as there:
         for words in ("question", '"answer 299"'):
             found = [[hit.message_id for hit in search(db, words, order="newest")] for db in (here, there)]
             assert found[0] == found[1] != []
@@ -169,7 +169,7 @@ def test_the_search_index_of_a_copied_file_is_fully_merged(source: Path, tmp_pat
         db.executemany(insert, texts)
     target = tmp_path / "copied.db"
     copied(source, target)
-    with resting(target) as db:
+    with offline(target) as db:
         assert scalar(db, int, "SELECT count(DISTINCT segid) FROM messages_fts_idx") == 1
         assert len(search(db, "word7", limit=50)) == 30
 
@@ -235,7 +235,7 @@ def test_nul_characters_are_replaced_and_counted(source: Path, target: Place) ->
     with pytest.raises(Interrupted):
         copied(source, target, stops_in="messages")
     assert {one.table: one.replaced for one in copied(source, target) if one.replaced} == {"messages": 2}
-    with resting(target) as db:
+    with offline(target) as db:
         assert db.execute("SELECT text FROM messages WHERE id = 4").fetchone() == ("one�two�",)
 
 

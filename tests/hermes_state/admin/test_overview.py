@@ -5,7 +5,7 @@ import pytest
 
 from hermes_state import inbox
 from hermes_state.admin.overview import engine_of, load_overview
-from hermes_state.engines.opening import open_resting
+from hermes_state.engines.opening import open_offline
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.errors import DatabaseRejected, LockUnavailable
 from hermes_state.store.writer import Store
@@ -30,7 +30,7 @@ async def test_an_overview_of_a_closed_database_changes_nothing(tmp_path: Path) 
     path = tmp_path / "state.db"
     await filled(path)
     before = path.read_bytes()
-    with open_resting(path) as db:
+    with open_offline(path) as db:
         assert db is not None
         seen = load_overview(db)
         assert engine_of(db).find_fault(db) is None
@@ -43,23 +43,23 @@ async def test_an_overview_of_a_closed_database_changes_nothing(tmp_path: Path) 
 
 
 async def test_a_database_in_use_is_not_opened(store: Store) -> None:
-    with pytest.raises(LockUnavailable, match="in use by process"), open_resting(store.path):
+    with pytest.raises(LockUnavailable, match="in use by process"), open_offline(store.path):
         pass
 
 
 def test_a_missing_database_has_no_overview(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    with open_resting(path) as db:
+    with open_offline(path) as db:
         assert db is None
     assert list(tmp_path.iterdir()) == []
     with opened(path) as made:
         made.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    with open_resting(path) as db:
+    with open_offline(path) as db:
         assert db is None
 
 
 def test_another_programs_file_is_not_opened(tmp_path: Path) -> None:
     with opened(tmp_path / "state.db") as db:
         db.execute("CREATE TABLE sessions (id TEXT)")
-    with pytest.raises(DatabaseRejected), open_resting(tmp_path / "state.db"):
+    with pytest.raises(DatabaseRejected), open_offline(tmp_path / "state.db"):
         pass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.engines.opening import missing_driver, open_resting, open_store
+from hermes_state.engines.opening import missing_driver, open_offline, open_store
 from hermes_state.errors import ConfigError
 
 _COMMANDS = ("answers", "daemon", "database", "pair")
@@ -34,7 +34,7 @@ async def test_a_missing_driver_is_refused_with_install_instructions(
             pass
     with (
         pytest.raises(ConfigError, match="make cluster"),
-        open_resting(tmp_path / "state.db", "postgresql://db/hermes"),
+        open_offline(tmp_path / "state.db", "postgresql://db/hermes"),
     ):
         pass
     assert os.listdir(tmp_path) == []

@@ -8,7 +8,7 @@ from typing import Unpack
 
 import pytest
 
-from hermes_state.engines.postgres.words import MAX_POSITION, store_words, tokens
+from hermes_state.engines.postgres.tsvector import MAX_POSITION, store_words, tokens
 from hermes_state.search import tsquery
 from hermes_state.search.full_text import match_reader, search
 from hermes_state.search.query import parse_query

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.operator.lookups import incompleteness
-from hermes_state.engines.postgres.words import RENEWED_ROWS, VERSION_NOTE, renew_words, tokens
+from hermes_state.engines.postgres.tsvector import RENEWED_ROWS, VERSION_NOTE, renew_words, tokens
 from hermes_state.search.full_text import SNIPPET_CHARACTERS, search, snippet_of
 from hermes_state.search.index import keep_index, load_progress
 from hermes_state.store.segment import folded, segment_query

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from hermes_state.engines.postgres.resting import open_target
+from hermes_state.engines.postgres.offline import open_target
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
 from hermes_state.store.locks import locks

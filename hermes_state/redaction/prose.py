@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from hermes_state.redaction.named import is_reference
+from hermes_state.redaction.assignments import is_reference
 from hermes_state.redaction.patterns import MARK, Span, expression, stored
 
 _REACH = 80

@@ -10,7 +10,7 @@ from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.migrate import load_server, load_version, migrate, shipped_migrations
 from hermes_state.engines.postgres.nodes import POOLED, find_differences, is_one_session
 from hermes_state.engines.postgres.store import be_the_only_one, name_of, refusal
-from hermes_state.engines.postgres.words import store_words
+from hermes_state.engines.postgres.tsvector import store_words
 from hermes_state.errors import ConfigError, DatabaseRejected
 from hermes_state.store.seats import NodeInfo
 from hermes_state.store.sql import Connection, scalars
@@ -70,7 +70,7 @@ def make_search_index(db: Connection) -> None:
 
 
 @contextmanager
-def open_resting_database(url: str) -> Iterator[PostgresConnection | None]:
+def open_offline_database(url: str) -> Iterator[PostgresConnection | None]:
     """Open a database for reading in one snapshot. Yield None if it has no tables yet.
 
     Raises `DatabaseRejected` for a foreign database or a refused role, `StoreUnavailable` without a server.
@@ -85,7 +85,7 @@ def check_place(url: str, node: NodeInfo, now: Millis) -> bool:
     """Check, without changes, that a node may join a database. Return True if the database has tables.
 
     Settings are compared if the schema is this version's; the seat always compares them. Raises the errors of
-    `open_resting_database`, `DatabaseRejected` for a pooler, and `ConfigError`.
+    `open_offline_database`, `DatabaseRejected` for a pooler, and `ConfigError`.
     """
     with _open(url) as db:
         version = load_version(db)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hermes_state.admin.retention import checkpoint
-from hermes_state.engines.opening import open_resting
-from hermes_state.engines.sqlite.presence import marker_of
+from hermes_state.engines.opening import open_offline
+from hermes_state.engines.sqlite.file_loss import marker_of
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import DatabaseRejected, StoreBroken, StoreUnavailable
 from hermes_state.store.sql import load_note, save_note
@@ -162,7 +162,7 @@ async def test_a_start_without_the_lost_database_is_refused_unless_fresh(tmp_pat
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(DatabaseRejected, match="--fresh"):
         await SqliteStore.open(path)
-    with pytest.raises(DatabaseRejected, match="--fresh"), open_resting(path):
+    with pytest.raises(DatabaseRejected, match="--fresh"), open_offline(path):
         pass
     assert sorted(os.listdir(tmp_path)) == before
     store = await SqliteStore.open(path, is_fresh=True)

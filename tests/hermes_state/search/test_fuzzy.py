@@ -3,7 +3,7 @@
 import pytest
 
 from hermes_state import journal
-from hermes_state.search.other_words import search_in_other_words
+from hermes_state.search.fuzzy import search_in_other_words
 from hermes_state.sessions import Session
 from hermes_state.store.sql import Connection
 from hermes_state.transcripts import NewMessage, append

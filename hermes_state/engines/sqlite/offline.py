@@ -16,9 +16,9 @@ from hermes_state.engines.sqlite.connections import (
     register_functions,
     unavailable,
 )
+from hermes_state.engines.sqlite.file_loss import leave_marker, refuse_empty, refuse_loss
 from hermes_state.engines.sqlite.index import merge_all
 from hermes_state.engines.sqlite.migrate import migrate, newest_schema
-from hermes_state.engines.sqlite.presence import leave_marker, refuse_empty, refuse_loss
 from hermes_state.errors import DatabaseRejected
 from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.sql import Connection, scalar, scalars
@@ -89,7 +89,7 @@ def make_search_index(db: Connection) -> None:
 
 
 @contextmanager
-def open_resting_file(path: Path) -> Iterator[sqlite3.Connection | None]:
+def open_offline_file(path: Path) -> Iterator[sqlite3.Connection | None]:
     """Open a database for reading while its daemon is not running. Yield None if it has no tables yet.
 
     Raises `LockUnavailable` while a process holds its lock (ask that process), `DatabaseRejected` and
