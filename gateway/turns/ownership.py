@@ -18,7 +18,7 @@ class Ownership(Protocol):
 
     @property
     def leaves_new(self) -> bool:
-        """True if this process leaves new messages to less busy processes at first."""
+        """True if a new message must not start a turn in this process at once."""
 
     @property
     def has_queue(self) -> bool:
