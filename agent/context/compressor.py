@@ -168,7 +168,7 @@ class Compressor:
         gained = int(job.estimator.text(framed(handoff.stored())))
         after = EstimatedTokens(max(0, job.tokens_before - plan.content_tokens) + gained)
         if after >= job.tokens_before:
-            log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
+            log.info("compression.not_smaller", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
             return job.not_needed(SkipReason.NOT_SMALLER), state.struck(job.tokens_before)
         return PreparedCompression(
             context=child_context(job.view.transcript, plan.cut, handoff),

@@ -286,7 +286,7 @@ class ContextController:
             state = stored.judged(tokens, self._threshold(prompt))
             if state is not stored:
                 log.info(
-                    "compression.judged", lineage_id=lineage_id, has_helped=not state.strikes, strikes=state.strikes
+                    "compression.evaluated", lineage_id=lineage_id, has_helped=not state.strikes, strikes=state.strikes
                 )
                 is_news = state.is_blocked and not stored.is_blocked
                 events = [BlockedEvent(tokens=tokens, threshold=self._threshold(prompt))] if is_news else []
@@ -325,7 +325,9 @@ class ContextController:
         if level < state.pressure_level:
             await self.store.write(sessions.set_context_state, session_id, stored_form(state.told_of(level)))
             return None
-        log.info("context.pressed", lineage_id=prompt.conversation.lineage_id, tokens=reported, of_tokens=threshold)
+        log.info(
+            "context.pressure_rose", lineage_id=prompt.conversation.lineage_id, tokens=reported, of_tokens=threshold
+        )
         percent = reported * 100 // threshold
         return PressureEvent(tokens=reported, threshold=threshold, percent=percent, session_id=session_id, level=level)
 
@@ -410,7 +412,7 @@ class ContextController:
             prompt = replace(prompt, view=replace(prompt.view, session=session))
         if (state.is_blocked or state.held_at) and prompt.limits.fits(prompt.estimated):
             why = "ineffective" if state.is_blocked else "held_after_undo"
-            log.info("compression.held_back", layer=layer, why=why, tokens=prompt.estimated)
+            log.info("compression.suppressed", layer=layer, why=why, tokens=prompt.estimated)
             return None
         is_cooling = self.engine.is_cooling(layer, prompt.model.summary_routes, state)
         return prompt if is_urgent or not is_cooling else None

@@ -167,7 +167,7 @@ class LearnedProfile:
                 offer = replace(before, at=now)  # a refused key does not change the model's size
             self._take(replace(self._known, offer=offer))
             log.info(
-                "model.sizes_asked",
+                "model.limits_fetched",
                 model=self.model,
                 offered_context=offer.context_length,
                 offered_output=offer.max_output_tokens,

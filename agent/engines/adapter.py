@@ -246,7 +246,7 @@ class PluginEngine:
         texts = (framed(row.text or "") if row.origin is Origin.SUMMARY else row.text or "" for row in new)
         after = EstimatedTokens(max(0, job.tokens_before - gone) + sum(map(int, map(job.estimator.text, texts))))
         if after >= job.tokens_before:
-            log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
+            log.info("compression.not_smaller", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
             return job.not_needed(SkipReason.NOT_SMALLER), state.struck(job.tokens_before)
         made, count = mapped.context, mapped.summarised
         return PreparedCompression(
@@ -265,7 +265,7 @@ class PluginEngine:
         if isinstance(taken, CompressionRequest):  # plugins can return anything, in the fields too
             reason = " ".join(str(taken.reason).split())[:200]
             focus = " ".join(str(taken.focus).split())[:500] if taken.focus else None
-            log.info("engine.requested", engine=self.name, layer=job.layer, reason=reason)
+            log.info("engine.compression_requested", engine=self.name, layer=job.layer, reason=reason)
             request = CompressionRequest(reason=reason, focus=focus)
         elif await self._says(handle, "should_compress", int(job.tokens_before)):
             request = CompressionRequest(reason="threshold")

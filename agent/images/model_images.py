@@ -110,7 +110,7 @@ class ModelImages:
         try:
             self._learned = await self._store.write(save_image_limits, *self._key, self._learned, now)
         except StoreUnavailable as error:  # keep the paid reply; after a restart the limits are learned again
-            log.warning("images.not_learned", error=str(error))
+            log.warning("images.limits_not_saved", error=str(error))
 
 
 @dataclass(slots=True)

@@ -63,7 +63,7 @@ class ImageScaler:
                 raise OversizedImageError from None
         if code == 0 and data:
             return data
-        log.info("image.not_scaled", exit_code=code)
+        log.info("image.scaling_failed", exit_code=code)
         # A negative code is a signal: the decoder crashed, or the system needed the memory.
         raise OversizedImageError if code == _TOO_LARGE or code < 0 else UnreadableImageError
 
@@ -78,7 +78,7 @@ class ImageScaler:
         except UnreadableImageError:
             data = b""
         except OSError as error:
-            log.warning("image.not_loaded", error=type(error).__name__)
+            log.warning("image.load_failed", error=type(error).__name__)
             return None
         await self.keep(path, limits, data)
         return data or None

@@ -64,7 +64,7 @@ class SkillCatalog:
             faults.append(f"{self.path}: more than {MAX_SKILLS} skills; only the first {MAX_SKILLS} are offered")
         for fault in faults:
             if fault not in self.faults:
-                log.warning("skill.faulty", reason=fault)
+                log.warning("skill.invalid", reason=fault)
         self.skills, self.faults = found, tuple(faults)
 
     def index(self) -> str:

@@ -70,7 +70,7 @@ class CircuitBreaker:
     def succeeded(self) -> None:
         """Close the circuit after a successful call."""
         if self._times_opened:
-            log.info("route.recovered", route=self._route, model=self._model)
+            log.info("circuit.closed", route=self._route, model=self._model)
         self._failures = self._times_opened = 0
         self._open_until = 0.0
 
@@ -90,7 +90,7 @@ class CircuitBreaker:
         seconds = max(seconds, min(error.retry_after or 0.0, OPEN_SECONDS[-1]))
         self._times_opened += 1
         self._open_until = self._now() + seconds
-        log.warning("route.disabled", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)
+        log.warning("circuit.opened", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,10 +163,10 @@ class HttpChatModel(HttpModel, ABC):
             async with asyncio.timeout(MAX_FETCH_SECONDS):
                 return await self._stated_limits()
         except (TimeoutError, errors.ModelTimeout, errors.ModelUnavailable, errors.ModelRateLimited) as error:
-            log.info("model.sizes_not_fetched", model=self.name, error=type(error).__name__)
+            log.info("model.limits_fetch_failed", model=self.name, error=type(error).__name__)
             return None
         except errors.ModelError as error:
-            log.info("model.sizes_refused", model=self.name, error=type(error).__name__, reason=str(error))
+            log.info("model.limits_rejected", model=self.name, error=type(error).__name__, reason=str(error))
             return ModelLimits()
 
     async def _ask(self, payload: bytes, reply: ReplyBuilder) -> ModelReply:
@@ -238,6 +238,6 @@ class HttpChatModel(HttpModel, ABC):
     def _learn(self, form: CallForm) -> None:
         """Remember the form that the server accepted."""
         if (form.index, form.sampling) != (self._taken.get(form.wanted, 0), self._sampling):
-            log.warning("settings.refused", model=self.name, effort=form.wanted[0], sent=form.fields)
+            log.warning("settings.rejected", model=self.name, effort=form.wanted[0], sent=form.fields)
         self._taken[form.wanted], self._sampling = form.index, dict(form.sampling)
         self._faults |= form.faults

@@ -116,7 +116,7 @@ class Membership:
                 continue
             for difference in found:
                 if difference not in self._known:
-                    log.warning("node.differs", reason=difference)
+                    log.warning("node.settings_differ", reason=difference)
             self._known = set(found)
 
     async def end_left_transactions(self) -> None:

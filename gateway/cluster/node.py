@@ -121,7 +121,7 @@ class Node:
                 await self._give_up(seat)
             log.warning("seat.lost", turns=len(self.lanes.own))
             await retried(self._start_again, StateError, "seat.missing", backoff=Backoff(0.2, 2.0))
-            log.info("seat.taken")
+            log.info("seat.acquired")
 
     async def close(self) -> None:
         if self.state.seat is not None:
@@ -152,7 +152,7 @@ class Node:
         if duty.take_up is not None:
             await duty.take_up()
         if seat.is_shared:
-            log.info("duty.taken", duty=duty.name)
+            log.info("duty.acquired", duty=duty.name)
         self.state.duties.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:

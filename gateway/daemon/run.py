@@ -129,7 +129,7 @@ async def _load_late(parts: Parts) -> None:
         await asyncio.to_thread(schedule_zone, config)  # loads the time zone of the machine in advance
         await asyncio.to_thread(terminal_fault, config.terminal)
     except OSError as error:  # for example without a free file descriptor; the first answer then imports them
-        log.warning("daemon.load_delayed", error=str(error))
+        log.warning("daemon.preload_failed", error=str(error))
     _freeze_memory()
     parts.tools.connect(parts.group)
 

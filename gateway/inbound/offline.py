@@ -68,7 +68,7 @@ class OfflineCommandRunner:
         """Run a command once per event, as far as possible without the database."""
         if (known := self._results.get(message.event_ref)) is not None:
             return known
-        log.warning("command.from_memory", command=command.name, chat=key.name)
+        log.warning("command.answered_offline", command=command.name, chat=key.name)
         if len(self._results) >= 256:
             del self._results[next(iter(self._results))]
         stopping = answering = None

@@ -209,7 +209,7 @@ class Delivery:
                 )
                 await self._send_or_plain(adapter, request)
         except PlatformError as error:
-            log.info("delivery.unstored_failed", chat=chat.name, error=type(error).__name__)
+            log.info("delivery.direct_failed", chat=chat.name, error=type(error).__name__)
             return False
         except Exception:  # a bug in an SDK must not end the daemon
             log.exception("delivery.crashed", chat=chat.name)
@@ -222,7 +222,7 @@ class Delivery:
         A request in flight gets `LAST_REQUEST_SECONDS` more. If it were cancelled, its outcome would be unknown.
         """
         if self._wakes and not await wait_until(self._idle, seconds):
-            log.warning("delivery.unfinished", chats=len(self._wakes))
+            log.warning("delivery.flush_timed_out", chats=len(self._wakes))
         self._is_closed = True
         for event in self._wakes.values():
             event.set()
@@ -337,7 +337,7 @@ class Delivery:
                 raise PlatformUnavailable("another node may serve the account by now")
             ref = await self._send_or_plain(adapter, request)
         except (ChatUnreachable, MessageRejected) as error:
-            log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
+            log.warning("delivery.abandoned", error=type(error).__name__, detail=str(error))
             given_up = (row, str(error), ownership, self.clock.now())
             is_unreachable = isinstance(error, ChatUnreachable)
             if await self.store.write_with_retry(outbox.mark_dead, *given_up, is_unreachable=is_unreachable):

@@ -170,7 +170,7 @@ class TurnRunner:
 
     async def give_up(self, turn: RunningTurn) -> None:
         """End a turn that was restarted too often."""
-        log.error("turn.given_up", turn_id=turn.id, restarts=turn.restarts)
+        log.error("turn.abandoned", turn_id=turn.id, restarts=turn.restarts)
         await self._fail(turn, "restarted too often", RESTART_SENTENCE)
 
     async def stop(self, turn: RunningTurn, partial_text: str, reason: str) -> None:

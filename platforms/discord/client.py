@@ -133,7 +133,7 @@ class TolerantState(ConnectionState[Any]):
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:
-            log.warning("update.partly_read", update_id=known["id"], fields=fields)
+            log.warning("update.partially_parsed", update_id=known["id"], fields=fields)
         shown = {"poll", "embeds", "components", "message_snapshots"} - known.keys()
         words = text_in({key: part for key, part in data.items() if key in shown})
         if not words or known["content"]:

@@ -129,7 +129,7 @@ class TelegramSender:
         made = await self._post(chat, part, file, {**about, "message_thread_id": _thread_id(chat)})
         if made is None:
             # Send to the general topic, which the same people read.
-            log.info("telegram.topic_gone")
+            log.info("telegram.topic_missing")
             made = await self._post(chat, part, file, about)
         if not made:
             raise SendAmbiguous("Telegram's answer has no message id")

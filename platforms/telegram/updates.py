@@ -120,7 +120,7 @@ class UpdateHandler:
             update = Update.de_json(known | {kind: _marked(known[kind], raw[kind], name) for kind in kinds}, self.sdk)
         fields += [name for kind in kinds for name in inbound.unknown_content(raw[kind])]
         if fields:
-            log.warning("update.partly_read", update_id=update.update_id, fields=fields)
+            log.warning("update.partially_parsed", update_id=update.update_id, fields=fields)
         return update
 
     def _with_its_album(self, update: Update, received: InboundMessage) -> InboundMessage:

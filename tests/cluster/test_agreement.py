@@ -56,4 +56,4 @@ async def test_a_reload_that_takes_agreement_away_is_warned_of(cluster: Cluster,
     agreed = """SELECT count(*) FROM nodes WHERE settings LIKE '%"costs.daily_cap":"7"%'"""
     await eventually(lambda: cluster.query(agreed) == [(2,)], "both have the new cap")
     await cluster.start("three", HERMES_COSTS__DAILY_CAP="7")
-    assert "node.differs" not in two.log_text()[before:]
+    assert "node.settings_differ" not in two.log_text()[before:]

@@ -66,7 +66,7 @@ async def test_a_start_that_finds_no_file_descriptor_left_goes_on(tmp_path: Path
         await world.tg.post("faults", {"kind": "delay", "seconds": 2, "match": "getMe"})
         await serve_page(world)  # what the first answer needs is loaded once Telegram is being listened to
         clients = [await asyncio.to_thread(connected, str(world.home / "control.sock")) for _ in range(FEW_FILES + 30)]
-        await world.gateway.wait_for_log("daemon.load_delayed")
+        await world.gateway.wait_for_log("daemon.preload_failed")
         for client in clients:
             client.close()
         await world.converse("are you there?")

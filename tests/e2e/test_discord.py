@@ -150,7 +150,7 @@ async def test_a_stop_is_heard_while_the_database_is_locked(discord_world: World
     with locked_by_another_process(world.database, 60):
         await say(world, "an ordinary message first", channel="general", mention=True)
         await say(world, "/stop")
-        await world.gateway.wait_for_log("command.from_memory")
+        await world.gateway.wait_for_log("command.answered_offline")
     assert await world.dc.get("sent", action="send|edit", match="Stopped", wait=20, count=1)
     assert world.query("SELECT state FROM turns ORDER BY id LIMIT 1") == [("stopped",)]
 

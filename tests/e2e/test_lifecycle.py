@@ -94,7 +94,7 @@ async def test_a_second_signal_cuts_the_drain_short(world: World) -> None:
     await world.gateway.wait_for_log("daemon.draining")
     assert await asyncio.wait_for(world.gateway.stop(), 10) == 0
     assert world.query("SELECT state FROM turns") == [("running",)]
-    assert "delivery.unfinished" not in world.gateway.log_text()
+    assert "delivery.flush_timed_out" not in world.gateway.log_text()
 
 
 async def test_a_killed_turn_is_taken_up_again_and_answered_once(world: World) -> None:

@@ -70,7 +70,7 @@ async def test_stop_acts_from_memory_while_the_database_is_locked(world: World, 
         for text in before:
             await world.say(text, chat_id=43)
         await world.say("/stop")
-        await world.gateway.wait_for_log("command.from_memory")
+        await world.gateway.wait_for_log("command.answered_offline")
         assert holder.poll() is None, "the database is still locked"
     assert await world.replies(1, match="Stopped", wait=20)
     assert world.query("SELECT state FROM turns ORDER BY id LIMIT 1") == [("stopped",)]

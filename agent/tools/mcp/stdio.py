@@ -197,7 +197,7 @@ async def _log_errors(process: Process, name: str, last: deque[str]) -> None:
             if words := line.decode(errors="replace").rstrip():
                 last.append(words)
                 if count <= 60:
-                    log.info("mcp.server_wrote", server=name, line=words)
+                    log.info("mcp.server_stderr", server=name, line=words)
 
 
 # ---- bounded lines

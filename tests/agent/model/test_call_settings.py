@@ -216,7 +216,7 @@ async def test_a_refused_temperature_is_not_sent_again(way: Way, server: labkit.
             second, _ = await ask(model)
     assert (len(first.refused), second.refused) == (1, ()), "each refused call has its row in the ledger"
     assert ["temperature" in one for one in bodies(llm)] == [True, False, False]
-    [entry] = [entry for entry in logs if entry["event"] == "settings.refused"]
+    [entry] = [entry for entry in logs if entry["event"] == "settings.rejected"]
     assert "temperature" not in entry["sent"]
 
 

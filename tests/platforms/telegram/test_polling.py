@@ -148,7 +148,7 @@ async def test_only_unreadable_parts_of_an_update_are_left_out(
         is_forwarded,
     )
     assert [one.name for one in received.attachments] == ([name] if name else [])
-    told = [field for entry in logs if entry["event"] == "update.partly_read" for field in entry["fields"]]
+    told = [field for entry in logs if entry["event"] == "update.partially_parsed" for field in entry["fields"]]
     assert logged is None or sorted({field.strip("_") for field in told} - {name}) == sorted({*logged} - {name})
 
 
