@@ -107,7 +107,7 @@ class AccessConfig(BaseConfig):
     admins: People = ()
     """Stable ids of people with the role admin. They need no entry in `allow`."""
     moderators: People = ()
-    """Stable ids of users who may also run `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
+    """Stable ids of users who can also run `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
     add` in shared chats."""
 
     @property
