@@ -65,12 +65,12 @@ class CommandAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MenuCommand:
-    """Command in the platform's own menu."""
+    """Command in the platform's command menu."""
 
     name: str
     description: str
     argument: str | None
-    """Argument that may follow the name, as shown to people (`[title]`), or None."""
+    """Argument that can follow the name, as shown to people (`[title]`), or None."""
     options: tuple[CommandOption, ...] = ()
     actions: tuple[CommandAction, ...] = ()
     """Sub-commands. A command with sub-commands has no options of its own."""
@@ -226,7 +226,7 @@ class Intake(Protocol):
 
 
 class PlatformAdapter(Protocol):
-    """One account on one chat service."""
+    """Adapter for one account on one chat service."""
 
     @property
     def name(self) -> str:

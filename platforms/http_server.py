@@ -40,7 +40,7 @@ async def http_server(
         try:
             for bound in listener.sockets:
                 with bound.dup() as same:
-                    same.listen(128)  # asyncio itself accepts `backlog` times in a row, even if that fails
+                    same.listen(128)  # asyncio would accept `backlog` times in a row, even after an error
             yield listener.sockets[0].getsockname()[1]
         finally:
             listener.close()
@@ -84,7 +84,7 @@ class _ConnectionLimiter:
                 return
 
     def admits(self, transport: asyncio.BaseTransport, manager: web.Server) -> bool:
-        """Return True if a new connection may stay. If there are too many, close the oldest idle one first."""
+        """Return True if a new connection can stay. If there are too many, close the oldest idle connection first."""
         held = [one for one in manager.connections if one.transport is not None]
         neighbours = [one for one in held if _address_of(one.transport) == _address_of(transport)]
         is_crowded = len(neighbours) >= MAX_CONNECTIONS_OF_ADDRESS

@@ -190,7 +190,7 @@ def _not_too_deep(
 
 
 def _table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """Read a table. The library's rule would drop cells beyond those of the head, and add missing ones."""
+    """Read a table. The library's rule would drop cells that have no column in the head, and add missing cells."""
     if not table(state, start, end, True):
         return False
     if silent:

@@ -1,4 +1,4 @@
-"""Browsers signed in to the web chat, listed for the command line with or without a running daemon."""
+"""Lists the browsers signed in to the web chat, whether or not a daemon is running."""
 
 from collections.abc import Mapping
 

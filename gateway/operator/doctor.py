@@ -325,7 +325,7 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Check for systemd problems: too little time to stop, and user services that never start or end at logout."""
+    """Check for systemd problems: a short stop timeout, and user services that never start, or end at logout."""
     config_home = environ.get("XDG_CONFIG_HOME") or (find_user_home(environ) or Path("/")) / ".config"
     user_units = Path(config_home) / "systemd/user"
     units = ("hermes-gateway.service", "hermes-gateway@.service")

@@ -317,14 +317,17 @@ def _parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
 
 
 async def look_up(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Any]:
-    """Answer from the running daemon's store. Raises `CommandError`, and `StoreUnavailable` if it takes too long."""
+    """Run a look-up in the running daemon's store.
+
+    Raises `CommandError`, and `StoreUnavailable` if it takes too long.
+    """
     request = _parse_request(name, args)
     found = await store.read_within(LOOKUP_SECONDS, request.read)
     return await asyncio.to_thread(_answer, request, found, redact)
 
 
 def look_up_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Any]:
-    """Answer from a database that no daemon has open. Raises `CommandError`."""
+    """Run a look-up in a database that no daemon has open. Raises `CommandError`."""
     request = _parse_request(name, args)
     return _answer(request, request.read(db), redact)
 
@@ -338,7 +341,7 @@ def thoughts(blocks: str) -> Iterator[str]:
     """Yield the readable texts in `Reasoning.blocks`, for every protocol."""
     try:
         yield from filter(str.strip, _texts(orjson.loads(blocks)))
-    except orjson.JSONDecodeError:  # an older version wrote it
+    except orjson.JSONDecodeError:  # stored by an older version
         return
 
 

@@ -57,12 +57,12 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
     async def listen() -> None:
         bound = _bound(path)
         servers.append(await asyncio.start_unix_server(connected, sock=bound, limit=MAX_LINE_BYTES, backlog=1))
-        bound.listen(100)  # asyncio itself accepts `backlog` times in a row, even if that fails
+        bound.listen(100)  # asyncio would accept `backlog` times in a row, even after an error
         ours.append(os.stat(path))
 
     async def keep_listening() -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)  # no event reports a deleted file
+            await asyncio.sleep(_LOOK_SECONDS)  # asyncio does not notice that the file was deleted
             try:
                 os.stat(path)
             except OSError:  # the file is missing, or its folder is currently not a folder

@@ -1,4 +1,4 @@
-"""Discord: events of its gateway, missed messages, and outgoing messages."""
+"""Discord adapter: receives gateway events, catches up with missed messages, and sends messages."""
 
 from platforms.discord.adapter import DiscordAdapter
 from platforms.settings import DiscordSettings

@@ -62,7 +62,7 @@ class RestClient(HTTPClient):
             if (route.method, route.path) in _WRITES:
                 return _written(answer)
             is_read = (route.method, route.path) != ("PUT", "/applications/{application_id}/commands")
-            return answer if is_read else []  # nothing reads the published commands
+            return answer if is_read else []  # the published commands are not needed
         except RuntimeError as error:
             if not self._client.is_closed():
                 raise

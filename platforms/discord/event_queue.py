@@ -1,4 +1,4 @@
-"""Event queue: Discord's events are stored in order, channel by channel, with a cursor over all of them.
+"""Event queue, which stores Discord's events in order for each channel.
 
 Discord has no acknowledgements, so the gateway stores a cursor for each channel, which never skips a message. After a
 connection that did not resume, the messages after the cursor are fetched first. Fetched and live copies have the same
@@ -26,7 +26,7 @@ PARALLEL_FETCHES = 4
 SKEW_MS = 60_000
 """Maximum difference between this machine's clock and Discord's, in milliseconds."""
 LISTEN_SECONDS = 0.5
-"""Seconds that storing an event may take before the queue looks for a later `/stop`."""
+"""Seconds to wait for an event to be stored before the queue looks for a later `/stop`."""
 
 log = structlog.get_logger(__name__)
 
@@ -198,7 +198,7 @@ class EventQueue:
                     self._catch_up(item.channel_ref, fetch, tasks, item.message_id)
                     if gap := self._gaps.get(item.channel_ref):
                         gap.waiting.append(item)
-                        self._fetches.prioritize(item.channel_ref)  # there may be a thousand channels to catch up
+                        self._fetches.prioritize(item.channel_ref)  # there can be a thousand channels to catch up
                         if len(gap.waiting) > self._queue.maxsize:  # the history could not be read for a long time
                             self.overflowed.set()
                     else:

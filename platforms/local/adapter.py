@@ -1,4 +1,4 @@
-"""The local web chat as a platform adapter."""
+"""Platform adapter for the local web chat."""
 
 import asyncio
 import errno

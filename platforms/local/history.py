@@ -41,7 +41,7 @@ def load_history(
     is_all = len(rows) < limit
     if not is_all:  # results whose calls are on the previous page belong there
         rows = rows[next((at for at, row in enumerate(rows) if row.tool_call_id is None), 0) :]
-    remembered = {entry.ref for entry in recent}  # recent entries include captions
+    remembered = {entry.ref for entry in recent}  # recent entries have the captions
     files = [
         Entry(ref=ref, kind=EntryKind.ANSWER, at=file.created_at, sent=file)
         for file in load_sent(db, [row.id for row in rows if row.role == MessageRole.ASSISTANT])

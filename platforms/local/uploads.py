@@ -119,7 +119,7 @@ async def read_form(request: web.Request, uploads: UploadStore, *, max_character
         if request.content_type == "multipart/form-data":
             try:
                 await _read_parts(request, total, uploads, fields, files)
-            except (ValueError, RuntimeError, HttpProcessingError) as error:  # aiohttp raises these for broken parts
+            except (ValueError, RuntimeError, HttpProcessingError) as error:  # for malformed parts
                 raise FormError(400, _NOT_A_MESSAGE) from error
         else:
             form = await request.post()

@@ -1,4 +1,4 @@
-"""One Telegram bot as a platform adapter."""
+"""Platform adapter for one Telegram bot."""
 
 import asyncio
 import logging
@@ -259,7 +259,7 @@ def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
 async def _fetch(
     sdk: telegram.Bot, request: BotApiRequest, attachment: IncomingAttachment, target: Path, max_bytes: int
 ) -> int:
-    """Write the file to `target` in chunks; no file remains on failure. See `PlatformAdapter.download`."""
+    """Write the file to `target` in chunks; a failed download leaves no file. See `PlatformAdapter.download`."""
     if (attachment.size_bytes or 0) > max_bytes:
         raise errors.FileSizeExceeded(max_bytes)
     try:

@@ -1,4 +1,4 @@
-"""Health of the adapter, which its tasks write and the gateway reads."""
+"""Health of the adapter. Its tasks update the state, and the gateway reads it."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Inbound updates of Telegram as values, without side effects."""
+"""Conversion of Telegram's updates to our own values, without side effects."""
 
 import inspect
 import re
@@ -362,7 +362,7 @@ def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None 
     )
 
 
-# Words for messages without text
+# Text for messages that contain no text
 
 
 def describe(message: Message | ExternalReplyInfo) -> str | None:

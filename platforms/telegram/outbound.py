@@ -183,7 +183,7 @@ class TelegramSender:
             telegram.InlineKeyboardButton(button.label[:64], callback_data=await self._buttons.data_for(button.command))
             for button in buttons
         ]
-        # Two per row, because a third would cut the labels on a phone.
+        # Two buttons per row, because phones would cut the labels of three.
         return InlineKeyboardMarkup([row[first : first + 2] for first in range(0, len(row), 2)]) if row else None
 
 
@@ -211,7 +211,7 @@ def _thread_id(chat: ChatKey) -> int | None:
 
 
 def _stored_entities(part: OutboundPart) -> dict[str, str] | None:
-    """Return the entities as the stored JSON. The SDK passes text in `api_kwargs` on unchanged."""
+    """Return the entities as the JSON text in the part. The SDK sends text in `api_kwargs` unchanged."""
     return {"entities": part.markup} if part.markup else None
 
 

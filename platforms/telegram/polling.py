@@ -28,7 +28,7 @@ from platforms.telegram.updates import NotStoredError, UpdateEvent, UpdateHandle
 log = structlog.get_logger(__name__)
 
 LISTEN_SECONDS = 0.5
-"""Seconds that storing an update may take before the poller looks for a later `/stop`."""
+"""Seconds to wait for an update to be stored before the poller looks for a later `/stop`."""
 _CONFLICT = "Another process uses the same bot token (409); stop it, or give one of them its own token"
 
 

@@ -28,7 +28,7 @@ from platforms.text import is_within, utf16_units, with_newlines
 REPEAT_MARK = "(possibly a repeat) "
 """Prefix of a part that might already be visible."""
 PART_UNITS = MESSAGE_UNITS - len(REPEAT_MARK)
-"""Maximum length of our parts, in UTF-16 units, so that a repeat fits with its mark."""
+"""Maximum length of a part, in UTF-16 units. It leaves room for the repeat mark."""
 PART_ENTITIES = 100
 """Maximum number of entities in a message. Telegram ignores any further entities."""
 
