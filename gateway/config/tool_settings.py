@@ -120,7 +120,8 @@ class McpConfig(BaseConfig):
     """MCP servers whose tools the agent can use (`docs/reference/tools.md`)."""
 
     servers: Annotated[dict[str, ServerSettings], BeforeValidator(_servers)] = setting({}, default_text="none")
-    """Servers by name. Each has `command` (with `args`, `env`, `cwd`) or `url` (with `headers`), and may have `allow`,
+    """Servers by name. Each has `command` (with `args`, `env`, `cwd`) or `url` (with `headers`), and can have
+    `allow`,
     `deny`, `effects`, `trust_hints`, `seconds` and `enabled`."""
 
     @property
