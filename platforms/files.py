@@ -46,7 +46,7 @@ async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int
 def copy_file(source: Path, target: Path, max_bytes: int) -> int:
     """Copy `source` to `target`, and return its size in bytes. On failure no file remains. Blocks.
 
-    Raises `FileSizeExceeded`, `MessageRejected` if `source` is gone, and `PlatformUnavailable` if the disk fails.
+    Raises `FileSizeExceeded`, `MessageRejected` if `source` was deleted, and `PlatformUnavailable` if the disk fails.
     """
     try:
         size = source.stat().st_size

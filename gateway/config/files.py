@@ -161,7 +161,7 @@ class StateDirectory:
     """Paths in the state directory. Commands that only ask a running daemon need no other configuration."""
 
     home: Path
-    """Absolute path; it may not exist yet."""
+    """Absolute path, which might not exist yet."""
 
     config_file = _Entry("config.yaml")
     env_file = _Entry(".env")

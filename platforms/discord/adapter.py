@@ -286,7 +286,7 @@ class HistoryReader:
         waiting = sum(event.is_addressed and not event.sender.is_bot for event in events)
         log.warning("discord.messages_skipped", channel_ref=channel_ref, at_least=len(skipped), addressed=waiting)
         if not waiting:
-            return  # nobody in the channel waits for an answer
+            return  # no person in the channel is waiting for an answer
         sentence = (
             f"I was offline for a while and have only read the last {self.settings.catch_up_messages} messages "
             f"of the last {self.settings.catch_up_hours:g} hours. Please resend anything that is still unanswered."

@@ -319,7 +319,10 @@ def _chat_name(request: web.Request) -> str:
 
 
 def _received_at(request: web.Request) -> tuple[str, int]:
-    """Return the address and port that received a request. Raises `ConnectionResetError` if the browser is gone."""
+    """Return the address and port that received a request.
+
+    Raises `ConnectionResetError` if the browser disconnected.
+    """
     socket = None if request.transport is None else request.transport.get_extra_info("sockname")
     if socket is None:
         raise ConnectionResetError("the browser is gone")

@@ -362,7 +362,7 @@ def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None 
     )
 
 
-# Text for messages that contain no text
+# Text descriptions of messages that contain no text
 
 
 def describe(message: Message | ExternalReplyInfo) -> str | None:

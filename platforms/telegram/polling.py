@@ -1,4 +1,4 @@
-"""Long polling with one getUpdates at a time. The offset moves over stored updates.
+"""Long polling with one getUpdates request at a time. The offset advances after updates are stored.
 
 The SDK's own poller is not used. It ignores a stop while it waits after an error, ends silently when the token is
 revoked, keeps a dead connection, and never gets past an unreadable update.
