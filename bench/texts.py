@@ -32,6 +32,10 @@ _LOGGERS = frozenset({"log", "_log", "logger"})
 _FOR_MODELS = re.compile(
     r"^agent/(?:prompt|handoff|context|memory|images|engines|tools|turn|model/(?:messages|wire))|^gateway/turns/prompt"
 )
+_SQL = re.compile(
+    r"\b(?:SELECT|INSERT|DELETE FROM|FROM|WHERE|VALUES|PRAGMA|BEGIN|CREATE|ALTER|ORDER BY|ON CONFLICT|LIMIT)\b"
+    r"|\b(?:SET|AS) [a-z]|\bAND \(?[a-z]|\bIN \(|\bCASE |\bOR [a-z_]+\("
+)
 _NOT_PROSE = re.compile(
     r"\b(?:SELECT|INSERT INTO|UPDATE \w+ SET|DELETE FROM|CREATE|ALTER|DROP|PRAGMA|WHERE|JOIN|VACUUM|REINDEX)\b"
     r"|\(\?|\\[bswd]|\[\^|^[-\w]+(?: [-\w]+)*=|^\W+$"
@@ -93,7 +97,7 @@ def texts_of(module: Module) -> Iterator[Sentence]:
         elif isinstance(node, ast.JoinedStr):
             skipped.update(id(child) for child in ast.walk(node) if child is not node)
     for node in module.nodes:
-        if id(node) not in skipped and (text := _literal(node)):
+        if id(node) not in skipped and (text := _literal(node)) and not _SQL.search(text):
             place = _place(module.path, is_raised=id(node) in raised)
             yield from (Sentence(place, module.path, node.lineno, found) for found in sentences_of(text))  # type: ignore[attr-defined]
         elif isinstance(node, ast.FunctionDef) and _is_command(node):

@@ -373,7 +373,9 @@ def fail_turn(db: Connection, claim: TurnClaim, error: str, sentence: str, now: 
     if turn is None:
         return False
     _stop_subagents(db, turn, "the turn has failed", now)
-    _answer_open_calls(db, turn, "outcome unknown: the turn failed before the result", ToolRunState.UNKNOWN, now)
+    _answer_open_calls(
+        db, turn, "outcome unknown: the turn failed before the result arrived", ToolRunState.UNKNOWN, now
+    )
     if turn.parent is None:
         outbox.enqueue(db, _reply(turn, OutboxKind.ERROR, sentence, None), now)
     _close(db, turn, TurnState.FAILED, error if turn.parent is None else sentence, now)

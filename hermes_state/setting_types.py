@@ -116,8 +116,8 @@ def _host_name(value: str) -> str:
 
 
 _ID_SHAPES = {
-    "telegram": (re.compile(r"[1-9][0-9]{0,15}"), "the number from /whoami, such as telegram:42"),
-    "discord": (re.compile(r"[1-9][0-9]{0,19}"), "the number from /whoami, such as discord:80351110224678912"),
+    "telegram": (re.compile(r"[1-9][0-9]{0,15}"), "the id from /whoami, such as telegram:42"),
+    "discord": (re.compile(r"[1-9][0-9]{0,19}"), "the id from /whoami, such as discord:80351110224678912"),
     "local": (re.compile(r"[a-z0-9_-]{1,32}"), "the name of a local person, such as local:owner"),
 }
 

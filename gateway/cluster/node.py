@@ -73,7 +73,7 @@ class NodeState:
         """Return the `/status` line about this node, or None for a single daemon."""
         if self.seat is None or not self.seat.is_shared:
             return None
-        lost = f"; it lost its seat {counted(self.seats_lost, 'time')} since its start" if self.seats_lost else ""
+        lost = f"; it lost its seat {counted(self.seats_lost, 'time')} since it started" if self.seats_lost else ""
         return f"- Node: `{info.name}`, {'active' if self.is_certain() else 'without a seat right now'}{lost}"
 
 

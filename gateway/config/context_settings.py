@@ -71,7 +71,7 @@ class SummaryModelConfig(CallConfig):
     model: str | None = None
     """Name or alias of the summary model. If not set, `auxiliary.compression.mode` selects the model."""
     protocol: Annotated[Protocol | None, AnyCase] = setting(
-        None, default_text="`model.protocol` at the same API, else `chat_completions`"
+        None, default_text="`model.protocol` if the API is the same, else `chat_completions`"
     )
     """Protocol of the summary model's API."""
     base_url: Url | None = setting(None, default_text="`model.base_url`")

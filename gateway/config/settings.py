@@ -101,7 +101,7 @@ class AccessConfig(BaseConfig):
     allow_all: bool = False
     """Let everyone use the bot. Use this only for a bot that strangers cannot find."""
     allow: People = ()
-    """Stable ids of people with the role user, such as `telegram:42`."""
+    """Stable ids of people with the `user` role, such as `telegram:42`."""
     admins: People = ()
     """Stable ids of people with the role admin. They need no entry in `allow`."""
     moderators: People = ()

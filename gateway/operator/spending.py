@@ -170,9 +170,9 @@ def usage_lines(usage: UsageReport) -> list[str]:
     )
     return [
         f"- Cost: {_cost(spent)}",
-        f"- Input: {about}{spent.prompt_tokens:,} tokens: {spent.input_tokens:,} new, "
-        f"{spent.cache_read_tokens:,} from the cache ({spent.cache_percent} %), "
-        f"{spent.cache_write_tokens:,} written to it",
+        f"- Input: {about}{spent.prompt_tokens:,} tokens ({spent.input_tokens:,} new, "
+        f"{spent.cache_read_tokens:,} or {spent.cache_percent} % from the cache, "
+        f"{spent.cache_write_tokens:,} written to the cache)",
         f"- Output: {about}{spent.output_tokens:,} tokens{reasoning}",
         f"- Model calls: {spent.calls:,}{notes and f' ({notes})'}{purposes and f', including {purposes}'}",
     ]

@@ -28,7 +28,7 @@ async def test_what_was_used_is_told_alike_in_the_chat_and_on_the_command_line(w
     said = (await world.visible())[-1]
     cost = (prompt * 3 + output * 15) / 1_000_000
     assert f"Cost: ${cost:.4f}" in said
-    assert f"Input: {prompt:,} tokens: {prompt - 400:,} new, 400 from the cache ({40_000 // prompt} %)" in said
+    assert f"Input: {prompt:,} tokens ({prompt - 400:,} new, 400 or {40_000 // prompt} % from the cache" in said
     assert f"Output: {output:,} tokens" in said
     assert "Model calls: 2" in said
     assert re.search(r"tokens \([12] %, estimate\); compression starts at 64,000; not compressed so far", said)

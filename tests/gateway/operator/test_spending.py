@@ -188,7 +188,7 @@ def test_usage_shows_unknown_and_estimated_parts(db: sqlite3.Connection) -> None
     usage = usage_of(db, chat, turn.lineage_id, conversation=200_000, daily=10**6)
     assert usage_lines(usage) == [
         "- Cost: about $0.250, plus 1 call with an unknown price (see `costs.prices`)",
-        "- Input: about 4,015 tokens: 1,010 new, 3,003 from the cache (74 %), 2 written to it",
+        "- Input: about 4,015 tokens (1,010 new, 3,003 or 74 % from the cache, 2 written to the cache)",
         "- Output: about 5 tokens, 1 of them reasoning",
         "- Model calls: 3 (1 failed, 1 estimated), including 1 summary for $0.250",
     ]
