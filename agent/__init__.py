@@ -1,6 +1,6 @@
-"""One turn of a conversation: the prompt, model calls, tools and the answer.
+"""Runs one turn of a conversation: builds the prompt, calls the model and its tools, and returns the answer.
 
-This package knows no chat service. `agent.turn.Agent` runs a turn that the gateway opened, and returns its answer.
+This package does not depend on any chat platform. `agent.turn.Agent` runs a turn that the gateway has opened.
 
 - `agent.model`: calls to models of any provider
 - `agent.tools`: functions that a model may call
