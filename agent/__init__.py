@@ -4,7 +4,7 @@ This package does not depend on any chat platform. `agent.turn.Agent` runs a tur
 
 - `agent.model`: calls to models of any provider
 - `agent.tools`: functions that a model may call
-- `agent.memory`: notes that outlive conversations, and other files in prompts
+- `agent.memory`: notes that are kept across conversations, and other files in prompts
 - `agent.context`, `agent.engines`: compression, and the plugin interface for other context engines
 - `agent.tokens`, `agent.handoff`, `agent.images`: token estimates, handoff messages, images
 """

@@ -46,7 +46,7 @@ _CARRIED = re.compile(rf"^[ \t]*#{{1,6}}[ \t]*({'|'.join(CARRIED_HEADINGS)})\b",
 class Handoff:
     text: str
     messages: int
-    """Number of original messages replaced, including those of earlier handoffs."""
+    """Number of original messages that the handoff replaces, including those that earlier handoffs replaced."""
     first_id: int
     last_id: int
 

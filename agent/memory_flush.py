@@ -29,7 +29,7 @@ from hermes_state.values import ChatKey, Clock, Origin, Transcript, UserRef
 log = structlog.get_logger()
 
 ASKS = "Save the notes now."
-"""Last line of the request."""
+"""Last line of the model request."""
 
 _SYSTEM = """\
 You keep the notes of an assistant who talks with people for months. Part of a conversation is about to leave the \

@@ -68,7 +68,7 @@ class SubagentAccess(OpenAccess):
     def policy(self, tool: Tool, chat: ChatKey) -> Policy:
         """Return the policy for a call that writes or executes.
 
-        Calls that need approval are denied, because nobody would see the request.
+        Calls that need approval are denied, because a sub-agent cannot ask for it.
         """
         return Policy.ALLOW if self.access.policy(tool, chat) is Policy.ALLOW else Policy.DENY
 
@@ -122,7 +122,7 @@ class SubagentRunner:
 
         async with slot:
             try:
-                # Do not wait for a broken store: the turn continues, or its next write reports the error.
+                # Do not wait for a broken store: the parent turn continues, or its next write reports the error.
                 return await retried(take_up, StoreUnavailable, "subagent.delayed", unless=(StoreBroken,))
             except TurnMoved as error:
                 raise ToolError("the turn has ended") from error
@@ -141,7 +141,7 @@ class SubagentRunner:
         except ModelError as error:
             spent = " (the spending cap is reached)" if isinstance(error, SpendingCapExceeded) else ""
             raise await self._failed(turn, type(error).__name__, f"its model failed{spent}", error) from error
-        except Exception as error:  # the turn and its other sub-agents continue
+        except Exception as error:  # the parent turn and its other sub-agents continue
             log.exception("subagent.crashed")
             raise await self._failed(turn, type(error).__name__, "it crashed") from error
         finally:

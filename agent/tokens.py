@@ -72,7 +72,7 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
     if not text:
         return EstimatedTokens(0)
     raw = text.encode("utf-8", "surrogatepass")
-    total = 0.675  # the first word, which follows no space
+    total = 0.675  # for the first word, which has no space before it
     for letter, weight in _RARE_LETTERS.items():
         total += weight * raw.count(letter)
     if len(raw) == len(text):
@@ -93,7 +93,7 @@ def estimated_schema_tokens(name: str, description: str, parameters: Mapping[str
 
 @lru_cache(maxsize=256)
 def cached_text_tokens(text: str) -> EstimatedTokens:
-    """Return `estimated_text_tokens`, cached because system prompts and schemas are part of every call."""
+    """Return `estimated_text_tokens`, cached because each call sends the same system prompts and schemas again."""
     return estimated_text_tokens(text)
 
 
@@ -104,7 +104,7 @@ class RowTokenCache:
     """
 
     def __init__(self, kept: int = 32_768) -> None:
-        """Cache the sizes of the latest rows, at most 2 * `kept`.
+        """Create a cache for the sizes of the latest rows, at most 2 * `kept`.
 
         The default is enough for several long conversations.
         """
@@ -147,7 +147,7 @@ ROW_TOKENS = RowTokenCache()
 
 
 def _key(row: Message, max_result_characters: int) -> int:
-    """Return a digest of a row's id and content. A tuple would need five times the memory."""
+    """Return a hash of a row's id and content. A tuple would need five times as much memory."""
     text, body = row.text or "", row.body
     return hash((row.id, _shown(row, max_result_characters), hash(text), 0 if body is EMPTY_BODY else hash(body)))
 

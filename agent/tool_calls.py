@@ -82,7 +82,7 @@ class ToolCallRunner:
     async def run(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> None:
         """Run the calls in one model reply in parallel, after their start is committed.
 
-        Raises `ApprovalNeededError` if some calls need approval. By then all other calls have their results.
+        Raises `ApprovalNeededError` if some calls need approval. By then, all other calls have results.
         """
         sorted_calls = await self._sort(message, calls, context)
         ready, refused = sorted_calls.ready, sorted_calls.refused
@@ -97,7 +97,7 @@ class ToolCallRunner:
                 for one in ready:
                     run = self._run_one(message, by_id[one.call.id], one, context)
                     group.create_task(run, name=f"tool {one.tool.name}")
-        except BaseExceptionGroup as group_error:  # from the store: tools never raise
+        except BaseExceptionGroup as group_error:  # raised by the store, because tools never raise errors
             raise group_error.exceptions[0] from group_error
         if sorted_calls.asking:
             chats, minutes, now = sorted_calls.admin_chats, self.approval_minutes, self.clock.now()

@@ -119,9 +119,10 @@ class Agent:
     ) -> None:
         """Create an agent. `pending`: unfinished compressions, shared by all agents of a store.
 
-        `listeners` receive changes of views. `before_split` runs before a compression, and `on_wait` when a turn waits
-        long for a compression. `redact` removes secrets from the input and output of summaries. `make_engine` wraps
-        the built-in context engine in another, whose tools are added to those of `prompts`. `delegate` runs sub-agents.
+        `listeners` receive the events of compressions. `before_split` runs before each compression. `on_wait` runs when
+        a turn waits a long time for a compression. `redact` removes secrets from the input and output of summaries.
+        `make_engine` wraps the built-in context engine in another engine. The tools of that engine are added to those
+        of `prompts`. `delegate` runs sub-agents.
         """
         self._delegate, self._store, self._clock, self.prompts = delegate, store, clock, prompts
         self._max_tool_rounds, self._views, tools = max_tool_rounds, ViewCache(store), prompts.tools
@@ -158,7 +159,7 @@ class Agent:
         model: ModelHandle,
         prompt: MeasuredPrompt | None = None,
     ) -> Answer:
-        """Run a turn to its answer, starting at the step that its rows show.
+        """Run a turn until it has an answer. Start at the step that the stored rows show.
 
         While the answer is being written, `on_text` receives its whole text so far. It must not block. `prompt`: the
         prompt that hygiene has just measured, if nothing was stored since then.
@@ -250,7 +251,7 @@ class Agent:
     ) -> tuple[MeasuredPrompt, CompletedCall]:
         """Return the model's reply to a view.
 
-        Compress before the call if needed, and again if the prompt does not fit.
+        Compress before the call if needed, and again if the prompt turns out not to fit.
         """
         conversation, model = state.turn.conversation, state.model
         layer: Layer = "in_loop" if state.rounds else "preflight"
@@ -296,7 +297,7 @@ class Agent:
             except ContextOverflow as error:
                 if not await prompt.model.profile.is_disproved(error, prompt.estimated):
                     raise
-                cap = OutputCapExceeded(str(error), cap=error.window)  # so only the requested output can be too long
+                cap = OutputCapExceeded(str(error), cap=error.window)  # the prompt fits, so the output is too long
                 request = replace(request, max_output_tokens=_lower_output(request, cap))
             except ModelError as error:
                 fewer = await retry.after(request, error) if retry is not None else None

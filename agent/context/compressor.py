@@ -69,7 +69,7 @@ class Engine(Protocol):
         """Name of the engine in the setting `context.engine`."""
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """Return the compression that a conversation needs before its next model call, if any."""
+        """Return the compression that a conversation needs before its next model call, or None."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         """Return a prepared compression, or the reason why there is none, and the new state.
@@ -310,10 +310,9 @@ class Compressor:
 def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
     """Return True if a compression saves enough for a model call.
 
-    Automatic compression requires new tokens since the last handoff, at least 10 % of the threshold. Otherwise one
-    compression would soon follow another. `/compress` only has to free enough tokens, counting an updated summary at
-    its current length. `content`: tokens that would leave the view. `fresh`: tokens among them that no handoff replaces
-    yet.
+    For automatic compression, at least 10 % of the threshold must be new since the last handoff. Otherwise, one
+    compression would soon follow another. `/compress` must only make the middle shorter by `_MIN_CONTENT` tokens.
+    `content`: tokens that would leave the view. `fresh`: tokens among them that no handoff replaces yet.
     """
     if job.must_shrink or job.message_limit is not None:
         return True
@@ -326,7 +325,7 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
     """Return True if a compression in a small window can be postponed.
 
-    It can if it would free less than 60 % of the threshold, and if there is room.
+    This is the case if the compression would free less than 60 % of the threshold and there is still room.
 
     Without this check, every second turn could compress. There is room if the prompt stays below the hygiene limit
     after its expected growth, which is the larger of two numbers. The first is the number of tokens added in the last

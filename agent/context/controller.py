@@ -302,8 +302,7 @@ class ContextController:
             if is_last and usage is not None:
                 return await self._pressure(prompt, state, usage.prompt)
         except StoreUnavailable as error:
-            # Continue the turn, because the reply is already paid for. The next report will contain the same
-            # information.
+            # Continue the turn, because the reply is already paid for. The next report gives another chance.
             log.warning("context.save_failed", lineage_id=lineage_id, error=str(error))
         return None
 

@@ -1,7 +1,7 @@
-"""A record that fixed rules make without a model, if no summary is available.
+"""A record that is made by fixed rules when no model can write a summary.
 
 It quotes the conversation, newest messages first, and says that it is not a summary. Rows are read from the newest to
-the oldest until there is enough, so long conversations cost no more than short ones.
+the oldest until enough is found, so the time does not grow with the conversation.
 """
 
 import re

@@ -68,7 +68,7 @@ class Estimator:
     def is_quick(self, request: ModelRequest) -> bool:
         """Return True if an estimate is fast enough for the event loop.
 
-        It is if there are few rows, or if their sizes are cached.
+        This is the case if there are few rows or their sizes are cached.
         """
         rows = request.transcript
         return len(rows) < 100 or self._sizes.has(rows[0], request.style.max_result_characters)

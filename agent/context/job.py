@@ -81,7 +81,7 @@ class CompressionJob:
     must_shrink: bool
     """True if the conversation cannot continue without a compression."""
     message_limit: int | None = None
-    """The configured maximum, if hygiene compresses because there are too many messages. None in all other cases."""
+    """Maximum number of messages, if hygiene compresses because there are more. None in all other cases."""
     held_seconds: float = 0.0
     """Maximum seconds that a turn waits while its prompt still fits."""
     on_begin: Callable[[], Awaitable[None]] | None = None

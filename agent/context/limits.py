@@ -100,7 +100,7 @@ class Limits:
 
     @property
     def is_small(self) -> bool:
-        """True if a compression at the threshold frees only a small part of the window."""
+        """True if the window is so small that a compression at the threshold frees little of it."""
         return self.context_length < SMALL_WINDOW
 
     def is_over_threshold(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
@@ -154,7 +154,7 @@ def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tok
     threshold = _at_most(context_length, settings.threshold)
     if settings.minimum_context_length * 2 <= context_length or not settings.threshold:
         threshold = max(threshold, settings.minimum_context_length)
-    threshold = min(threshold, window * 75 // 100)  # any closer to hygiene (85 %), both would compress each time
+    threshold = min(threshold, window * 75 // 100)  # closer to the hygiene limit (85 %), both would compress each time
     return Tokens(max(1, threshold))
 
 

@@ -1,4 +1,4 @@
-"""Size of prompts, compared with the limits of a model's window."""
+"""Measures prompts and compares their size with the limits of the model's window."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from hermes_state.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPrompt:
-    """A view, its model request with its size, and the limits at the time of measuring."""
+    """A view, the model request for it, the size of the request, and the limits when it was measured."""
 
     conversation: ConversationRef
     view: View

@@ -95,7 +95,7 @@ class LearnedProfile:
         self.capacity = model_size(model, configured)
         """The model's limits from the best source, without corrections that were learned from refusals."""
         self._news, self._read = 1, 0
-        """Number of changes to the stored profile that happened, and number of changes that were read."""
+        """Number of known changes to the stored profile, and number of those that have been read."""
         self._known = ModelProfile()
         self._assumed: dict[LineageId, Tokens] = {}
         self._accepted = 0

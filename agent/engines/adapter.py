@@ -343,7 +343,7 @@ class SummaryClient:
         raise failure
 
     def ask_and_wait(self, prompt: str, system: str = "") -> str:
-        """Call `ask` and wait for the text. For engines that are not async and run in a thread."""
+        """Call `ask` and wait for its result. An engine whose `compress` is not async calls this in its thread."""
         if self._closed.is_set():
             raise ModelTimeout("the compression has ended")
         waiting = asyncio.run_coroutine_threadsafe(self.ask(prompt, system), self._loop)

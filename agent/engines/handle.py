@@ -202,7 +202,7 @@ class EngineHandle:
                 finally:
                     self.engine = None
             case ContinuedEvent():
-                pass  # `_prepare` has sent the session
+                pass  # nothing to do, because `_prepare` has sent the session
 
     async def _call(self, seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a sync function in a new thread, or an async function on the event loop. Errors are not caught."""

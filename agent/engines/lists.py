@@ -1,4 +1,4 @@
-"""Reader for message lists in the chat completions format, from callers of the built-in engine and from plugins."""
+"""Reads message lists in the chat completions format, from callers of the built-in engine and from plugins."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Loader for context engines from package entry points and from folders in the state directory.
+"""Loads context engines from package entry points and from folders in the state directory.
 
 Loading a plugin runs its code, so the daemon loads only the configured plugin.
 """

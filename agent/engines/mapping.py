@@ -243,7 +243,7 @@ class _ListReader:
                 self.handoff_index += 1
 
     def _index_for(self, row: Message) -> int:
-        """Return the index in `kept` at which a row of the transcript is in order."""
+        """Return the index in `kept` at which to insert a row so that the transcript's order is kept."""
         order = {other.id: index for index, other in enumerate(self.sent.transcript)}
         known = [-1 if isinstance(item, NewMessage) else order[item] for item in self.kept]
         return next((index for index, other in enumerate(known) if other > order[row.id]), len(known))

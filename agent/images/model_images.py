@@ -148,7 +148,7 @@ class RetriedImageCall:
     async def settle(self, request: ModelRequest) -> str | None:
         """Learn from the refusals after `request` was accepted.
 
-        Return a sentence for people, or None without refusals.
+        Return a sentence for people, or None if there were no refusals.
         """
         if not self._refusals:
             return None
@@ -213,8 +213,8 @@ def _lowered(limits: ImageLimits, error: ImageRejected) -> ImageLimits:
 def _first_shown(count: int, most: int) -> int:
     """Return the index of the first image to show, out of `count` images.
 
-    If there are more than `most`, half of `most` are left out at once, because each change of an old row invalidates
-    the prompt cache after that row.
+    If there are more than `most`, half of `most` are left out at once. Leaving them out one by one would invalidate the
+    prompt cache more often.
 
     >>> [count - _first_shown(count, 8) for count in (8, 9, 12, 13)]
     [8, 5, 8, 5]

@@ -25,7 +25,7 @@ SCALE_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """Size limits of sent images. Every known provider accepts the defaults."""
+    """Size limits for images that are sent. Every known provider accepts the defaults."""
 
     max_side: int = 2_000
     """Maximum length of the longer side, in pixels."""

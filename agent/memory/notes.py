@@ -43,7 +43,7 @@ class NoteEntry:
 
     @property
     def handle(self) -> str:
-        """Short id of the entry, which does not depend on other entries."""
+        """Short id of the entry, derived from its text."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:4]
 
 

@@ -43,7 +43,7 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     tokens_after: int = 0
     tokens_saved: int = 0
     ratio: float = 1.0
-    """Tokens after divided by tokens before."""
+    """Tokens after the compression, divided by tokens before it."""
     summary_calls: int = 0
     summary_errors: int = 0
 
@@ -107,7 +107,7 @@ class TrajectoryCompressor:
     redact: Redact = redact
 
     def compress(self, turns: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], TrajectoryMetrics]:
-        """Compress the turns of one conversation without an event loop. Raises `TrajectoryRejected`."""
+        """Compress the turns of one conversation. Must not run in an event loop. Raises `TrajectoryRejected`."""
         return asyncio.run(self.compress_async(turns))
 
     async def compress_async(

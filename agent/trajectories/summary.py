@@ -17,7 +17,7 @@ from hermes_state.text import both_ends, counted
 from hermes_state.values import Clock, MicroUsd, ModelCall, Tokens
 
 Summarise: TypeAlias = Callable[[Sequence[Turn], int, Redact], Awaitable[str]]
-"""Writes the summary of turns in about the given number of tokens. Raises `ModelError` if it cannot."""
+"""Writes a summary of turns with about the given number of tokens. Raises `ModelError` if this fails."""
 _LASTING: Final = (
     errors.AuthRejected | errors.QuotaExceeded | errors.ModelNotFound | errors.PriceNotFound | SpendingCapExceeded
 )

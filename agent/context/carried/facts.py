@@ -119,7 +119,7 @@ class _Text:
         return SPEAKERS[self.speaker.partition(" ")[0]]
 
     def hold(self, safe: str) -> None:
-        """Replace the text with a version without secrets."""
+        """Replace the text with `safe`, a version without secrets."""
         if safe != self.raw[:QUOTED_CHARACTERS]:
             self._shapes, self._rare, self._words, self._lines = None, (), None, None
         self.raw, self.is_safe = safe, True
@@ -163,7 +163,7 @@ class _Text:
 def facts_of(
     earlier: Sequence[Fact], rows: Sequence[Message], *, limit: int, redact: Redact, is_shared: bool
 ) -> tuple[Fact, ...]:
-    """Return the facts of the earlier record and of these rows, oldest first, within `limit` tokens."""
+    """Choose facts from the earlier record and from these rows, up to `limit` tokens. Return them oldest first."""
     if limit < MIN_LINE_TOKENS:
         return ()
     texts: list[list[_Text]] = [[], [], [], []]
@@ -261,7 +261,7 @@ def _texts(row: Message, *, is_shared: bool) -> Iterator[_Text]:
 
 
 def arguments_of(arguments: str) -> list[str]:
-    """Return the arguments of a call as `name: value`. Text that is not JSON stays unchanged."""
+    """Return a call's arguments as strings like `name: value`. Arguments that are not JSON are returned unchanged."""
     try:
         return list(_leaves("", orjson.loads(arguments)))
     except (ValueError, RecursionError):

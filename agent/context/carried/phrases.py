@@ -84,7 +84,8 @@ class _Words:
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages in which a text can contain rules, with the hint words found in it. Every rule contains a hint word."""
+"""Languages in which a text can contain rules, each with its hint words in the text. Every rule contains a hint
+word."""
 
 
 def plain(text: str) -> str:

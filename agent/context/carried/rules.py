@@ -69,8 +69,8 @@ def rules_in_force(
 ) -> list[Rule]:
     """Return the rules in the earlier record and in these rows that are not withdrawn, oldest first.
 
-    `head`: rows that stay before the record. Rules in these rows are not listed, because the model still sees them, but
-    sentences that withdraw them are.
+    `head`: rows that stay before the record. Rules in these rows are not returned, because the model still sees them.
+    Sentences that withdraw them are returned.
     """
     listed = {_key(rule): rule for rule in earlier}
 
