@@ -70,7 +70,7 @@ class ThinkTagParser:
             text = self._held.lstrip()
             found = _marker(text)
             if found is None or self._markers >= 200:
-                # The limit stops an endless run of whitespace.
+                # Do not hold back an endless run of whitespace.
                 if len(self._held) < 4_096 and any(one.startswith((text, text.lower())) for one in _MARKERS):
                     return ""  # more text may complete a marker
                 return self._answer(text)

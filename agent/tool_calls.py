@@ -117,7 +117,7 @@ class ToolCallRunner:
         if any(one.may_need_approval or one.tool.instructs(one.arguments) for one in resolved):
             answers |= await read(approvals.load_approvals, message.id)
             grants += await read(approvals.load_grants, context.chat_id, context.lineage_id)
-            if not access.is_admin(context.started_by):  # an admin is asked in the turn's own chat
+            if not access.is_admin(context.started_by):  # an admin can answer in the turn's own chat
                 chats += await read(access.load_admin_chats)
         found = CallPlan(access=access, context=context, grants=grants, admin_chats=chats, refused=refused)
         for one in resolved:

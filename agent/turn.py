@@ -174,7 +174,7 @@ class Agent:
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
         rounds = (
             await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
-        )  # compressed rounds are not in the view
+        )  # ask the store, because the view lacks compressed rounds
         state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
         step = open_calls(view.transcript, turn.id)
         if step is not None:

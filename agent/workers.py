@@ -1,4 +1,4 @@
-"""Worker processes: scripts that decode files and web pages from strangers outside the daemon. Never import them."""
+"""Worker processes: separate programs that decode files and web pages from strangers. Never import their scripts."""
 
 import asyncio
 import os

@@ -263,7 +263,7 @@ class ContextController:
         return UndoPreview(plan=plan, tokens=EstimatedTokens(prompt.estimated + since), limits=prompt.limits)
 
     async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
-        """Tell the engine that `/new` (`was_reset`) or the idle reset ended a conversation.
+        """Tell the engine that a conversation was ended by `/new` (`was_reset`) or by the idle reset.
 
         Call this after the transaction.
         """
@@ -302,7 +302,7 @@ class ContextController:
             if is_last and usage is not None:
                 return await self._pressure(prompt, state, usage.prompt)
         except StoreUnavailable as error:
-            # Continue the turn, because the reply is already paid for. The next report gives another chance.
+            # Continue the turn, because the reply is paid for. The next report gives another chance.
             log.warning("context.save_failed", lineage_id=lineage_id, error=str(error))
         return None
 

@@ -94,8 +94,7 @@ def find_cut(
     cut = cut_behind(head_end)
     if not _people_follow(transcript, cut):
         # In this case, the handoff has the role `user`. After a question, it would stand where the answer belongs.
-        # After a tool result, strict templates refuse it. So the head is extended to the next answer if possible, or
-        # ends earlier.
+        # After a tool result, strict templates refuse it. So extend the head to the next answer, or end it earlier.
         further = _end_of_answer(transcript, sizes, exchanges, limits, head_end, min(upto, tail_start))
         cut = cut_behind(further)
         if not _has_news(transcript, cut):

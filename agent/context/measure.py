@@ -72,8 +72,7 @@ class MeasuredPrompt:
             is_of_input = error.is_of_input
             await profile.learn_window(lineage_id, error.window, is_of_input=is_of_input, is_counted=is_counted)
         elif not (self.size.images or self.model_limits.is_urgent(self.estimated)):
-            # Do not guess if images may have had too many bytes, or if the prompt is so near the limit that the
-            # estimate may be wrong.
+            # Do not guess if images may have had too many bytes, or if the prompt is close to the known limit.
             refused = self.estimated if counted is None else counted
             profile.assume_window(lineage_id, refused, self.view.session.reported_prompt_tokens)
         return replace(self, limits=self.model.limits_for(lineage_id), model_limits=self.model.limits)

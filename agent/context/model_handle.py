@@ -252,7 +252,7 @@ class LearnedProfile:
     def assume_window(
         self, lineage_id: LineageId, refused: EstimatedTokens | ReportedTokens, accepted: int | None
     ) -> None:
-        """Guess a conversation's window after a prompt of `refused` tokens exceeded a limit that is unknown.
+        """Guess a conversation's window after a prompt of `refused` tokens exceeded an unknown limit.
 
         The guess is the largest common window below the prompt. Nothing is guessed if the model accepted a prompt of
         this size before, in any conversation or in this one (`accepted`).

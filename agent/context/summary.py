@@ -122,8 +122,7 @@ def summary_request(job: SummaryJob, redact: Callable[[str], str]) -> ModelReque
         parts.append(f"{_UPDATE}\n\n<earlier_record>\n{record}\n</earlier_record>")
     shown = excerpt(job.rows, limit, redact=redact, zone=job.zone, has_names=job.is_shared)
     parts.append(f"<conversation>\n{shown}\n</conversation>")
-    # Write the focus on one line, so that it cannot end its quotation. Redact it before the cut, because half a secret
-    # is not recognised.
+    # Keep the focus on one line, so that it cannot end its quotation. Half a secret is not recognised, so redact first.
     focus = re.sub('["“”„]', "'", " ".join(clean(job.focus or "", redact).split())[:500]).strip()
     if focus:
         parts.append(

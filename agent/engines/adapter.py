@@ -217,16 +217,14 @@ class PluginEngine:
                 "compress",
                 list(sent.messages),
                 seconds=self.compress_seconds,
-                # If the prompt must shrink, pass at least the engine's threshold, because some engines do nothing below
-                # it.
+                # If the prompt must shrink, pass at least the threshold, because some engines do nothing below it.
                 current_tokens=max(job.tokens_before, handle.threshold or 0 if job.must_shrink else 0),
                 focus_topic=job.focus,
                 force=job.layer == "manual",
                 message_ids=sent.ids,
                 call_model=calls.ask if is_async else calls.ask_and_wait,
             )
-            # Catch all errors, because the result can contain values that are not JSON, or objects that only look like
-            # lists.
+            # Catch all errors, because the result can contain values that are not JSON, or may not be a real list.
             arguments = (sent, returned, self.redact)
             mapped: MappedMessages | None = await handle.guard(
                 mapped_messages, *arguments, seconds=self.compress_seconds

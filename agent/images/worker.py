@@ -21,8 +21,7 @@ UNREADABLE: Final = 3
 """Exit code if the file is not an image of a supported kind, or is broken."""
 TOO_LARGE: Final = 4
 """Exit code if the image would take too much memory or time."""
-# Formats to decode. EPS is missing because it would run a program. Other formats are rare, and each decoder can have
-# security holes.
+# Formats to decode. EPS is missing, because EPS files are programs. Others are rare, and each decoder is a risk.
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO")
 
 

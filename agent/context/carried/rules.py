@@ -198,8 +198,8 @@ def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool
     if not scored or scored[0][0] == 0:
         return None, False
     (best, index), second = scored[0], scored[1][0] if len(scored) > 1 else 0
-    # The best rule must share at least 50 % of the words of the shorter text. The second best must share less than
-    # half, or at least 20 percentage points less than the best.
+    # The best rule must share at least 50 % of the shorter text's words. The second best must share less than 50 % of
+    # them, or at least 20 percentage points less than the best rule.
     is_clear = best >= 50 and (second < 50 or best - second >= 20)
     return (rules[index] if is_clear else None), True
 
