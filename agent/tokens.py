@@ -126,7 +126,8 @@ class RowTokenCache:
             if size is None:
                 size = _row_tokens(row, max_result_characters)
             if len(self._young) >= self._kept:
-                # Two generations instead of LRU order, so no thread iterates over a dict that another thread changes.
+                # Drop entries by generation, not in LRU order, so no thread iterates over a dict that another one
+                # changes.
                 self._old, self._young = self._young, {}
             self._young[key] = size
         if reasoning_of and row.body.reasoning is not None and row.body.reasoning.made_by == reasoning_of:

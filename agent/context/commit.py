@@ -238,7 +238,7 @@ class UndoPreview:
 
     @property
     def fits(self) -> bool:
-        """True if there is room for the restored view. Otherwise the next message would compress it again."""
+        """True if there is room for the restored view. Otherwise, the next message would cause another compression."""
         return self.limits.fits(self.tokens)
 
 

@@ -74,7 +74,7 @@ class Engine(Protocol):
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         """Return a prepared compression, or the reason why there is none, and the new state.
 
-        Never raises engine errors.
+        Never raises an engine's errors.
         """
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
@@ -391,5 +391,5 @@ def _reason(failure: ModelError) -> str:
         return str(failure)
     if isinstance(failure, ContextOverflow):
         return "The messages to summarise do not fit into the model's context window."
-    # Drop the advice after the first clause. It is for people whose question failed.
+    # Keep only the first clause. The advice after it is for people whose question failed.
     return re.split(r";|\.(?=\s|\Z)", sentence_for(failure))[0] + "."

@@ -324,7 +324,7 @@ class ModelHandle:
     def routes_within(self, window: Tokens) -> tuple[SummaryRoute, ...]:
         """Return the summary routes for a conversation.
 
-        The conversation's window also limits its own model as a summary route.
+        If one of them uses this model, its context length is at most `window`, the conversation's context length.
         """
         bounded = []
         for route in self.summary_routes:

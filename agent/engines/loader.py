@@ -172,7 +172,7 @@ def _maker(offered: object) -> MakeEngine:
     if isinstance(offered, ModuleType):
         return _maker(_offered_by(offered))
     if isinstance(offered, ContextEngine):
-        return partial(_copied, offered)  # if conversations shared an object, it would mix them up
+        return partial(_copied, offered)  # if conversations shared one object, it would mix them up
     if inspect.isclass(offered) and inspect.isabstract(offered):
         missing = ", ".join(sorted(getattr(offered, "__abstractmethods__", ())))
         raise PluginError(f"{offered.__name__} does not define {missing}")

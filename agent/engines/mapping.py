@@ -58,7 +58,7 @@ class MappedMessages:
     removed: Transcript
     """Rows that left the view or were shortened."""
     summarised: int
-    """Number of rows that the handoff replaces, not counting earlier handoffs."""
+    """Number of rows that the handoff replaces. Earlier handoffs do not count."""
 
 
 def sent_messages(system: str, transcript: Transcript, style: WireStyle) -> SentMessages:
