@@ -1,7 +1,7 @@
 """Memory flush: before a compression, a model saves facts that other conversations need.
 
-The model reads messages of people and of the assistant, but no tool results or handoffs. Its request and reply are not
-stored as messages.
+The model reads messages from people and the assistant, but no tool results or handoffs. The model request and the reply
+are not stored as messages.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from hermes_state.values import ChatKey, Clock, Origin, Transcript, UserRef
 log = structlog.get_logger()
 
 ASKS = "Save the notes now."
-"""Last line of the request."""
+"""Last line of the model request."""
 
 _SYSTEM = """\
 You keep the notes of an assistant who talks with people for months. Part of a conversation is about to leave the \
@@ -62,10 +62,13 @@ class MemoryWriter:
     """Returns True if everybody in a chat is allowed to use a tool. Chats without access to `memory` are not
     flushed."""
     is_shared_on: bool = True
-    """True to flush shared chats too, where any member can influence the notes."""
+    """True to also flush shared chats, where any member can influence the notes."""
 
     async def flush(self, job: CompressionJob) -> None:
-        """Let the conversation's model, or the model configured for notes, write them. Failures are only logged."""
+        """Let a model write notes: the model configured for notes, or the conversation's model.
+
+        Failures are only logged.
+        """
         route, rows = job.flush_route, words_of_people(job.view.transcript)
         newest = next((row for row in reversed(rows) if row.origin is Origin.HUMAN), None)
         if route is None or route.client.breaker.open is not None or newest is None:

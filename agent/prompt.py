@@ -1,6 +1,7 @@
 """Prompts: the system prompt of a session, and the model request for a view.
 
-A session's system prompt is assembled once and stored. It contains nothing that changes, so its bytes stay the same.
+A session's system prompt is assembled once and stored. It contains nothing that changes during the session, so
+providers can cache it.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ _PLATFORM_FACTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBuilder:
-    """Builds the prompts of an agent. The same prompts are measured and sent."""
+    """Builds an agent's prompts. The prompt that is measured is the prompt that is sent."""
 
     tools: ToolRegistry
     persona: str = DEFAULT_PERSONA
@@ -54,7 +55,7 @@ class PromptBuilder:
     """Fixed system prompt for every session. None: each session's prompt is assembled."""
 
     async def system_for(self, conversation: ConversationRef, threshold: Tokens) -> str:
-        """Assemble the system prompt of a conversation that is compressed at `threshold`."""
+        """Assemble the system prompt of a conversation that is compressed at `threshold` tokens."""
         if self.system is not None:
             return self.system
         persona, sections = None, list[str]()
@@ -87,7 +88,7 @@ class PromptBuilder:
         style = WireStyle(
             is_shared=conversation.chat_kind.is_shared,
             zone=self.zone,
-            # a fifth of the input window, at four characters per token
+            # 20 % of the input window, at four characters per token
             max_result_characters=min(100_000, input_window * 4 // 5),
             reasoning_of=maker,
         )
@@ -132,7 +133,10 @@ SUBAGENT = (
 
 
 def subagent_prompt(tool_names: Collection[str]) -> str:
-    """Return the system prompt of sub-agents with these tools. It has no persona, because they talk to no person."""
+    """Return the system prompt for sub-agents with these tools.
+
+    It has no persona, because sub-agents do not talk to people.
+    """
     return "\n\n".join((SUBAGENT, _how_messages_look(ChatKind.DIRECT), _tool_guidance(tool_names)))
 
 

@@ -50,7 +50,7 @@ class TranscriptionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SubagentSettings:
-    """Sub-agents, started by the tool `delegate`."""
+    """Sub-agents, which the `delegate` tool starts."""
 
     max_parallel: Annotated[int, Setting(ge=1, le=50, unit="sub-agents")] = 3
     """Maximum number of sub-agents that work for one turn at the same time."""
@@ -67,7 +67,7 @@ class WorkspaceSettings:
     max_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes", restart=True)] = 1 << 30
     """Maximum disk space for the files of one chat."""
     max_file_bytes: int = 50 << 20
-    """Largest file that tools read, write or send, in bytes. No platform accepts larger files from a bot."""
+    """Maximum size of a file that tools read, write or send, in bytes. No platform accepts larger files from a bot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +85,11 @@ class TerminalSettings:
     unsafe: Annotated[bool, Setting()] = False
     """Run commands without a sandbox, with all rights of the gateway's user. They can then read your API keys."""
     max_processes: int = 100
-    """Maximum processes and threads of a command: enough for a parallel build, too few for a fork bomb."""
+    """Maximum number of processes and threads of a command: enough for a parallel build, too few for a fork bomb."""
     output_chars: int = 20_000
-    """Maximum characters of output to keep. Half of them are for the beginning, half for the end."""
+    """Maximum number of output characters to keep: half from the beginning, half from the end."""
     max_background: int = 4
-    """Maximum background commands of one chat at the same time."""
+    """Maximum number of background commands that one chat can run at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class ServerSettings:
 
     @property
     def complaint(self) -> str | None:
-        """Error message about keys that do not go together; None if the keys are valid."""
+        """Error message about keys that cannot be combined; None if the keys are valid."""
         if (self.command is None) == (self.url is None):
             return "command: set either command (a program to start) or url (an address)"
         other, wrong = ("url", ("headers",)) if self.url is None else ("command", ("args", "env", "cwd"))

@@ -1,4 +1,7 @@
-"""Sub-agents: turns inside a turn, at the conversation's cost. A sub-agent has fewer tools and ends with a report."""
+"""Sub-agents: turns inside a turn, whose cost is charged to the conversation.
+
+A sub-agent has fewer tools and ends with a report.
+"""
 
 import asyncio
 import time
@@ -41,7 +44,7 @@ NOT_GIVEN = "the main agent did not give it to this sub-agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentAccess(OpenAccess):
-    """Access rules of a sub-agent: it may use tools that only read, and tools that its chat allows without approval.
+    """Access rules of a sub-agent, which can use read-only tools and tools that its chat allows without approval.
 
     Tools for the conversation's own data (notes, to-do list, files for people) are not available.
     """
@@ -50,7 +53,7 @@ class SubagentAccess(OpenAccess):
     person: UserRef
     """User who started the parent turn."""
     names: frozenset[str] | None = None
-    """Names of the tools that the parent chose. None: all tools that these rules allow."""
+    """Names of the tools that the parent turn chose. None: all tools that these rules allow."""
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
         is_reading = tool.effect is ToolEffect.READ_ONLY
@@ -63,13 +66,16 @@ class SubagentAccess(OpenAccess):
         return self.access.refusal(tool, chat, kind, self.person)
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy:
-        """Return the policy for a call that writes or executes. A sub-agent cannot ask for approval."""
+        """Return the policy for a call that writes or executes.
+
+        Calls that need approval are denied, because a sub-agent cannot ask for it.
+        """
         return Policy.ALLOW if self.access.policy(tool, chat) is Policy.ALLOW else Policy.DENY
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class SubagentRunner:
-    """Runs sub-agents, a few at a time for each turn. If a sub-agent fails, only its own call fails."""
+    """Runs sub-agents, a few at a time for each turn. A failed sub-agent fails only the tool call that started it."""
 
     store: Store
     clock: Clock
@@ -89,11 +95,11 @@ class SubagentRunner:
         task: str,
         tools: tuple[str, ...] | None,
     ) -> str:
-        """Run the sub-agent of a tool call and return its report.
+        """Run the sub-agent that a tool call requests, and return its report.
 
         An interrupted sub-agent continues from its stored rows. While the store is unavailable, the sub-agent waits.
-        Raises `ToolError` if there is no report. If the call is cancelled, the stored steps stay and the sub-agent can
-        continue later.
+        Raises `ToolError` if there is no report. If the call is cancelled, the sub-agent can continue later from its
+        stored steps.
         """
         access = SubagentAccess(access=self.access, person=parent.started_by)
         for name in tools or ():
@@ -116,7 +122,7 @@ class SubagentRunner:
 
         async with slot:
             try:
-                # Do not wait for a broken store: the turn continues, or its next write reports the error.
+                # Do not wait for a broken store: the parent turn continues, or its next write reports the error.
                 return await retried(take_up, StoreUnavailable, "subagent.delayed", unless=(StoreBroken,))
             except TurnMoved as error:
                 raise ToolError("the turn has ended") from error
@@ -135,7 +141,7 @@ class SubagentRunner:
         except ModelError as error:
             spent = " (the spending cap is reached)" if isinstance(error, SpendingCapExceeded) else ""
             raise await self._failed(turn, type(error).__name__, f"its model failed{spent}", error) from error
-        except Exception as error:  # the turn and its other sub-agents continue
+        except Exception as error:  # the parent turn and its other sub-agents continue
             log.exception("subagent.crashed")
             raise await self._failed(turn, type(error).__name__, "it crashed") from error
         finally:
@@ -165,7 +171,7 @@ class SubagentRunner:
         )
 
     async def _failed(self, turn: RunningTurn, kind: str, reason: str, error: ModelError | None = None) -> ToolError:
-        """Mark a sub-agent as failed, and return the error for its parent turn."""
+        """Mark a sub-agent's turn as failed, and return the error for the parent turn."""
         log.warning("subagent.failed", error=kind, detail=None if error is None else str(error))
         sentence = f"the sub-agent has no report: {reason}"
         await self.store.write_with_retry(journal.fail_turn, turn, kind, sentence, self.clock.now())
@@ -174,5 +180,5 @@ class SubagentRunner:
 
 @locks(chat="turn.chat_id")
 def _store_report(db: Connection, turn: RunningTurn, final: ModelAnswer, clock: Clock) -> None:
-    """Store a report. Each attempt reads the clock, so that the cost counts for the day of the commit."""
+    """Store a report. Each attempt reads the clock again, so the cost counts towards the day of the commit."""
     journal.finish_turn(db, turn, final, clock.now())

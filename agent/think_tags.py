@@ -1,7 +1,7 @@
 """Parser for models that write their reasoning into the text, between tags such as `<think>`, before the answer.
 
-Servers that know such a model return its reasoning in a separate field. Later tags in an answer are ordinary text,
-because people may ask about them.
+Servers that support such a model return its reasoning in a separate field. Tags later in an answer are ordinary text,
+because people may ask about these tags.
 """
 
 import re
@@ -30,8 +30,8 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
     "<|channel|>commentary<|message|>": None,
     "<|channel|>final<|message|>": None,
 }
-"""Opening markers, each with the pattern that ends its reasoning. None: the marker starts no reasoning and is
-removed."""
+"""Opening markers, each with the pattern that ends its reasoning. None: the marker is removed and does not start
+reasoning."""
 _LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>")
 _UNOPENED: Final = re.compile(rf"</({'|'.join(_NAMES)})>", re.IGNORECASE)
 _WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?=\S)(.*)", re.DOTALL)
@@ -59,7 +59,7 @@ class ThinkTagParser:
         self._markers = 0
 
     def feed(self, piece: str) -> str:
-        """Add a piece of the stream. Return the text that is now known to belong to the answer."""
+        """Read the next piece of the stream. Return the text that is now known to belong to the answer."""
         if self._state == "answering":
             return piece
         if self._state == "beginning":
@@ -70,11 +70,11 @@ class ThinkTagParser:
             text = self._held.lstrip()
             found = _marker(text)
             if found is None or self._markers >= 200:
-                # The limit ends an endless run of blanks.
+                # Do not hold back an endless run of whitespace.
                 if len(self._held) < 4_096 and any(one.startswith((text, text.lower())) for one in _MARKERS):
                     return ""  # more text may complete a marker
                 return self._answer(text)
-            self._markers += 1  # limited, because each marker copies the text after it
+            self._markers += 1  # limited, because removing a marker copies all the text after it
             length, end = found
             self._is_cut, self._held = True, text[length:]
             if end is not None:
@@ -102,7 +102,7 @@ class ThinkTagParser:
         return shown, "\n\n".join(self._thoughts)
 
     def _answer(self, text: str) -> str:
-        """Return the beginning of an answer. Leading blanks are removed only after reasoning."""
+        """Return the beginning of an answer. Leading whitespace is removed only after reasoning."""
         held, self._held = self._held, ""
         self._state = "answering"
         if self._is_cut:
@@ -141,7 +141,7 @@ def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
 
 
 def _without_opening(text: str) -> tuple[str, str] | None:
-    """Split a text without an opening tag (it was in the prompt) into reasoning and answer; None for other texts."""
+    """Split text whose opening tag was in the prompt into reasoning and answer. Return None for other text."""
     if (found := _WITHOUT_MARKERS.fullmatch(text)) is not None:
         return found[1], found[2]
     closing = _UNOPENED.search(text)

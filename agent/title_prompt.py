@@ -1,4 +1,4 @@
-"""Titles of conversations: the model request and the check of its reply."""
+"""Conversation titles: the model request and the check of the reply."""
 
 import re
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _REFUSAL = re.compile(
     r"|as an ai|lo siento|d\u00e9sol\u00e9|desculpe|tut mir leid)\b|抱歉|对不起|申し訳|죄송",
     re.IGNORECASE,
 )
-"""Wording of refusals. It is narrow, because “Cannot log in” is a good title."""
+"""Matches refusals by the model. It is narrow, because “Cannot log in” is a good title."""
 _MARKUP = re.compile(
     r"[*`<>\[\]{}|\\\x00-\x1f\x7f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
     r"|^(?:#{1,6}|[-\u2022\u2013]|\d\.)\s|__"
@@ -46,7 +46,7 @@ def title_request(rows: Transcript, redact: Callable[[str], str], *, now: Millis
     row = asking_row(f"<conversation>\n{shown}\n</conversation>\n\nWrite the title now.", now)
     return ModelRequest(
         system=_SYSTEM, transcript=(row,), max_output_tokens=2_000, payer=payer
-    )  # models can reason first
+    )  # room for models that reason first
 
 
 def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:

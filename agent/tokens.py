@@ -1,9 +1,10 @@
 """Token estimates for text and stored rows that no provider has counted yet.
 
-No tokenizer is used. Common tokenizers split text at the same places. So each character is replaced by a letter for
-its class (lower case, digit, Han, …), and short sequences of these letters are counted. For example, `sl` is a word
-after a space, `ddd` is three digits, and `lu` is a capital inside a camelCase name. The weights were fitted to the
-o200k vocabulary over prose in many languages, code, JSON, logs, hex and base64. `python -m bench` shows the error.
+No tokenizer is used. Common tokenizers split text at similar places. So each character is replaced by a letter for its
+class (lower case, digit, Han, …), and short sequences of these letters are counted. For example, `sl` is a word after a
+space, `ddd` is three digits, and `lu` is a capital inside a camelCase name. The weights were fitted to the o200k
+tokenizer on prose in many languages, code, JSON, logs, hex and base64. `python -m bench` shows how accurate the
+estimates are.
 """
 
 from collections.abc import Mapping
@@ -16,16 +17,17 @@ from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import EstimatedTokens, Message, MessageRole, Origin
 
 MESSAGE_TOKENS = 4
-"""Tokens of a message's role and separators."""
+"""Estimated tokens of a message's role and separators."""
 CALL_TOKENS = 10
-"""Tokens of the id and frame of a tool call or a tool result."""
+"""Estimated tokens of the id and frame of a tool call or a tool result."""
 BLOCK_TOKENS = 14
-"""Tokens of the tags around a document or quotation, or of the line about an image that the model cannot see."""
+"""Estimated tokens of the tags around a document or quotation, or of the line about an image that the model cannot
+see."""
 _WEIGHTS = {
-    # words after a space, punctuation, a capital, a digit or a line end; long words count more
+    # words, by the character before them, and capitals; long words count more
     **{b"sl": 0.845, b"pl": 1.138, b"ul": 0.824, b"dl": 0.8, b"nl": 0.86, b"llllll": 0.345},
     **{b"lu": 0.623, b"pu": 0.839, b"du": 0.538, b"u": 0.212},
-    # numbers: a token per three digits, and one more where a number begins
+    # numbers: about one token per three digits, and one more at the start of a number
     **{b"d": 0.05, b"ddd": 0.75, b"sd": 2.0, b"ld": 1.162, b"pd": 1.772, b"ud": 1.065},
     **{b"p": 0.188, b"sp": 0.843, b"s": 0.064, b"n": 0.738, b"t": 1.236},
 }
@@ -62,7 +64,7 @@ _CLASSES = _class_table()
 
 
 def estimated_text_tokens(text: str) -> EstimatedTokens:
-    """Return the estimated tokens of a text, rounded up. Only an empty text has 0.
+    """Return the estimated number of tokens of a text, rounded up. It is 0 only for an empty string.
 
     >>> estimated_text_tokens("Please remind me tomorrow at ten.")
     8
@@ -70,7 +72,7 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
     if not text:
         return EstimatedTokens(0)
     raw = text.encode("utf-8", "surrogatepass")
-    total = 0.675  # the first word, which follows no space
+    total = 0.675  # for the first word, which has no space before it
     for letter, weight in _RARE_LETTERS.items():
         total += weight * raw.count(letter)
     if len(raw) == len(text):
@@ -86,23 +88,23 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
 
 def estimated_schema_tokens(name: str, description: str, parameters: Mapping[str, object]) -> EstimatedTokens:
     schema = f"{name} {description} {orjson.dumps(parameters).decode()}"
-    return EstimatedTokens(8 + cached_text_tokens(schema))  # 8 for the frame around a schema
+    return EstimatedTokens(8 + cached_text_tokens(schema))  # 8 tokens for the frame around a schema
 
 
 @lru_cache(maxsize=256)
 def cached_text_tokens(text: str) -> EstimatedTokens:
-    """Return `estimated_text_tokens`, cached because system prompts and schemas are part of every call."""
+    """Return `estimated_text_tokens`, cached because each call sends the same system prompts and schemas again."""
     return estimated_text_tokens(text)
 
 
 class RowTokenCache:
-    """Token sizes of rows, measured once because rows never change. Several threads may use the cache.
+    """Token sizes of rows, measured once because rows never change. The cache is thread-safe.
 
     The key contains a row's text as well as its id, because a row that was shortened for a summary keeps its id.
     """
 
     def __init__(self, kept: int = 32_768) -> None:
-        """Cache the sizes of the latest rows, at most 2 * `kept`.
+        """Create a cache for the sizes of the latest rows, at most 2 * `kept`.
 
         The default is enough for several long conversations.
         """
@@ -116,7 +118,7 @@ class RowTokenCache:
     def text_tokens(
         self, row: Message, max_result_characters: int, *, is_shared: bool = False, reasoning_of: str = ""
     ) -> int:
-        """Return the unscaled tokens of a row without images. `reasoning_of`: the model whose reasoning is sent."""
+        """Return the unscaled tokens of a row without its images. `reasoning_of`: the model whose reasoning is sent."""
         key = _key(row, max_result_characters)
         size = self._young.get(key)
         if size is None:
@@ -124,12 +126,13 @@ class RowTokenCache:
             if size is None:
                 size = _row_tokens(row, max_result_characters)
             if len(self._young) >= self._kept:
-                # Two generations instead of LRU order, so no thread iterates over a dict that another thread changes.
+                # Drop entries by generation, not in LRU order, so no thread iterates over a dict that another one
+                # changes.
                 self._old, self._young = self._young, {}
             self._young[key] = size
         if reasoning_of and row.body.reasoning is not None and row.body.reasoning.made_by == reasoning_of:
             blocks = row.body.reasoning.blocks
-            # Most reasoning is encrypted, and no provider counts its letters. Prose also has four per token.
+            # Most reasoning is encrypted and cannot be measured, so assume four characters per token, as in prose.
             size += len(blocks) // 4 if blocks.isascii() else estimated_text_tokens(blocks)
         if is_shared and row.role is MessageRole.USER and row.sender_name:
             return size + cached_text_tokens(row.sender_name) + 1
@@ -141,11 +144,11 @@ class RowTokenCache:
 
 
 ROW_TOKENS = RowTokenCache()
-"""Process-wide cache."""
+"""The cache that the whole process shares."""
 
 
 def _key(row: Message, max_result_characters: int) -> int:
-    """Return a digest of a row's id and content. A tuple would need five times the memory."""
+    """Return a hash of a row's id and content. A tuple would need five times as much memory."""
     text, body = row.text or "", row.body
     return hash((row.id, _shown(row, max_result_characters), hash(text), 0 if body is EMPTY_BODY else hash(body)))
 

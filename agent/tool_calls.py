@@ -1,4 +1,4 @@
-"""Tool calls of a turn. The calls of one answer run in parallel, wait for approval, or are refused.
+"""Tool calls of a turn. The calls in one model reply run in parallel, wait for approval, or are refused.
 
 The start of a call is committed before it runs, so a restart never repeats a call that may have taken effect.
 """
@@ -44,7 +44,7 @@ OUTCOME_UNKNOWN = (
 
 
 class ApprovalNeededError(HermesError):
-    """The turn waits for approvals. It runs again after people have answered all requests."""
+    """The turn is waiting for approvals. It runs again after people have answered all requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class ToolCallRunner:
     async def resume(
         self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext
     ) -> None:
-        """Finish the calls that a crash or an approval request left open.
+        """Finish the calls that have no result yet because of a crash or an approval request.
 
         A call that never started runs. A call that started but has no result may have taken effect: if its tool only
         reads, it runs again; otherwise its outcome is unknown.
@@ -80,9 +80,9 @@ class ToolCallRunner:
             return False
 
     async def run(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> None:
-        """Run the calls of one answer in parallel, after their start is committed.
+        """Run the calls in one model reply in parallel, after their start is committed.
 
-        Raises `ApprovalNeededError` if some calls need approval. By then all other calls have their results.
+        Raises `ApprovalNeededError` if some calls need approval. By then, all other calls have results.
         """
         sorted_calls = await self._sort(message, calls, context)
         ready, refused = sorted_calls.ready, sorted_calls.refused
@@ -97,7 +97,7 @@ class ToolCallRunner:
                 for one in ready:
                     run = self._run_one(message, by_id[one.call.id], one, context)
                     group.create_task(run, name=f"tool {one.tool.name}")
-        except BaseExceptionGroup as group_error:  # from the store: tools never raise
+        except BaseExceptionGroup as group_error:  # raised by the store, because tools never raise errors
             raise group_error.exceptions[0] from group_error
         if sorted_calls.asking:
             chats, minutes, now = sorted_calls.admin_chats, self.approval_minutes, self.clock.now()
@@ -117,7 +117,7 @@ class ToolCallRunner:
         if any(one.may_need_approval or one.tool.instructs(one.arguments) for one in resolved):
             answers |= await read(approvals.load_approvals, message.id)
             grants += await read(approvals.load_grants, context.chat_id, context.lineage_id)
-            if not access.is_admin(context.started_by):  # an admin is asked in the turn's own chat
+            if not access.is_admin(context.started_by):  # an admin can answer in the turn's own chat
                 chats += await read(access.load_admin_chats)
         found = CallPlan(access=access, context=context, grants=grants, admin_chats=chats, refused=refused)
         for one in resolved:
@@ -143,7 +143,7 @@ class ToolCallRunner:
         await self.store.write(journal.finish_tool, context.claim, result, self.clock.now())
 
     async def end_round(self, claim: TurnClaim, input_window: Tokens) -> None:
-        """Shorten the results of a round to their budget, and add messages that people sent in the meantime."""
+        """Shorten the results of a round to fit the budget, and add messages that people sent in the meantime."""
         tools = self.offers.registry.by_name
         await self.store.write(_end_round, claim, self.budget, tools, input_window, self.clock.now())
 
@@ -173,7 +173,7 @@ def _end_round(
 
 
 def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
-    """Return the turn's newest answer with calls, and its calls that have no result yet; None if all have one."""
+    """Return the turn's newest model reply and its calls that have no result yet. Return None if no call is open."""
     answered: set[str] = set()
     for row in reversed(transcript):
         if row.turn_id != turn_id:
@@ -187,10 +187,7 @@ def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[T
 
 
 def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
-    """Return True if the process ended between a result and the next model call.
-
-    New messages may still have to join.
-    """
+    """Return True if tool results are the newest rows of the turn, so its next step is a model call."""
     return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id
 
 
@@ -201,7 +198,7 @@ RESULT_SHARE = 20
 BLOCK = "persisted-output"
 """Tag around the preview of a stored result."""
 
-# Purpose: results of a turn's newest round that are still shown in full.
+# Selects the results of a turn's newest round that are still shown in full.
 _WHOLE_RESULTS = """
 SELECT m.id, r.tool_name FROM messages m
 JOIN tool_runs r ON r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id
@@ -213,10 +210,12 @@ WHERE m.turn_id = :turn_id AND m.role = 'tool' AND m.seq > 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultBudget:
-    """Size limits of tool results in a prompt: a number of characters or a share of the input window, the smaller one.
+    """Size limits of tool results in a prompt: a number of characters and a share of the input window.
+
+    The smaller applies.
 
     A result over its limit becomes a preview. If a round is over its limit, its largest results become previews until
-    the rest fits. Search finds the full text, and the reading tools open it by its recall id.
+    the round fits. The model can find the full text by search and open it by its recall id.
     """
 
     result_size: int = 100_000
@@ -228,7 +227,7 @@ class ResultBudget:
         return min(self.result_size, input_window * 4 * RESULT_SHARE // 100)
 
     def preview_for(self, tool: Tool | None, text: str, input_window: Tokens) -> Callable[[MessageId], str] | None:
-        """Return a function from a row id to the result's preview, or None if the result fits."""
+        """Return a function that makes the result's preview from its row id, or None if the result fits."""
         limit = self.result_size
         if tool is not None:
             if not tool.is_persisted:
@@ -254,7 +253,10 @@ class ResultBudget:
     def spill(
         self, db: Connection, turn_id: TurnId, tools: Mapping[str, Tool], input_window: Tokens, now: Millis
     ) -> int:
-        """Replace the largest results of a turn's newest round with previews until the rest fits. Return the count."""
+        """Replace the largest results of a turn's newest round with previews until the round fits.
+
+        Return their number.
+        """
         names = dict(db.execute(_WHOLE_RESULTS, {"turn_id": turn_id}).fetchall())
         rows = [load_message(db, row_id) for row_id in names]
         length, room_tokens = sum(len(row.text or "") for row in rows), input_window * 2 * RESULT_SHARE // 100

@@ -1,4 +1,4 @@
-"""One turn: model calls and tool calls until there is an answer, which the caller stores together with its delivery.
+"""Runs one turn: model calls and tool calls until there is an answer. The caller stores the answer for delivery.
 
 Every step is committed before the next begins, so the stored rows alone show where a turn continues.
 """
@@ -40,9 +40,10 @@ from hermes_state.values import Clock, ConversationRef, Message, MessageId, Mode
 log = structlog.get_logger()
 
 MAX_OVERFLOWS = 3
-"""Maximum number of times a turn compresses because the provider refused its prompt. After that, the turn fails."""
+"""Maximum number of times that a turn compresses a prompt because it is too long. After that, the turn fails."""
 MAX_TOOL_ROUNDS = 50
-"""Maximum rounds of tool calls. After that, the turn is probably going in circles and must answer."""
+"""Maximum number of rounds of tool calls. After that, the model must answer, because it is probably going in
+circles."""
 
 CUT_OFF = (
     "*(This answer reached the output limit and stops here. Write “go on” to continue it. For longer answers, raise "
@@ -66,7 +67,7 @@ Delegate: TypeAlias = Callable[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Answer of a turn, before it is stored."""
+    """A turn's answer, before it is stored."""
 
     text: str
     call: ModelCall
@@ -86,7 +87,7 @@ class _RunState:
     rounds: int
     refusals: int = 0
     is_unexplained: bool = False
-    """True if the last prompt was refused without a reason, and then compressed because it may have been too long."""
+    """True if the last prompt was compressed because the provider refused it without giving a reason."""
     notice: str | None = None
     prompt: MeasuredPrompt | None = None
     compression: tuple[str | None] | None = None
@@ -97,7 +98,7 @@ class _RunState:
 
 
 class Agent:
-    """Runs any number of turns. Between turns it keeps only long views of active conversations."""
+    """Runs any number of turns. Between turns, it keeps only the long views of active conversations in memory."""
 
     def __init__(
         self,
@@ -118,9 +119,10 @@ class Agent:
     ) -> None:
         """Create an agent. `pending`: unfinished compressions, shared by all agents of a store.
 
-        `listeners` receive changes of views. `before_split` runs before a compression, and `on_wait` when a turn waits
-        long for a compression. `redact` removes secrets from the input and output of summaries. `make_engine` wraps
-        the built-in context engine in another, whose tools are added to those of `prompts`. `delegate` runs sub-agents.
+        `listeners` receive the events of compressions. `before_split` runs before each compression. `on_wait` runs when
+        a turn waits a long time for a compression. `redact` removes secrets from the input and output of summaries.
+        `make_engine` wraps the built-in context engine in another engine. The tools of that engine are added to those
+        of `prompts`. `delegate` runs sub-agents.
         """
         self._delegate, self._store, self._clock, self.prompts = delegate, store, clock, prompts
         self._max_tool_rounds, self._views, tools = max_tool_rounds, ViewCache(store), prompts.tools
@@ -157,22 +159,22 @@ class Agent:
         model: ModelHandle,
         prompt: MeasuredPrompt | None = None,
     ) -> Answer:
-        """Run a turn to its answer, starting at the step that its rows show.
+        """Run a turn until it has an answer. Start at the step that the stored rows show.
 
-        `on_text` receives the whole text so far of a growing answer, and must not block. `prompt`: the prompt that
-        hygiene just measured, if nothing was stored since then.
+        While the answer is being written, `on_text` receives its whole text so far. It must not block. `prompt`: the
+        prompt that hygiene has just measured, if nothing was stored since then.
 
         Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped. After a cancellation, the next
-        run continues at the last finished step. A write can still be in the store's queue. So before running the turn
-        again in the same process, await another write, such as `journal.take_up`.
+        run continues after the last finished step. The cancelled run can still have a write in the store's queue. So
+        before you run the turn again in the same process, await another write, such as `journal.take_up`.
         """
         view = await self._view(turn.conversation, model, prompt)
         if prompt is not None and prompt.request.system == view.session.system_prompt:
-            prompt = replace(prompt, view=view)  # only the stored system prompt is new
+            prompt = replace(prompt, view=view)  # only the stored system prompt differs
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
         rounds = (
             await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
-        )  # compressed rounds are not in the view
+        )  # ask the store, because the view lacks compressed rounds
         state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
         step = open_calls(view.transcript, turn.id)
         if step is not None:
@@ -249,7 +251,7 @@ class Agent:
     ) -> tuple[MeasuredPrompt, CompletedCall]:
         """Return the model's reply to a view.
 
-        Compress before the call if needed, and again if the prompt does not fit.
+        Compress before the call if needed, and again if the prompt turns out not to fit.
         """
         conversation, model = state.turn.conversation, state.model
         layer: Layer = "in_loop" if state.rounds else "preflight"
@@ -257,7 +259,7 @@ class Agent:
             prompt = await self.context.make_room(conversation, model, view, layer, prompt)
             tokens, window = prompt.estimated, prompt.model_limits.longest_prompt
             try:
-                if tokens > window:  # a prompt that cannot fit is not sent, and messages are never left out
+                if tokens > window:  # do not send a prompt that cannot fit
                     raise ContextOverflow(f"about {tokens} of {window} tokens", prompt_tokens=tokens, window=window)
                 sent, done = await self._call(state, prompt)
                 state.is_unexplained = False
@@ -295,7 +297,7 @@ class Agent:
             except ContextOverflow as error:
                 if not await prompt.model.profile.is_disproved(error, prompt.estimated):
                     raise
-                cap = OutputCapExceeded(str(error), cap=error.window)  # so only the requested output can be too long
+                cap = OutputCapExceeded(str(error), cap=error.window)  # the prompt fits, so the output is too long
                 request = replace(request, max_output_tokens=_lower_output(request, cap))
             except ModelError as error:
                 fewer = await retry.after(request, error) if retry is not None else None
@@ -350,9 +352,9 @@ class Agent:
 
 
 def _lower_output(request: ModelRequest, error: OutputCapExceeded) -> int:
-    """Return a lower output limit for one call:
+    """Return a lower output limit for one call: the provider's limit, or else half of the requested one.
 
-    the provider's, or else half. Raises `error` if it is below 256 tokens.
+    Raises `error` if the lower limit is below 256 tokens.
     """
     asked = request.max_output_tokens or 0
     lower = error.cap if error.cap is not None and error.cap < asked else asked // 2

@@ -1,4 +1,4 @@
-"""Cache of decoded views. Decoding thousands of rows for every turn and between tools takes milliseconds."""
+"""Cache of decoded views. Without it, every model call would spend milliseconds on decoding thousands of rows."""
 
 import time
 from collections import OrderedDict
@@ -12,9 +12,9 @@ from hermes_state.transcripts import View, load_own_rows, load_view
 from hermes_state.values import LineageId, Message
 
 MIN_CACHED_ROWS = 64
-"""Minimum number of rows of a cached view. Reading fewer rows takes well under a millisecond."""
+"""Minimum number of rows in a cached view. Reading fewer rows takes well under a millisecond."""
 MAX_CACHED_BYTES = 8_000_000
-"""Maximum estimated memory of all cached views together."""
+"""Maximum estimated memory of all cached views together, in bytes."""
 MAX_IDLE_SECONDS = 300.0
 """Seconds after which an unused view is dropped."""
 
@@ -73,7 +73,7 @@ def _has_only_grown(known: View, tip: Session) -> bool:
 
 
 def _size(message: Message) -> int:
-    """Return the size of a message in memory, in bytes. A text with an emoji uses four bytes per character."""
+    """Return the estimated size of a message in memory, in bytes. Python uses up to four bytes per character."""
     body = message.body
     texts = [message.text, *(document.text for document in body.documents), *(call.arguments for call in body.calls)]
     return 250 + sum(map(getsizeof, texts))

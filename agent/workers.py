@@ -1,7 +1,4 @@
-"""Worker processes:
-
-scripts that decode strangers' files and web pages outside the daemon. Never import these scripts.
-"""
+"""Worker processes: separate programs that decode files and web pages from strangers. Never import their scripts."""
 
 import asyncio
 import os
@@ -10,7 +7,9 @@ from pathlib import Path
 
 
 async def run_worker(script: Path, *arguments: str, seconds: float, data: bytes | None = None) -> tuple[int, bytes]:
-    """Run a worker on `data` and return its exit code and output. A worker that takes too long is killed.
+    """Run a worker with `data` as its input, and return its exit code and output.
+
+    A worker that takes too long is killed.
 
     Raises `TimeoutError`, or `OSError` if the process cannot be started.
     """

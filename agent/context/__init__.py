@@ -2,9 +2,10 @@
 
 A `ContextController` keeps conversations inside the windows of their models. It measures the next prompt (measure.py),
 compares it with the limits (limits.py), and decides when to compress. An `Engine` prepares a compression (job.py). The
-built-in `Compressor` cuts the transcript (cuts.py), prunes tool results (pruning.py), and asks a model for one summary
-(summary.py) or builds one by rule (deterministic.py). A compression is pending (pending.py) until a transaction commits
-it (commit.py). `ModelHandle` is a model with its learned profile; `ContextState` stores strikes and cooldowns.
+built-in `Compressor` cuts the transcript (cuts.py), prunes tool results (pruning.py), and asks a model for a summary
+(summary.py) or builds a record without a model (deterministic.py). A compression is pending (pending.py) until a
+transaction commits it (commit.py). `ModelHandle` is a model with the profile that the gateway has learned about it.
+`ContextState` stores strikes and cooldowns.
 
 >>> from agent.context.limits import LimitSettings, limits_of
 >>> limits = limits_of(128_000, 8_000, LimitSettings())

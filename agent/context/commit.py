@@ -1,7 +1,7 @@
 """Transactions that commit or undo a compression.
 
-A commit splits the session and stores all related changes, or records a failed attempt. After an undo the model sees
-the earlier view again, followed by everything said since.
+A commit splits the session and stores all related changes, or records a failed attempt. After an undo, the model sees
+the earlier view again, followed by all messages since then.
 """
 
 import re
@@ -55,7 +55,7 @@ log = structlog.get_logger()
 
 READ_AGAIN = "Instructions that have left your view, read again before you go on: "
 MAX_NAMED = 8
-"""Maximum number of instruction files to list. The latest ones are kept."""
+"""Maximum number of instruction files to list. If there are more, the most recently read ones are listed."""
 _READING = re.compile(r"read|view|open|cat|get_|terminal|shell|bash|command|more_tools|skill")
 _NAME = re.compile(
     r"(?<![\w.-])(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CRUSH|WARP|HERMES|SOUL|SKILL|CONVENTIONS|CONTRIBUTING|RULES|GUIDELINES"
@@ -71,11 +71,11 @@ def commit_compression(
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
     """Commit a prepared compression, or record that the attempt did not produce one. Return the outcome and its events.
 
-    Writes nothing if another compression was faster.
+    Writes nothing if another compression was committed first.
     """
     job, prepared = attempt.job, attempt.result
     session, conversation = load_session(db, job.view.session.id), job.conversation
-    # A turn may have continued while the summary was written, so keep its changes to the state.
+    # A turn may have changed the state while the summary was written, so keep its changes.
     before = state_of(session.context_state)
     attempt = replace(attempt, state=before.rebased(state_of(job.view.session.context_state), attempt.state))
     if not isinstance(prepared, PreparedCompression):
@@ -108,7 +108,7 @@ def keep_debt(db: Connection, session_id: SessionId, *, owes_notes: bool) -> Non
 
 @locks(chat="job.conversation.chat_id")
 def settle_notes(db: Connection, job: CompressionJob, system: str) -> None:
-    """Record that the notes of a job were taken. If the child session had no model call yet, renew its prompt."""
+    """Record that a job's notes were taken. Renew the child session's system prompt if it has not been sent yet."""
     keep_debt(db, job.view.session.id, owes_notes=False)
     sessions.renew_system_prompt(db, job.conversation.lineage_id, _child_prompt(job, system))
 
@@ -118,13 +118,13 @@ def _child_prompt(job: CompressionJob, system: str) -> str:
 
 
 def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequence[TodoRow]) -> list[ContextItem]:
-    """Return the child session's context with a list of open to-do items and of instructions to read again.
+    """Return the child session's context, with a row that lists open to-do items and instructions to read again.
 
-    The list comes after the handoff. It is a new row in each child, so an undo restores the parent's list.
+    The row comes after the handoff. Each child session gets a new one, so an undo restores the parent's list.
     """
     earlier = {row.id for row in job.view.transcript if row.origin is Origin.TODO}
     items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]
-    # A longer list would fill a small window after every compression.
+    # A longer list could fill a small window again after every compression.
     lines = _open_lines(todos, job.limits.threshold // 10)
     again = to_read_again(job.view.transcript, set(items))
     if text := "\n\n".join(filter(None, ("\n".join(lines), again))):
@@ -135,7 +135,7 @@ def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequ
 
 
 def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
-    """Return a title, the open items that fit (items in progress first), and the number of items left out."""
+    """Return lines: a title, the open items that fit (those in progress first), and the number of items left out."""
     is_open = [todo for todo in todos if todo.state in OPEN_STATES]
     if not is_open:
         return []
@@ -153,7 +153,7 @@ def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
 
 
 def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | None:
-    """Return a line with the instruction files read or listed in these rows, except files read in `kept` rows."""
+    """Return a line that names the instruction files read or listed in these rows, except files read in `kept` rows."""
     failed = {
         row.tool_call_id for row in rows if row.role is MessageRole.TOOL and (row.text or "").startswith("Error:")
     }
@@ -171,7 +171,7 @@ def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | Non
 
 def _read_by(call: ToolCall) -> list[str]:
     given = call.arguments
-    if len(given) > 1_000 or not _READING.search(call.name):  # calls with longer arguments do more than read
+    if len(given) > 1_000 or not _READING.search(call.name):  # a call with longer arguments does more than read a file
         return []
     with suppress(orjson.JSONDecodeError):
         given = orjson.dumps(orjson.loads(given)).decode()
@@ -181,7 +181,7 @@ def _read_by(call: ToolCall) -> list[str]:
 
 
 def _folder(before: str) -> str:
-    """Return the part of a path at the end of a text: everything after `"path":`, or after the last blank."""
+    """Return the beginning of a path at the end of a text: everything after `"path":`, or after the last separator."""
     folder = before.rpartition('"path":"')[2]
     return folder if '"path":"' in before and '"' not in folder else re.split(r"[\s\"'<>|;&=()]", before)[-1]
 
@@ -209,7 +209,7 @@ def _row(attempt: CompressionResult) -> CompressionRow:
 def _keep_attempt(
     db: Connection, attempt: CompressionResult, result: NotNeeded | Aborted, before: ContextState, now: Millis
 ) -> list[ContextEvent]:
-    """Record an attempt that compressed nothing, if it caused an event or a new state. Return its events."""
+    """Record an attempt that compressed nothing, if it caused an event or changed the state. Return its events."""
     job, events = attempt.job, list[ContextEvent]()
     if isinstance(result, Aborted) and job.layer != "manual":  # `/compress` sends its own reply
         events.append(result)
@@ -223,7 +223,7 @@ def _keep_attempt(
 
 
 def note_pressure(db: Connection, pressure: PressureEvent) -> None:
-    """Record that people were warned. Call it in the transaction of the answer that carries the warning."""
+    """Record that people were warned. Call this in the transaction that stores the answer with the warning."""
     state = state_of(sessions.load_session(db, pressure.session_id).context_state)
     sessions.set_context_state(db, pressure.session_id, stored_form(state.told_of(pressure.level)))
 
@@ -238,7 +238,7 @@ class UndoPreview:
 
     @property
     def fits(self) -> bool:
-        """True if there is room for the restored view. Otherwise the next message would compress it again."""
+        """True if there is room for the restored view. Otherwise, the next message would cause another compression."""
         return self.limits.fits(self.tokens)
 
 

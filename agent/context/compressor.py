@@ -1,8 +1,8 @@
 """The built-in context engine: cut the transcript, prune it, get one summary, make one handoff. It commits nothing.
 
-Pure code chooses the rows in a thread. Then a model writes the summary; if a separate summary model fails, the
-conversation's model is asked. If no model writes one, code makes one by rule, or the compression is postponed while
-there is room.
+First, a thread chooses the rows. Then a model writes the summary; if a separate summary model fails, the conversation's
+model is asked. If no model can write it, the compression is postponed while there is room; otherwise a record is made
+without a model.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ log = structlog.get_logger()
 PASSING_OUTCOMES = frozenset(
     {"auth", "quota", "not_offered", "unavailable", "timeout", "rate_limited", "capped", "unpriced"}
 )
-"""Failures caused by the provider, not by the conversation. While there is room, the compression is postponed."""
+"""Failures that are due to the provider, not to the conversation. They postpone the compression while there is room."""
 MAX_LENGTH_PERCENT = 150
-"""Maximum length of a summary, in percent of the requested length. A longer summary is shortened."""
+"""Maximum length of a summary, in percent of the requested length. Longer summaries are shortened."""
 _FRAME_TOKENS = int(estimated_text_tokens(framed("")))
 """Tokens of the frame around every handoff."""
 _MIN_CONTENT = 2 * _FRAME_TOKENS
-"""Minimum tokens in the middle that are worth a model call."""
+"""Minimum number of tokens in the middle that makes a model call worthwhile."""
 
 
 class Engine(Protocol):
@@ -69,12 +69,12 @@ class Engine(Protocol):
         """Name of the engine in the setting `context.engine`."""
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """Return the compression that a conversation needs before its next model call, if any."""
+        """Return the compression that a conversation needs before its next model call, or None."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         """Return a prepared compression, or the reason why there is none, and the new state.
 
-        Never raises engine errors.
+        Never raises an engine's errors.
         """
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
@@ -93,7 +93,7 @@ class Engine(Protocol):
         """Return the engine's tools for the model."""
 
     async def close(self) -> None:
-        """Release all resources. This does not end any conversation."""
+        """Release all resources. The conversations continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SummaryResult:
-    """A summary written by a model (`client`), or made by rule because of `failure`."""
+    """A summary that a model wrote (`client`), or that was made without a model because of `failure`."""
 
     text: str
     client: ModelClient | None = None
@@ -228,7 +228,7 @@ class Compressor:
         record = None if previous is None else previous.text
         text, earlier = parted(record)
         is_shared = job.request.style.is_shared
-        # At most a third of the gain: facts quote the rows, and the handoff must be shorter than the rows.
+        # Facts may use at most a third of the gain. They quote the rows, and the handoff must be shorter than the rows.
         facts_limit = job.estimator.unscaled(min(job.limits.facts, (content - _MIN_CONTENT) // 3))
         limits = {"rules_limit": job.limits.rules, "facts_limit": facts_limit}
         wanted = SummaryJob(
@@ -256,7 +256,7 @@ class Compressor:
     async def _summarise(
         self, job: CompressionJob, plan: _Plan, state: ContextState
     ) -> tuple[_SummaryResult | Aborted, ContextState]:
-        """Return a model's summary. If there is none, return `Aborted` or a summary by rule."""
+        """Return a model's summary. If no model can write one, return `Aborted` or a summary made without a model."""
         failure: ModelError | None = None
         passed_over: str | None = None
         for route in job.routes:
@@ -310,9 +310,9 @@ class Compressor:
 def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
     """Return True if a compression saves enough for a model call.
 
-    Automatic compression requires new tokens since the last handoff, at least 10 % of the threshold. Otherwise one
-    compression would soon follow another. `/compress` only has to save something, because an updated summary keeps its
-    length. `content`: tokens that would leave the view; `fresh`: the part that no handoff covers yet.
+    For automatic compression, at least 10 % of the threshold must be new since the last handoff. Otherwise, one
+    compression would soon follow another. `/compress` must only make the middle shorter by `_MIN_CONTENT` tokens.
+    `content`: tokens that would leave the view. `fresh`: tokens among them that no handoff replaces yet.
     """
     if job.must_shrink or job.message_limit is not None:
         return True
@@ -323,12 +323,14 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 
 
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
-    """Return True if a small window has room and a compression would free less than 60 % of the threshold.
+    """Return True if a compression in a small window can be postponed.
 
-    Otherwise every second turn would compress. There is room if the prompt stays below the hygiene limit after its
-    expected growth, which is the larger of two numbers. The first is the tokens added in the 30 seconds (the time of a
-    typical summary) before the newest step. The second is the size of the largest of the last three steps of the same
-    kind (after a message, or after results).
+    This is the case if the compression would free less than 60 % of the threshold and there is still room.
+
+    Without this check, every second turn could compress. There is room if the prompt stays below the hygiene limit
+    after its expected growth, which is the larger of two numbers. The first is the number of tokens added in the last
+    30 seconds (the time that a typical summary takes), without the newest step. The second is the size of the largest
+    of the last three steps of the same kind (after a message, or after tool results).
     """
     limits, rows = job.limits, job.view.transcript
     freed = min(fresh, content - limits.summary_tokens(content) - _FRAME_TOKENS)
@@ -345,9 +347,10 @@ def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: in
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
-    """Return True if a cut keeps nearly everything, although room is needed or there are too many messages.
+    """Return True if a cut removes too little: too few tokens, or too few messages when their number is the problem.
 
-    Also return True if the provider refused a prompt that should have fitted. Its images probably had too many bytes.
+    Also return True if the provider refused a prompt that should have fitted, because its images probably had too many
+    bytes.
     """
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
@@ -361,9 +364,9 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
 async def ask_route(
     route: SummaryRoute, job: CompressionJob, request: ModelRequest, read: Callable[[ModelReply], str], seconds: float
 ) -> str:
-    """Send a request to a route.
+    """Send a request to a route. Return the text that `read` gets from the reply; `read` runs in a thread.
 
-    Return the text that `read`, run in a thread, gets from the reply. Raises `ModelError`.
+    Raises `ModelError`.
     """
     room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
     request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
@@ -374,7 +377,7 @@ async def ask_route(
     except SummaryError as error:
         call = replace(call, outcome=error.outcome)
         raise
-    finally:  # the call costs money even if its text is unusable
+    finally:  # record the cost even if the text is unusable
         await route.client.ledger.record(job.request.payer, call)
 
 
@@ -388,5 +391,5 @@ def _reason(failure: ModelError) -> str:
         return str(failure)
     if isinstance(failure, ContextOverflow):
         return "The messages to summarise do not fit into the model's context window."
-    # Drop the advice, which is for people whose question failed.
+    # Keep only the first clause. The advice after it is for people whose question failed.
     return re.split(r";|\.(?=\s|\Z)", sentence_for(failure))[0] + "."

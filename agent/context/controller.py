@@ -1,7 +1,7 @@
 """Controller of context windows: decides when a conversation is compressed.
 
 Every layer uses it: hygiene before a turn, preflight and the loop before each model call, the recovery from a refused
-prompt, and `/compress`. If several compress at the same time, one wins and the others find nothing left to do.
+prompt, and `/compress`. If several layers compress at the same time, only the first result is committed.
 """
 
 import asyncio
@@ -62,10 +62,10 @@ from hermes_state.values import (
 log = structlog.get_logger()
 
 PRESSURE_PERCENT = 85
-"""Percent of the threshold at which people get a warning that a compression is near."""
+"""Prompt size at which people are warned that a compression is near, in percent of the threshold."""
 MAX_PASSES = 3
-"""Maximum compressions in one preflight. A conversation can need several after a switch to a model with a much smaller
-window."""
+"""Maximum number of compressions before one model call. A conversation can need several after a switch to a model with
+a much smaller window."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class ContextController:
     prompts: PromptBuilder
     engine: Engine
     pending: CompressionRegistry
-    """Shared by all controllers of a store, so a new controller can commit compressions that another one started."""
+    """Shared by all controllers of a store, so a new controller can commit compressions that an earlier one started."""
     listeners: Sequence[Listener]
     before_split: Sequence[BeforeSplit] = ()
     on_wait: OnWait | None = None
@@ -137,12 +137,12 @@ class ContextController:
         layer: Layer,
         known: MeasuredPrompt | None = None,
     ) -> MeasuredPrompt:
-        """Compress before a model call if the prompt reaches the threshold. Repeat this while it helps.
+        """Compress before a model call if the prompt reaches the threshold, and again as long as this helps.
 
-        While the prompt still fits, the call does not wait for a compression in the background or one that hygiene
-        started. `known`: the prompt of the view, if it was already measured.
+        While the prompt still fits, the call does not wait for a compression in the background or for one that is
+        already pending. `known`: the prompt of the view, if it was already measured.
         """
-        if known is None:  # otherwise `measure` has already asked
+        if known is None:  # if the prompt is known, `measure` has already asked
             await model.profile.ask()
         if await self._take_finished(conversation, model) is not None:
             prompt = await self._measure.load(conversation, model)
@@ -168,7 +168,10 @@ class ContextController:
     async def compress_as_asked(
         self, conversation: ConversationRef, model: ModelHandle, view: View, focus: str | None
     ) -> None:
-        """Compress between two steps, because a tool call requested it, unless automatic compression is held back."""
+        """Compress between two steps because a tool call requested it.
+
+        Do nothing if automatic compression is held back.
+        """
         ready = await self._ready(await self._measure.measure(conversation, model, view), "in_loop")
         if ready is not None:
             await self._compress(ready, self._job(ready, "in_loop", focus=focus))
@@ -176,9 +179,7 @@ class ContextController:
     async def after_overflow(
         self, conversation: ConversationRef, model: ModelHandle, error: ContextOverflow | None
     ) -> bool:
-        """Compress a prompt that is too long, first with a pending compression if any.
-
-        Return False if that did not help.
+        """Compress a prompt that is too long. Use a pending compression first. Return False if that did not help.
 
         `error`: the provider's refusal, or None if the prompt was not sent.
         """
@@ -197,8 +198,8 @@ class ContextController:
         """Compress a prompt that was refused without a reason, if it is large. Return False if that did not help.
 
         `answered`: tokens of the largest prompt that the model answered in this conversation. `is_again`: the
-        compressed prompt was refused too, so its length was not the reason. Then no further compression is tried until
-        the model answers again.
+        compressed prompt was refused too, so its length was not the reason. After that, no compression is tried for
+        this reason until the model answers again.
         """
         state, maker = state_of(prompt.view.session.context_state), prompt.model.maker
         if is_again:
@@ -246,12 +247,15 @@ class ContextController:
         return await asyncio.to_thread(self.engine.preview, job)
 
     async def plan_undo(self, conversation: ConversationRef, model: ModelHandle) -> UndoPreview | None:
-        """Return a preview of undoing the newest compression, or None. `commit.settle_undo` performs the undo."""
+        """Return a preview of undoing the newest compression, or None if it cannot be undone.
+
+        `commit.settle_undo` undoes it.
+        """
         await self.pending.drop(conversation.lineage_id)
         plan = await self.store.read(plan_undo, conversation.lineage_id)
         if plan is None:
             return None
-        # Start from the last token count of the restored session, because the undo offer is based on that count.
+        # Base the estimate on the restored session's last token count, and add the rows since then.
         later = [row for row in plan.transcript if row.session_id > plan.compressed.id]
         earlier = tuple(row for row in plan.transcript if row.session_id <= plan.compressed.id)
         prompt = await self._measure.measure(conversation, model, View(session=plan.compressed, transcript=earlier))
@@ -259,7 +263,10 @@ class ContextController:
         return UndoPreview(plan=plan, tokens=EstimatedTokens(prompt.estimated + since), limits=prompt.limits)
 
     async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
-        """Tell the engine, after the transaction, that `/new` (`was_reset`) or the idle reset ended a conversation."""
+        """Tell the engine that a conversation was ended by `/new` (`was_reset`) or by the idle reset.
+
+        Call this after the transaction.
+        """
         view = await self.store.read(load_ended, session_id)
         if view is not None:
             await self.pending.drop(view.session.lineage_id)
@@ -268,10 +275,11 @@ class ContextController:
     async def after_reply(
         self, prompt: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool
     ) -> PressureEvent | None:
-        """Learn from a provider's token count, judge the last compression, and return a warning for people, if any.
+        """Learn from a provider's token count, judge the last compression, and return a warning if people need one.
 
-        If the provider reports no counts, `usage` is None and the estimate judges the compression. Otherwise a useless
-        compression would repeat forever. `is_last`: the reply is the turn's answer, which can carry the warning.
+        If the provider reports no counts, `usage` is None, and the compression is judged by the estimate. If it were
+        not judged, a useless compression could repeat forever. `is_last`: the reply is the turn's answer, which can
+        carry the warning.
         """
         stored, lineage_id = state_of(prompt.view.session.context_state), prompt.conversation.lineage_id
         tokens = prompt.estimated if usage is None else usage.prompt
@@ -294,7 +302,7 @@ class ContextController:
             if is_last and usage is not None:
                 return await self._pressure(prompt, state, usage.prompt)
         except StoreUnavailable as error:
-            # The reply is paid for, so the turn continues. The next report will contain the same information.
+            # Continue the turn, because the reply is paid for. The next report gives another chance.
             log.warning("context.save_failed", lineage_id=lineage_id, error=str(error))
         return None
 
@@ -313,7 +321,8 @@ class ContextController:
     ) -> PressureEvent | None:
         """Return a warning each time the prompt grows past the pressure line.
 
-        The transaction that stores the answer records the warning. Only a fall below the line is recorded here.
+        The transaction that stores the answer records the warning. This method only records when the prompt falls below
+        the line again.
         """
         will_compress = prompt.model.context.enabled and not (state.is_blocked or state.held_at)
         threshold = self._threshold(prompt)
@@ -332,7 +341,10 @@ class ContextController:
         return PressureEvent(tokens=reported, threshold=threshold, percent=percent, session_id=session_id, level=level)
 
     def _threshold(self, prompt: MeasuredPrompt) -> Tokens:
-        """Return the prompt size at which the engine acts. A plugin can set its own, which verdicts must also use."""
+        """Return the prompt size at which the engine compresses.
+
+        A plugin can choose its own, so verdicts must also use this.
+        """
         return self.engine.threshold(prompt.conversation.lineage_id, prompt.limits)
 
     def _tell(self, db: Connection, conversation: ConversationRef, events: Sequence[ContextEvent], now: Millis) -> None:
@@ -343,10 +355,9 @@ class ContextController:
     async def _compress(
         self, prompt: MeasuredPrompt, job: CompressionJob, *, seconds: float | None = None
     ) -> CompressionOutcome | None:
-        """Start a compression unless one is pending, and commit it when it is prepared.
+        """Start a compression unless one is pending, wait until it is prepared, and commit it.
 
-        Waits for this, but at most `seconds` if the prompt still fits. Returns None if the compression is not ready by
-        then.
+        If the prompt still fits, wait at most `seconds`, and return None if the compression is not ready by then.
         """
         lineage_id = job.conversation.lineage_id
         if not self.pending.is_pending(lineage_id):
@@ -384,7 +395,7 @@ class ContextController:
         if result is None:
             return None
         grown = max(0, (await self._measure.load(conversation, model)).estimated - result.job.tokens_before)
-        # Assemble the prompt again, because the prepared prompt lacks newer notes.
+        # Assemble the system prompt again, because notes may have been added since the compression was prepared.
         system_prompt = await self.prompts.system_for(conversation, result.job.limits.threshold)
         job = replace(result.job, conversation=conversation, grown=grown)
         result = replace(result, job=job, system_prompt=system_prompt)
@@ -397,7 +408,7 @@ class ContextController:
     async def _ready(self, prompt: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
         """Return the prompt, or None if a setting, strikes, an undo or a cooldown prevents automatic compression.
 
-        If the size of the prompt lifts a block, the new state is stored, and the returned prompt contains it.
+        If a block ends because of the prompt's size, the new state is stored, and the returned prompt contains it.
         """
         if not prompt.model.context.enabled:
             return None
@@ -441,5 +452,5 @@ class ContextController:
 
 
 def _is_another_view(outcome: CompressionOutcome | None) -> bool:
-    """Return True if the conversation has a new view, from this compression or from another one that finished first."""
+    """Return True if the conversation has a new view, from this compression or from one that was committed first."""
     return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is SkipReason.MOVED)

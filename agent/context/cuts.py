@@ -1,7 +1,8 @@
 """Cuts of a transcript: head and tail stay verbatim, and a handoff replaces the middle. All functions are pure.
 
-A cut never separates a tool call from its results. The newest request of a person and the last answer stay, in place or
-right after the handoff. Rows are referenced, never copied. `agent.model.wire` decides the role of the handoff.
+A cut never separates a tool call from its results. The newest request from a person and the last answer stay in the
+view, either in place or right after the handoff. Rows are referenced, never copied. `agent.model.wire` decides the role
+of the handoff.
 """
 
 from collections.abc import Sequence
@@ -17,18 +18,18 @@ from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin, Transcript
 
 MIN_TAIL_ROWS = 3
-"""Minimum number of rows in a tail, unless they exceed the maximum size of a tail."""
+"""Minimum number of rows in a tail, unless these rows exceed the maximum size of a tail."""
 SOFT_CEILING_PERCENT = 150
-"""Maximum size of a tail that is extended to the configured number of rows, in percent of the tail limit."""
+"""Maximum size, in percent of the tail limit, of a tail that is extended to the configured number of rows."""
 MAX_TAIL_PERCENT = 75
 """Maximum size of a tail, in percent of the input window. A larger tail leaves no room for anything else."""
 REMADE: Final = frozenset({Origin.SUMMARY, Origin.TODO})
-"""Origins of rows that each compression creates again, so no handoff replaces them."""
+"""Origins of rows that each compression creates anew. They do not count as content to compress."""
 _Item = TypeVar("_Item")
 
 
 class SkipReason(StrEnum):
-    """Reason why nothing was compressed, although no error occurred."""
+    """Reason why nothing was compressed without an error."""
 
     TOO_FEW = "too_few"
     NOTHING_BETWEEN = "nothing_between"
@@ -63,7 +64,7 @@ def find_cut(
     *,
     keep_turns: int | None = None,
 ) -> Cut | SkipReason:
-    """Return the cut of a transcript whose rows have these sizes in tokens, or the reason why there is none.
+    """Return the cut of a transcript, or the reason why it cannot be cut. `sizes`: tokens of each row.
 
     `keep_turns`: keep exactly this number of the newest human turns, whatever their size.
     """
@@ -92,8 +93,8 @@ def find_cut(
 
     cut = cut_behind(head_end)
     if not _people_follow(transcript, cut):
-        # The handoff then has the role `user`. After a question, it would take the place of the answer, and strict
-        # templates refuse it after a tool result. So the head extends to the answer if possible, or ends earlier.
+        # In this case, the handoff has the role `user`. After a question, it would stand where the answer belongs.
+        # After a tool result, strict templates refuse it. So extend the head to the next answer, or end it earlier.
         further = _end_of_answer(transcript, sizes, exchanges, limits, head_end, min(upto, tail_start))
         cut = cut_behind(further)
         if not _has_news(transcript, cut):
@@ -117,7 +118,7 @@ _Exchange: TypeAlias = tuple[int, int]
 
 
 def _exchanges(transcript: Transcript) -> list[_Exchange]:
-    """Pair calls and results as `agent.model.wire` does: a second result for a call is ignored."""
+    """Pair calls and results in the same way as `agent.model.wire`, which ignores a second result for a call."""
     asked_at: dict[str, int] = {}
     ends: dict[int, int] = {}
     for index, row in enumerate(transcript):
@@ -131,7 +132,7 @@ def _exchanges(transcript: Transcript) -> list[_Exchange]:
 
 
 def _moved_back(exchanges: Sequence[_Exchange], index: int) -> int:
-    """If `index` would split an exchange, move it before the exchange."""
+    """Return `index`, or the start of the exchange that it would split."""
     for first, last in reversed(exchanges):  # an earlier exchange can contain a later one
         if first < index <= last:
             index = first
@@ -139,7 +140,7 @@ def _moved_back(exchanges: Sequence[_Exchange], index: int) -> int:
 
 
 def _moved_forward(exchanges: Sequence[_Exchange], index: int) -> int:
-    """If `index` would split an exchange, move it after the exchange."""
+    """Return `index`, or the end of the exchange that it would split."""
     for first, last in exchanges:
         if first < index <= last:
             index = last + 1
@@ -155,7 +156,10 @@ def _head_end(
     *,
     upto: int,
 ) -> int:
-    """Return the end of the head: the first `protect_first_n` rows, within its limit. Exchanges stay whole."""
+    """Return the end of the head. It contains the first `protect_first_n` rows that fit its token limit.
+
+    Exchanges stay whole.
+    """
     if rules.keeps_head_once and any(row.origin is Origin.SUMMARY for row in transcript):
         return 0
     end = used = 0
@@ -177,7 +181,10 @@ def _end_of_answer(
     head_end: int,
     upto: int,
 ) -> int:
-    """Extend the head to the answer of its last turn. If that does not fit, end it after an earlier answer."""
+    """Return the end of a head that is extended to the next answer.
+
+    If that does not fit, it ends after an earlier answer.
+    """
     if head_end == 0 or _is_answer(transcript[head_end - 1]):
         return head_end
     used = sum(sizes[:head_end])
@@ -227,9 +234,9 @@ def _tail_start(
 
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
-    """Return the start of the smallest tail. It is used if head and tail meet, to leave rows for compression."""
+    """Return the start of the smallest possible tail. If head and tail meet, this tail leaves rows to compress."""
     start = _moved_back(exchanges, max(head_end, len(transcript) - MIN_TAIL_ROWS))
-    # An exchange that begins in the head stays whole, and the tail begins after it.
+    # If that leaves nothing to compress, begin the tail after the row or exchange that follows the head.
     return start if start > head_end else _moved_forward(exchanges, head_end + 1)
 
 
@@ -245,7 +252,7 @@ def _turn_starts(transcript: Transcript) -> list[int]:
 
 
 def open_request(transcript: Transcript) -> list[int]:
-    """Return the indexes of the newest request: all rows that people wrote in its turn, and their edits."""
+    """Return the indexes of the newest request: all rows that people wrote in its turn, and later edits."""
     people = [index for index, row in enumerate(transcript) if row.origin is Origin.HUMAN]
     if not people:
         return []
@@ -259,7 +266,7 @@ def open_request(transcript: Transcript) -> list[int]:
 def _kept(
     transcript: Transcript, sizes: Sequence[int], limits: Limits, request: Sequence[int], middle: range
 ) -> tuple[int, ...]:
-    """Return the indexes of middle rows that stay: the request and the last answer, unless it is larger than a tail."""
+    """Return the indexes of middle rows that stay: the request, and the last answer unless it is larger than a tail."""
     kept = [index for index in request if index in middle]
     answer = next((index for index in reversed(range(len(transcript))) if _is_answer(transcript[index])), None)
     if answer is not None and answer in middle and sizes[answer] <= limits.tail * SOFT_CEILING_PERCENT // 100:
@@ -268,7 +275,7 @@ def _kept(
 
 
 def has_open_calls(transcript: Transcript) -> bool:
-    """Return True if the newest answer with calls still waits for a result."""
+    """Return True if any of the newest tool calls has no result yet."""
     answered: set[str | None] = set()
     since: set[int | None] = set()
     for row in reversed(transcript):
@@ -277,13 +284,13 @@ def has_open_calls(transcript: Transcript) -> bool:
         elif row.origin is Origin.HUMAN:
             since.add(row.turn_id)
         elif row.role is MessageRole.ASSISTANT:
-            # After a text answer or a later turn, earlier calls are abandoned.
+            # If a text answer or another turn follows, the calls were abandoned.
             return since <= {row.turn_id} - {None} and any(call.id not in answered for call in row.body.calls)
     return False
 
 
 def middle_of(transcript: Transcript, cut: Cut) -> tuple[Transcript, Handoff | None]:
-    """Return the rows between head and tail, and one handoff joined from the earlier handoffs there."""
+    """Return the rows between head and tail, and the earlier handoffs among them joined into one."""
     middle = cut.middle(transcript)
     handoffs = [handoff for handoff in map(handoff_in, middle) if handoff is not None]
     return tuple(row for row in middle if row.origin not in REMADE), joined(handoffs)
@@ -299,7 +306,7 @@ def handoff_in(row: Message) -> Handoff | None:
 
 
 def handoff_for(rows: Sequence[Message], previous: Handoff | None, text: str) -> Handoff:
-    """Return a handoff with this text for the rows and for the rows of the previous handoff."""
+    """Return a handoff with this text that replaces the rows and the previous handoff."""
     ids: list[int] = [row.id for row in rows]
     count = len(ids)
     if previous is not None and previous.messages:

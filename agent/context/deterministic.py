@@ -1,7 +1,7 @@
-"""A record that is made by rule, without a model, in place of a summary.
+"""A record that is made by fixed rules when no model can write a summary.
 
-The record quotes the conversation, newest messages first, and says that it is not a summary. Rows are read from the
-newest to the oldest until there is enough, so long conversations cost no more than short ones.
+It quotes the conversation, newest messages first, and says that it is not a summary. Rows are read from the newest to
+the oldest until enough is found, so the time does not grow with the conversation.
 """
 
 import re
@@ -31,13 +31,14 @@ from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, 
 
 LINE_CHARACTERS = 200
 READ_CHARACTERS = 200_000
-"""Maximum characters to read from all messages, newest first. The history tools find older messages."""
+"""Maximum number of characters to read from all messages together, newest first. The model can still find older
+messages with the history tools."""
 MIN_LINE_TOKENS = 6
 _EXTENSIONS = (
     "py|md|txt|json|ya?ml|toml|sql|sh|jsx?|tsx?|css|html?|log|db|csv|ini|conf|cfg|service|xml|pdf|docx?|xlsx?|pptx?"
     "|png|jpe?g|gif|svg|zip|gz|tar|rs|go|java|kt|cpp|hpp|rb|php|lock|env|ipynb|tf"
 )
-# Every repetition is bounded and starts where the text before it cannot match, so the search time is linear.
+# Every repetition is bounded and cannot match the text before it, so the search time is linear.
 _FILE = re.compile(
     r"https?://[^\s<>\"'`)\]]{4,200}"
     r"|(?<![A-Za-z0-9_./~-])(?:~|\.{1,2})?(?:/[A-Za-z0-9_.@+-]{1,80}){1,16}"
@@ -45,7 +46,8 @@ _FILE = re.compile(
     rf"|[^\x00-\x7f]{{1,30}}\.(?:{_EXTENSIONS})(?![A-Za-z0-9_])"
 )
 _Findings: TypeAlias = dict[str, dict[str, str]]
-"""Lines by heading and finding, newest first. Each finding appears once, with the last message that contains it."""
+"""Lines of the record by heading and finding, newest first. Each finding appears once, with the newest message that
+contains it."""
 _OPENING: Final = (
     "No summary could be made of the {count} that this record replaces. It only lists extracted lines, newest first. "
     "Continue from the recent messages and the current state of things. Look up anything else that you need with the "
@@ -57,7 +59,10 @@ _EARLIER: Final = "## Earlier record"
 def deterministic_summary(
     rows: Transcript, previous: str | None, *, redact: Redact, limit: Tokens, removed: int
 ) -> str:
-    """Return a record of `rows` with at most about `limit` tokens. `removed`: number of messages that it replaces."""
+    """Return a record of `rows` with about `limit` tokens or less.
+
+    `removed`: number of messages that the record replaces.
+    """
     text = _OPENING.format(count="one message" if removed == 1 else f"{removed:,} messages")
     room = limit - estimated_text_tokens(text)
     request = _newest_request(rows, redact, room * 40 // 100)
@@ -132,7 +137,7 @@ _TITLES: Final = (
 
 def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
     found: _Findings = {title: {} for title in _TITLES}
-    results: dict[str | None, Message] = {}  # ids can repeat: a call's result is the nearest one after it
+    results: dict[str | None, Message] = {}  # ids can repeat, so a call's result is the nearest one after the call
     is_answered = False
     read = 0
     for row in reversed(rows):

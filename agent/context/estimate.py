@@ -1,7 +1,7 @@
 """Token estimates for prompts that the provider has not counted yet.
 
-The provider's last count is the anchor. Only newer rows are estimated, scaled by the ratio of this model's counts to
-our estimates. Without an anchor (in a new session or after a compression) the whole prompt is estimated.
+The provider's last count is the anchor. Only newer rows are estimated, and scaled by the ratio of this model's counts
+to earlier estimates. Without an anchor (in a new session or after a compression) the whole prompt is estimated.
 """
 
 from collections.abc import Iterable
@@ -21,9 +21,10 @@ from hermes_state.values import EstimatedTokens, Message, ReportedTokens
 MIN_LEARNED_TOKENS = 100
 """Smallest prompt to learn from. In smaller prompts, the frame is larger than the text."""
 MIN_STEP = 0.2
-"""Minimum weight of a new report. Older reports lose weight, because a provider can change its tokenizer."""
+"""Minimum weight of a new token count. Older counts lose weight, because a provider can change its tokenizer."""
 MAX_STRIDE = 1.5
-"""Maximum factor between a report and the learned scale. Larger differences are reduced to this factor."""
+"""Maximum factor between the scale of one token count and the learned scale. Larger differences are reduced to this
+factor."""
 SETTLED_SAMPLES = 3
 
 
@@ -65,7 +66,10 @@ class Estimator:
         return self._scaled(self.size(request))
 
     def is_quick(self, request: ModelRequest) -> bool:
-        """Return True if an estimate is fast enough for the event loop (few rows, or rows with cached sizes)."""
+        """Return True if an estimate is fast enough for the event loop.
+
+        This is the case if there are few rows or their sizes are cached.
+        """
         rows = request.transcript
         return len(rows) < 100 or self._sizes.has(rows[0], request.style.max_result_characters)
 
@@ -87,10 +91,10 @@ class Estimator:
     def learn(
         self, request: ModelRequest, reported: ReportedTokens, view: View | None = None, size: Size | None = None
     ) -> bool:
-        """Learn from a provider's count of a request. Return False if the count is impossible.
+        """Learn from the token count that a provider reports for a request. Return False if the count is impossible.
 
-        With `view`, the price of images can also be learned in long conversations: the session has the previous count,
-        so only the rows between the two counts are uncertain. `size`: size of the request, if known.
+        `view` makes it possible to learn the token cost of images in long conversations: its session has the previous
+        count, so only the rows between the two counts are uncertain. `size`: size of the request, if known.
         """
         whole = size or self.size(request)
         if not _is_possible(reported, whole):
@@ -108,13 +112,16 @@ class Estimator:
             return
         if known.samples >= SETTLED_SAMPLES:
             sample = min(max(sample, known.scale / MAX_STRIDE), known.scale * MAX_STRIDE)
-        # A prompt of fewer than 1,000 tokens counts less.
+        # A prompt of fewer than 1,000 tokens has less weight.
         step = max(1 / (known.samples + 1), MIN_STEP) * min(1.0, text_tokens / 1_000)
         scale = min(max(known.scale + step * (sample - known.scale), MIN_SCALE), MAX_SCALE)
         self._calibration = msgspec.structs.replace(known, scale=scale, samples=known.samples + 1)
 
     def _learn_price(self, request: ModelRequest, reported: int, whole: Size, view: View | None) -> bool:
-        """Learn the price of an image. Return False if the error of the text estimate (10 %) could outweigh it."""
+        """Learn how many tokens an image costs.
+
+        Return False if a 10 % error in the text estimate could distort the result.
+        """
         known = self._calibration
         doubtful, rest, scale = whole, float(reported), known.scale
         before = view.session.reported_prompt_tokens if view is not None else None
@@ -135,12 +142,15 @@ class Estimator:
         return True
 
     def _is_likely(self, reported: int, covered: Size) -> bool:
-        """Return True if a count fits the learned scale. Some providers sometimes omit cached tokens."""
+        """Return True if a count fits the learned scale.
+
+        A count can be too low, because some providers omit cached tokens.
+        """
         known = self._calibration
         return known.samples < SETTLED_SAMPLES or reported >= known.scale * covered.text * 0.5
 
     def _local_scale(self, reported: int, covered: Size) -> float:
-        """Return the scale of this conversation's text so far. Newer text is probably in the same language."""
+        """Return the token scale of this conversation so far. Newer text is probably in the same language."""
         known = self._calibration
         if covered.text < MIN_LEARNED_TOKENS:
             return known.scale
@@ -157,7 +167,7 @@ class Estimator:
     def _since(self, session: Session, request: ModelRequest) -> Size:
         """Return the size of the rows that the session's last report does not cover."""
         seq = session.reported_at_seq or 0
-        # A session's own rows are at the end, in order.
+        # The rows that belong to the session itself are at the end, in order.
         own = takewhile(lambda row: row.session_id == session.id, reversed(request.transcript))
         return self.rows_size([row for row in own if row.seq > seq], request.style)
 
@@ -169,6 +179,6 @@ class Estimator:
 
 
 def _is_possible(reported: int, covered: Size) -> bool:
-    """Return True if a tokenizer could return this count, plus up to 8,000 tokens that a provider adds."""
+    """Return True if a tokenizer could return this count, allowing for up to 8,000 tokens that a provider adds."""
     minimum = max(1.0, MIN_SCALE * covered.text)
     return minimum <= reported <= MAX_SCALE * covered.text + MAX_IMAGE_TOKENS * covered.images + 8_000

@@ -1,8 +1,8 @@
 """Excerpts of conversations for summary models: limited in size, sampled evenly, without secrets.
 
-Each message is one entry, and its further lines are indented. No text can close the tags around an excerpt. If there
-is too much text, long messages are cut in the middle, then some messages are left out. At least half of the room is
-for messages of people.
+Each message is one entry, whose lines after the first are indented. No text can close the tags around an excerpt. If
+there is too much text, long messages are cut in the middle, and then some messages are left out. At least half of the
+room is reserved for messages from people.
 
 `fitted` shortens summaries, because models exceed the requested length and a long summary would soon cause the next
 compression.
@@ -27,13 +27,14 @@ log = structlog.get_logger()
 
 SECRET_MARK: Final = "[REDACTED]"
 ENTRY_TOKENS = 18
-"""Tokens of the id, time and speaker before a message."""
+"""Estimated tokens of the id, time and speaker before a message."""
 GAP_TOKENS = 8
-"""Tokens of the line that says how many messages are not shown."""
+"""Estimated tokens of the line that says how many messages are not shown."""
 RECORD_LINES = 1_000
-"""Maximum lines of an earlier record. A longer record cannot be from this gateway, so its middle is removed."""
+"""Maximum number of lines of an earlier record. A longer record cannot be from this gateway, so its middle is
+removed."""
 QUOTED_CHARACTERS = 20_000
-"""Maximum characters of one message to search for facts, rules and findings."""
+"""Maximum number of characters in one message that are searched for facts, rules and findings."""
 _WHOLE = 1 << 40
 _OPENING = re.compile(r"^[ \t]*<(?:think|thinking|thought|reasoning)>", re.MULTILINE | re.IGNORECASE)
 CLOSING_THOUGHT: Final = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
@@ -49,7 +50,7 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
     if sum(costs) <= limit:
         return "\n".join(_entries(rows, redact, zone, _WHOLE, has_names=has_names))
     lengths = [_length(row) for row in rows]
-    max_characters = _row_characters(costs, lengths, limit * 95 // 100)  # the estimate is rough
+    max_characters = _row_characters(costs, lengths, limit * 95 // 100)  # a margin, because the estimate is rough
     costs = list(map(_cost, costs, lengths, repeat(max_characters)))
     kept: Sequence[int] = range(len(rows))
     if sum(costs) > limit:
@@ -58,7 +59,7 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
     shown = _entries([rows[index] for index in kept], redact, zone, max_characters, has_names=has_names)
     entries = dict(zip(kept, shown, strict=True))
     for index in kept:
-        if lengths[index] > max_characters:  # the two kept ends can be in another script
+        if lengths[index] > max_characters:  # count again, because the two kept ends can be in another script
             costs[index] = GAP_TOKENS + estimated_text_tokens(entries[index])
     if sum(costs[index] for index in kept) > limit:
         kept = _sample(rows, kept, costs, limit)
@@ -92,7 +93,7 @@ def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
 def clean(text: str, redact: Redact) -> str:
     """Return `text` without secrets and tags.
 
-    Clean a text before cutting it, because half a secret is not recognised.
+    Clean a text before you cut it, because half a secret is not recognised.
     """
     return _untagged(redact(text))
 
@@ -107,7 +108,7 @@ def _untagged(text: str) -> str:
 
 
 def without_thoughts(text: str) -> str:
-    """Return `text` without blocks of reasoning. An unclosed block at the start removes all text; a later one stays."""
+    """Return `text` without blocks of reasoning. If the text begins with an unclosed block, return an empty string."""
     if "<" not in text:
         return text
     kept: list[str] = []
@@ -124,7 +125,7 @@ def without_thoughts(text: str) -> str:
 
 
 def moment(at: Millis, zone: tzinfo) -> str:
-    """Return date and time to the minute. Imported rows may contain impossible times."""
+    """Return the date and time to the minute, or a phrase if the time is impossible, as in some imported rows."""
     try:
         return datetime.fromtimestamp(at / 1_000, zone).isoformat(" ", "minutes")[: len("2026-01-01 00:00")]
     except (OverflowError, OSError, ValueError):
@@ -153,7 +154,7 @@ def said(row: Message) -> Iterator[str]:
 def _entries(
     rows: Sequence[Message], redact: Redact, zone: tzinfo, max_characters: int, *, has_names: bool
 ) -> Iterator[str]:
-    """Yield an entry of about `max_characters` for each row. Secrets are searched in batches, to save time."""
+    """Yield an entry of about `max_characters` for each row. To save time, secrets are searched for in batches."""
     batch: list[str] = []
     limits: list[int] = []
     size = 0
@@ -200,12 +201,15 @@ def _speaker(row: Message, *, has_names: bool) -> str:
 
 
 def speaker_name(text: str | None) -> str:
-    """Return a name on one line, without brackets."""
+    """Return a speaker's name on one line, without brackets."""
     return " ".join((text or "").split())[:64].translate(str.maketrans("[]<>", "()()"))
 
 
 def _row_tokens(row: Message) -> int:
-    """Return the tokens of a row. Sizes of pruned rows are not cached, so they are estimated at three bytes each."""
+    """Return the estimated tokens of a row.
+
+    Sizes of pruned rows are not cached, so one token per three bytes is assumed.
+    """
     if row.role is not MessageRole.TOOL and not row.body.calls:
         return ROW_TOKENS.text_tokens(row, _WHOLE)
     texts = [row.text or "", *(call.arguments for call in row.body.calls)]
@@ -220,7 +224,10 @@ def _length(row: Message) -> int:
 
 
 def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) -> int:
-    """Return the largest message length, from 240 to 6,000 characters, with which all rows fit; 240 if none does."""
+    """Return the largest length per message at which all rows fit, from 240 to 6,000 characters.
+
+    Return 240 if they never fit.
+    """
     sizes = range(240, 6_001)
     count = bisect_right(sizes, limit, key=lambda size: sum(map(_cost, costs, lengths, repeat(size))))
     return sizes[max(0, count - 1)]
@@ -262,7 +269,7 @@ class _Section:
         self._lines = lines
         self._sizes = [int(estimated_text_tokens(line)) + 1 for line in lines]
         self._dropped: set[int] = set()
-        # The largest line is dropped first, the first line of a section last.
+        # Drop the largest line first, and the first line of a section last.
         self._order = sorted(range(len(lines)), key=lambda index: (index > 0, self._sizes[index]))
         self.tokens = sum(self._sizes)
 
@@ -273,7 +280,7 @@ class _Section:
     def drop(self) -> int:
         """Drop the next line and return the freed tokens.
 
-        The first drop frees 10 tokens fewer, because it adds a note.
+        The first drop also adds a note, so it frees 10 tokens fewer.
         """
         index = self._order.pop()
         self.tokens -= self._sizes[index]
@@ -308,7 +315,10 @@ def fitted(text: str, limit: Tokens) -> str:
 
 
 def bounded(text: str, redact: Redact) -> str:
-    """Return the beginning of a text, cleaned. To save time, a long text is cut first if that divides no secret."""
+    """Return the beginning of a text, without secrets and tags.
+
+    To save time, a long text is cut first if the cut cannot split a secret.
+    """
     if len(text) > QUOTED_CHARACTERS:
         cut = seam(text, QUOTED_CHARACTERS - 4_000, QUOTED_CHARACTERS)
         text = text if cut is None else text[:cut]
@@ -316,11 +326,14 @@ def bounded(text: str, redact: Redact) -> str:
 
 
 def without_unseen(text: str) -> str:
-    """Return the text with one space for each run of blanks and of characters that hide or reorder others."""
+    """Replace each run of whitespace, and of characters that hide or reorder others, with one space."""
     return _UNSEEN.sub(" ", text) if "  " in text or not text.isprintable() else text
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return a text on one line of at most `limit` characters. Clean it first, because the cut could split a secret."""
+    """Return a text on one line of at most `limit` characters.
+
+    Clean the text before you call this, because the cut could split a secret.
+    """
     line = without_unseen(text[: limit * 4]).strip()
     return line if len(line) <= limit and len(text) <= limit * 4 else f"{line[: limit - 1]}…"

@@ -1,4 +1,4 @@
-"""Values and events of one compression, from the request to the outcome.
+"""Data types and events of a compression, from the request to the outcome.
 
 An engine requests a compression (`CompressionRequest`). The controller makes a `CompressionJob`, and the engine
 prepares it (`PreparedCompression`, `NotNeeded`, `Aborted`). A transaction commits it (`Compressed`).
@@ -38,7 +38,7 @@ class CompressionRequest:
     """A compression requested by an engine. The controller decides whether to run it."""
 
     reason: str
-    """The engine's rule, such as `threshold`, or a reason in the model's words."""
+    """Reason for the request: the name of the engine's rule, such as `threshold`, or a sentence by the model."""
     focus: str | None = None
 
 
@@ -54,10 +54,10 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """No summary could be made. Nothing was changed, because the next request still fits."""
+    """No summary could be made. Nothing was changed, because the next request still fits into the window."""
 
     kind: str
-    """Name of the failure in the ledger, such as `auth`."""
+    """Kind of failure as recorded in the ledger, such as `auth`."""
     reason: str
     """One sentence for people."""
 
@@ -81,7 +81,7 @@ class CompressionJob:
     must_shrink: bool
     """True if the conversation cannot continue without a compression."""
     message_limit: int | None = None
-    """The configured maximum, if hygiene acts because there are too many messages. None: they are too large."""
+    """Maximum number of messages, if hygiene compresses because there are more. None in all other cases."""
     held_seconds: float = 0.0
     """Maximum seconds that a turn waits while its prompt still fits."""
     on_begin: Callable[[], Awaitable[None]] | None = None
@@ -89,7 +89,7 @@ class CompressionJob:
     model: ModelInfo
     estimator: Estimator
     routes: Sequence[SummaryRoute] = ()
-    """Models to ask for a summary, in this order."""
+    """Models to ask for a summary, in order."""
     flush_route: SummaryRoute | None = None
     """Model that takes notes before the compression. None: no notes are taken."""
     settings: CompressorSettings = field(default_factory=CompressorSettings)
@@ -117,16 +117,16 @@ class PreparedCompression:
     model: str | None
     """Model that wrote the summary; None for a deterministic summary."""
     failure: str | None = None
-    """Reason why no model wrote the summary, for people."""
+    """Reason, worded for people, why no model wrote the summary."""
     passed_over: str | None = None
-    """Summary route that failed before another model wrote the summary."""
+    """Model that failed before another model wrote the summary."""
     summarised: int
-    """Number of messages that the handoff replaces, without those of earlier handoffs."""
+    """Number of messages that the handoff replaces, not counting those that earlier handoffs replaced."""
     tokens_after: EstimatedTokens
 
     @property
     def stands_for(self) -> int:
-        """Number of messages that the handoff replaces, including those of earlier handoffs."""
+        """Number of messages that the handoff replaces, including those that earlier handoffs replaced."""
         rows = [item for item in self.context if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY]
         return sum(parse_handoff(row.text or "").messages for row in rows)
 
@@ -166,7 +166,7 @@ class Compressed:
     prepared: PreparedCompression
     child: Session
     compressions: int
-    """Number of compressions of this lineage so far, without undone ones."""
+    """Number of compressions of this lineage so far. Undone compressions do not count."""
 
     @property
     def parent(self) -> Session:
@@ -186,7 +186,7 @@ class BlockedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageLimitEvent:
-    """Hygiene acted because of the number of messages, not because of their size."""
+    """Hygiene compressed because of the number of messages, not because of their size."""
 
     messages: int
     limit: int
@@ -194,7 +194,7 @@ class MessageLimitEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PressureEvent:
-    """A prompt has come close to the threshold."""
+    """A prompt is close to the threshold."""
 
     tokens: ReportedTokens
     threshold: Tokens
@@ -206,13 +206,13 @@ class PressureEvent:
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Takes notes of rows that leave the view. No commit waits for this function, and a restart runs it again. It must not
-raise."""
+"""Takes notes from rows that leave the view. No commit waits for this function. If it was interrupted, it runs again
+after a restart. It must not raise."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
-"""Called if a turn waits long for an automatic compression, to tell people the reason."""
+"""Tells people the reason when a turn waits a long time for an automatic compression."""
 ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent
 Listener: TypeAlias = Callable[[Connection, ConversationRef, ContextEvent, Millis], None]
-"""Called inside the event's transaction, so its effects are committed with the event. Must only execute SQL."""
+"""Called inside the event's transaction, so its changes are committed with the event. It must only execute SQL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ class EndedEvent:
 
     view: View
     was_reset: bool
-    """True after `/new`: the chat continues with an empty conversation."""
+    """True after `/new`, when the chat continues with an empty conversation."""
 
 
 EngineEvent: TypeAlias = ReplyEvent | ContinuedEvent | EndedEvent
@@ -250,7 +250,7 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionReport:
-    """Report on a `/compress` command. `note` is None if there is nothing to add."""
+    """Reply to `/compress`. `note` is None if there is nothing to add."""
 
     noop: bool
     headline: str
@@ -259,7 +259,7 @@ class CompressionReport:
 
 
 def summarize_manual_compression(outcome: CompressionOutcome) -> CompressionReport:
-    """Return the texts for `/compress`. All token figures are marked as estimates of the next prompt."""
+    """Return a report for `/compress`. Its token counts are labelled as estimates of the next prompt."""
     match outcome:
         case Compressed():
             before, after = outcome.job.tokens_before, outcome.prepared.tokens_after

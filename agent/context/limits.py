@@ -1,7 +1,7 @@
-"""Limits of a context window: the prompt sizes at which compression acts, for every layer.
+"""Limits of a context window: the prompt sizes at which each layer compresses.
 
-Shares of a window are exact fractions, not floats. The threshold is rounded down; the hygiene and urgent limits are
-rounded up.
+Shares of a window are computed as exact fractions, not floats. The threshold is rounded down. The hygiene and urgent
+limits are rounded up.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from hermes_state.settings import Setting
 from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
 
 MIN_INPUT_WINDOW = 2_048
-"""Smallest input window, in tokens. A system prompt and one exchange do not fit into less."""
+"""Smallest possible input window, in tokens. A system prompt and one exchange do not fit into a smaller window."""
 SMALL_WINDOW = 16_000
-"""Context length, in tokens, below which head, summary and tail leave little space."""
+"""Context length, in tokens, below which a window is small: head, summary and tail leave little space in it."""
 MIN_SUMMARY_CEILING = 256
 MAX_SUMMARY_TOKENS = 12_000
-"""Maximum requested length of a summary, because models seldom write more in one answer."""
+"""Upper bound on the requested length of a summary, because models seldom write more in one reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,8 @@ class LimitSettings:
     facts_share: float = 0.20
     """Share of the threshold for the facts of a record. 0: no facts."""
     hygiene_threshold: float = 0.85
-    """Share of the context window at which hygiene acts. A value below 0.85 could be too close to the threshold."""
+    """Share of the context window at which hygiene compresses. A value below 0.85 could be too close to the
+    threshold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +68,9 @@ class ContextSettings(LimitSettings, CompressorSettings):
     """`background`: write the summary while the conversation continues. `blocking`: finish each compression before the
     next model call."""
     hard_message_limit: int = 5_000
-    """Number of messages at which hygiene acts, whatever their size."""
+    """Number of messages at which hygiene compresses, whatever their size."""
     hold_seconds: float = 10.0
-    """Maximum seconds that a turn waits for hygiene while its prompt has room."""
+    """Maximum seconds that a turn waits for hygiene while its prompt still fits."""
     quiet_seconds: float = 5.0
     """Seconds that a turn waits for an automatic compression before people are told why."""
 
@@ -82,11 +83,11 @@ class Limits:
     input_window: Tokens
     """Context length minus the output reserve, or the provider's prompt limit if that is smaller."""
     longest_prompt: Tokens
-    """Longest prompt that is sent. A longer prompt cannot fit, even with a short answer."""
+    """Size of the longest prompt that is sent. A longer prompt cannot fit, even if the answer is short."""
     threshold: Tokens
     hygiene: Tokens
     urgent: Tokens
-    """Prompt size from which a turn cannot continue without a compression."""
+    """Prompt size at which a turn must be compressed before it can continue."""
     tail: Tokens
     head: Tokens
     summary_ceiling: Tokens
@@ -99,14 +100,14 @@ class Limits:
 
     @property
     def is_small(self) -> bool:
-        """True if a compression at the threshold frees only a small part of the window."""
+        """True if the window is so small that a compression at the threshold frees little of it."""
         return self.context_length < SMALL_WINDOW
 
     def is_over_threshold(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
         return prompt >= self.threshold
 
     def fits(self, prompt: int) -> bool:
-        """Return True if the prompt leaves room in the input window."""
+        """Return True if the prompt is smaller than the input window."""
         return prompt < self.input_window
 
     def is_urgent(self, prompt: EstimatedTokens | ReportedTokens, *, is_pending: bool = False) -> bool:
@@ -114,7 +115,7 @@ class Limits:
         return not self.fits(prompt) if is_pending else prompt >= self.urgent
 
 
-@lru_cache(maxsize=1_024)  # called several times per turn, with few different windows
+@lru_cache(maxsize=1_024)  # cached, because it is called several times per turn with few different windows
 def limits_of(
     context_length: int, reserved_output: int, settings: LimitSettings, max_input: int | None = None
 ) -> Limits:
@@ -153,7 +154,7 @@ def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tok
     threshold = _at_most(context_length, settings.threshold)
     if settings.minimum_context_length * 2 <= context_length or not settings.threshold:
         threshold = max(threshold, settings.minimum_context_length)
-    threshold = min(threshold, window * 75 // 100)  # closer to hygiene (85 %), both would act each time
+    threshold = min(threshold, window * 75 // 100)  # closer to the hygiene limit (85 %), both would compress each time
     return Tokens(max(1, threshold))
 
 

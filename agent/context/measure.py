@@ -1,4 +1,4 @@
-"""Size of prompts, compared with the limits of a model's window."""
+"""Measures prompts and compares their size with the limits of the model's window."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from hermes_state.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPrompt:
-    """A view, its model request with its size, and the limits at the time of measuring."""
+    """A view, the model request for it, the size of the request, and the limits when it was measured."""
 
     conversation: ConversationRef
     view: View
@@ -38,7 +38,7 @@ class MeasuredPrompt:
     size: Size
     estimated: EstimatedTokens
     limits: Limits
-    """Limits of the conversation: the model's, unless a smaller window is assumed."""
+    """Limits of the conversation. They differ from the model's limits if a smaller window is assumed."""
     model_limits: Limits
     """Limits of the model. A prompt larger than its window is not sent."""
     model: ModelHandle
@@ -72,7 +72,7 @@ class MeasuredPrompt:
             is_of_input = error.is_of_input
             await profile.learn_window(lineage_id, error.window, is_of_input=is_of_input, is_counted=is_counted)
         elif not (self.size.images or self.model_limits.is_urgent(self.estimated)):
-            # Do not guess if images may have had too many bytes, or near the limit, where our estimate may be wrong.
+            # Do not guess if images may have had too many bytes, or if the prompt is close to the known limit.
             refused = self.estimated if counted is None else counted
             profile.assume_window(lineage_id, refused, self.view.session.reported_prompt_tokens)
         return replace(self, limits=self.model.limits_for(lineage_id), model_limits=self.model.limits)
@@ -129,7 +129,7 @@ class MeasuredPromptBuilder:
 
     async def measure(self, conversation: ConversationRef, model: ModelHandle, view: View) -> MeasuredPrompt:
         await model.profile.load()
-        if view.session.model not in (None, model.profile.model):  # another model counts differently
+        if view.session.model not in (None, model.profile.model):  # another model's count cannot be used
             view = replace(view, session=msgspec.structs.replace(view.session, reported_prompt_tokens=None))
         limits, estimator = model.limits, model.profile.estimator
         request = await self._prompts.request_for(

@@ -1,8 +1,8 @@
-"""Models in use, each with its client, its learned profile and the settings of its conversations.
+"""Models that answer turns, each with its client, its learned profile and the settings of its conversations.
 
-A profile (size, token scale, accepted prompts) belongs to a route and a model. A window that a provider states is
-saved at once, together with the length that it corrects. A guessed window is never saved and applies to one
-conversation, because only that prompt may have been too long.
+A profile (size, token scale, accepted prompts) belongs to a route and a model. A window that a provider states is saved
+at once, together with the context length that it corrects. A guessed window applies only to the conversation whose
+prompt was refused, and is never saved.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ log = structlog.get_logger()
 ASSUMED_WINDOWS = (1_000_000, 512_000, 256_000, 200_000, 128_000, 64_000, 32_000, 16_000, 8_000, 4_000)
 """Common windows, in tokens, to guess from if a provider refuses a prompt without stating its limit."""
 MAX_OFFER_AGE_MS = 7 * 86_400_000
-"""Milliseconds after which a provider that stated a size is asked again: a week."""
+"""Milliseconds after which a provider that stated the model's limits is asked again: a week."""
 MAX_SILENCE_AGE_MS = 86_400_000
-"""Milliseconds after which a provider that stated no size is asked again: a day."""
+"""Milliseconds after which a provider that stated no limits is asked again: a day."""
 UNREACHED_BACKOFF = Backoff(60.0, 3_600.0)
 """Pauses before an unreachable provider is asked again."""
 Fetch = Callable[[], Awaitable[ModelLimits | None]]
@@ -65,7 +65,7 @@ class SummaryRoute:
     context_length: Tokens | None = None
     """None: the context length of the conversation."""
     mark: str = ""
-    """Fingerprint of the route's settings, because a failed route can work with other settings."""
+    """Fingerprint of the route's settings. A route that failed can be used again as soon as its settings change."""
 
     @property
     def name(self) -> str:
@@ -93,9 +93,9 @@ class LearnedProfile:
         """Earliest time at which to ask an unreachable provider again."""
         self._pauses = iter(UNREACHED_BACKOFF)
         self.capacity = model_size(model, configured)
-        """The model's limits from the best source, without corrections from refusals."""
+        """The model's limits from the best source, without corrections that were learned from refusals."""
         self._news, self._read = 1, 0
-        """Number of known changes to the stored profile, and number of changes that were read."""
+        """Number of known changes to the stored profile, and number of those that have been read."""
         self._known = ModelProfile()
         self._assumed: dict[LineageId, Tokens] = {}
         self._accepted = 0
@@ -103,7 +103,7 @@ class LearnedProfile:
 
     @property
     def window(self) -> Tokens:
-        """Context length of the model: from `capacity`, or a smaller learned length."""
+        """Context length of the model: from `capacity`, or a smaller one learned from refusals."""
         return self._known.window(self.capacity.context_length)
 
     @property
@@ -112,12 +112,15 @@ class LearnedProfile:
         return self._known.max_input(self.capacity.context_length, self.capacity.max_input_tokens)
 
     def window_for(self, lineage_id: LineageId) -> Tokens:
-        """Return a conversation's context length: the model's, or a guess not below the largest accepted prompt."""
+        """Return a conversation's context length: the model's, or a guess (at least the largest accepted prompt)."""
         assumed = self._assumed.get(lineage_id)
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
     def source_for(self, lineage_id: LineageId | None) -> SizeSource:
-        """Return the source of a conversation's context length. With None, return the source of the model's."""
+        """Return the source of a conversation's context length.
+
+        None: return the source of the model's context length.
+        """
         if lineage_id is not None and self.window_for(lineage_id) < self.window:
             return SizeSource.GUESSED
         return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
@@ -134,14 +137,14 @@ class LearnedProfile:
             return
         news = self._news
         profile = await self._store.read(load_profile, self._route, self.model)
-        if self._read < news:  # no other call has read it meanwhile
+        if self._read < news:  # unless another call has read it in the meantime
             self._read, window = news, self.window
             if profile.calibration != self._known.calibration:
                 self.estimator = Estimator(profile.calibration)
             known = self._known
             self._take(profile)
             in_force = self.capacity.context_length
-            self._known = profile.merged(known, in_force)  # a node with another context length has its own bounds
+            self._known = profile.merged(known, in_force)  # nodes with different context lengths learn different bounds
             if self.window < min(window, in_force):
                 log.info("model.window_known", model=self.model, window=self.window, known=in_force)
 
@@ -179,7 +182,7 @@ class LearnedProfile:
     def _is_due(self) -> bool:
         configured, now = self._configured, self._clock.now()
         is_configured = None not in (configured.context_length, configured.max_output_tokens)
-        # If the time is further away than any pause, the clock was set back.
+        # If this time is further away than the longest pause, the clock was set back.
         if is_configured or 0 < self._ask_from - now <= UNREACHED_BACKOFF.max_seconds * 1000:
             return False
         offer = self._known.offer
@@ -205,18 +208,21 @@ class LearnedProfile:
         *,
         was_accepted: bool = True,
     ) -> None:
-        """Learn from a provider's count of an accepted or refused request. `size`: size of the request, if known."""
+        """Learn from the token count that a provider reports for an accepted or refused request.
+
+        `size`: size of the request, if known.
+        """
         is_plausible = self.estimator.learn(request, reported, view, size)
         if is_plausible and was_accepted:
             self._accepted = max(self._accepted, reported)
         known, saved = self.estimator.calibration, self._known.calibration
         pairs = ((known.scale, saved.scale), (known.image_tokens, saved.image_tokens))
-        if any(abs(new - old) > 0.01 * old for new, old in pairs):  # a smaller change is not worth a write
+        if any(abs(new - old) > 0.01 * old for new, old in pairs):  # smaller changes are not worth a write
             await self._store.write(save_calibration, self._route, self.model, known, self._clock.now())
             self._known = replace(self._known, calibration=known)
 
     async def largest_answered(self, lineage_id: LineageId | None = None) -> int | None:
-        """Return the tokens of the largest prompt that the model answered, in one conversation or in all."""
+        """Return the size of the largest prompt that the model answered, in one conversation or in all of them."""
         return await self._store.read(largest_answered_prompt, lineage_id, self._route, self.model)
 
     async def is_disproved(self, error: ContextOverflow, prompt: EstimatedTokens) -> bool:
@@ -228,10 +234,10 @@ class LearnedProfile:
     async def learn_window(
         self, lineage_id: LineageId, stated: int, *, is_of_input: bool = False, is_counted: bool = False
     ) -> None:
-        """Save a smaller window that the provider stated, or its limit for prompts alone (`is_of_input`).
+        """Save a smaller window that the provider stated. `is_of_input`: the stated limit applies to the prompt alone.
 
         A window below an answered prompt is accepted only if the provider counted the refused prompt (`is_counted`). In
-        that case, the server must have changed.
+        that case, the model's limit must have been lowered.
         """
         self._assumed.pop(lineage_id, None)
         answered = 0 if is_counted else await self.largest_answered()
@@ -246,10 +252,10 @@ class LearnedProfile:
     def assume_window(
         self, lineage_id: LineageId, refused: EstimatedTokens | ReportedTokens, accepted: int | None
     ) -> None:
-        """Guess the conversation's window after a prompt of `refused` tokens was too long for an unknown limit.
+        """Guess a conversation's window after a prompt of `refused` tokens exceeded an unknown limit.
 
-        The guess is the largest common window below the prompt. Nothing is guessed if as many tokens were accepted
-        before, anywhere or in this conversation (`accepted`).
+        The guess is the largest common window below the prompt. Nothing is guessed if the model accepted a prompt of
+        this size before, in any conversation or in this one (`accepted`).
         """
         floor = max(self._accepted, accepted or 0)
         guess = next((size for size in ASSUMED_WINDOWS if size < refused), None)
@@ -258,7 +264,10 @@ class LearnedProfile:
         self._assume(lineage_id, Tokens(max(guess, floor)), refused)
 
     def assume_stated(self, lineage_id: LineageId, stated: int) -> None:
-        """Keep a conversation below the account's limit per request, which is not a property of the model."""
+        """Keep a conversation below the account's limit per request.
+
+        It is not saved, because it is not a property of the model.
+        """
         self._assume(lineage_id, Tokens(min(self.window, max(stated, MIN_INPUT_WINDOW))), None)
 
     def _assume(self, lineage_id: LineageId, window: Tokens, refused: int | None) -> None:
@@ -313,7 +322,10 @@ class ModelHandle:
         return self.limits
 
     def routes_within(self, window: Tokens) -> tuple[SummaryRoute, ...]:
-        """Return the summary routes for a conversation. Its window also limits the conversation's own model."""
+        """Return the summary routes for a conversation.
+
+        If one of them uses this model, its context length is at most `window`, the conversation's context length.
+        """
         bounded = []
         for route in self.summary_routes:
             length = window if route.context_length is None else route.context_length

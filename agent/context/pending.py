@@ -26,7 +26,7 @@ from hermes_state.values import ChatId, LineageId, SessionId
 log = structlog.get_logger()
 
 MAX_KEPT = 512
-"""Maximum number of running and prepared compressions. Each holds a whole view in memory."""
+"""Maximum number of running and prepared compressions. Each one keeps a whole view in memory."""
 
 
 class CompressionRegistry:
@@ -36,13 +36,13 @@ class CompressionRegistry:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
         self.notes: dict[SessionId, asyncio.Task[None]] = {}
         self.settled_chats: set[ChatId] = set()
-        """Chats in which no notes are missing from an earlier process."""
+        """Chats whose notes from earlier processes have been taken or begun."""
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._tasks
 
     async def begin(self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult]) -> None:
-        """Start to prepare a compression. It stays in the registry until a step of the conversation takes it."""
+        """Start preparing a compression. It stays in the registry until the next step of the conversation takes it."""
         if len(self._tasks) >= MAX_KEPT:
             await self.drop(next(iter(self._tasks)))
         self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"compression-{lineage_id}")
@@ -91,7 +91,7 @@ class CompressionRegistry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteTaker:
-    """Takes notes of views that a compression shortens. No commit waits for them."""
+    """Takes notes from views that a compression shortens. No commit waits for the notes."""
 
     store: Store
     prompts: PromptBuilder
@@ -99,7 +99,7 @@ class NoteTaker:
     pending: CompressionRegistry
 
     def begin(self, job: CompressionJob, is_ready: asyncio.Event | None = None) -> None:
-        """Start taking notes. If a turn waits for the summary, first wait until it `is_ready`."""
+        """Start taking notes. If a turn is waiting for the summary, wait until the summary `is_ready`."""
         session_id = job.view.session.id
         if self.before_split and session_id not in self.pending.notes:
             self.pending.notes[session_id] = asyncio.create_task(self._take(job, is_ready), name="notes")
@@ -126,7 +126,7 @@ class NoteTaker:
         for error in (one for one in seen if isinstance(one, Exception)):
             log.error("compression.notes_failed", lineage_id=job.conversation.lineage_id, exc_info=error)
         system = await self.prompts.system_for(job.conversation, job.limits.threshold)
-        with suppress(StoreUnavailable):  # the next start takes them again
+        with suppress(StoreUnavailable):  # after the next restart, the notes are taken again
             await self.store.write(settle_notes, job, system)
 
 

@@ -1,4 +1,4 @@
-"""Pruning: older long tool results and arguments become one line with the recall id of the full text.
+"""Pruning: old, long tool results and arguments are replaced by a one-line stub with the recall id of the full text.
 
 Rows in the database do not change. The same transcript always gives the same stubs, and pruning again changes nothing.
 """
@@ -25,10 +25,10 @@ _FAILS = re.compile(r"\A\s*(?:error|fatal|traceback|failed|exception)\b", re.IGN
 def prune(transcript: Transcript, *, upto: int, redact: Redact) -> tuple[Transcript, int]:
     """Shorten the rows before index `upto`. Return all rows and the number of results that became stubs.
 
-    Each row keeps its id and place, and people's texts stay. `redact` removes secrets from a text before it is cut,
-    because half a secret is not recognised.
+    Each row keeps its id and place, and text from people stays unchanged. `redact` removes secrets from a text before
+    it is cut, because half a secret is not recognised.
     """
-    calls: dict[str | None, ToolCall] = {}  # ids can repeat: a result belongs to the call before it
+    calls: dict[str | None, ToolCall] = {}  # ids can repeat, so a result belongs to the nearest call before it
     tool_rows = (row for row in transcript if row.role is MessageRole.TOOL)
     newest = {
         row.text: row.id for row in tool_rows if row.text is not None and len(row.text) > WORTH_PRUNING_CHARACTERS
@@ -50,7 +50,7 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact) -> tuple[Transcr
 
 
 def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int], redact: Redact) -> Message:
-    """Return the row with a stub as its text. `newest`: id of the newest row with each long result text."""
+    """Return the row with a stub as its text. `newest`: for each long result text, the id of the newest row with it."""
     text = row.text or ""
     if len(text) <= WORTH_PRUNING_CHARACTERS or text.startswith(_STUB_MARK):
         return row
@@ -70,7 +70,7 @@ def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int
 def _outcome(text: str, redact: Redact) -> str:
     """Return the outcome of a result: an exit code, the first line of an error, or the beginning."""
     for part in (text[:400], text[-400:]):
-        lower = part.lower()  # a hundred times faster than the regular expression
+        lower = part.lower()  # this check is a hundred times faster than the regular expression
         if ("exit" in lower or "returncode" in lower) and (exit_code := _EXIT.search(part)) is not None:
             return f"exit code {exit_code[1]}"
     begins = _one_line(text.lstrip().partition("\n")[0], 80, redact)
@@ -78,7 +78,7 @@ def _outcome(text: str, redact: Redact) -> str:
 
 
 def _target(call: ToolCall | None, redact: Redact) -> str:
-    """Return the subject of a call: the argument that names it, else the first text argument."""
+    """Return what a call is about: an argument such as its path or command, else its first text argument."""
     arguments = _parsed(call.arguments) if call is not None else None
     if not isinstance(arguments, dict):
         return ""
@@ -95,13 +95,13 @@ def _shortened_call(call: ToolCall, row: Message, redact: Redact) -> ToolCall:
         return call
     try:
         shorter = orjson.dumps(_shortened(arguments, row, redact)).decode()
-    except orjson.JSONEncodeError:  # orjson reads deeper nesting than it writes
+    except orjson.JSONEncodeError:  # orjson can read deeper nesting than it can write
         return call
     return msgspec.structs.replace(call, arguments=shorter) if len(shorter) < len(call.arguments) else call
 
 
 def _shortened(value: Any, row: Message, redact: Redact, depth: int = 0) -> Any:
-    if isinstance(value, str) and depth <= MAX_DEPTH and len(value) > ARGUMENT_CHARACTERS + 60:  # 60 for the mark
+    if isinstance(value, str) and depth <= MAX_DEPTH and len(value) > ARGUMENT_CHARACTERS + 60:  # room for the mark
         mark = f"{_STUB_MARK}{recall_id(row.id)}: {len(value):,} characters]"
         return f"{_beginning(value, ARGUMENT_CHARACTERS, redact)}… {mark}"
     if isinstance(value, list) and depth <= MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""State of a conversation's compressions: strikes, cooldowns and warnings that people have seen.
+"""State of a conversation's compressions: strikes, cooldowns, and the last warning to people.
 
 A session stores the state, and a split copies it. Each change is a function from one state to the next.
 """
@@ -13,18 +13,18 @@ from hermes_state.values import Millis
 
 STRIKES_TO_BLOCK = 2
 MIN_GAIN_PERCENT = 10
-"""Minimum gain of a compression, in percent. A smaller gain, or a result less than 10 % below the threshold, is a
-strike."""
+"""Minimum gain of a compression, in percent. A compression is a strike if it leaves more than 90 % of the earlier
+prompt size or of the threshold."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
-"""Cooldown after a lasting failure: a refused key, an empty account, a wrong name."""
+"""Cooldown after a failure that will last, such as a refused key, an empty account or a wrong model name."""
 LASTING_FAILURES = frozenset({"auth", "quota", "not_offered", "rejected", "unpriced"})
 CooldownKey: TypeAlias = str
-"""`loop` or `hygiene`, the failed route or engine, and the mark of its settings."""
+"""Key made of `loop` or `hygiene`, the failed route or engine, and the mark of its settings."""
 
 
 def cooldown_key(layer: Layer, who: str, mark: str) -> CooldownKey:
-    """Return the key of a cooldown. Hygiene has its own keys, because it waits for a shorter time than the loop.
+    """Return the key of a cooldown. Hygiene has separate keys, because it waits for a shorter time than the loop.
 
     `mark` changes with the settings, because a failed route may work with other settings.
     """
@@ -32,19 +32,19 @@ def cooldown_key(layer: Layer, who: str, mark: str) -> CooldownKey:
 
 
 class Cooldown(msgspec.Struct, frozen=True, kw_only=True):
-    """Pause of a failed summary route or engine. It is kept after its end, so that the next pause is longer."""
+    """Pause of a failed summary route or engine. It is kept after it ends, so that the next pause can be longer."""
 
     until: int
-    """UTC milliseconds."""
+    """End of the pause, in UTC milliseconds."""
     failures: int = 1
 
 
 class UnverifiedCompression(msgspec.Struct, frozen=True, kw_only=True):
-    """A compression whose effect is judged by the next reported prompt size."""
+    """A compression that will be judged by the next prompt size that the provider reports."""
 
     tokens_before: int
     grown: int = 0
-    """Tokens by which the prompt grew while the compression was prepared. They are not part of the compression."""
+    """Tokens by which the prompt grew while the compression was prepared. They do not count against the compression."""
 
 
 class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,20 +52,20 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     strikes: int = 0
     blocked_at: int = 0
-    """Prompt tokens at the second strike. 0: not blocked."""
+    """Prompt size at the second strike, in tokens. 0: automatic compression is not blocked."""
     held_at: int = 0
-    """Prompt tokens after `/compress undo`. 0: not held."""
+    """Prompt size after `/compress undo`, in tokens. 0: automatic compression is not on hold."""
     awaited: UnverifiedCompression | None = None
     cooldowns: dict[CooldownKey, Cooldown] = {}
     unexplained: tuple[str, ...] = ()
-    """Models that refused a prompt again after a compression, so its length was not the reason."""
+    """Models that refused a compressed prompt again without a reason, so its length was not the problem."""
     pressure_level: int = 0
     """Pressure line, in tokens, that people were last warned about. 0: no warning."""
     owes_notes: bool = False
-    """True if the session was compressed before a model took notes of it."""
+    """True if the session was compressed and no model has taken notes of it yet."""
 
     def rebased(self, before: "ContextState", after: "ContextState") -> "ContextState":
-        """Return this state with the changes between two older states, `before` and `after`."""
+        """Return this state, updated with everything that changed from the state `before` to the state `after`."""
         fields = (field for field in self.__struct_fields__ if getattr(after, field) != getattr(before, field))
         return msgspec.structs.replace(self, **{field: getattr(after, field) for field in fields})
 
@@ -74,7 +74,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.blocked_at > 0
 
     def judged(self, reported: int, threshold: int) -> "ContextState":
-        """Judge the last compression by the size of the next prompt."""
+        """Judge the last compression by the size of the prompt after it."""
         if self.awaited is None:
             return self
         before, after = self.awaited.tokens_before, reported - self.awaited.grown
@@ -93,9 +93,9 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def rearmed(self, tokens: int, limits: Limits) -> "ContextState":
         """Lift a hold or a block that no longer applies to this prompt.
 
-        A hold ends when the prompt no longer fits. A block ends when the prompt reaches a threshold above
-        `blocked_at`, which happens only if the block came from a smaller window or the limit of messages. So people
-        are told about a block only once.
+        A hold ends when the prompt no longer fits. A block ends when the prompt reaches a threshold above `blocked_at`.
+        This happens only if the block came from a smaller window or from the message limit, so people are told about a
+        block only once.
         """
         if not limits.fits(tokens):
             return msgspec.structs.replace(self, held_at=0) if self.held_at else self
@@ -103,7 +103,10 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, blocked_at=0, strikes=0) if self.is_blocked and is_outgrown else self
 
     def compressed(self, tokens_before: int, grown: int = 0) -> "ContextState":
-        """Let the next report judge a compression. Compressions without a report between them are judged as one."""
+        """Record a compression, to be judged by the next reported size.
+
+        If several follow without a report, they are judged as one.
+        """
         awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before, grown=grown)
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 
@@ -111,11 +114,11 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, held_at=tokens, awaited=None, strikes=0, blocked_at=0, pressure_level=0)
 
     def refused_again(self, maker: str) -> "ContextState":
-        """Record that a model refused the compressed prompt as well, without a reason."""
+        """Record that a model also refused the compressed prompt without a reason."""
         return msgspec.structs.replace(self, unexplained=(*self.unexplained, maker))
 
     def answered_by(self, maker: str) -> "ContextState":
-        """Record that a model answered, so a later refusal can again be due to the prompt's length."""
+        """Record that a model answered. After that, a refusal can again be due to the prompt's length."""
         others = tuple(other for other in self.unexplained if other != maker)
         return self if others == self.unexplained else msgspec.structs.replace(self, unexplained=others)
 
@@ -127,7 +130,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return cooldown is not None and 0 < cooldown.until - now <= TIMEOUT_LADDER_SECONDS[-1] * 1_000
 
     def failed(self, key: CooldownKey, outcome: str, now: Millis) -> "ContextState":
-        """Pause a route or engine after a failure, longer each time."""
+        """Pause a route or engine after a failure. Repeated failures make the pause longer."""
         failures = (self.cooldowns[key].failures if key in self.cooldowns else 0) + 1
         step = TIMEOUT_LADDER_SECONDS[min(failures, len(TIMEOUT_LADDER_SECONDS)) - 1]
         seconds = NO_MODEL_SECONDS if outcome in LASTING_FAILURES else step
@@ -139,7 +142,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self if others == self.cooldowns else msgspec.structs.replace(self, cooldowns=others)
 
     def _cooldowns_beside(self, key: CooldownKey) -> dict[CooldownKey, Cooldown]:
-        """Return the other cooldowns with the same settings. Cooldowns of earlier settings are never used again."""
+        """Return the other cooldowns with the same mark, because cooldowns of earlier settings are never used again."""
         mark = key.rpartition(":")[2]
         return {
             other: cooldown
@@ -156,7 +159,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def state_of(stored: str | None) -> ContextState:
-    """Parse the state in a session's column. An unreadable state, written by another engine, counts as a new one."""
+    """Parse the state that a session stores. A state that cannot be parsed is replaced by the default state."""
     if stored is None:
         return ContextState()
     try:

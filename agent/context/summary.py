@@ -1,7 +1,7 @@
-"""Summaries by a model: the request and the check of the answer.
+"""Summaries by a model: the request and the check of the reply.
 
-The request asks for a length in words. It sets no output limit, which would cut off a model that reasons first. An
-answer that is cut off, empty or not a summary is rejected.
+The request asks for a length in words. It sets no output limit, which would cut off a model that reasons first. A reply
+that is cut off, empty or not a summary is rejected.
 """
 
 import json
@@ -41,7 +41,7 @@ SECTIONS: Final = (
 )
 HEADINGS: Final = tuple(title for title, _ in SECTIONS)
 MIN_HEADINGS = 3
-"""Minimum number of headings in a summary. A text with fewer is something else."""
+"""Minimum number of headings in a summary. A text with fewer headings is not a summary."""
 _REFUSAL = re.compile(
     r"\b(?:sorry,|i['\u2019]?(?: a)?m (?:sorry|unable|not able)|i apologi[sz]e|i (?:can(?:no|['\u2019])t|won['\u2019]t)"
     r"|as an ai|lo siento|je ne peux pas|desculpe|ich kann nicht|ich kann das nicht|я не могу)\b"
@@ -70,7 +70,10 @@ that out and keep its entries."""
 
 
 class SummaryError(ModelError):
-    """A model's answer is not a usable summary. `outcome` is its name in the ledger; the message is for people."""
+    """A model's reply is not a usable summary. `outcome` is the name of this failure in the ledger.
+
+    The message is for people.
+    """
 
     def __init__(self, outcome: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -82,7 +85,7 @@ class SummaryJob:
     rows: Transcript
     """The pruned middle, without an earlier handoff."""
     whole: Transcript = ()
-    """The same rows before pruning. The summary may name everything in them."""
+    """The same rows before pruning. The summary is allowed to mention everything in them."""
     previous: str | None = None
     """The summary in the earlier handoff."""
     record: str | None = None
@@ -94,7 +97,7 @@ class SummaryJob:
     now: Millis
     zone: tzinfo = UTC
     template: str | None = None
-    """Template that replaces the thirteen headings."""
+    """Template that replaces the thirteen standard headings."""
     is_shared: bool = False
 
     @property
@@ -105,7 +108,7 @@ class SummaryJob:
 
 
 def summary_request(job: SummaryJob, redact: Callable[[str], str]) -> ModelRequest:
-    """Return the model request for a summary: no tools, no output limit."""
+    """Return the model request for a summary, without tools and without an output limit."""
     template = job.template or "\n\n".join(f"## {title}\n[{about}]" for title, about in SECTIONS)
     parts = [
         f"Summarise the conversation below as a record of about {job.target} tokens ({job.target * 3 // 4} words), or "
@@ -119,7 +122,7 @@ def summary_request(job: SummaryJob, redact: Callable[[str], str]) -> ModelReque
         parts.append(f"{_UPDATE}\n\n<earlier_record>\n{record}\n</earlier_record>")
     shown = excerpt(job.rows, limit, redact=redact, zone=job.zone, has_names=job.is_shared)
     parts.append(f"<conversation>\n{shown}\n</conversation>")
-    # One line that cannot end its quotation. Redact before the cut, because half a secret is not recognised.
+    # Keep the focus on one line, so that it cannot end its quotation. Half a secret is not recognised, so redact first.
     focus = re.sub('["“”„]', "'", " ".join(clean(job.focus or "", redact).split())[:500]).strip()
     if focus:
         parts.append(
@@ -151,7 +154,7 @@ def asking_row(text: str, now: Millis) -> Message:
 
 
 def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], str]) -> str:
-    """Return the summary in a reply, without secrets. Raises `SummaryError` if there is none."""
+    """Return the summary in a reply, without secrets. Raises `SummaryError` if the reply contains no summary."""
     if reply.finish is FinishReason.LENGTH:
         raise SummaryError("truncated", "The summary was cut off by the model's output limit.")
     if reply.calls:
@@ -179,7 +182,10 @@ def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], 
 
 
 def audited(text: str, job: SummaryJob) -> str:
-    """Return the summary without lines that contain invented names. Raises `SummaryError` if most lines do."""
+    """Return the summary without the lines that contain invented names.
+
+    Raises `SummaryError` if most lines contain them.
+    """
     kept = without_invented(text, job.whole, job.record, job.now, job.zone)
     if kept is None:
         raise SummaryError("invented", "Most of the summary named things that the conversation never mentioned.")
@@ -192,7 +198,7 @@ _MALFORMED = ("malformed", "The model's answer was not a summary.")
 
 
 def _unwrapped(text: str, titles: tuple[str, ...]) -> str:
-    """Return the record without reasoning, without a fence around it, and without text before its first heading."""
+    """Return the summary without reasoning, without its code fence, and without text before its first heading."""
     text = without_thoughts(text).strip()
     *_, closing = (None, *CLOSING_THOUGHT.finditer(text))  # a chat template may have removed the opening tag
     if closing is not None:
@@ -222,7 +228,7 @@ def _headings_in(text: str, titles: tuple[str, ...]) -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _heading_lines(titles: tuple[str, ...]) -> re.Pattern[str]:
-    """Return an expression for lines with a heading: `## 1. **Goal:** …`, `**Goal**: …`, or only the title."""
+    """Return a regular expression for heading lines, such as `## 1. **Goal:** …`, `**Goal**: …` or just the title."""
     one_of = "|".join(re.escape(title).replace(r"\&", "(?:&|&amp;|and)") for title in titles)
     return re.compile(
         r"^[ \t]{0,3}(?:(?P<hashes>#{1,6})[ \t]{0,4})?(?:\d{1,2}[.)][ \t]{0,4})?(?P<bold>\*\*|__)?"
@@ -271,7 +277,10 @@ _ANY_HEADING = re.compile(
 
 
 def reformed(text: str, titles: tuple[str, ...]) -> str | None:
-    """Return the record under the given titles, found by name, number or order; None if the text has no such titles."""
+    """Return the summary with its sections under the given titles. Sections are found by name, number or order.
+
+    Return None if there are none.
+    """
     start = re.search(r"(?:^|>)[ \t]*[\[{]", text, re.MULTILINE)
     ends = [*re.finditer(r"[\]}](?=[ \t]*(?:$|<))", text, re.MULTILINE)]
     with suppress(ValueError, RecursionError):
@@ -304,12 +313,12 @@ def _flat(value: Any) -> str:
 
 
 def _title_key(title: str) -> str:
-    """Return a title in a form in which different spellings are equal."""
+    """Return a form of a title that is the same for different spellings."""
     return re.sub(r"^[\W\d_]+|[\W_]|amp;|and", "", title.lower())
 
 
 def _style(line: re.Match[str]) -> str:
-    """Return the marks of a line that looks like a heading, or an empty text for other lines."""
+    """Return the formatting marks of a line that looks like a heading, or an empty string for other lines."""
     mark = re.sub(r"[^#*_`\u3010]+", "^", re.sub(r"(?<![*\w])[-*+]\s|\s", "", line["mark"] or ""))
     mark += (line["inner"] or "").strip() + "1" * bool(line["number"])
     ends = re.sub(r"[^:\uff1a]", "", line["close"])[:1]

@@ -1,7 +1,7 @@
 """Context engines from plugins: their interface, the loader, and the adapter that runs them on stored rows.
 
-A plugin subclasses `ContextEngine`, whose methods accept message lists (docs/reference/plugins.md).
-`ContextCompressor` is the built-in engine with the same interface:
+A plugin subclasses `ContextEngine`, whose methods work on message lists (docs/reference/plugins.md).
+`ContextCompressor` offers the built-in engine under the same interface:
 
 >>> engine = ContextCompressor(context_length=8_192)
 >>> engine.threshold_tokens, engine.should_compress(4_000), engine.should_compress(4_096)

@@ -1,7 +1,7 @@
-"""`PluginEngine`: runs plugin engines, which work on message lists, as one engine for stored rows.
+"""`PluginEngine`: lets an engine plugin, which works on message lists, compress stored rows.
 
-The conversation continues even if an engine raises, hangs, returns nonsense or changes its arguments. The attempt is
-aborted, and the built-in engine takes over if the prompt no longer fits.
+The conversation continues even if an engine raises an error, hangs, returns nonsense or changes its arguments. In this
+case, the compression is aborted. If the prompt no longer fits, the built-in engine takes over.
 """
 
 import asyncio
@@ -53,13 +53,14 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Origin, Sessi
 log = structlog.get_logger()
 
 MAX_HANDLES = 256
-"""Maximum number of conversations whose engine stays in memory. Engines that were idle longest are dropped first."""
+"""Maximum number of conversations whose engine objects stay in memory. The engine that was idle longest is dropped
+first."""
 FAILED: Final = "engine"
 
 
 @dataclass(eq=False, slots=True)
 class PluginEngine:
-    """An `Engine` for all conversations, with one engine object of the plugin per conversation."""
+    """An `Engine` for all conversations. It makes one object of the plugin's engine class per conversation."""
 
     name: str
     make: Callable[[], ContextEngine]
@@ -70,12 +71,12 @@ class PluginEngine:
     redact: Callable[[str], str]
     clock: Clock
     mark: str = ""
-    """Fingerprint of the settings of the engine and the model."""
+    """Fingerprint of the engine's and the model's settings."""
     schemas: Sequence[ToolSchema] = ()
     home: str = ""
     """The state directory. It contains a folder per engine, with a subfolder per conversation."""
     store: Store | None = None
-    """None if engines get no folders."""
+    """None: engines get no folders."""
     compress_seconds: float = 120.0
     """Maximum time for `compress` and for tools, which may call a model."""
     quick_seconds: float = 5.0
@@ -83,7 +84,7 @@ class PluginEngine:
     _handles: OrderedDict[LineageId, EngineHandle] = field(default_factory=OrderedDict, init=False)
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """Return the compression that the plugin wants, if any. At the urgent limit, always return a request."""
+        """Return the compression that the plugin requests, or None. At the urgent limit, always return a request."""
         request = None
         try:
             async with self._acquire(job) as handle:
@@ -96,7 +97,10 @@ class PluginEngine:
         return request
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Prepare a compression. The built-in engine handles `keep_turns`, which the plugin interface lacks."""
+        """Prepare a compression.
+
+        With `keep_turns`, the built-in engine does it, because plugins do not support this option.
+        """
         if job.keep_turns is not None:
             return await self.fallback.prepare(job, state)
         if has_open_calls(job.view.transcript):
@@ -127,7 +131,7 @@ class PluginEngine:
         return result, judged
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
-        """Return `NO_PREVIEW`, because a plugin would have to compress for a preview."""
+        """Return `NO_PREVIEW`, because a plugin cannot show a preview without compressing."""
         if job.keep_turns is not None:
             return self.fallback.preview(job)
         return job.not_needed(SkipReason.NO_PREVIEW)
@@ -136,7 +140,7 @@ class PluginEngine:
         return state.is_cooling(self._cooldown_key(layer), self.clock.now())
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
-        """Return the threshold from the engine's status, or the hygiene limit if that is lower or the only one."""
+        """Return the threshold from the engine's status, but at most the hygiene limit."""
         handle = self._handles.get(lineage_id)
         known = None if handle is None else handle.threshold
         return Tokens(min(known or limits.hygiene, limits.hygiene))
@@ -150,8 +154,8 @@ class PluginEngine:
                 name=schema.name,
                 description=schema.description,
                 parameters=schema.parameters,
-                effect=ToolEffect.WRITES,  # the effect is unknown, so a restart must not repeat a call
-                needs_approval=False,  # by choosing the engine, the operator allowed its tools
+                effect=ToolEffect.WRITES,  # assumed, so that a restart does not repeat a call
+                needs_approval=False,  # the operator allowed the tools by choosing the engine
                 run=partial(self._run_tool, schema.name),
             )
             for schema in self.schemas
@@ -180,7 +184,10 @@ class PluginEngine:
             await asyncio.wait(hung, timeout=0.1)
 
     def _handle(self, lineage_id: LineageId) -> EngineHandle:
-        """Return a conversation's handle. Drop the longest idle handle, unless it is busy or hangs."""
+        """Return a conversation's handle.
+
+        If there are too many, drop the one that was idle longest, unless it is busy or hangs.
+        """
         if lineage_id not in self._handles:
             make, model, home, seconds = self.make, self.model, self.home, self.quick_seconds
             self._handles[lineage_id] = EngineHandle(
@@ -194,7 +201,7 @@ class PluginEngine:
         return handle
 
     async def _facts(self, session: Session) -> dict[str, Any]:
-        """Return the conversation of a session (the key of its first session) and the engine's folder for it."""
+        """Return the key of the conversation's first session, and the engine's folder for the conversation."""
         if self.store is None:
             return {}
         key = (await self.store.read(load_session, SessionId(session.lineage_id))).key
@@ -210,14 +217,14 @@ class PluginEngine:
                 "compress",
                 list(sent.messages),
                 seconds=self.compress_seconds,
-                # If the prompt must shrink, pass at least the engine's threshold: some engines do nothing below it.
+                # If the prompt must shrink, pass at least the threshold, because some engines do nothing below it.
                 current_tokens=max(job.tokens_before, handle.threshold or 0 if job.must_shrink else 0),
                 focus_topic=job.focus,
                 force=job.layer == "manual",
                 message_ids=sent.ids,
                 call_model=calls.ask if is_async else calls.ask_and_wait,
             )
-            # Guarded, because the result can have values that are not JSON, or objects that only look like lists.
+            # Catch all errors, because the result can contain values that are not JSON, or may not be a real list.
             arguments = (sent, returned, self.redact)
             mapped: MappedMessages | None = await handle.guard(
                 mapped_messages, *arguments, seconds=self.compress_seconds
@@ -231,8 +238,8 @@ class PluginEngine:
         return handle.acquire(session, job.model, job.limits.context_length)
 
     async def _sent(self, job: CompressionJob) -> SentMessages:
-        """Return a new list for each call, because an engine may change the list."""
-        # Images are only mentioned, because comparing and copying their bytes is useless.
+        """Return the message list for the engine. It is made anew for each call, because an engine may change it."""
+        # Leave out the bytes of images, because comparing and copying them would be useless.
         style = replace(job.request.style, image_urls={}, image_notes={})
         return await asyncio.to_thread(sent_messages, job.request.system, job.view.transcript, style)
 
@@ -262,7 +269,7 @@ class PluginEngine:
 
     async def _decision(self, handle: EngineHandle, job: CompressionJob) -> CompressionRequest | None:
         taken = await handle.call("take_request")
-        if isinstance(taken, CompressionRequest):  # plugins can return anything, in the fields too
+        if isinstance(taken, CompressionRequest):  # plugins can return anything, even in the fields
             reason = " ".join(str(taken.reason).split())[:200]
             focus = " ".join(str(taken.focus).split())[:500] if taken.focus else None
             log.info("engine.compression_requested", engine=self.name, layer=job.layer, reason=reason)
@@ -279,7 +286,10 @@ class PluginEngine:
         return request if has_content else None
 
     async def _says_of_list(self, handle: EngineHandle, method: str, job: CompressionJob, *, default: bool) -> bool:
-        """Ask the engine about the message list. An inherited method always answers `default`, so it is not called."""
+        """Ask the engine about the message list.
+
+        If the plugin does not override the method, return `default` without a call.
+        """
         if getattr(type(handle.engine), method, None) is getattr(ContextEngine, method):
             return default
         sent = await self._sent(job)
@@ -294,10 +304,12 @@ class PluginEngine:
 
 
 class SummaryClient:
-    """Calls the summary models of a conversation for one run of `compress`. When `compress` ends, so do the calls.
+    """Calls a conversation's summary models for one run of `compress`.
 
-    Each call respects the spending caps, gets a row in the ledger, and contains no secrets. A failed route is disabled
-    for a while, as with the built-in engine. `state` contains these cooldowns.
+    Calls that are open when `compress` ends are cancelled.
+
+    Each call respects the spending caps, is recorded in the ledger, and contains no secrets. A failed route gets a
+    cooldown, as with the built-in engine. `state` contains these cooldowns.
     """
 
     def __init__(
@@ -321,7 +333,7 @@ class SummaryClient:
                 text = await self._answer(route, prompt, system)
             except ModelError as error:
                 failure = error
-                if not self.state.is_cooling(key, self._clock.now()):  # a parallel call may have failed first
+                if not self.state.is_cooling(key, self._clock.now()):  # unless a parallel call has failed before
                     self.state = self.state.failed(key, outcome_of(error), self._clock.now())
             else:
                 self.state = self.state.answered(key)
@@ -329,12 +341,12 @@ class SummaryClient:
         raise failure
 
     def ask_and_wait(self, prompt: str, system: str = "") -> str:
-        """Call `ask` from the thread of an engine that is not async."""
+        """Call `ask` and wait for its result. An engine whose `compress` is not async calls this in its thread."""
         if self._closed.is_set():
             raise ModelTimeout("the compression has ended")
         waiting = asyncio.run_coroutine_threadsafe(self.ask(prompt, system), self._loop)
         self._waiting.add(waiting)
-        if self._closed.is_set():  # closed in the meantime: `close` did not see this call
+        if self._closed.is_set():  # if closed in the meantime, `close` did not see this call
             waiting.cancel()
         try:
             return waiting.result()

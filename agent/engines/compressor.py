@@ -1,7 +1,7 @@
 """`ContextCompressor`: the built-in compression as an engine for message lists.
 
 A list becomes rows, `agent.context` compresses the rows, and the result becomes a list again. The rows exist only
-during one call. Their ids are positions in the list and cannot be looked up, so texts do not contain them.
+during one call. Their ids are positions in the list. They are left out of all texts, because nobody can look them up.
 """
 
 import re
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class ContextCompressor(ContextEngine):
-    """The built-in engine for message lists. It cuts, prunes and adds one handoff with a summary by a model or rule."""
+    """The built-in engine for message lists. It cuts and prunes a list, and inserts one handoff with a summary."""
 
     threshold_percent = 0.50
     protect_first_n = 3
@@ -44,7 +44,7 @@ class ContextCompressor(ContextEngine):
         *,
         summarise: Callable[[ModelRequest], ModelReply] | None = None,
     ) -> None:
-        """Create an engine. `summarise`: a blocking model call that can raise `ModelError`. None: summaries by rule."""
+        """Create an engine. `summarise`: a blocking model call that can raise `ModelError`. None: no model is used."""
         self._summarise = summarise
         self._estimator = Estimator(sizes=RowTokenCache(4_096))
         self.update_model(model, context_length)
@@ -84,9 +84,9 @@ class ContextCompressor(ContextEngine):
     def compress(
         self, messages: list[ListMessage], current_tokens: int | None = None, focus_topic: str | None = None
     ) -> list[ListMessage]:
-        """Return a list with one handoff in place of the middle, or the same messages if that saves nothing.
+        """Return a list in which one handoff replaces the middle, or the same messages if that saves nothing.
 
-        The messages are not changed. `current_tokens` is only logged, because message sizes decide the cut.
+        The message objects are not changed. `current_tokens` is only logged, because message sizes decide the cut.
         """
         rows = rows_of(messages)
         sizes = self._sizes(rows)
@@ -120,7 +120,7 @@ class ContextCompressor(ContextEngine):
         return find_cut(rows.transcript, sizes, self.limits, rules)
 
     def _summary(self, rows: ListTranscript, cut: Cut, content: int, focus: str | None) -> str:
-        """Return the text of the handoff for a middle of `content` tokens, written by the model if there is one."""
+        """Return the handoff's text for the middle of the conversation. `content`: tokens of the middle."""
         limits = self.limits
         upto = min(cut.tail_start, max(0, len(rows.transcript) - self.protect_last_n))
         pruned, _ = prune(rows.transcript, upto=upto, redact=redact)

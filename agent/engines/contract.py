@@ -70,7 +70,7 @@ class ContextEngine(ABC):
     def on_session_start(self, session_id: str, **kwargs: Any) -> None:  # noqa: B027  optional
         """Receive the current session. `reason` is `started`, `resumed`, `compression` or `undo`.
 
-        After a compression or its undo, `session_id` is the child, and `parent` is the session that it continues.
+        After a compression or an undo, `session_id` is a child session, and `parent` is the session that it continues.
         """
 
     def on_session_end(self, session_id: str, messages: list[ListMessage]) -> None:  # noqa: B027  optional
@@ -91,7 +91,7 @@ class ContextEngine(ABC):
         return json.dumps({"error": f"Unknown tool: {name}"})
 
     def get_status(self) -> dict[str, Any]:
-        """Return five figures about the context window. `usage_percent` is at most 100."""
+        """Return five numbers about the context window. `usage_percent` is at most 100."""
         used = self.last_prompt_tokens * 100 / self.context_length if self.context_length > 0 else 0.0
         return {
             "last_prompt_tokens": self.last_prompt_tokens,
@@ -115,6 +115,6 @@ class ContextEngine(ABC):
         self._requested = CompressionRequest(reason=reason, focus=focus_topic)
 
     def take_request(self) -> CompressionRequest | None:
-        """Return the request made since the last call, and clear it."""
+        """Return the request made since the last call of this method, and clear it."""
         requested, self._requested = self._requested, None
         return requested

@@ -1,7 +1,7 @@
-"""Handle for the engine object of one conversation: makes the engine, calls it, and sends it events.
+"""Handle for one conversation's engine object: makes the engine, calls it, and sends it events.
 
-Only one caller uses an engine at a time, and each call has a time limit. If a call takes too long, it is abandoned and
-its engine is dropped. The conversation gets a new engine when the abandoned call has ended.
+Only one caller uses an engine at a time, and each call has a time limit. If a call takes too long, the call is
+abandoned and the engine is dropped. The conversation gets a new engine after the abandoned call has ended.
 """
 
 import asyncio
@@ -32,39 +32,39 @@ from hermes_state.transcripts import View
 log = structlog.get_logger()
 
 NAMED_KEYWORDS = frozenset({"call_model", "conversation", "message_ids", "storage"})
-"""Keywords that are passed only to methods with a parameter of this name. The `**kwargs` of older plugins do not get
-them."""
+"""Keywords that are passed only to methods with a parameter of this name, and never as `**kwargs`, which older plugins
+may pass on."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineHandle:
-    """Engine of one conversation, with the session and model that it received last."""
+    """One conversation's engine, with the session and model that it received last."""
 
     name: str
     make: Callable[[], ContextEngine]
     model: ModelInfo
-    """Model that the engine received last. It is also the default if a caller names no model."""
+    """Model that the engine received last, and the default if a caller names no model."""
     home: str = ""
     platform: str = ""
     """Platform of the conversation's chat. Empty until the engine is first asked about a compression."""
     facts: Callable[[Session], Awaitable[dict[str, Any]]]
-    """Returns further keywords about the conversation of a session, for `on_session_start`."""
+    """Returns additional keywords about a session's conversation, for `on_session_start`."""
     quick_seconds: float
     """Maximum time for a call that makes no model call."""
     engine: ContextEngine | None = None
     """None before the first call, after an abandoned call, and after the end of the conversation."""
     session: Session | None = None
     window: int = 0
-    """Context length that the engine received, in tokens. 0: none yet."""
+    """Context length that the engine received, in tokens. 0: it has not received one yet."""
     threshold: int | None = None
-    """Tokens at which the engine compresses, from its last status."""
+    """Prompt size at which the engine compresses, in tokens, from its last status."""
     given_up: "asyncio.Future[Any] | None" = None
-    """The newest call that took too long. It may still be running, because a thread cannot be stopped."""
+    """The newest abandoned call. It may still be running, because a thread cannot be stopped."""
     events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=32))
-    """Events that wait for a busy engine. The oldest are dropped."""
+    """Events that wait for a busy engine. If there are too many, the oldest are dropped."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     telling: set[asyncio.Task[None]] = field(default_factory=set)
-    """Tasks that deliver the events that waited for an abandoned call."""
+    """Tasks that deliver the waiting events after an abandoned call has ended."""
 
     @property
     def hangs(self) -> bool:
@@ -78,7 +78,8 @@ class EngineHandle:
         """Give the handle to one caller, after the engine has received the current session and model.
 
         `model` and `window`: None to keep the previous ones. When the caller is done, the engine receives the events
-        that happened in the meantime. Raises `EngineError` if the engine fails, or if it is busy and `waits` is False.
+        that have arrived in the meantime. Raises `EngineError` if the engine fails, or if it is busy and `waits` is
+        False.
         """
         if self.lock.locked() and not waits:
             raise EngineError("is busy with this conversation")
@@ -103,7 +104,7 @@ class EngineHandle:
             return await self._call(seconds or self.quick_seconds, function, *args, **kwargs)
         except EngineError:
             raise
-        except Exception as error:  # a plugin may raise anything, but the conversation must continue
+        except Exception as error:  # a plugin may raise any error, but the conversation must continue
             log.exception("engine.crashed", engine=self.name)
             raise EngineError(f"crashed ({type(error).__name__})") from error
 
@@ -125,7 +126,7 @@ class EngineHandle:
             track(self.telling, asyncio.create_task(self._tell_waiting(), name=f"engine-{self.name}"))
 
     async def _prepare(self, session: Session, model: ModelInfo | None = None, window: int | None = None) -> None:
-        """Make an engine if there is none, and send it the model and the session."""
+        """Make an engine if there is none. Send it the model and the session if they have changed."""
         if self.engine is None:
             engine = await self.guard(self.make)
             if not isinstance(engine, ContextEngine):
@@ -142,7 +143,7 @@ class EngineHandle:
             await self._start(session)
 
     async def _start(self, session: Session) -> None:
-        """Send the engine the session, with the reason: start, resume, compression or undo."""
+        """Send the engine the session and the reason for it: start, resume, compression or undo."""
         before, self.session = self.session, session
         if before is None:
             is_new = session.depth == 0 and session.reported_prompt_tokens is None
@@ -201,15 +202,15 @@ class EngineHandle:
                 finally:
                     self.engine = None
             case ContinuedEvent():
-                pass  # `_prepare` has sent the session
+                pass  # nothing to do, because `_prepare` has sent the session
 
     async def _call(self, seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a sync function in its own thread, or an async function on the loop. Its errors are not caught."""
+        """Run a sync function in a new thread, or an async function on the event loop. Errors are not caught."""
         deadline = asyncio.get_running_loop().time() + seconds
         is_async = inspect.iscoroutinefunction(function)
         running = asyncio.ensure_future(function(*args, **kwargs)) if is_async else _in_thread(function, args, kwargs)
         while await self._is_done_by(deadline, running):
-            if running.cancelled():  # by the plugin: the caller was not cancelled
+            if running.cancelled():  # the plugin did this, because the caller was not cancelled
                 raise EngineError("cancelled its own call")
             result = running.result()
             if not inspect.isawaitable(result):
@@ -247,10 +248,10 @@ async def sent_view(view: View) -> SentMessages:
 
 
 def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords that a plugin's function accepts. Older plugins do not know all of them."""
+    """Return the keywords that a plugin's function accepts. Functions in older plugins do not accept all of them."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a callable without a signature
+    except (TypeError, ValueError):  # the callable has no signature
         return {name: value for name, value in keywords.items() if name not in NAMED_KEYWORDS}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
     names = {one.name for one in parameters if one.kind not in (one.POSITIONAL_ONLY, one.VAR_KEYWORD)}
@@ -268,12 +269,12 @@ def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         try:
             result = context.run(function, *args, **kwargs)
         except BaseException as raised:  # noqa: BLE001  the future's awaiter gets it
-            # A future cannot carry StopIteration, and must not carry errors that would end the loop.
+            # A future cannot carry StopIteration, and must not carry errors that would end the event loop.
             is_carried = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
             future.set_exception(raised if is_carried else RuntimeError(f"{type(raised).__name__} in a call"))
         else:
             future.set_result(result)
 
-    # Do not use a pool: the process would wait for its threads at exit, even for hanging ones.
+    # Do not use a thread pool: at exit, the process would wait for its threads, even for hanging ones.
     Thread(target=work, name=f"plugin-{getattr(function, '__name__', 'call')}", daemon=True).start()
     return asyncio.wrap_future(future)

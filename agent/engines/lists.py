@@ -1,4 +1,4 @@
-"""Reader for message lists in the chat completions format, from callers of the built-in engine and from plugins."""
+"""Reads message lists in the chat completions format, from callers of the built-in engine and from plugins."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +29,11 @@ INSTRUCTING = frozenset({"system", "developer"})
 MessageKey: TypeAlias = tuple[str, bytes, tuple[str, ...]]
 _IMAGE = Image(attachment_id=0, mime="", path="")
 STYLE = WireStyle(image_urls={_IMAGE.attachment_id: ""})
-"""Style for measuring the rows of a list."""
+"""Style that is used to measure the rows of a list."""
 
 
 class MessageListError(EngineError):
-    """A list that providers would refuse, or that cannot be a compression of the original list."""
+    """A plugin returned a list that providers would refuse, or that cannot be a compression of the original list."""
 
     def __str__(self) -> str:
         return f"returned an unusable list: {super().__str__()}"
@@ -68,14 +68,14 @@ def ids_of(message: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def key_of(message: Mapping[str, Any]) -> MessageKey:
-    """Return the identity of a message: role, content and ids. A single text part equals a string."""
+    """Return a key for comparing messages: role, content and ids. Content with a single text part equals a string."""
     content = message.get("content")
     match content:
         case [{"type": "text", "text": str() as text}]:
             content = text
     try:
         raw = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # content that is not JSON equals no other message
+    except TypeError:  # the content is not JSON
         raw = repr(content).encode("utf-8", "surrogatepass")
     return str(message.get("role")), raw, ids_of(message)
 
@@ -141,7 +141,10 @@ class ListTranscript:
         return tuple(self.rows)
 
     def compressed(self, cut: Cut, summary: str) -> list[ListMessage]:
-        """Return head, handoff, kept rows and tail, with the order and roles of `agent.model.wire`."""
+        """Return the head, handoff, kept rows and tail as messages.
+
+        `agent.model.wire` decides their order and roles.
+        """
         handoff = msgspec.structs.replace(asking_row(summary, Millis(0)), origin=Origin.SUMMARY)
         kept = [self.rows[index] for index in cut.kept]
         rows = (*self.rows[: cut.head_end], handoff, *kept, *self.rows[cut.tail_start :])
@@ -153,9 +156,11 @@ class ListTranscript:
         return messages
 
     def _as_given(self, message: ListMessage, sources: Sequence[Message]) -> list[ListMessage]:
-        """Return the original messages for one provider message. A handoff joins the user message that follows it.
+        """Return the original messages for one provider message.
 
-        If `agent.model.wire` invented a result or changed a call id, keep its message.
+        A handoff is joined with the user message that follows it.
+
+        If `agent.model.wire` added a missing result or changed a call id, return its message instead.
         """
         given: list[ListMessage] = []
         for row in sources:
@@ -174,7 +179,7 @@ class ListTranscript:
 
 
 def rows_of(messages: Sequence[ListMessage]) -> ListTranscript:
-    """Read any list as rows with the current time. Entries that are not messages are skipped."""
+    """Convert any list to rows with the current time. Entries that are not messages are skipped."""
     rows, now = ListTranscript(), SystemClock().now()
     for message in messages:
         role = message.get("role") if isinstance(message, dict) else None
@@ -189,7 +194,10 @@ def rows_of(messages: Sequence[ListMessage]) -> ListTranscript:
 
 
 def _rows(message: ListMessage) -> Iterator[tuple[str, dict[str, Any], ListMessage]]:
-    """Yield text and fields of a row. A handoff that is followed by other text becomes two rows."""
+    """Yield the text, the fields and the message of each row.
+
+    A handoff that is followed by other text becomes two rows.
+    """
     role = message["role"]
     if role in ("user", "assistant") and not calls_of(message):
         handoff, rest = _split(message.get("content"))

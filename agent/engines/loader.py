@@ -1,4 +1,4 @@
-"""Loader for context engines from package entry points and from folders in the state directory.
+"""Loads context engines from package entry points and from folders in the state directory.
 
 Loading a plugin runs its code, so the daemon loads only the configured plugin.
 """
@@ -29,7 +29,7 @@ MakeEngine: TypeAlias = Callable[[], ContextEngine]
 
 
 class PluginError(Exception):
-    """A plugin cannot be used. The message gives the reason."""
+    """A plugin cannot be used. The error message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class PluginSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """The engine of a plugin, after one instance was made as a test."""
+    """A plugin's engine, after one instance was made as a test."""
 
     name: str
     source: str
@@ -67,7 +67,7 @@ class PluginReport:
 
 
 def load_engine(name: str, home: Path) -> LoadedEngine | None:
-    """Load the engine named in `context.engine`, without running other plugins. Return None for the built-in engine.
+    """Load the engine that `context.engine` names, without running other plugins. Return None for the built-in engine.
 
     Raises `ConfigError` for an unknown name (with a suggestion) or a broken plugin.
     """
@@ -111,7 +111,7 @@ def unknown_engine(name: str, known: Iterable[str]) -> str:
 def find_plugins(home: Path) -> list[PluginSource]:
     """Find all plugins without running their code. Folders in the state directory take precedence over packages."""
     folders, is_name = list[Path](), re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}").fullmatch
-    with suppress(OSError):  # no readable folder means no plugins there
+    with suppress(OSError):  # the folder is missing or unreadable
         folders = sorted(entry for entry in (home / FOLDER).iterdir() if entry.is_dir() and is_name(entry.name))
     found = [PluginSource(name=one.name, source=str(one), load=partial(_import_folder, one)) for one in folders]
     for point in sorted(entry_points(group="hermes_gateway.context_engines"), key=lambda point: point.name):
@@ -162,7 +162,7 @@ def loaded(plugin: PluginSource) -> LoadedEngine:
         schemas = tuple(map(_schema, tools))
     except PluginError:
         raise
-    except (Exception, SystemExit) as error:  # plugin code may raise anything
+    except (Exception, SystemExit) as error:  # plugin code may raise any error
         raise PluginError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
     about = (inspect.getdoc(offered) or inspect.getdoc(type(engine)) or "").partition("\n")[0].strip()
     return LoadedEngine(name=plugin.name, source=plugin.source, about=about, make=make, schemas=schemas)
@@ -172,7 +172,7 @@ def _maker(offered: object) -> MakeEngine:
     if isinstance(offered, ModuleType):
         return _maker(_offered_by(offered))
     if isinstance(offered, ContextEngine):
-        return partial(_copied, offered)  # a shared object would mix up conversations
+        return partial(_copied, offered)  # if conversations shared one object, it would mix them up
     if inspect.isclass(offered) and inspect.isabstract(offered):
         missing = ", ".join(sorted(getattr(offered, "__abstractmethods__", ())))
         raise PluginError(f"{offered.__name__} does not define {missing}")
@@ -190,7 +190,10 @@ def _copied(engine: ContextEngine) -> ContextEngine:
 
 
 class _Registry:
-    """Registry for a plugin's `register`. It accepts engines and ignores commands, hooks and everything else."""
+    """Registry that is passed to a plugin's `register`.
+
+    It accepts engines and ignores commands, hooks and everything else.
+    """
 
     def __init__(self, offered: list[object]) -> None:
         self.register_context_engine = offered.append

@@ -1,8 +1,8 @@
-"""Conversion of stored rows to a message list for an engine, and of the engine's list back to rows.
+"""Converts stored rows to a message list for an engine, and the engine's list back to rows.
 
-A returned message matches a sent message if it is the same unchanged object, or else has the same role, content and
-call ids. Calls and results can also match by call ids alone. All other text is the engine's own and becomes the
-handoff. The newest request of a person is in the result even if the engine lost it.
+A returned message matches a sent message if it is the same unchanged object, or if it has the same role, content and
+call ids. Calls and results can also match by call ids alone. All other text was written by the engine and becomes the
+handoff. The newest request from a person is restored if the engine dropped it.
 """
 
 from bisect import bisect_right
@@ -30,12 +30,15 @@ from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageId, MessageRole, Origin, Transcript, recall_id
 
 UNSAID: Final = "The engine that shortened this conversation left these messages out without a summary."
-"""Text of the handoff for rows that an engine dropped without a summary."""
+"""Text of the handoff if an engine dropped rows without a summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentMessages:
-    """A list that was sent to an engine. The engine may change `messages`, but not `keys` and `contents`."""
+    """A list that was sent to an engine.
+
+    The engine may change `messages`, but it does not see `keys` and `contents`.
+    """
 
     transcript: Transcript
     messages: tuple[ListMessage, ...]
@@ -45,7 +48,7 @@ class SentMessages:
 
     @property
     def ids(self) -> list[list[str]]:
-        """Recall ids of the rows in each message. The system prompt, handoffs and to-do lists have none."""
+        """Recall ids of the rows in each message. The system prompt, handoffs and to-do lists have no recall ids."""
         return [[recall_id(row.id) for row in rows if row.origin not in REMADE] for rows in self.sources]
 
 
@@ -55,11 +58,14 @@ class MappedMessages:
     removed: Transcript
     """Rows that left the view or were shortened."""
     summarised: int
-    """Number of rows that the handoff replaces, not counting earlier handoffs."""
+    """Number of rows that the handoff replaces. Earlier handoffs do not count."""
 
 
 def sent_messages(system: str, transcript: Transcript, style: WireStyle) -> SentMessages:
-    """Return the message list of a view. A handoff is a separate message, to distinguish it from people's messages."""
+    """Return the message list of a view.
+
+    A handoff is a separate message, so that it is not mixed with people's messages.
+    """
     traced = traced_messages(system, transcript, style, handoff_stands_alone=True)
     keys = tuple(map(key_of, traced.messages))
     contents = tuple(text_of(message.get("content")) for message in traced.messages)
@@ -67,9 +73,9 @@ def sent_messages(system: str, transcript: Transcript, style: WireStyle) -> Sent
 
 
 def mapped_messages(sent: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
-    """Return the view for an engine's list, or None if the list is unchanged. Raises `MessageListError`."""
+    """Return the view that an engine's list describes, or None if the list is unchanged. Raises `MessageListError`."""
     messages = checked_list(returned)
-    # The system prompt belongs to the gateway, so changes to it are ignored.
+    # Ignore changes to the system prompt, because it belongs to the gateway.
     if messages[0]["role"] in INSTRUCTING and sent.messages[0]["role"] in INSTRUCTING:
         messages = messages[1:]
     reader = _ListReader(sent)
@@ -78,7 +84,7 @@ def mapped_messages(sent: SentMessages, returned: object, redact: Callable[[str]
 
 
 def _matches(sent: SentMessages, messages: Sequence[ListMessage], keys: Sequence[MessageKey]) -> list[int | None]:
-    """Return each message's index in the sent list; None for the engine's own messages."""
+    """Return each message's index in the sent list, or None for messages that the engine wrote."""
     objects = zip(map(id, sent.messages), sent.keys, strict=True)
     unchanged = {known: index for index, known in enumerate(objects)}
     matches = [unchanged.get((id(message), key)) for message, key in zip(messages, keys, strict=True)]
@@ -96,7 +102,7 @@ def _matches(sent: SentMessages, messages: Sequence[ListMessage], keys: Sequence
 def _match_run(
     known: Sequence[MessageKey], keys: Sequence[MessageKey], matches: list[int | None], order: range, candidates: range
 ) -> None:
-    """Match messages one by one from one end while they are the same."""
+    """Match messages one by one from the beginning or from the end, until two of them differ."""
     taken = {index for index in matches if index is not None}
     for position, index in zip(order, candidates, strict=False):
         is_free = matches[position] == index or (matches[position] is None and index not in taken)
@@ -132,7 +138,7 @@ def _next_matches(matches: Sequence[int | None], end: int) -> list[int]:
 
 
 def _pairs(messages: Sequence[ListMessage]) -> list[object]:
-    """Return keys of calls and results that ignore their text; None for other messages."""
+    """Return keys for matching calls and results without their text. Return None for other messages."""
     return [(message["role"], ids) if (ids := ids_of(message)) else None for message in messages]
 
 
@@ -144,10 +150,10 @@ class _ListReader:
     kept_ids: set[MessageId] = field(default_factory=set)
     shortened: list[Message] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
-    """The engine's own text, and the text of earlier handoffs."""
+    """Text that the engine wrote, and the text of earlier handoffs."""
     handoffs: list[Message] = field(default_factory=list)
     handoff_index: int | None = None
-    """Index in `kept` for the handoff."""
+    """Index in `kept` at which to insert the handoff."""
     has_own_words: bool = False
 
     def read(self, messages: Sequence[ListMessage]) -> None:
@@ -167,12 +173,15 @@ class _ListReader:
         self._restore_request()
 
     def _read_own(self, message: ListMessage, index: int) -> None:
-        """Read the engine's own text. It can be at the start of a sent message, because roles must alternate."""
+        """Read text that the engine wrote.
+
+        It can stand at the start of a sent message, because roles must alternate.
+        """
         text, before, sent = text_of(message.get("content")), "", self.sent.messages[max(0, index)]
         if index >= 0 and message["role"] == sent["role"] in ("user", "assistant") and not ids_of(sent):
             rows = self.sent.sources[index]
             if all(row.origin is not Origin.SUMMARY and row.id not in self.kept_ids for row in rows):
-                before = self.sent.contents[index]  # plain text that is not in the result yet
+                before = self.sent.contents[index]  # a plain message whose rows are not kept yet
         if before and text.endswith(before):
             self._add_words(text.removesuffix(before))
             self._keep(index)
@@ -180,9 +189,9 @@ class _ListReader:
             self._add_words("\n".join([text, *(f"(called {call.name})" for call in calls_of(message))]))
 
     def _read_changed(self, message: ListMessage, index: int) -> None:
-        """Read a call or a result whose text was changed.
+        """Read a message with calls, or a result, whose text was changed. Calls keep their original text.
 
-        A call keeps its original text. A result can become shorter.
+        Results can become shorter.
         """
         before, after = self.sent.contents[index], text_of(message.get("content"))
         if after.endswith(before):
@@ -223,7 +232,7 @@ class _ListReader:
             self.words.append(words)
 
     def _restore_request(self) -> None:
-        """Keep the newest request of a person in a separate row after the handoff."""
+        """If the engine dropped the newest request from a person, restore its rows in order."""
         for row in (self.sent.transcript[index] for index in open_request(self.sent.transcript)):
             if row.id in self.kept_ids:
                 continue
@@ -234,13 +243,13 @@ class _ListReader:
                 self.handoff_index += 1
 
     def _index_for(self, row: Message) -> int:
-        """Return the index in `kept` that keeps a row of the transcript in order."""
+        """Return the index in `kept` at which to insert a row so that the transcript's order is kept."""
         order = {other.id: index for index, other in enumerate(self.sent.transcript)}
         known = [-1 if isinstance(item, NewMessage) else order[item] for item in self.kept]
         return next((index for index, other in enumerate(known) if other > order[row.id]), len(known))
 
     def mapped(self, redact: Callable[[str], str]) -> MappedMessages | None:
-        # Rows that are never sent (a result without a call) are neither lost nor removed.
+        # Rows that are never sent, such as a result without a call, do not count as removed.
         seen = {row.id for sources in self.sent.sources for row in sources}
         gone = [row for row in self.sent.transcript if row.id in seen and row.id not in self.kept_ids]
         earlier = [row for row in gone if row.origin is Origin.SUMMARY]
@@ -268,7 +277,7 @@ class _ListReader:
     def _handoff(
         self, removed: Sequence[Message], earlier: Sequence[Message], redact: Callable[[str], str]
     ) -> ContextItem | None:
-        """Return the handoff row for the removed rows: a new row, unless an earlier handoff contains everything."""
+        """Return the handoff for the removed rows. It is a new row, unless an earlier handoff can stay unchanged."""
         if not removed and not self.has_own_words and len(self.handoffs) == len(earlier) == 1:
             return self.handoffs[0].id
         if not removed and not self.words and not earlier:
@@ -280,7 +289,10 @@ class _ListReader:
 
 
 def _stub(row: Message, text: str) -> NewMessage:
-    """Return a shortened result with the id of the full one. A row made for a view has no recall id."""
+    """Return a shortened result with the recall id of the full result.
+
+    Rows that were made for a view have no recall id.
+    """
     if row.seq >= 0:
         text = f'{text}\n[shortened: history_open(id="{recall_id(row.id)}") reads all of it]'
     return NewMessage(

@@ -1,8 +1,8 @@
-"""Images for a model: the newest images of a view, within the limits of its provider.
+"""Images for a model: the newest images of a view, within the provider's limits.
 
-Limits are learned from refusals: the model accepts no images, or limits their number or size. They apply for a week,
-or until the configuration of the route changes. An image that cannot be processed stays refused. If people send it
-again, it counts as a new image.
+Limits are learned from refusals: the model may accept no images, or limit their number or size. A learned limit applies
+for a week, or until the route's configuration changes. An image that the provider cannot process is never sent again,
+unless a person uploads it again.
 """
 
 import base64
@@ -25,15 +25,15 @@ from hermes_state.values import Clock, Image, Message, Transcript, recall_id
 log = structlog.get_logger()
 
 MAX_IMAGES: Final = 8
-"""Maximum images per request. Some providers accept no more."""
+"""Maximum number of images per request. Some providers do not accept more."""
 MAX_TOTAL_BYTES: Final = 20 * 1024 * 1024
-"""Maximum bytes of all images in a request. Providers refuse bodies of 32 MB, and base64 adds a third."""
+"""Maximum bytes of all images in a request, before base64 adds a third. Providers refuse request bodies of 32 MB."""
 _REFUSED: Final = "The model's provider refused an image that was sent here."
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image in a row. An image that was shown again is in several rows."""
+    """An image in a row. The same image is in several rows if it was shown again."""
 
     row: Message
     image: Image
@@ -45,7 +45,7 @@ class PlacedImage:
 
     @property
     def older_note(self) -> str:
-        """Line that replaces an image that is too old, with the id that shows the image again."""
+        """Line that replaces an older image. It tells the model how to see the image again."""
         return f'An older image is left out here; history_open(id="{recall_id(self.row.id)}") shows it again.'
 
 
@@ -53,13 +53,16 @@ class ModelImages:
     """Images for one model on one route, and the limits learned from its provider's refusals."""
 
     def __init__(self, *, scaler: ImageScaler, store: Store, route: str, model: str, mark: str, clock: Clock) -> None:
-        """Create an instance. `mark`: fingerprint of the route's configuration; a change expires learned limits."""
+        """Create an instance. `mark`: fingerprint of the route's configuration.
+
+        Learned limits expire when it changes.
+        """
         self._scaler, self._store, self._clock = scaler, store, clock
         self._key, self._mark = (route, model), mark
         self._learned: LearnedImageLimits | None = None
 
     def expire_learned(self) -> None:
-        """Make the next call read the stored limits again, because another process may have learned more."""
+        """Make the next call read the stored limits again, because another process may have learned new ones."""
         self._learned = None
 
     async def learned(self) -> LearnedImageLimits:
@@ -67,11 +70,14 @@ class ModelImages:
         known = self._learned
         if known is None:
             loaded = await self._store.read(load_image_limits, *self._key)
-            known = self._learned = self._learned or loaded  # another call may have learned more in the meantime
+            known = self._learned = self._learned or loaded  # another call may have learned new limits in the meantime
         return known.holding(self._mark, self._clock.now())
 
     async def shown_in(self, style: WireStyle, transcript: Transcript) -> WireStyle:
-        """Return the style with the newest images of a view. Old images are dropped in groups (see `_first_shown`)."""
+        """Return the style with the newest images of a view.
+
+        Older images are left out in groups (see `_first_shown`).
+        """
         learned = await self.learned()
         placed = [PlacedImage(row, image) for row in transcript for image in row.body.images]
         start = _first_shown(len(placed), min(learned.max_count or MAX_IMAGES, MAX_IMAGES))
@@ -89,11 +95,11 @@ class ModelImages:
     async def styled(
         self, style: WireStyle, placed: Sequence[PlacedImage], notes: dict[tuple[int, int], str], limits: ImageLimits
     ) -> WireStyle:
-        """Return the style with data URLs up to `MAX_TOTAL_BYTES`, newest images first. Lost files are skipped."""
+        """Return the style with data URLs for the newest images, up to `MAX_TOTAL_BYTES`. Missing files are skipped."""
         bytes_left, urls = MAX_TOTAL_BYTES, {}
         for one in reversed(placed):
             data = await self._scaler.load(one.image.path, limits)
-            if data is None:  # the file was removed; the model reads that it cannot see the image
+            if data is None:  # missing or unreadable file: the model reads that it cannot see the image
                 continue
             bytes_left -= len(data)
             if bytes_left < 0:
@@ -109,23 +115,23 @@ class ModelImages:
         self._learned = msgspec.structs.replace(learned, learned_at=now)
         try:
             self._learned = await self._store.write(save_image_limits, *self._key, self._learned, now)
-        except StoreUnavailable as error:  # keep the paid reply; after a restart the limits are learned again
+        except StoreUnavailable as error:  # do not lose the paid reply; after a restart, the limits are learned again
             log.warning("images.limits_not_saved", error=str(error))
 
 
 @dataclass(slots=True)
 class RetriedImageCall:
-    """Repeats a call with fewer or smaller images, then without any, if the provider refuses its images."""
+    """Repeats a call with fewer or smaller images, and then without images, when a provider refuses them."""
 
     images: ModelImages
     _refusals: list[tuple[ImageRejected, list[PlacedImage]]] = field(default_factory=list)
     """Refusals, each with the images of its request."""
     _limits: ImageLimits | None = None
-    """Limits after the refusals; None if they are unchanged."""
+    """Limits after the refusals. None: they are unchanged."""
 
     async def after(self, request: ModelRequest, error: ModelError) -> ModelRequest | None:
-        """Return the request for the next attempt; None if the refusal is not about an image."""
-        if type(error) is ModelError:  # the reason is unknown, so it may be an image
+        """Return the request for the next attempt, or None if the refusal is not about images."""
+        if type(error) is ModelError:  # the reason is unknown, so it may be the images
             error = ImageRejected(str(error), fault=ImageFault.UNREADABLE)
         carried = carried_images(request)
         if not carried or not isinstance(error, ImageRejected):
@@ -140,7 +146,10 @@ class RetriedImageCall:
         return replace(request, style=await self.images.styled(request.style, kept, notes, limits))
 
     async def settle(self, request: ModelRequest) -> str | None:
-        """Learn from the refusals after `request` was accepted. Return a sentence for people if there were any."""
+        """Learn from the refusals after `request` was accepted.
+
+        Return a sentence for people, or None if there were no refusals.
+        """
         if not self._refusals:
             return None
         sent, learned = carried_images(request), await self.images.learned()
@@ -169,7 +178,10 @@ def carried_images(request: ModelRequest) -> list[PlacedImage]:
 
 
 def _kept(error: ImageRejected, carried: list[PlacedImage]) -> list[PlacedImage]:
-    """Return the images for the next attempt: those of the newest turn with images, unless the refusal needs others."""
+    """Return the images for the next attempt.
+
+    In most cases, these are the images of the newest turn that has images.
+    """
     count = len(carried)
     if error.fault is ImageFault.UNSUPPORTED:
         return []
@@ -187,7 +199,10 @@ def _limits_in(learned: LearnedImageLimits) -> ImageLimits:
 
 
 def _lowered(limits: ImageLimits, error: ImageRejected) -> ImageLimits:
-    """Return the provider's limits if they are lower, else half of the refused limits."""
+    """Return the provider's limits if they are lower than the current limits.
+
+    Otherwise, return half of the current limits.
+    """
     side = min(error.max_side or limits.max_side, limits.max_side)
     size = min(error.max_bytes or limits.max_bytes, limits.max_bytes)
     if (side, size) == (limits.max_side, limits.max_bytes):
@@ -198,8 +213,8 @@ def _lowered(limits: ImageLimits, error: ImageRejected) -> ImageLimits:
 def _first_shown(count: int, most: int) -> int:
     """Return the index of the first image to show, out of `count` images.
 
-    If there are more than `most`, half of `most` are dropped at once. Each change of an old row invalidates the prompt
-    cache after it.
+    If there are more than `most`, half of `most` are left out at once. Leaving them out one by one would invalidate the
+    prompt cache more often.
 
     >>> [count - _first_shown(count, 8) for count in (8, 9, 12, 13)]
     [8, 5, 8, 5]

@@ -1,7 +1,7 @@
-"""Scaling of images: a worker process per image, and the scaled copies on disk next to the originals.
+"""Image scaling: a worker process scales each image, and the copies are stored on disk next to the originals.
 
-A copy is named after its original and its limits. So each copy is made once for all routes, and the bytes of a prompt
-stay the same. An empty copy marks an original that cannot be scaled.
+A copy is named after its original and the size limits. So each copy is made only once for all routes, and prompts stay
+identical, byte for byte. An empty copy marks an original that cannot be scaled.
 """
 
 import asyncio
@@ -20,25 +20,25 @@ _WORKER: Final = Path(__file__).with_name("worker.py")  # never imported, becaus
 _TOO_LARGE: Final = 4
 """Exit code `TOO_LARGE` of the worker."""
 SCALE_SECONDS: Final = 30.0
-"""Maximum seconds of work per image."""
+"""Maximum seconds to scale one image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """Size limits of sent images. Every known provider accepts the defaults."""
+    """Size limits for images that are sent. Every known provider accepts the defaults."""
 
     max_side: int = 2_000
-    """Maximum pixels of the longer side."""
+    """Maximum length of the longer side, in pixels."""
     max_bytes: int = 3_500_000
     """Maximum bytes before base64, which adds a third."""
 
 
 class UnreadableImageError(Exception):
-    """The file is not an image of a known kind, or it is broken."""
+    """The file is not an image of a supported kind, or it is broken."""
 
 
 class OversizedImageError(UnreadableImageError):
-    """Scaling the image would need too much memory or time."""
+    """Scaling the image would take too much memory or time."""
 
 
 class ImageScaler:
@@ -49,9 +49,9 @@ class ImageScaler:
         self._one = asyncio.Lock()
 
     async def scaled(self, source: Path, limits: ImageLimits) -> bytes:
-        """Return an image as PNG or JPEG.
+        """Return a scaled image as PNG or JPEG.
 
-        Raises `UnreadableImageError`, or `OSError` if the file is lost or the worker cannot start.
+        Raises `UnreadableImageError`, or `OSError` if the file is missing or the worker cannot start.
         """
         await asyncio.to_thread(source.stat)
         async with self._one:
@@ -64,11 +64,14 @@ class ImageScaler:
         if code == 0 and data:
             return data
         log.info("image.scaling_failed", exit_code=code)
-        # A negative code is a signal: the decoder crashed, or the system needed the memory.
+        # A negative code means that a signal ended the worker: the decoder crashed, or memory ran out.
         raise OversizedImageError if code == _TOO_LARGE or code < 0 else UnreadableImageError
 
     async def load(self, path: str, limits: ImageLimits) -> bytes | None:
-        """Return the scaled copy of a stored image. Make it if needed. None: the image is lost or cannot be shown."""
+        """Return the scaled copy of a stored image. Make it if needed.
+
+        Return None if the image is missing or cannot be scaled.
+        """
         try:
             return await asyncio.to_thread(self._files.read_copy, copy_name(path, limits)) or None
         except FileNotFoundError:
@@ -84,7 +87,7 @@ class ImageScaler:
         return data or None
 
     async def keep(self, path: str, limits: ImageLimits, data: bytes) -> None:
-        """Store a copy. If the disk is full, the copy is made again the next time."""
+        """Store a copy. If that fails, for example because the disk is full, the copy is made again the next time."""
         try:
             await asyncio.to_thread(self._files.keep_copy, copy_name(path, limits), data)
         except OSError as error:

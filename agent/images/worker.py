@@ -2,8 +2,8 @@
 
 Strangers can send harmful image files, so the daemon decodes no images. `python worker.py FILE MAX_SIDE MAX_BYTES`
 writes a PNG or JPEG to standard output, because every provider accepts these two kinds. Only the first frame of an
-animation is kept. Colours are converted to sRGB, the orientation is applied, and all metadata is removed, because a
-photo can reveal where a person lives.
+animation is kept. Colours are converted to sRGB, and the image is rotated as its metadata says. All metadata is then
+removed, because it can reveal where a person lives.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ from typing import Final
 from PIL import AvifImagePlugin, Image, ImageCms, ImageOps
 
 UNREADABLE: Final = 3
-"""Exit code if the file is not an image of a known kind, or is broken."""
+"""Exit code if the file is not an image of a supported kind, or is broken."""
 TOO_LARGE: Final = 4
-"""Exit code if the image would need too much memory or time."""
-# EPS would run a program. Other kinds are rare, and every additional decoder can have security holes.
+"""Exit code if the image would take too much memory or time."""
+# Formats to decode. EPS is missing, because EPS files are programs. Others are rare, and each decoder is a risk.
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO")
 
 
 def main(path: str, max_side: int, max_bytes: int) -> int:
     """Write the scaled image to standard output and return the exit code."""
-    # Limits for memory (some decoders hold an image twice), seconds of work, and bytes of files.
+    # Limit the memory (some decoders hold an image twice), the CPU seconds, and the bytes written to files.
     for bound, most in ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_FSIZE, 0)):
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some limits; the caller also limits the time
             resource.setrlimit(bound, (most, most))
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each thread needs memory, and machines have many cores
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each thread needs memory, and a machine can have many cores
     Image.MAX_IMAGE_PIXELS = 89_478_485  # a pixel needs three or four bytes
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     try:
@@ -62,13 +62,13 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
             image = image.point(lambda value: value / 256).convert("L")
         if (
             image.mode not in ("L", "RGB", "RGBA", "CMYK") or "transparency" in image.info
-        ):  # without a conversion, JPEG shrinks on load
+        ):  # only if needed: Pillow can scale an unconverted JPEG while it loads
             image = image.convert("RGBA" if image.has_transparency_data else "RGB")
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
-        with contextlib.suppress(Exception):  # the metadata may be broken although the image is not
+        with contextlib.suppress(Exception):  # the metadata can be broken even if the image is not
             ImageOps.exif_transpose(image, in_place=True)
         mode, profile = "RGBA" if image.mode == "RGBA" else "RGB", image.info.get("icc_profile")
-        if profile:  # an image without a profile counts as sRGB
+        if profile:  # an image without a profile is treated as sRGB
             with contextlib.suppress(ImageCms.PyCMSError, OSError, ValueError):  # a broken profile is ignored
                 source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
                 target = ImageCms.createProfile("sRGB")
@@ -84,7 +84,10 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
 
 
 def _encoded(image: Image.Image, max_bytes: int, *, may_be_png: bool) -> bytes:
-    """Return a PNG if it is small (drawings, screenshots), else the best JPEG that fits, or the smallest JPEG."""
+    """Return a PNG if it is small, as for drawings and screenshots.
+
+    Otherwise return the best JPEG that fits, or the smallest.
+    """
     if (may_be_png or image.mode == "RGBA") and len(data := _saved(image, "PNG")) <= max_bytes // 3:
         return data
     if image.mode == "RGBA":

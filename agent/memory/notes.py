@@ -1,8 +1,9 @@
 """Notes: the files `MEMORY.md` and `USER.md` of each chat, and changes to single entries.
 
 An entry is an item of a Markdown list; all other text stays unchanged. In a shared chat, `USER.md` has a section for
-each person, under a heading that ends with a stable id. Changes lock the chat's folder, so turns, a flush and a command
-do not lose each other's entries. All calls block their thread, but the files have only a few kilobytes.
+each person, under a heading that ends with the person's stable id. Each change locks the chat's folder, so turns,
+memory flushes and commands do not overwrite each other's entries. All calls block their thread, but only briefly,
+because the files are small.
 """
 
 import fcntl
@@ -29,12 +30,12 @@ FILE_NAMES: Final[dict[Target, str]] = {"memory": "MEMORY.md", "user": "USER.md"
 MAX_FILE_BYTES = 1_000_000
 """Maximum size of a note, skill or persona file, in bytes."""
 Person: TypeAlias = tuple[UserRef, str]
-"""Stable id and name of a person with a section in `USER.md`."""
+"""A person with a section in `USER.md`: stable id and name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteEntry:
-    """Entry in a notes file: the text of its first line, and its range of lines."""
+    """Entry in a notes file: the text of its first line, and the range of its lines."""
 
     text: str
     start: int
@@ -42,7 +43,7 @@ class NoteEntry:
 
     @property
     def handle(self) -> str:
-        """Short id of the entry, which does not depend on other entries."""
+        """Short id of the entry, derived from its text."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:4]
 
 
@@ -64,8 +65,8 @@ def entries_in(text: str) -> list[NoteEntry]:
 
 
 def one_line(text: str) -> str:
-    """Return the text of an entry on one line, without control characters and invisible characters."""
-    # The joiners U+200C and U+200D belong to the spelling of some scripts and to emoji.
+    """Return an entry's text on one line, without control characters and invisible characters."""
+    # Keep the joiners U+200C and U+200D, because some scripts and emoji need them.
     kept = (letter for letter in text if letter in "\n\t\u200c\u200d" or unicodedata.category(letter)[0] != "C")
     return " ".join("".join(kept).split())
 
@@ -77,7 +78,9 @@ def added(text: str, new: str) -> str:
 
 
 def replaced(text: str, piece: str, new: str | None) -> str:
-    """Replace the entry that contains `piece`, or has it as its handle, with `new`. None removes the entry.
+    """Replace the entry that contains `piece`, or whose handle is `piece`, with `new`.
+
+    If `new` is None, remove the entry.
 
     Raises `ToolError` if no entry matches, or if several match.
     """
@@ -97,9 +100,9 @@ def replaced(text: str, piece: str, new: str | None) -> str:
 
 
 def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
-    """Return the text before a person's section, the section without its heading, and the rest.
+    """Return the text before a person's section, the section without its heading, and the text after it.
 
-    Without a person, the whole text is the section.
+    If `person` is None, the whole text is the section.
     """
     if person is None:
         return "", text, ""
@@ -112,7 +115,10 @@ def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
 
 
 def with_part(before: str, person: Person | None, part: str, behind: str) -> str:
-    """Return the text with a changed section. The heading gets the current name. An empty section is removed."""
+    """Return the text with a changed section. Its heading gets the person's current name.
+
+    An empty section is removed.
+    """
     if person is None:
         return part
     ref, name = person
@@ -128,16 +134,20 @@ class MemoryDirectory:
     path: Path
     settings: MemorySettings = field(default_factory=MemorySettings)
     holds_secret: Callable[[str], bool] = lambda _: False
-    """Returns True if a text contains a secret of the configuration, which must not be stored in notes."""
+    """Returns True if a text contains a secret from the configuration. Such text must not be stored in notes."""
 
     def read(self, chat_id: ChatId, target: Target) -> str:
-        """Return the notes of a chat, or an empty text. Raises `ToolError` if the file is not text."""
+        """Return a chat's notes, or an empty string if there are none.
+
+        Raises `ToolError` if the file cannot be read as text.
+        """
         return read_text(self.path / str(chat_id) / FILE_NAMES[target]) or ""
 
     def change(self, chat_id: ChatId, target: Target, person: Person | None, change: Callable[[str], str]) -> str:
-        """Change the notes, or one person's section, and return a sentence about their size.
+        """Change a chat's notes, or one person's section, and return a sentence about the new size.
 
-        Raises `ToolError` and changes nothing if the notes would be too long, or cannot be read or written.
+        Raises `ToolError` and changes nothing if the notes would be too long or contain a secret, or if they cannot be
+        read or written.
         """
         name, limit = FILE_NAMES[target], self.settings.memory_size if target == "memory" else self.settings.user_size
         try:
@@ -175,7 +185,7 @@ class MemoryDirectory:
 def read_text(path: Path, *, flags: int = 0) -> str | None:
     """Return the text of a file, or None if it does not exist. Raises `ToolError` if it is not a small text file."""
     try:
-        # Open without blocking: a pipe in place of the file would block forever.
+        # Open without blocking, because a named pipe with this name would block forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -193,8 +203,8 @@ def read_text(path: Path, *, flags: int = 0) -> str | None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file atomically: after a crash it contains the old text or the new text."""
-    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # only for this user
+    """Replace a file atomically. After a crash, it contains either the old text or the new text."""
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # readable only for this user
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
@@ -202,6 +212,6 @@ def _write(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
-        with suppress(OSError):  # after `replace` the file is gone, and an earlier error says more
+        with suppress(OSError):  # after `replace` the file no longer exists, and an earlier error is more useful
             os.unlink(unfinished)
     flush(path.parent)

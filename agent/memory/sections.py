@@ -1,4 +1,4 @@
-"""Sections of a system prompt that come from files: persona, notes, context file, list of skills.
+"""Sections of a system prompt that come from files: persona, notes, context file and list of skills.
 
 The files are read when a session begins.
 """
@@ -24,11 +24,12 @@ log = structlog.get_logger()
 
 PERSONA_FILE: Final = "SOUL.md"
 CONTEXT_FILES: Final = ("AGENTS.md", "CLAUDE.md", ".cursorrules")
-"""Names of context files. The first existing file is read."""
+"""Names of context files. Only the first one that exists is read."""
 MAX_CHARACTERS = 20_000
-"""Maximum characters of a persona or context file. The middle of a longer file is left out."""
+"""Maximum number of characters of a persona or context file. The middle of a longer file is left out."""
 SHARE_PERCENT = 10
-"""Limit for all notes together, in percent of the threshold. All other sections together have the same limit."""
+"""Token limit for all notes together, in percent of the threshold. The same limit applies to all other sections
+together."""
 _ABOUT_NOTES = """\
 # Memory
 Notes from this chat at the start of this session: `MEMORY.md` about the work, `USER.md` about the people. Let them \
@@ -56,7 +57,7 @@ class SectionReader:
     """Returns True if everybody in a chat is allowed to use a tool. Without the tool `skill`, skills are not listed."""
 
     def read(self, conversation: ConversationRef, threshold: Tokens) -> tuple[str | None, list[str]]:
-        """Return the persona from its file, if any, and the sections for a conversation with this threshold."""
+        """Return the persona from `SOUL.md`, or None, and the sections for a conversation with this threshold."""
         room = Tokens(threshold * SHARE_PERCENT // 100)
         sections = list(self._memory(conversation, room))
         soul = _read(self.home / PERSONA_FILE) if self.reads_persona else None
@@ -92,7 +93,7 @@ class SectionReader:
     def _context_file(self, conversation: ConversationRef, room: Tokens) -> Iterator[str]:
         folder = self.home / "workspaces" / str(conversation.chat_id)
         for name in CONTEXT_FILES:
-            # Do not follow links: a sandboxed program may have made a link that leads outside.
+            # Do not follow links, because a sandboxed program may have made a link to a file outside the workspace.
             text = _read(folder / name, flags=os.O_NOFOLLOW)
             if text is not None and (text := within(both_ends(text, MAX_CHARACTERS), room)):
                 yield f"{_ABOUT_CONTEXT.format(name=name)}\n<context_file>\n{_safe(text)}\n</context_file>"
@@ -100,7 +101,10 @@ class SectionReader:
 
 
 def _read(path: Path, *, flags: int = 0) -> str | None:
-    """Return the text of a file, or None if it is missing, empty or not text (which is logged)."""
+    """Return the text of a file.
+
+    Return None if it is missing or empty, or if it cannot be read as text, which is logged.
+    """
     try:
         return (read_text(path, flags=flags) or "").strip() or None
     except ToolError as error:
@@ -109,14 +113,17 @@ def _read(path: Path, *, flags: int = 0) -> str | None:
 
 
 def within(text: str, room: Tokens) -> str:
-    """Return `text`, or its two ends if it exceeds about `room` tokens; empty if almost nothing would remain."""
+    """Return `text`, or its two ends if it exceeds about `room` tokens.
+
+    Return an empty string if too little would remain.
+    """
     tokens = estimated_text_tokens(text)
     if tokens <= room:
         return text
-    limit = len(text) * max(0, room - 10) // tokens  # 10 for the note in place of the middle
+    limit = len(text) * max(0, room - 10) // tokens  # 10 tokens for the note that replaces the middle
     return both_ends(text, limit) if limit >= 80 else ""
 
 
 def _safe(text: str) -> str:
-    """Return a text with our tags and the markers of handoffs and notices escaped."""
+    """Return a text in which the gateway's tags and the markers of handoffs and notices are escaped."""
     return escape_markers(re.sub(r"<(?=\s{0,8}/?\s{0,8}(?:memory|context_file)\b)", "(", text, flags=re.IGNORECASE))

@@ -1,7 +1,7 @@
 """Skills: folders with a `SKILL.md` in the Agent Skills format. Prompts list them, and a tool reads them when needed.
 
-The front matter is YAML with `name` and `description`. Many descriptions are not valid YAML, because they contain a
-colon. They are read as plain text.
+The front matter is YAML with `name` and `description`. If it is not valid YAML, which is common because descriptions
+contain colons, it is read as plain text.
 """
 
 import re
@@ -27,7 +27,7 @@ _FIELD = re.compile(r"^(name|description)[ \t]*:[ \t]*(\S.*?(?:\n[ \t]+\S.*?)*)[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillInfo:
-    """A skill that can be read. `fault`: a mistake in its front matter, to show to the operator."""
+    """A skill that models can read. `fault`: a mistake in its front matter, to show to the operator."""
 
     name: str
     description: str
@@ -42,13 +42,13 @@ class SkillCatalog:
     path: Path
     skills: Mapping[str, SkillInfo] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
-    """One message per faulty skill, with its file."""
+    """One message per faulty skill, with the path of its file."""
 
     def load(self) -> None:
-        """Read the folder and log new faults. Blocks its thread."""
+        """Read all skills from the folder and log new faults. Blocks its thread."""
         try:
             folders = sorted(one for one in self.path.iterdir() if one.is_dir() and not one.name.startswith("."))
-        except OSError:  # no readable folder
+        except OSError:  # the folder is missing or unreadable
             folders = []
         found, faults = dict[str, SkillInfo](), list[str]()
         for folder in folders[:MAX_SKILLS]:
@@ -72,7 +72,10 @@ class SkillCatalog:
 
 
 def _load_skill(folder: Path) -> SkillInfo:
-    """Load the skill in a folder, named after the folder. Raises `ToolError` if the skill cannot be offered."""
+    """Load the skill in a folder. The folder's name is the skill's name.
+
+    Raises `ToolError` if the skill cannot be offered.
+    """
     text = read_text(folder / SKILL_FILE)
     if text is None:
         raise ToolError("the file does not exist")
@@ -110,7 +113,7 @@ def front_matter(text: str) -> dict[str, str]:
     return {key: str(values[key]).strip() for key in ("name", "description") if isinstance(values.get(key), str | int)}
 
 
-@lru_cache(maxsize=2 * MAX_SKILLS)  # YAML takes a millisecond per skill in each new session
+@lru_cache(maxsize=2 * MAX_SKILLS)  # cached, because parsing YAML takes a millisecond per skill in each new session
 def _values(front: str) -> object:
     try:
         return yaml.safe_load(front)

@@ -2,8 +2,9 @@
 
 A line is a JSON object whose `conversations` are turns in the ShareGPT format, `{"from": "human", "value": "…"}`. Tool
 calls are in `<tool_call>` tags and results in `<tool_response>` tags, as in the format of Hermes models.
-`TrajectoryCompressor` replaces the middle of a long trajectory with a summary. `TrajectoryRunner` does this for a
-whole file, and can be interrupted. `export` makes trajectories from stored conversations, and prints them as text.
+`TrajectoryCompressor` replaces the middle of a long trajectory with a summary. `TrajectoryRunner` does this for a whole
+file. An interrupted run can be continued. `export` makes trajectories from stored conversations, and prints them as
+text.
 
 >>> from agent.trajectories import TrajectoryCompressor, TrajectorySettings
 >>> compressor = TrajectoryCompressor(TrajectorySettings(target_max_tokens=100))

@@ -1,7 +1,7 @@
-"""Compressor of trajectories: a summary replaces as much of the middle as needed.
+"""Compressor for trajectories: a summary replaces as much of the middle as needed.
 
-The first turn of each role and the last turns stay. Other turns are removed from the front, because a model learns
-most from the turns near the end.
+The first turn of each role and the last turns stay. Of the other turns, the earliest are removed first, because a model
+learns most from the turns near the end.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from hermes_state.text import well_formed
 SUMMARY_MARK: Final = "[SUMMARY OF EARLIER TURNS]"
 NOTICE: Final = f"Some earlier turns are not shown: a turn that begins with {SUMMARY_MARK} replaces them."
 HEAD_SHARE: Final = 4
-"""The turns between the kept first turns of each role get at most the target divided by this number."""
+"""The turns that lie between the first turns of each role can use at most the target size divided by this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectorySettings:
     target_max_tokens: int = 15_250
-    """Trajectories up to this number of tokens stay unchanged."""
+    """Target size in tokens. Trajectories that are not larger stay unchanged."""
     summary_target_tokens: int = 750
     protect_last: int = 4
     has_notice: bool = True
@@ -43,7 +43,7 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     tokens_after: int = 0
     tokens_saved: int = 0
     ratio: float = 1.0
-    """Tokens after divided by tokens before."""
+    """Tokens after the compression, divided by tokens before it."""
     summary_calls: int = 0
     summary_errors: int = 0
 
@@ -53,10 +53,10 @@ class TrajectoryMetrics(_Figures, frozen=True, kw_only=True):
     skipped_under_target: bool = False
     still_over_limit: bool = False
     start_index: int | None = None
-    """Index of the first turn that the summary replaces; None without a summary."""
+    """Index of the first turn that the summary replaces. None if nothing was replaced."""
     end_index: int | None = None
     error: str | None = None
-    """Reason why a needed summary is missing."""
+    """Reason why a summary that was needed is missing."""
 
     @classmethod
     def of(cls, before: Sequence[int], after: Sequence[int], **other: object) -> Self:
@@ -66,7 +66,7 @@ class TrajectoryMetrics(_Figures, frozen=True, kw_only=True):
 
 
 class TrajectoryTotals(_Figures, frozen=True, kw_only=True):
-    """Totals for a file. Every line is a trajectory, a rejected line, or blank."""
+    """Totals for a file. Every line counts as a trajectory, as rejected, or as blank."""
 
     lines: int = 0
     trajectories: int = 0
@@ -107,7 +107,7 @@ class TrajectoryCompressor:
     redact: Redact = redact
 
     def compress(self, turns: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], TrajectoryMetrics]:
-        """Compress the turns of one conversation without an event loop. Raises `TrajectoryRejected`."""
+        """Compress the turns of one conversation. Must not run in an event loop. Raises `TrajectoryRejected`."""
         return asyncio.run(self.compress_async(turns))
 
     async def compress_async(
@@ -132,7 +132,7 @@ class TrajectoryCompressor:
             metrics=TrajectoryMetrics.of(sizes, sizes, skipped_under_target=not is_over, still_over_limit=is_over),
         )
         if sum(sizes[start:end]) <= self.settings.summary_target_tokens:
-            return kept  # a summary would not be shorter
+            return kept  # a summary would not save anything
         try:
             text = await self.summarise(trajectory.turns[start:end], self._room(), self.redact)
         except ModelError as error:
@@ -143,7 +143,7 @@ class TrajectoryCompressor:
         )
 
     def _room(self) -> int:
-        """Return the maximum tokens of the summary text, without the mark and the notice."""
+        """Return the maximum number of tokens for the summary's text, without the mark and the notice."""
         around = MESSAGE_TOKENS + estimated_text_tokens(SUMMARY_MARK) + 1
         if self.settings.has_notice:
             around += estimated_text_tokens(NOTICE) + 1
@@ -177,9 +177,11 @@ class TrajectoryCompressor:
 
 
 def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: TrajectorySettings) -> tuple[int, int]:
-    """Return the start and the end of the turns to replace with a summary. They are equal if there are none.
+    """Return the start and the end of the turns to replace with a summary.
 
-    A gpt turn and the tool turns that answer it stay together, so no tool turn follows the summary.
+    They are equal if there is nothing to replace.
+
+    A gpt turn and the tool turns after it stay together, so the summary is never followed by a tool turn.
     """
     tail = max(0, len(roles) - max(0, settings.protect_last))
     while 0 < tail < len(roles) and roles[tail] is TurnRole.TOOL:
@@ -193,7 +195,10 @@ def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: Trajectory
 
 
 def _head_end(roles: Sequence[TurnRole], sizes: Sequence[int], tail: int, room: int) -> int:
-    """Return the end of the head, which contains the first turn of each role and the results of its last call."""
+    """Return the end of the head.
+
+    It contains the first turn of each role, and the tool turns that follow the last of them.
+    """
     end = 0
     for first in sorted(roles.index(role) for role in set(roles)):
         room -= sum(sizes[end:first])

@@ -1,4 +1,4 @@
-"""Trajectories from stored conversations, in the format of Hermes models (reasoning and calls in tags) and as text."""
+"""Exports stored conversations as trajectories for Hermes models, with reasoning and calls in tags, or as text."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ def trajectory_line(
 ) -> bytes | None:
     """Return the line for a conversation, without a newline; None if the conversation has no text.
 
-    `tools`: tool definitions by name. For other tools only the name is written.
+    `tools`: tool definitions by name. Only the name is written for tools without a definition.
     """
     said = [(message, turn) for message in messages if (turn := turn_of(message)) is not None]
     if not said:
@@ -65,7 +65,7 @@ def turn_of(message: FullMessage) -> tuple[TurnRole, str] | None:
 
 
 def _json(value: object) -> str:
-    """Return JSON that cannot close a tag."""
+    """Return JSON that contains no closing tags."""
     return orjson.dumps(value).decode().replace("</", "<\\/")
 
 
@@ -82,7 +82,10 @@ def replayed(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _lines(speaker: str, texts: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a turn. `texts` repeats three items: text outside tags, the name of a tag, text inside it."""
+    """Yield the lines of a turn.
+
+    `texts` cycles through text outside tags, the name of a tag, and the text inside that tag.
+    """
     for words, tag, inner in zip_longest(texts[::3], texts[1::3], texts[2::3]):
         if words.strip():
             yield f"{speaker}: {words.strip()}"

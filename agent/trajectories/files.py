@@ -1,7 +1,8 @@
 """Compression of a trajectory file, line by line and in order. An interrupted run can be continued.
 
 Next to OUT, a run writes `OUT.metrics.jsonl` (a row per line), `OUT.rejected.jsonl` (rejected lines, byte for byte) and
-`OUT.metrics.json` (totals and checkpoint). The next run truncates the other files to the checkpoint and continues.
+`OUT.metrics.json` (totals and checkpoint). The next run truncates the other files to the position in the checkpoint and
+continues from there.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from hermes_state.disk import flush
 from hermes_state.errors import CommandError
 
 MAX_LINE_BYTES: Final = 67_108_864
-"""Maximum bytes of a line that is read as a trajectory. A longer line is rejected without loading it into memory."""
+"""Maximum bytes of a line that is read as a trajectory. A longer line is rejected and not loaded into memory."""
 _COPY_BYTES: Final = 1_048_576
 _SUFFIXES: Final = {"out": "", "rejected": ".rejected.jsonl", "metrics": ".metrics.jsonl"}
 _encode = msgspec.json.Encoder().encode
@@ -42,15 +43,15 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLine:
-    """A line of the source and its position."""
+    """A line of the source file, and its position."""
 
     number: int
     start: int
     end: int
     data: bytes | None
-    """None if the line is too long for memory."""
+    """None if the line is too long to be loaded."""
     digest: str = ""
-    """Digest of the source up to the end of this line."""
+    """Digest of the source file up to the end of this line."""
 
     @property
     def size(self) -> int:
@@ -58,7 +59,7 @@ class SourceLine:
 
 
 class TrajectoryWriter:
-    """Writes OUT and the files next to it. Locks OUT until `close`."""
+    """Writes OUT and the files next to it. OUT is locked until `close`."""
 
     def __init__(self, source: Path, target: Path, settings: Mapping[str, object], *, is_forced: bool) -> None:
         """Open the files at the last checkpoint, or create them.
@@ -115,7 +116,7 @@ class TrajectoryWriter:
                 total = total.counted("rejected")
             case None:
                 total = total.counted("blank")
-        # This comes last, so the next run cuts off a partly written line.
+        # Count the bytes last, so that the next run cuts off a line that was only partly written.
         self.state = msgspec.structs.replace(
             self.state,
             total=total,
@@ -123,12 +124,12 @@ class TrajectoryWriter:
             read_digest=line.digest,
             written_bytes={name: file.tell() for name, file in self._files.items()},
         )
-        # A killed process loses at most a second of work, including paid summaries.
+        # A process that is killed loses at most a second of work, including paid summaries.
         if time.monotonic() - self._saved_at >= 1.0:
             self.checkpoint()
 
     def checkpoint(self, *, is_complete: bool = False) -> None:
-        """Flush all files to disk, then save the state that describes them."""
+        """Flush all files to disk, then save the state that contains their lengths."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -154,17 +155,18 @@ class TrajectoryRunner:
     compressor: TrajectoryCompressor
     parallel: int = 8
     on_read: Callable[[int], None] = lambda _bytes: None
-    """Receives the bytes of each finished line, and at the start the bytes finished by earlier runs."""
+    """Receives the number of bytes of each finished line. The first call receives the bytes that earlier runs
+    finished."""
     on_trouble: Callable[[str], None] = lambda _sentence: None
     """Receives a sentence about each rejected line and each trajectory whose summary failed."""
     summary_name: str = "none"
-    """Name of the summary model. A run can be continued only with the same model."""
+    """Name of the summary model. A run can only be continued with the same model."""
 
     async def run(self, source: Path, target: Path, *, is_forced: bool = False) -> TrajectoryTotals:
         """Write `target` from `source`, or continue after the last checkpoint.
 
-        Every end of the run, even a cancellation, leaves a checkpoint. Raises `CommandError`, and errors of summaries
-        other than `ModelError`.
+        A checkpoint is saved whenever the run ends, even if it is cancelled. Raises `CommandError`, and all errors of
+        summaries except `ModelError`.
         """
         settings = {**msgspec.to_builtins(self.compressor.settings), "summary": self.summary_name}
         writer = TrajectoryWriter(source, target, settings, is_forced=is_forced)
@@ -178,7 +180,7 @@ class TrajectoryRunner:
                 async with asyncio.TaskGroup() as group:
                     await self._compress_lines(lines, group, writer, file)
                 is_complete = True
-            except BaseExceptionGroup as errors:  # the first error has cancelled the others
+            except BaseExceptionGroup as errors:  # the first error has cancelled all other tasks
                 raise errors.exceptions[0] from errors
             finally:
                 writer.checkpoint(is_complete=is_complete)
@@ -204,7 +206,7 @@ class TrajectoryRunner:
         for line in lines:
             pending.append((line, group.create_task(self._outcome(line))))
             ahead += line.size
-            # Limit the bytes of lines that wait for earlier lines.
+            # Limit the total size of the lines that wait for earlier lines.
             while len(pending) >= max(1, self.parallel) or ahead > 67_108_864:
                 ahead -= await finish_first()
         while pending:
@@ -222,7 +224,7 @@ class TrajectoryRunner:
 
 
 def read_lines(file: BinaryIO, number: int = 0, digest: blake2b | None = None) -> Iterator[SourceLine]:
-    """Yield the lines of a file from its current position, after `number` lines with this digest."""
+    """Yield the lines of a file from its current position. `number` and `digest` describe the lines before it."""
     start, digest = file.tell(), digest or blake2b(digest_size=16)
     while data := file.readline(MAX_LINE_BYTES + 1):
         number, is_held, end = number + 1, len(data) <= MAX_LINE_BYTES, start + len(data)
@@ -237,7 +239,7 @@ def read_lines(file: BinaryIO, number: int = 0, digest: blake2b | None = None) -
 
 
 def _lines_after(source: BinaryIO, state: Checkpoint) -> Iterator[SourceLine] | None:
-    """Return the lines that earlier runs have not read, or None if the lines that they read have changed."""
+    """Return the lines that earlier runs have not read. Return None if lines that they have read were changed."""
     digest, left, last = blake2b(digest_size=16), state.read_bytes, b"\n"
     while left and (last := source.read(min(left, _COPY_BYTES))):
         digest.update(last)
@@ -249,7 +251,7 @@ def _lines_after(source: BinaryIO, state: Checkpoint) -> Iterator[SourceLine] | 
 
 
 def _copy(line: SourceLine, source: BinaryIO, target: BinaryIO) -> None:
-    """Copy the bytes of a line. The position in `source` does not change."""
+    """Copy a line, byte for byte. The position in `source` does not change."""
     place = source.tell()
     source.seek(line.start)
     for start in range(line.start, line.end, _COPY_BYTES):

@@ -1,6 +1,6 @@
-"""Format of a trajectory: one line of JSON, of which only the turns are parsed.
+"""Format of a trajectory: one line of JSON, of which only the turns are parsed. Unchanged parts are kept byte for byte.
 
-Unchanged parts are kept byte for byte. Role names of other programs are understood if they are unambiguous.
+Role names that other programs use are accepted if they are unambiguous.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,10 +45,10 @@ class Turn:
     role: TurnRole
     text: str
     tokens: int
-    """Estimated tokens, including the frame around a message."""
+    """Estimated tokens of the turn, including the frame around a message."""
     raw: Raw
     form: tuple[str, str]
-    """Keys of the role and the text."""
+    """Names of the keys for the role and the text."""
     name: str
 
     def saying(self, text: str) -> Self:
@@ -68,7 +68,7 @@ class Trajectory:
     def parse(cls, line: bytes) -> Self:
         """Parse a line, with or without newline and byte order mark. Raises `TrajectoryRejected`."""
         try:
-            line.decode()  # the other keys must be UTF-8, too
+            line.decode()  # the other keys must also be UTF-8
             fields = _read_fields(line.removeprefix(BOM))
             found = [key for key in ("conversations", "conversation", "messages") if key in fields]
             if len(found) != 1:
@@ -81,7 +81,7 @@ class Trajectory:
         return cls(turns=tuple(turns), fields=fields, key=found[0])
 
     def human(self, text: str) -> Turn:
-        """Return a human turn, with the role name that this line uses."""
+        """Return a human turn that uses this line's name for the role."""
         like = next((turn for turn in self.turns if turn.role is TurnRole.HUMAN), None)
         form = (like or self.turns[0]).form
         name = like.name if like else "human" if form[0] == "from" else "user"

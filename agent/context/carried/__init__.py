@@ -1,7 +1,8 @@
-"""Standing rules and facts that code copies into each new record, and the audit of a model's summary.
+"""Standing rules and facts that the gateway copies into each new record, and the audit of a model's summary.
 
-`sections.py` combines the sections of the earlier record with the rows that leave the view. `rules.py` and `facts.py`
-choose from both. `phrases.py` recognises rules in eleven languages. `audit.py` removes invented lines from a summary.
+`sections.py` makes the sections of a new record. `rules.py` and `facts.py` choose their lines from the earlier record
+and from the rows that leave the view. `phrases.py` recognises rules in eleven languages. `audit.py` removes invented
+lines from a summary.
 
 >>> from agent.context.carried.rules import Rule
 >>> from agent.context.carried.sections import Carried

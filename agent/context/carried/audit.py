@@ -14,10 +14,11 @@ from hermes_state.values import Millis, Transcript, recall_id
 
 log = structlog.get_logger()
 
-MIN_SECTION_WORDS = 4  # a section with fewer words says nothing
+MIN_SECTION_WORDS = 4  # a section with fewer words counts as empty
 PIECE_CHARACTERS = 50_000
-"""Length of the pieces that are searched for identifiers. Each search blocks all threads, so pieces must be short."""
-PIECE_OVERLAP = 400  # characters of the longest identifier
+"""Length of the pieces of text that are searched for identifiers. Each search blocks all threads, so pieces must be
+short."""
+PIECE_OVERLAP = 400  # length of the longest identifier, in characters
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
 _GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
 
@@ -26,7 +27,7 @@ def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
     """Return True if the sections say almost nothing.
 
     If the rows contain at least 20 identifiers, at least three sections must have more than three words. If the rows
-    contain fewer, a summary is hollow only if all sections are shorter and some are repeated.
+    contain fewer identifiers, the summary is hollow only if all sections are that short and some are identical.
     """
     words = {text: sum(1 for _ in islice(_WORD.finditer(text), MIN_SECTION_WORDS)) for text in sections}
     looked_at = islice((one for row in rows for text in said(row) for one in identifiers(text[:2_000])), 1_000)
@@ -37,7 +38,9 @@ def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
 
 
 def without_invented(text: str, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> str | None:
-    """Return the summary without lines that contain an identifier found neither in the rows nor in the earlier record.
+    """Return the summary without the lines that contain an invented identifier.
+
+    An identifier is invented if it occurs neither in the rows nor in the earlier record.
 
     Return None if fewer than half of the lines remain.
     """
@@ -85,7 +88,10 @@ class _Source:
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Join short texts, and cut long texts with an overlap, into pieces of about `PIECE_CHARACTERS`."""
+    """Yield pieces of about `PIECE_CHARACTERS`. Short texts are joined.
+
+    Long texts are cut so that the pieces overlap.
+    """
     joined: list[str] = []
     length = 0
     for text in texts:

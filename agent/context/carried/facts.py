@@ -1,9 +1,10 @@
 """Facts: quoted lines with identifiers, and sentences marked as important, each with its speaker and message.
 
-People's lines are chosen first, then answers, then arguments of calls, then results and documents. Within each kind,
-important ("weighty") lines come first, and newer lines before older ones. If lines differ only in a value, the newest
-is chosen. The older lines, and lines whose identifiers are already listed, fill the remaining room. In results and
-arguments, lines with a frequent pattern (heartbeats, request lines) count as noise.
+Lines from people are chosen first, then answers, then arguments of tool calls, then tool results and documents. Within
+each kind, important ("weighty") lines come first, and newer lines before older ones. If several lines differ only in a
+value, the newest is chosen. If there is room left, it is filled with the older ones and with lines whose identifiers
+are already listed. In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored
+as noise.
 """
 
 import re
@@ -25,9 +26,9 @@ from hermes_state.values import Message, MessageRole, Origin, recall_id
 LINE_CHARACTERS = 170
 MIN_LINE_TOKENS = 8
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
-"""Rank of each kind of speaker. Lines with a lower rank are chosen first."""
+"""Speakers with their ranks. Lines with a lower rank are chosen first."""
 _FIRST_MACHINE = 2
-"""First rank of texts written by programs."""
+"""Lowest rank of texts that programs write."""
 _REACH = 60
 """Number of characters to quote before an identifier."""
 _UNQUOTED = {
@@ -43,11 +44,11 @@ _MARKS = _UNQUOTED | {
     "«": re.compile(r"«[^»\n]{2,60}»"),
     "「": re.compile(r"「[^」\n]{1,60}」"),
 }
-"""Expressions for identifiers. Each key is a text that every match contains."""
+"""Regular expressions for identifiers. Each key is a string that every match contains."""
 _NUMBER = re.compile(r"[0-9](?:[0-9A-Za-z_]|[.,:/+-](?=[0-9A-Za-z])|[ ](?=[0-9]{2})){0,60}")
 _BEFORE = re.compile(r"(?:[A-Za-z0-9_#$€£¥+][-./]?|[($€£¥] ?){1,24}\Z")
 _JOINED = re.compile(r"[A-Za-z0-9_#$€£¥+./(-]|(?<=[($€£¥]) ")
-"""Quick check for the last character of a `_BEFORE` match. Most numbers have no such prefix."""
+"""Quick check whether `_BEFORE` can match before a number. It looks only at the character before the number."""
 _UNIT = re.compile(
     r"\.?\s?(?:[€%$£¥₽°]|eur|usd|chf|gbp|\u0440\u0443\u0431|元|円|圆|块|원|kg|km|kwh|[kmgt]b\b|uhr|点|時|시|号|號|月|日|年|월|일"
     r"|jan|feb|fév|fev|mär|mar|apr|avr|abr|ma[iyg]|ju[nil]|jui|giu|lug|aug|aoû|ago|se[pt]|o[ckut]t|out|nov|de[cz]|dic|déc|gen|ene"
@@ -73,7 +74,7 @@ class Fact:
 
 
 class _Line(NamedTuple):
-    """A fact and the properties by which it is chosen."""
+    """A fact, with the properties that decide whether it is chosen."""
 
     fact: Fact
     is_weighty: bool
@@ -82,7 +83,7 @@ class _Line(NamedTuple):
     values: frozenset[str]
 
 
-@lru_cache(maxsize=1_024)  # each record repeats lines of the previous record
+@lru_cache(maxsize=1_024)  # cached, because each record repeats lines of the previous record
 def known_line(row_id: int, speaker: str, text: str) -> _Line:
     fact = Fact(id=row_id, speaker=speaker, text=text)
     return _Line(
@@ -96,7 +97,7 @@ def known_line(row_id: int, speaker: str, text: str) -> _Line:
 
 @dataclass(slots=True)
 class _Text:
-    """A source of quotations: a text of a row, or a line of the earlier record. Caches the lines found in it."""
+    """A text to quote from: part of a row, or a line of the earlier record. Caches the lines found in it."""
 
     id: int
     speaker: str
@@ -118,7 +119,7 @@ class _Text:
         return SPEAKERS[self.speaker.partition(" ")[0]]
 
     def hold(self, safe: str) -> None:
-        """Replace the text with a version without secrets."""
+        """Replace the text with `safe`, a version without secrets."""
         if safe != self.raw[:QUOTED_CHARACTERS]:
             self._shapes, self._rare, self._words, self._lines = None, (), None, None
         self.raw, self.is_safe = safe, True
@@ -139,7 +140,7 @@ class _Text:
 
     @property
     def words(self) -> Collection[str]:
-        """Words that mark a line as important. Each weighty line contains at least one."""
+        """Words in this text that mark a line as important. Each weighty line contains at least one."""
         if self._words is None:
             text = "\n".join(self._rare) if self.rank >= _FIRST_MACHINE else self.raw[:QUOTED_CHARACTERS]
             self._words = weighty_words(text)
@@ -162,7 +163,7 @@ class _Text:
 def facts_of(
     earlier: Sequence[Fact], rows: Sequence[Message], *, limit: int, redact: Redact, is_shared: bool
 ) -> tuple[Fact, ...]:
-    """Return the facts of the earlier record and of these rows, oldest first, within `limit` tokens."""
+    """Choose facts from the earlier record and from these rows, up to `limit` tokens. Return them oldest first."""
     if limit < MIN_LINE_TOKENS:
         return ()
     texts: list[list[_Text]] = [[], [], [], []]
@@ -260,7 +261,7 @@ def _texts(row: Message, *, is_shared: bool) -> Iterator[_Text]:
 
 
 def arguments_of(arguments: str) -> list[str]:
-    """Return the arguments of a call as `name: value`. Text that is not JSON stays unchanged."""
+    """Return a call's arguments as strings like `name: value`. Arguments that are not JSON are returned unchanged."""
     try:
         return list(_leaves("", orjson.loads(arguments)))
     except (ValueError, RecursionError):
@@ -291,7 +292,10 @@ def _holds(text: str, words: Collection[str]) -> bool:
 
 
 def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Iterator[str]:
-    """Yield a sentence with an identifier or one of `words`. For a long sentence, yield only parts with identifiers."""
+    """Yield the sentence if it contains an identifier or one of `words`.
+
+    Of a long sentence, yield only the parts with identifiers.
+    """
     if len(sentence) <= LINE_CHARACTERS:
         if _holds(sentence, words) or any(True for _ in _identifier_spans(sentence, patterns)):
             yield one_line(sentence, LINE_CHARACTERS)

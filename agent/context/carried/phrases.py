@@ -1,4 +1,4 @@
-"""Phrases that mark rules, withdrawn rules, decisions and more in eleven languages, from `phrases.toml`."""
+"""Phrases that mark rules, withdrawals of rules, decisions and more, in eleven languages. `phrases.toml` lists them."""
 
 import re
 import tomllib
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from agent.context.excerpt import without_unseen
 
 _SENTENCE_END = re.compile(r"[\n.!?\u061f\u3002\uff01\uff1f](?:(?<![.!?\u061f])\n*|\n+|\s+)")
-"""End of a sentence, starting at its last character. Chinese and Japanese put no space after it."""
+"""End of a sentence, starting at its last character. In Chinese and Japanese, no space follows."""
 QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
 _START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+){0,4}"
 _SCRIPTS = tuple(
@@ -22,7 +22,7 @@ _SCRIPTS = tuple(
 
 
 class Language:
-    """Regular expressions that find rules in lower-case sentences of one language. They are compiled on first use."""
+    """Regular expressions that find rules in lower-case sentences in one language. They are compiled on first use."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._table = table
@@ -63,7 +63,7 @@ class Language:
 
 
 class _Words:
-    """Words to search for together, which takes as long as a search for one word."""
+    """Words to search for in a single pass, which takes about as long as a search for one word."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._by_start: dict[str, list[str]] = {}
@@ -84,11 +84,12 @@ class _Words:
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages in which a text can contain rules, with the hint words found in it. Every rule contains a hint word."""
+"""Languages in which a text can contain rules, each with its hint words in the text. Every rule contains a hint
+word."""
 
 
 def plain(text: str) -> str:
-    """Return a text in lower case, with `'` as apostrophe, and Arabic without vowel marks."""
+    """Return a text in lower case, with `'` as the apostrophe and without Arabic vowel marks."""
     lower = text.lower().replace("\u2019", "'")
     return lower if lower.isascii() else re.sub("[\u064b-\u0652]", "", lower)
 
@@ -114,7 +115,10 @@ def _words(name: str, scripts: int) -> _Words:
 
 
 def _scripts(text: str) -> int:
-    """Return 0 for ASCII, else 1 plus one bit for each of `_SCRIPTS` in the text."""
+    """Return the scripts of a text as bits.
+
+    The result is 0 for ASCII, otherwise 1 plus a bit for each of `_SCRIPTS` that occurs in it.
+    """
     if text.isascii():
         return 0
     if re.search("[\u0370-\u06ff\u3040-\ud7a3]", text) is None:
@@ -124,17 +128,20 @@ def _scripts(text: str) -> int:
 
 @cache
 def any_of(name: str) -> re.Pattern[str]:
-    """Return the expression for all words listed under this name (`decision`, `error`), in all languages."""
+    """Return a regular expression for all words listed under this name (such as `decision`), in all languages."""
     return re.compile("|".join(_whole(table[name]) for table in _stored().values()), re.IGNORECASE)
 
 
 @cache
-def _stored() -> dict[str, dict[str, Any]]:  # expressions, and lists of words
+def _stored() -> dict[str, dict[str, Any]]:  # regular expressions, and lists of words
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """Return the expression for sorted words, none of which is a prefix of another. Shared prefixes are tried once."""
+    """Return a regular expression for sorted words, none of which is a prefix of another.
+
+    It tries shared prefixes only once.
+    """
     found = []
     for first, some in groupby(words, key=lambda word: word[:1]):
         rest = [word[1:] for word in some]
@@ -153,7 +160,7 @@ def _alternatives(expression: str) -> Iterator[str]:
 
 
 def _whole(words: str) -> str:
-    """Return the expression for whole words. Chinese, Japanese and Korean words have no boundaries."""
+    """Return a regular expression for whole words. Chinese, Japanese and Korean words are matched anywhere."""
     return rf"(?:{words})" if re.search(r"[\u3040-\u9fff\uac00-\ud7a3]", words) else rf"\b(?:{words})(?!\w)"
 
 

@@ -1,8 +1,8 @@
 """Standing rules: sentences in which people ask for something from now on, and sentences that withdraw a rule.
 
-A rule is quoted with the id of its message. In a shared chat, the quotation names the speaker, and only the speaker can
-withdraw the rule. If it is unclear which rule a sentence withdraws, all rules stay, because the model also reads the
-sentence.
+A rule is quoted with the id of its message. In a shared chat, the quotation also names the speaker, and only the
+speaker can withdraw the rule. If it is unclear which rule a sentence withdraws, all rules stay. The sentence is listed
+as well, so the model can decide.
 """
 
 import re
@@ -41,7 +41,7 @@ _IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}"
 _ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
 _DROPPED: Final = "was withdrawn with /rules and no longer applies:"
 _DROPPED_BEFORE: Final = "was taken back with /rules and holds no longer:"
-"""Wording of notices that earlier versions stored."""
+"""Wording that earlier versions used in stored notices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,14 @@ class Rule:
     id: int
     text: str
     person: str = ""
-    """Speaker in the record, such as `Ada#3f2a`. Empty if only one person writes."""
+    """Speaker as named in the record, such as `Ada#3f2a`. Empty in a chat with only one person."""
 
     @property
     def owner(self) -> str:
-        """The digest in `person`. People cannot choose it, unlike their names."""
+        """The digest in `person`.
+
+        It identifies the speaker, because people cannot choose it as they choose their names.
+        """
         return self.person.rpartition("#")[2]
 
     @property
@@ -64,9 +67,10 @@ class Rule:
 def rules_in_force(
     earlier: Iterable[Rule], head: Sequence[Message], rows: Sequence[Message], *, redact: Redact, is_shared: bool
 ) -> list[Rule]:
-    """Return the rules of the earlier record and of these rows that nobody withdrew, oldest first.
+    """Return the rules in the earlier record and in these rows that are not withdrawn, oldest first.
 
-    `head`: rows that stay before the record. Rules in these rows are not listed, but their withdrawals are.
+    `head`: rows that stay before the record. Rules in these rows are not returned, because the model still sees them.
+    Sentences that withdraw them are returned.
     """
     listed = {_key(rule): rule for rule in earlier}
 
@@ -115,7 +119,7 @@ def drop_notice(rule_id: int, texts: Sequence[str]) -> str:
 
 
 def dropped_rule(row: Message) -> int | None:
-    """Return the id of the message whose rules a notice withdraws; None for other rows."""
+    """Return the id of the message whose rules this row withdraws. Return None if the row is not such a notice."""
     is_notice = row.origin is Origin.NOTICE and row.sender_ref is None  # a notice with a sender quotes a person's edit
     dropped = rf"\AThe standing rule {RECALL_ID} (?:{_DROPPED}|{_DROPPED_BEFORE})"
     found = re.match(dropped, row.text or "") if is_notice else None
@@ -127,7 +131,7 @@ def _key(rule: Rule) -> tuple[object, str]:
 
 
 def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tuple[Kind, ...], Rule]]:
-    """Yield the rules and withdrawals that a person typed in a row, without forwarded and quoted sentences."""
+    """Yield the rules and withdrawals that a person typed in this row. Forwarded and quoted sentences are ignored."""
     if row.origin is not Origin.HUMAN or not NOT_SAID_NOW.isdisjoint(row.body.notes):
         return
     text = (row.text or "")[:QUOTED_CHARACTERS]
@@ -151,7 +155,10 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
 
 
 def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
-    """Return the possible kinds of a sentence, most likely first. Reports, questions and one-off requests have none."""
+    """Return the kinds that a sentence can have, most likely first.
+
+    Reports, questions and one-off requests have no kind.
+    """
     lower = plain(sentence).strip()
     if lower.endswith(("?", "\uff1f")):
         lower = _TAG.sub("", lower)
@@ -180,7 +187,10 @@ def person_of(row: Message) -> str:
 
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
-    """Return the rule that a sentence clearly withdraws, and True if the sentence shares a word with any rule."""
+    """Return the rule that a sentence clearly withdraws, or None.
+
+    Also return True if the sentence shares a word with any rule.
+    """
     words = _words(sentence)
     others = (_words(rule.text) for rule in rules)
     shares = (len(words & other) * 100 // max(1, min(len(words), len(other))) for other in others)
@@ -188,13 +198,14 @@ def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool
     if not scored or scored[0][0] == 0:
         return None, False
     (best, index), second = scored[0], scored[1][0] if len(scored) > 1 else 0
-    # The best rule shares at least half of the shorter text's words, the second best less than half or 20 % less.
+    # The best rule must share at least 50 % of the shorter text's words. The second best must share less than 50 % of
+    # them, or at least 20 percentage points less than the best rule.
     is_clear = best >= 50 and (second < 50 or best - second >= 20)
     return (rules[index] if is_clear else None), True
 
 
 def _words(text: str) -> frozenset[str]:
-    """Return the stems of longer words. For scripts without spaces, return pairs of adjacent characters."""
+    """Return the stems of all but very short words. For scripts without spaces, return pairs of adjacent characters."""
     found: set[str] = set()
     said = any_of("common").sub(" ", plain(text))
     for word in _WORD.findall(normalize("NFC", re.sub(r"[\u0300-\u036f\u064b-\u0655]", "", normalize("NFKD", said)))):

@@ -1,7 +1,7 @@
 """Sections that follow the summary in a record: standing rules and facts.
 
-They are stored only in the record, so undo, splits and restarts need no extra code. A section that does not parse
-counts as prose.
+They are stored only in the record, so undo, splits and restarts need no extra code. A section that cannot be parsed is
+treated as part of the summary.
 """
 
 import re
@@ -61,7 +61,7 @@ def carried(
     redact: Redact,
     is_shared: bool,
 ) -> Carried:
-    """Return the sections of the next record. `head`: rows that stay before it. The limits are in tokens."""
+    """Return the sections of the next record. `head`: rows that stay before the record. The limits are in tokens."""
     rules = rules_in_force(earlier.rules, head, rows, redact=redact, is_shared=is_shared)
     return Carried(
         rules=within_room(rules, rules_limit),
