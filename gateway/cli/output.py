@@ -24,7 +24,7 @@ def confirm(question: str, *, default: bool = False) -> bool:
 
 
 def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print `value` as JSON if `as_json` is set, otherwise `lines`, which show the same content to people."""
+    """Print `value` as JSON if `as_json` is set, otherwise the same content as readable `lines`."""
     if as_json:
         print_json(value)
     else:

@@ -118,7 +118,7 @@ def compress(
 
 
 def _model_summary(config: Config, name: str | None) -> ModelSummary:
-    """Return a summariser that uses the named model or alias, or else `auxiliary.trajectories`.
+    """Return a summariser that uses the named model or alias, or else the model of `auxiliary.trajectories`.
 
     Raises `CommandError`.
     """
@@ -200,7 +200,7 @@ def export(
 def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) -> Iterator[_Row]:
     """Yield all values of a look-up, page by page.
 
-    `key` names the field whose last value is the start of the next page.
+    `key` names the field of the last value after which the next page starts.
     """
     after = 0
     while page := look_up(request, {**args, "after": after}, kind):
