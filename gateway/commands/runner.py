@@ -1,4 +1,4 @@
-"""Command runner: effect, reply and settlement of the inbox row are one transaction, so a replay does nothing."""
+"""Command runner: stores a command's effect and reply and settles its inbox row in one transaction, exactly once."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,18 +34,18 @@ from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
 log = structlog.get_logger()
 
 LAST_SECONDS = 2.0
-"""Seconds that a cancelled command gets for its `after` step."""
+"""Maximum seconds for the `after` step of a cancelled command."""
 CRASH_SENTENCE = "That command failed because of an internal error. The gateway's log has the details."
 
 
 class CommandRunner:
-    """Runs stored commands, at once or in queue order."""
+    """Runs stored commands, either at once or in the order of the queue."""
 
     def __init__(self, context: CommandContext, delivery: Delivery, group: asyncio.TaskGroup) -> None:
         self._context = context
         self._delivery = delivery
         self._group = group
-        self._tasks: set[asyncio.Task[Any]] = set()  # Any: tasks have different result types, which are not read here
+        self._tasks: set[asyncio.Task[Any]] = set()  # Any: results have different types and are not read here
         self._in_hand: dict[InboxId, asyncio.Event] = {}
 
     async def start(self, account: str) -> None:
@@ -70,7 +70,7 @@ class CommandRunner:
         return track(self._tasks, self._group.create_task(work, name=f"unstored-{message.event_ref}"))
 
     def note_dropped(self, inbox_id: InboxId) -> None:
-        """Cancel the work of a command whose row another process has settled."""
+        """Cancel the work of a command whose inbox row another process has settled."""
         self._context.tasks.stop(inbox_id)
 
     async def close(self) -> None:
@@ -80,7 +80,7 @@ class CommandRunner:
     async def run_queued(self, row: InboxRow) -> RunningTurn | None:
         """Run a command. Return the turn that it opened, if any."""
         if (elsewhere := self._in_hand.get(row.id)) is not None:
-            await elsewhere.wait()  # side effects must not happen twice; the caller checks the row again
+            await elsewhere.wait()  # side effects must not happen twice, so the caller must check the row again
             return None
         done = self._in_hand[row.id] = asyncio.Event()
         try:
@@ -99,7 +99,7 @@ class CommandRunner:
                     outcome = await self._store(row, chat, effect.apply)
                 except StoreUnavailable:  # the caller tries again
                     raise
-                except Exception:  # command boundary: the user gets a reply, and the chat continues
+                except Exception:  # the user gets a reply, and the chat continues
                     log.exception("command.crashed", command=_name_of(row))
                     outcome = await self._store(row, chat, say(CRASH_SENTENCE).apply)
                 self._delivery.wake(row.chat_id)
@@ -113,7 +113,7 @@ class CommandRunner:
                             await effect.after()
             if isinstance(outcome, CommandReply):
                 if outcome.other_chat is not None:
-                    self._delivery.wake(outcome.other_chat)  # after `after`, so that a new user can write at once
+                    self._delivery.wake(outcome.other_chat)  # only now, so that a new user can write at once
                 if outcome.on_commit is not None:
                     outcome.on_commit()
             log.info("command.done", command=_name_of(row))
@@ -162,7 +162,7 @@ class CommandRunner:
 def _carry_out(
     db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis
 ) -> CommandReply | RunningTurn | None:
-    """Store the effect of a command, unless its row is settled or already has a turn."""
+    """Store the effect of a command, unless its inbox row is settled or already belongs to a turn."""
     stored = inbox.load(db, row.id)
     if stored is None or stored.state is not InboxState.NEW:
         return None

@@ -77,7 +77,7 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
     client = context.runtime.model_of(choice).client
     name = name_of(settings, choice)
     called = f"{name} ({route.label})" if name != route.label else name
-    # Some providers always cache prompts, so only caching that the gateway requests is shown.
+    # Some providers cache every prompt, so only caching that the gateway itself requests is shown.
     caching = f"; prompt caching on ({settings.cache_ttl})" if marks_prompts(client.name, client.route) else ""
     chosen = ", chosen here" if choice is not None else ""
     yield f"- Model: {called}, route {client.route}{chosen}{caching}"
