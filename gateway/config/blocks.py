@@ -49,7 +49,7 @@ def is_block(kind: object) -> bool:
 
 
 def fields_of(block: type[Any]) -> Mapping[str, FieldInfo]:
-    """Return the keys of a block. In a dataclass, only fields marked with a `Setting` are keys."""
+    """Return the keys of a block. In a dataclass, only fields that are declared with a `Setting` are keys."""
     return block.model_fields if issubclass(block, BaseModel) else _marked_fields(cast(Hashable, block))
 
 
@@ -111,7 +111,7 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
 
 
 def details_of(error: ValidationError) -> list[ErrorDetails]:
-    """Return pydantic's problems, except those that are only a consequence of another problem."""
+    """Return the problems that pydantic found, except those that only follow from another problem."""
     details = error.errors(include_url=False, include_context=False)
     return [detail for detail in details if detail["type"] != "default_factory_not_called"]
 
@@ -137,9 +137,9 @@ def problem(detail: ErrorDetails, field: FieldInfo) -> str:
 def checked_block(
     block: type[Block], values: Mapping[Any, Any], name: str, known: Iterable[str], own: Mapping[str, str] | None = None
 ) -> Block:
-    """Return the block that the user wrote under `name`, limited to the keys `known` and merged with `own` values.
+    """Return the block that the user wrote under `name`, merged with the values in `own`.
 
-    Raises `ValueError`.
+    Raises `ValueError` for an invalid value or a key that is not in `known`.
     """
     for key in values:
         if key not in known:

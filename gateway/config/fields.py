@@ -1,4 +1,4 @@
-"""Flat table of all settings by key, with their variables, values and secrets.
+"""Flat table of all settings by key, and functions for their environment variables, values and secrets.
 
 A key path is a tuple of names (`("local", "port")`); users see it with dots (`local.port`).
 """
@@ -67,7 +67,7 @@ def _secrets_in(value: object, name: object = "") -> Iterator[str]:
 
 
 _MAY_BE_KEY = re.compile(r"(?!-)(?=.{0,100}[0-9]|.{12}).+", re.DOTALL)
-"""Pattern of values that can be a secret. A plain word, as in `rotate_token: executes`, cannot."""
+"""Pattern of values that can be secrets. A short plain word, such as `executes` in `rotate_token: executes`, cannot."""
 
 
 def with_values(block: Block, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Block:

@@ -1,8 +1,7 @@
 """Files of the state directory: their paths, their owner, and the contents of `config.yaml` and `.env`.
 
 The functions return plain nested values with line numbers; `loader.py` interprets them. Other programs also use
-`HERMES_HOME` and these file names. If a file belongs to another program, the error names it, and the file is never
-changed.
+`HERMES_HOME` and these file names. A file that belongs to another program is never changed: an error names it instead.
 """
 
 import io
@@ -39,7 +38,7 @@ class YamlFile:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def position(self, key: KeyPath) -> str:
-        """Return the position of a key, as `/home/…/config.yaml line 7`; for aliases and merges, only the path."""
+        """Return a key's position, such as `/home/…/config.yaml line 7`; for YAML aliases and merges, only the path."""
         return f"{self.path} line {self.lines[key]}" if key in self.lines else str(self.path)
 
 
@@ -67,7 +66,7 @@ def read_yaml(path: Path) -> YamlFile:
         values = loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}{_position(error)}: not valid YAML: {_problem(error)}") from error
-    except (ValueError, RecursionError) as error:  # a date such as 2026-13-45, an alias that contains itself
+    except (ValueError, RecursionError) as error:  # a date such as 2026-13-45, or an alias inside itself
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     finally:
         loader.dispose()
@@ -83,7 +82,7 @@ def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
     warnings: list[str] = []
     for binding in parse_stream(io.StringIO(content)):
         if binding.error:
-            text = binding.original.string  # the text also contains the blank lines above
+            text = binding.original.string  # the original text includes the blank lines above it
             line = binding.original.line + text[: len(text) - len(text.lstrip())].count("\n")
             warnings.append(f"{path} line {line}: this line is ignored; write NAME=value")
         elif binding.key is not None and binding.value is None:
@@ -107,12 +106,12 @@ def _read_text(path: Path) -> str | None:
 
 
 def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Count a node and the keys and values below it, each alias in full.
+    """Count a node and all keys and values below it. An alias counts as much as the values that it stands for.
 
     Stops above `MAX_VALUES`. `known` contains the counts of nodes that were already visited.
     """
     if node not in known:
-        known[node] = MAX_VALUES + 1  # the count if an alias of this node is inside it
+        known[node] = MAX_VALUES + 1  # this count applies if the node contains an alias of itself
         held = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
         below = () if isinstance(node, yaml.ScalarNode) else held
         known[node] = min(1 + sum(_count(child, known) for child in below), MAX_VALUES + 1)
@@ -238,7 +237,7 @@ def check_config_is_ours(file: YamlFile) -> None:
     alone = keys & {"_config_version", "toolsets", "platform_toolsets"}
     together = keys & {"browser", "checkpoints", "custom_providers", "delegation", "display", "fallback_providers"}
     together |= keys & {"personalities", "terminal", "tts"}
-    if alone or len(together) >= 2:  # two of these keys cannot be a typing error
+    if alone or len(together) >= 2:  # a typing error can explain one of these keys, but not two
         raise ConfigError(
             f"{file.path}: belongs to hermes-agent (it has {', '.join(sorted(alone or together))}). "
             "Nothing was changed; set HERMES_HOME to another directory for the gateway"

@@ -1,4 +1,4 @@
-"""Keys of earlier versions, with their replacements or the values that are now fixed.
+"""Keys of earlier versions: each was replaced by a new key, or its value is now fixed.
 
 An old key is not an error: `config check` and `run` print a warning and continue. If the new key accepts the same
 words, it gets the old value.
@@ -36,7 +36,7 @@ OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, 
 
 
 def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
-    """Return values for new keys, taken from old keys. A model name is used only if it is one of the `aliases`."""
+    """Return values for new keys, taken from old keys. An old model name is carried over only if it is in `aliases`."""
     found: dict[KeyPath, tuple[Any, str]] = {}
     if (summary_model := ("compression", "summary_model")) in old:
         found["auxiliary", "compression", "model"] = old[summary_model]
@@ -65,7 +65,7 @@ def _word(old: Chosen, key: KeyPath) -> str:
 
 
 def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
-    """Return the warning about an old key; `where` is the source that sets it.
+    """Return the warning about an old key. `where` is the source that sets the key.
 
     `chosen` contains the effective values.
     """
