@@ -35,7 +35,7 @@ from hermes_state.search.index import keep_index
 log = structlog.get_logger()
 
 FLUSH_SECONDS = 10.0
-"""Seconds for deliveries after the last turn. The rest is sent after the next start."""
+"""Maximum seconds for deliveries after the last turn. Unsent messages are sent after the next start."""
 
 
 async def run_daemon(
@@ -60,7 +60,7 @@ async def run_daemon(
             async with group, parts.signals.handled():
                 await _serve(parts)
         except ExceptionGroup as failed:
-            if isinstance(failed.exceptions[0], HermesError):  # not hidden in a group
+            if isinstance(failed.exceptions[0], HermesError):  # raise the error itself, not the group
                 raise failed.exceptions[0] from failed
             raise
         finally:
@@ -70,7 +70,7 @@ async def run_daemon(
 
 async def _serve(parts: Parts) -> None:
     left = None
-    if parts.is_shared:  # first, because other work may wait for the locks of left transactions
+    if parts.is_shared:  # first, because transactions left open by lost nodes can block all other work
         left = parts.group.create_task(parts.membership.end_left_transactions(), name="left")
 
     async def take_up() -> None:
@@ -79,7 +79,7 @@ async def _serve(parts: Parts) -> None:
 
     if await run_until(parts.signals.stopping, take_up()):
         await _serve_until_stopped(parts)
-    else:  # stopped during the start, which a locked database can delay indefinitely
+    else:  # stopped during the start; a locked database can delay the start indefinitely
         notify(parts.environ, "STOPPING=1")
         await _drain_within(parts, 0.0)
         await parts.commands.close()
@@ -128,7 +128,7 @@ async def _load_late(parts: Parts) -> None:
         await asyncio.to_thread(preload, config)
         await asyncio.to_thread(schedule_zone, config)  # loads the time zone of the machine in advance
         await asyncio.to_thread(terminal_fault, config.terminal)
-    except OSError as error:  # for example without a free file descriptor; the first answer then imports them
+    except OSError as error:  # for example, if no file descriptor is free; the first answer then imports the modules
         log.warning("daemon.preload_failed", error=str(error))
     _freeze_memory()
     parts.tools.connect(parts.group)
@@ -159,7 +159,7 @@ def _freeze_memory() -> None:
     """
     gc.freeze()
     gc.enable()
-    gc.collect()  # resets the collector's threshold, a quarter above the number of remaining objects
+    gc.collect()  # also resets the collector's threshold, which depends on the number of remaining objects
 
 
 # ---- reload
