@@ -13,7 +13,7 @@ from hermes_state.values import Clock, MicroUsd, micro_usd
 
 
 class SpendingControl:
-    """Ledger and spending caps for all model clients. A reload keeps them."""
+    """Ledger and spending caps for all model clients. They are kept during a reload."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store

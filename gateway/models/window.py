@@ -24,7 +24,7 @@ def zone_of(config: Config) -> tzinfo:
 
 
 def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
-    """Return the context settings of a model (default: the configured model), including its overrides."""
+    """Return the context settings of a model (by default, the configured model), with its overrides applied."""
     compression = config.compression.for_model(model or config.model.name or "")
     return replace(
         compression,
