@@ -1,6 +1,6 @@
-"""Checks for `doctor` of everything that can stop a gateway from working.
+"""Checks that `doctor` makes of everything that can stop a gateway from working.
 
-They change nothing and are safe while a daemon runs. Every warning or failure says how to fix the problem.
+The checks change nothing and are safe while a daemon is running. Every warning or failure says how to fix the problem.
 """
 
 import os
@@ -49,7 +49,7 @@ from hermes_state.text import counted
 
 LOW_DISK = Room(1_000_000_000, 20_000)
 STOP_MARGIN_SECONDS = 40
-"""Seconds that a stop can take after the drain, to send the last answers and close all connections."""
+"""Maximum seconds from the end of the drain to the end of the process: send last answers, close connections."""
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
 
 
@@ -69,7 +69,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
         if isinstance(error, ConfigRejected):
             yield from (warning("environment", text) for text in error.warnings)
         yield from _home(locate_home(environ))
-        if isinstance(error, ConfigRejected):  # otherwise the files there may belong to another program
+        if isinstance(error, ConfigRejected):  # otherwise, the files in the directory may belong to another program
             yield from _state(StateDirectory(home=locate_home(environ)), environ)
         return
     places = sorted({source for source in loaded.sources.values() if source != "default"})
@@ -199,7 +199,7 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
-    """Check that several nodes can share the database, or that a start can use an empty database.
+    """Check that several nodes can share the database, or that the gateway can start with an empty database.
 
     Another check reports errors of the database.
     """
@@ -233,7 +233,7 @@ def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
 
 
 def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Probe the models. Report each API once for each key, and every model that is missing from its API's list."""
+    """Probe the models. Report each pair of API and key once, and every model that is missing from the API's list."""
     answers: dict[tuple[str | None, str], bool] = {}
     for route in all_routes(loaded.config):
         is_main, api = route == loaded.config.model.route, (route.address, route.plain_key)
@@ -246,7 +246,7 @@ def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
                 text = probe_model(route)
             except CommandError as error:
                 answers[api] = isinstance(error, UnlistedModelError)
-                # The other routes only get a warning, because the configured model can replace them.
+                # A failure of any other route is only a warning, because the configured model can replace that route.
                 yield (failed if is_main else warning)(check, f"{name}{error}")
             else:
                 if api not in answers:
@@ -263,7 +263,7 @@ def _settings(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _installed(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Check the packages of the protocols in use, and the programs of MCP servers."""
+    """Check that the packages of the protocols in use and the programs of MCP servers are installed."""
     for protocol in sorted({route.protocol for route in all_routes(loaded.config)}):
         if (missing := missing_extra(protocol)) is not None:
             yield failed("extra", f"{missing[0].upper()}{missing[1:]}.")
@@ -301,7 +301,7 @@ def _files(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _attachments(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Check `attachments.url` by storing a test file there."""
+    """Check `attachments.url` by storing a test file at this address."""
     if (url := loaded.config.attachments.url) is not None:
         try:
             open_attachments(loaded)
@@ -368,7 +368,7 @@ def stop_timeout_seconds(unit: str) -> float | None:
 
 
 def _lingers(environ: Mapping[str, str]) -> bool | None:
-    """Return True if this user's services continue after logout, None if loginctl cannot tell."""
+    """Return True if this user's services continue after logout, and None if `loginctl` does not report this."""
     if (program := shutil.which("loginctl", path=environ.get("PATH"))) is None:
         return None
     command = [program, "show-user", str(os.geteuid()), "--property=Linger", "--value"]

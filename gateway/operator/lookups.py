@@ -1,8 +1,8 @@
 """Look-ups in stored conversations.
 
-They give the same results from the running daemon and from a database that no daemon has open.
+The results are the same whether the running daemon or the command itself reads the database.
 
-Each request reads values, which the daemon sends to the command line without secrets. The values are rendered by
+The daemon runs each request and sends the values to the command line, without secrets. The values are rendered by
 `json_row` here, by `gateway.cli.lookups` for the terminal, and by `gateway.commands.lineage` for chats.
 """
 
@@ -54,8 +54,10 @@ Row: TypeAlias = dict[str, Any]
 LOOKUP_SECONDS = 5.0
 """Maximum time for a look-up, in seconds, because a person can make a query slow on purpose."""
 MAX_PAGE_CHARS = 1_000_000
-"""Maximum number of characters in one response, which always contains at least one message. Further requests return
-the rest."""
+"""Maximum number of characters in one response, which always contains at least one message.
+
+Later requests return the remaining messages.
+"""
 MAX_HITS = 100
 MAX_SESSIONS = 5_000
 """Maximum number of sessions in one response: about 3 MB of JSON."""
@@ -78,7 +80,7 @@ _REFUSALS = {
 
 
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
-    """Return the result of `lineage_queries.find_place`. Raises `CommandError` with a sentence for people."""
+    """Return the result of `lineage_queries.find_place`. Raises `CommandError` with an error message for people."""
     try:
         return lineage_queries.find_place(db, name, within)
     except LookupRejected as error:
@@ -104,12 +106,12 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         raise NotImplementedError
 
     def redacted(self, value: Any, redact: Redact) -> Any:
-        """Return a value without secrets. This is slow for long texts."""
+        """Return a value without secrets. Slow for long texts."""
         return value
 
 
 def fitting(rows: Transcript) -> Transcript:
-    """Return the first messages that fit into one response, at least one."""
+    """Return as many of the first messages as fit into one response, but at least one."""
     sizes = accumulate(len(row.text or "") for row in rows)
     return rows[: max(1, sum(size <= MAX_PAGE_CHARS for size in sizes))]
 
@@ -145,7 +147,7 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def redacted(self, one: FoundMessage, redact: Redact) -> FoundMessage:
         """Return a match with its snippet.
 
-        The text is redacted first, because a secret that the snippet cuts would not be recognised.
+        The whole text is redacted first, because a secret that is cut off in the snippet would not be recognised.
         """
         safe = redact(one.text[:INDEXED_CHARACTERS])
         searched = searched_text(one.text, one.body, redact) if one.body else safe
@@ -162,7 +164,7 @@ def incompleteness(db: Connection) -> str | None:
 
 
 class SearchIndexRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for one sentence while the search index is incomplete; otherwise the result is empty."""
+    """Request for a sentence that says that the search index is incomplete. The result is empty if it is complete."""
 
     def read(self, db: Connection) -> list[str]:
         return [note] if (note := incompleteness(db)) is not None else []
@@ -197,7 +199,7 @@ class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     place: str
     limit: _Limit = MAX_PAGE_ROWS
     before: int | None = None
-    """Id of a message; only earlier messages are returned."""
+    """If set, only messages before the message with this id are returned."""
     is_session_only: bool = False
 
     def read(self, db: Connection) -> list[HistoryMessage]:
@@ -338,7 +340,7 @@ def _answer(request: Lookup, found: Sequence[Any], redact: Redact) -> list[Any]:
 
 
 def thoughts(blocks: str) -> Iterator[str]:
-    """Yield the readable texts in `Reasoning.blocks`, for every protocol."""
+    """Yield the readable reasoning texts in `Reasoning.blocks`, whatever the protocol."""
     try:
         yield from filter(str.strip, _texts(orjson.loads(blocks)))
     except orjson.JSONDecodeError:  # stored by an older version
@@ -352,21 +354,21 @@ def _texts(value: object) -> Iterator[str]:
         for item in value:
             yield from _texts(item) if not isinstance(item, str) else ()
     elif isinstance(value, dict):
-        # Keys under which protocols store readable thoughts. Encrypted thoughts have other keys.
+        # Keys under which protocols store readable reasoning. Encrypted reasoning has other keys.
         keys = "reasoning_details reasoning_content reasoning thinking blocks content summary text"
         for key in keys.split():
             yield from _texts(value.get(key))
 
 
 def _value(text: str, redact: Redact) -> object:
-    """Return the redacted JSON value in a text.
+    """Parse a text as JSON, and return the redacted value.
 
     If the text is not valid JSON before or after redaction, return the redacted text.
     """
     try:
         value = json.loads(text)  # keeps long numbers
         return orjson.loads(redact(orjson.dumps(value).decode()))  # escapes can hide a secret
-    except (TypeError, ValueError, RecursionError):  # not JSON, or numbers that the encoder rejects
+    except (TypeError, ValueError, RecursionError):  # the text is not JSON, or has numbers that the encoder rejects
         return redact(text)
 
 
@@ -407,7 +409,7 @@ _JSON_ROWS: Final[Mapping[type, str]] = {
 
 
 def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation) -> Row:
-    """Return the JSON object of a value. Sessions and conversations have full keys, and messages have recall ids."""
+    """Return the JSON object of a value, with full keys for sessions and conversations and recall ids for messages."""
     if isinstance(one, HistoryMessage):
         return msgspec.structs.asdict(one)
     row: Row = {"message": recall_id(one.message_id)} if isinstance(one, FoundMessage) else {}
