@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
-    """Open the folder of attachments: in the state directory unless `attachments.url` names another place.
+    """Open the folder for attachments. It is in the state directory unless `attachments.url` names another place.
 
     Blocks. Raises `ConfigError` or `StoreUnavailable` if the folder cannot be written.
     """
@@ -84,7 +84,7 @@ class _ReadResult:
     """Sentences that tell the model about the files."""
     is_in_workspace: bool = False
     transcripts: list[str] = field(default_factory=list)
-    """Transcripts of recordings. They are already stored in the message."""
+    """Transcripts of recordings, which are already stored in the message."""
 
     def note(self, sentence: str) -> None:
         """Add a note for the model, unless an earlier fetch of the same file already added it."""
@@ -153,7 +153,7 @@ class AttachmentHandler:
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:
         limit = self.runtime.config.attachments.max_bytes
-        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # no file: a game or story
+        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # a game or story instead of a file
             raise AttachmentError(file_kinds.unreadable(attachment, sees_images=await self._sees_images(chat)))
         if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
             file_kinds.refuse_large(attachment, limit)
@@ -206,7 +206,7 @@ class AttachmentHandler:
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
                 try:
-                    async with asyncio.timeout(120.0):  # the retry delays only this chat
+                    async with asyncio.timeout(120.0):  # all attempts together delay only this chat
                         await adapter.download(attachment, target, limit)
                     return await use(target)
                 except FileSizeExceeded as error:
@@ -268,7 +268,7 @@ class AttachmentHandler:
     ) -> tuple[StoredFile, Document | str]:
         """Read a fetched file and store it. Return the document of a text file, or the MIME type of an image.
 
-        Unusable files are not stored, because they would never be removed.
+        Unusable files are not stored, because nothing would remove them later.
         """
         is_image = attachment.kind is AttachmentKind.IMAGE
         no_image = None if is_image else AttachmentError(file_kinds.unreadable(attachment, sees_images=sees_images))
@@ -291,7 +291,7 @@ class AttachmentHandler:
 
 @locks(inbox="row.id", chat="row.chat_id")
 def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all: bool, now: Millis) -> None:
-    """Notify the sender. Settle the message if it had no usable content (`is_all`)."""
+    """Notify the sender. If the message had no usable content (`is_all`), settle it."""
     if is_all:
         inbox.settle(db, row.id, InboxState.DONE, now)
     reply = Reply(
@@ -309,4 +309,4 @@ async def _wait_until_ready(adapter: PlatformAdapter) -> None:
     for _ in range(300):
         if adapter.health().is_ready:
             return
-        await asyncio.sleep(0.2)  # no event announces that the adapter is ready
+        await asyncio.sleep(0.2)  # no event reports that the adapter is ready

@@ -1,7 +1,7 @@
 """Kinds of files that people send, detected by name, MIME type and bytes, and how each kind is used.
 
-Unusable files are refused at once. If a provider refuses an image in a conversation, it also refuses every later
-message there.
+Unusable files are refused at once. Otherwise, a provider that refuses an image would also refuse every later request in
+that conversation.
 """
 
 import re
@@ -38,7 +38,7 @@ RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 
 
 class AttachmentError(Exception):
-    """Error about a file that cannot be used. Its message is the reply to the sender."""
+    """The file cannot be used. The error message is the reply to the sender."""
 
 
 def refuse_unusable(attachment: IncomingAttachment, *, sees_images: bool) -> None:
@@ -97,7 +97,7 @@ async def scaled_image(
 ) -> bytes:
     """Return the scaled copy of a fetched image for models.
 
-    Raises `AttachmentError`. If the file is not an image, the error is `no_image`, if given.
+    Raises `AttachmentError`. If the file is not an image, `no_image` is the error message, if it is given.
     """
     name = quoted_name(attachment)
     try:

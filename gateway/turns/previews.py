@@ -29,7 +29,7 @@ REQUEST_SECONDS = 10.0
 PREVIEW_OVERLAP_SECONDS = 5.0
 """Seconds between the renewal of a preview and the time when the platform would remove it.
 
-This leaves time for a pause and a slow request.
+This margin allows for a pause and a slow request.
 """
 
 
@@ -53,11 +53,14 @@ class TurnPreview:
         self._changed.set()
 
     def forget(self) -> None:
-        """Forget the text, because it is not part of the answer. The chat still shows it until new text arrives."""
+        """Forget the text, because it is not part of the answer.
+
+        The chat still shows the old text until new text arrives.
+        """
         self.text = ""
 
     def open(self, ref: str | None = None) -> None:
-        """Start to show the text, in the placeholder message `ref` if given. The caller must await `close`."""
+        """Start to show the text, in the placeholder message `ref` if it is given. The caller must await `close`."""
         self._first_sign = asyncio.get_running_loop().call_later(self._first_sign_seconds, self.begin)
 
     def begin(self) -> None:
@@ -83,7 +86,7 @@ class LivePreview(TurnPreview):
     """Preview that is updated as often as the platform allows."""
 
     _typing_overlap_seconds = 1.0
-    """Seconds between the renewal of a typing signal and its end."""
+    """Seconds before the end of a typing signal at which the signal is renewed."""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class LivePreview(TurnPreview):
         *,
         is_certain: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_certain` returns True while no other node can have taken over the account."""
+        """`is_certain` returns True as long as no other node can have taken over the account."""
         super().__init__(turn)
         self._adapter = adapter
         self._gate = gate
@@ -186,7 +189,7 @@ class LivePreview(TurnPreview):
         return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
 
     async def _show_something(self) -> bool:
-        """Show the text or a typing signal if due. Return True if something was sent."""
+        """Show the text or a typing signal if one of them is due. Return True if something was sent."""
         if not self._gate.is_free or self._flood.penalty_seconds > 0 or not self._is_certain():
             return False
         async with self._gate.passing():
@@ -246,16 +249,16 @@ LivePreviewT = TypeVar("LivePreviewT", bound=LivePreview)
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class PreviewMaker:
-    """Makes the previews of turns."""
+    """Creates the previews of turns."""
 
     store: Store
     adapters: AdapterRegistry
     gates: GateRegistry
     elsewhere: Callable[[RunningTurn], TurnPreview] | None = None
-    """Makes the preview of a turn if another process might serve its chat; None if this process serves all chats."""
+    """Creates the preview of a turn whose chat another process might serve. None if this process serves all chats."""
 
     def of(self, turn: RunningTurn) -> TurnPreview:
-        """Return the preview that shows a turn of this process."""
+        """Return the preview for a turn that runs in this process."""
         if self.elsewhere is not None and self.adapters.ownership_of(turn.chat) is None:
             return self.elsewhere(turn)
         return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live(turn, LivePreview)

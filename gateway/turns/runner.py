@@ -83,7 +83,7 @@ class ActiveTurn:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TurnRunner:
-    """Runs turns. Each turn is an error boundary: an error is reported only to its own chat."""
+    """Runs turns. An error in a turn is reported to the turn's chat and does not affect other turns."""
 
     store: Store
     runtime: Runtime
@@ -95,7 +95,7 @@ class TurnRunner:
     """Called when a turn starts or stops waiting for an approval."""
 
     async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:
-        """Run the turn to its end. Returns False if another process ended or resumed it in the meantime.
+        """Run the turn to its end. Returns False if another process has ended or resumed the turn.
 
         If cancelled, the turn stays open with every finished step stored. The deadline restarts with each run, so
         that a resumed turn has enough time. `MAX_RESTARTS` limits the number of runs.
@@ -124,7 +124,7 @@ class TurnRunner:
                 kind = type(error.first if isinstance(error, FallbacksFailedError) else error).__name__
                 log.warning("turn.failed", error=kind, detail=str(error))
                 await self._fail(turn, kind, _sentence(error))
-            except Exception as error:  # turn boundary: other turns are not affected
+            except Exception as error:  # the error must not affect other turns
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
         return True
@@ -193,7 +193,7 @@ class TurnRunner:
         return model.route
 
     def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> ModelAnswer:
-        """Return the answer to store. The notices below it are for the chat, and the model never sees them."""
+        """Return the answer to store. The notices below the answer are for the chat, and the model never sees them."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
         image_notice = f"_{answer.notice}_" if answer.notice is not None else None
@@ -223,7 +223,7 @@ def _finish_turn(
 ) -> OutboxRow | None:
     """End a turn and record the notices that were shown. Return the reply if it must be sent now.
 
-    The clock is read here, so that a much later retry counts towards the costs of its own day.
+    The time is read here, so that a retry on a later day counts towards the costs of that day.
     """
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if pressure is not None:
