@@ -122,7 +122,7 @@ _SHARED: list[Processor] = [
 
 
 class _QuietHandler(logging.Handler):
-    """Handler that reports write errors once. The default handler would print each line without redaction."""
+    """Handler that reports only the first write error. The default handler would print each line without redaction."""
 
     _has_warned = False
 

@@ -39,7 +39,7 @@ class AccessResult(StrEnum):
 
 
 class AccessControl:
-    """Checks senders against the configuration and the pairings."""
+    """Checks whether people have access, according to the configuration and the pairings."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class AccessControl:
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
         self._changed = asyncio.Event()
-        """Event that is set when access is loaded again. Each load creates a new event."""
+        """Set when the pairings are loaded again. Each load replaces it with a new event."""
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:

@@ -45,7 +45,7 @@ COMMANDS = {
 
 
 class _CommandRegistry(TyperGroup):
-    """Commands by name. Each command is a placeholder until it is used."""
+    """Commands by name. Each command is a placeholder until it is invoked."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's own copy of click
         name, found, rest = super().resolve_command(ctx, args)
@@ -65,7 +65,7 @@ for command, (_, purpose) in COMMANDS.items():
     app.command(command, help=purpose)(lambda: None)
 
 
-def load_command(name: str) -> Any:  # Any: as above
+def load_command(name: str) -> Any:  # Any: typer's own copy of click
     """Import a command, or a group of commands, by name."""
     found = getattr(importlib.import_module(f"gateway.cli.{COMMANDS[name][0]}"), name)
     if isinstance(found, typer.Typer):

@@ -30,7 +30,7 @@ def check(as_json: Json = False) -> None:
 
     Exit code 78 if `run` would refuse to start. Warnings do not change the exit code.
     """
-    from agent.engines.loader import load_engine  # also imports the agent
+    from agent.engines.loader import load_engine  # this module also imports the agent
 
     try:
         loaded = load_config(process_environment())

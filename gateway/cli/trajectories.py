@@ -108,7 +108,7 @@ def compress(
             total = asyncio.run(_run(runner, summary, source, target, is_forced=is_forced))
     except KeyboardInterrupt:
         echo("Interrupted. Run the same command again to continue.", err=True)
-        raise typer.Exit(130) from None  # the exit code that shells use for Ctrl-C
+        raise typer.Exit(130) from None  # shells use this exit code for Ctrl-C
     except OSError as error:
         reason = f"{error.filename or target}: {error.strerror or error}"
         raise CommandError(f"{reason}. Run the same command again to continue.") from error

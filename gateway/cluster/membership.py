@@ -60,7 +60,7 @@ def _shown(value: Any) -> str:
 
 
 def node_info(config: Config, node_id: str = "") -> NodeInfo:
-    """Return the description of this node that other nodes read."""
+    """Return a description of this node for other nodes."""
     cluster, settings = config.cluster, agreed_settings(config)
     return NodeInfo(id=node_id, name=cluster.name, version=installed_version(), role=cluster.role, settings=settings)
 
@@ -75,7 +75,7 @@ class Membership:
 
     def __init__(self, store: Store, clock: Clock, config: Callable[[], Config]) -> None:
         self.changed = asyncio.Event()
-        """Set after a change of the configuration."""
+        """Set after a change to the configuration."""
         self._store, self._clock, self._config = store, clock, config
         self._known: set[str] = set()
         self._is_admitted = False

@@ -31,7 +31,7 @@ OnHintOf = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duty:
-    """Work that only one node does at a time."""
+    """Work that only one node at a time does."""
 
     name: str
     lock: SeatLock
@@ -93,7 +93,10 @@ class Node:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def start(self) -> None:
-        """Take the seat and free work. Duties start only in `run`. Raises the errors of `open_seat`, or `SeatLost`."""
+        """Take the seat and any free work. Duties start only in `run`.
+
+        Raises the errors of `open_seat`, or `SeatLost`.
+        """
         self.state.seat = seat = await self.open_seat(self._take_hint)
         if seat.is_shared:  # the node may have missed hints about values that it caches
             for kind in (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED):
@@ -156,10 +159,10 @@ class Node:
         self.state.duties.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:
-        """Start a free duty. If this fails, another node can take it, or this node at its next sweep."""
+        """Start a free duty. If this fails, another node can take it, or this node can retry at its next sweep."""
         try:
             await self._take_up(duty, seat)
-        except Exception as error:  # other duties and the chats continue
+        except Exception as error:  # the error must not affect other duties or chats
             log.warning("duty.delayed", duty=duty.name, exc_info=not isinstance(error, StateError), error=str(error))
             await seat.let_go(duty.lock)
         else:
@@ -170,7 +173,7 @@ class Node:
         for pause in DUTY_BACKOFF:
             try:
                 await duty.run()
-            except Exception:  # other duties continue; each duty also handles its own errors
+            except Exception:  # the error must not affect other duties; most errors are already handled inside the duty
                 log.exception("duty.crashed", duty=duty.name, retry_seconds=pause)
             else:
                 return

@@ -136,7 +136,7 @@ class CommandRunner:
             log.exception("command.crashed", inbox_id=inbox_id)
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
-        """Return the effect of the command. Every refusal is a reply."""
+        """Return the effect of the command. A refusal is an effect that only replies."""
         parsed, command = self._context.registry.resolve(row.payload.text, row.payload.words_by)
         assert parsed is not None, "only command lines are stored as commands"
         role = await self._context.access.load_role(row.sender_ref)

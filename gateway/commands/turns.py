@@ -153,7 +153,10 @@ def _active_view(db: Connection, chat_id: ChatId) -> View:
 
 
 def _exchanges(view: View) -> list[list[Message]]:
-    """Split the rows that the model sees at each human message that opens a turn. Drop rows before the first one."""
+    """Group the rows of `view` into exchanges, each of which starts with a human message that opens a turn.
+
+    Rows before the first exchange are dropped.
+    """
     exchanges: list[list[Message]] = []
     turn = None
     for message in view.transcript:

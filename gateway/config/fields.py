@@ -109,6 +109,6 @@ FIELDS: Mapping[KeyPath, FieldInfo] = {
     for name, field in fields_of(kind).items()
     if (*block, name) not in BLOCKS
 }
-"""Every key that can be set, in the same order."""
+"""Every key that can be set, in the order of the documentation."""
 
 VARIABLES = {variable_name(key): key for key in FIELDS}

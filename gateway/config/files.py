@@ -166,7 +166,7 @@ class StateDirectory:
     env_file = _Entry(".env")
     database = _Entry("state.db")
     lock_file = _Entry("state.db.lock")
-    """Lock file, locked by the process that has the database open for writing."""
+    """Lock file. The process that has the database open for writing holds the lock."""
     attachments = _Entry("attachments")
     attachments_cache = _Entry("cache", "attachments")
     """Local copies of attachments from an object store."""
@@ -193,7 +193,7 @@ def locate_home(environ: Mapping[str, str]) -> Path:
 
 
 def find_user_home(environ: Mapping[str, str]) -> Path | None:
-    """Return the user's home directory; None without HOME and a passwd entry, as in some containers."""
+    """Return the user's home directory, or None if neither HOME nor a passwd entry exists, as in some containers."""
     try:
         return Path(environ.get("HOME") or Path.home())
     except RuntimeError:
@@ -221,7 +221,7 @@ def check_home(home: Path) -> None:
     try:
         if home.exists() and not home.is_dir():
             raise ConfigError(f"{home}: is not a directory: set HERMES_HOME to the path of the state directory")
-        if holder(home / "state.db.lock") is None:  # the daemon that holds the lock checks the file itself
+        if holder(home / "state.db.lock") is None:  # if a daemon holds the lock, it has checked the database itself
             check_ours(database)
     except DatabaseRejected as error:
         raise ConfigError(f"{error}; nothing was changed") from error

@@ -71,7 +71,7 @@ class Parts:
         self.access_changed = asyncio.Event()
         """Set when access may have changed because of a reload or a change on another node."""
         self.is_shared = not isinstance(store, SqliteStore)
-        """True if other nodes may use the database."""
+        """True if other nodes can use the same database."""
         self.clock = clock = SystemClock()
         self.scaler, self.state, self.gates = ImageScaler(files), NodeState(), GateRegistry()
         self.approval_timer, self.schedule_timer = Timer("approvals", 300.0), Timer("schedules", LOOK_SECONDS)
@@ -264,7 +264,7 @@ class Parts:
         }
 
     async def _abandon(self) -> None:
-        """Stop deliveries and previews, because another node may now serve the accounts."""
+        """Stop deliveries and previews of this node, because another node may now serve its accounts."""
         await self.delivery.abandon()
         await self.previews.abandon()
 

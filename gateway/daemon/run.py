@@ -135,7 +135,7 @@ async def _load_late(parts: Parts) -> None:
 
 
 async def _drain(parts: Parts) -> None:
-    """Let turns finish and send answers, within time limits. A second signal ends this early."""
+    """Let running turns finish and send answers, within time limits. A second signal ends the wait."""
     parts.titles.stop()
     seconds = parts.live.config.lifecycle.drain_seconds
     turns = len(parts.lanes.active)

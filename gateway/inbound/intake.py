@@ -157,7 +157,7 @@ class GatewayIntake:
         if command is None or parsed is None:
             return None
         if command.name == "stop":
-            return None  # another node may run the turn; only the stored command can tell
+            return None  # the turn may run on another node, so the command must be stored first
         if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return TOO_FAST
         return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
@@ -375,7 +375,7 @@ class GatewayIntake:
         except BaseException:
             write.cancel()
             if offline is not None:
-                offline.settle_stop()  # no stored command will settle it
+                offline.settle_stop()  # no stored command will settle the stop
             raise
         if admitted.inbox_id is None:
             if offline is not None:

@@ -49,7 +49,7 @@ class LateModel:
 
 
 class ClientRegistry:
-    """Clients by route, created when first needed and shared by all users."""
+    """Clients by route. A client is created when it is first needed, and everything that uses its route shares it."""
 
     def __init__(self, config: Config, spending: SpendingControl) -> None:
         """Raises `ConfigError` if the SDK of a configured protocol is not installed."""

@@ -115,9 +115,9 @@ def _home(home: Path) -> Iterator[CheckResult]:
     try:
         is_directory, exists = home.is_dir(), home.exists()
     except OSError:
-        return  # the check `config` reports this
+        return  # the check `config` reports this error
     if not is_directory:
-        if not exists:  # otherwise the check `config` reports that it is not a directory
+        if not exists:  # if it exists, the check `config` reports that it is not a directory
             yield fine("home", f"{home} does not exist yet. The first start creates it.")
         return
     if not os.access(home, os.W_OK | os.X_OK):
@@ -352,7 +352,7 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Check
 
 
 def _with_drop_ins(unit: Path) -> str:
-    """Return the text of a unit, followed by its drop-ins from `systemctl edit`."""
+    """Return the text of a systemd unit, followed by its drop-in files from `systemctl edit`."""
     folders = {unit.parent, UNIT_DIRECTORIES[0]} if unit.parent in UNIT_DIRECTORIES else {unit.parent}
     added = sorted(
         (path for folder in folders for path in (folder / f"{unit.name}.d").glob("*.conf")), key=lambda one: one.name
@@ -361,7 +361,7 @@ def _with_drop_ins(unit: Path) -> str:
 
 
 def stop_timeout_seconds(unit: str) -> float | None:
-    """Return the last `TimeoutStopSec` of a unit in seconds, or None if it is missing or has an unknown format."""
+    """Return the last `TimeoutStopSec` of a systemd unit in seconds, or None if it is missing or not understood."""
     given = re.findall(r"^[ \t]*TimeoutStopSec[ \t]*=[ \t]*(.*?)[ \t]*$", unit, re.MULTILINE)
     span = re.fullmatch(r"(\d+\.?\d*|\.\d+)[ \t]*(s|sec|min|m|h|)", given[-1]) if given else None
     return float(span[1]) * {"min": 60.0, "m": 60.0, "h": 3600.0}.get(span[2], 1.0) if span is not None else None

@@ -80,7 +80,7 @@ _REFUSALS = {
 
 
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
-    """Return the result of `lineage_queries.find_place`. Raises `CommandError` with an error message for people."""
+    """Find a chat, session or message by name. Raises `CommandError` with an error message for people."""
     try:
         return lineage_queries.find_place(db, name, within)
     except LookupRejected as error:
@@ -99,7 +99,7 @@ def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId
 
 
 class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of requests. The fields are the arguments of the command line."""
+    """Base class of requests. The fields of a request are the arguments of the command."""
 
     def read(self, db: Connection) -> Sequence[Any]:
         """Return the requested values. Raises `CommandError`."""
@@ -117,7 +117,7 @@ def fitting(rows: Transcript) -> Transcript:
 
 
 class LineageRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sessions of a conversation, of a chat or of all chats, oldest first."""
+    """Request for the sessions of a conversation, of a chat or of all chats, oldest first."""
 
     place: str | None = None
     limit: _Limit = MAX_SESSIONS
@@ -128,7 +128,7 @@ class LineageRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Matching messages from one chat or from all chats."""
+    """Request for matching messages from one chat or from all chats."""
 
     words: str
     chat: str | None = None
@@ -138,7 +138,7 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     limit: _Limit = 20
 
     def read(self, db: Connection, within: ChatId | None = None) -> list[FoundMessage]:
-        """Return the matches, only from the chat `within` if it is given."""
+        """Return the matches. If `within` is given, return only matches in that chat."""
         chat_id = find_chat(db, self.chat, within) if self.chat is not None else within
         since = Millis(self.since) if self.since is not None else None
         limit = min(self.limit, MAX_HITS)
@@ -190,7 +190,7 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Original messages, oldest first.
+    """Request for original messages, oldest first.
 
     For a chat, these are the messages of its current conversation. For a session, they are those of its whole
     conversation, unless `is_session_only` is set. For a message, they are the messages around it in its session.
@@ -237,7 +237,7 @@ class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conversations of one chat or of all chats, most recently used first."""
+    """Request for the conversations of one chat or of all chats, most recently used first."""
 
     chat: str | None = None
     limit: _Limit = 100
@@ -252,7 +252,10 @@ class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conversations with a lineage id above `after`: those of `place` (a chat, session or message), or all."""
+    """Request for conversations with a lineage id above `after`.
+
+    If `place` is set, only conversations of this chat, session or message are returned.
+    """
 
     place: str | None = None
     since: int = 0
@@ -267,7 +270,10 @@ class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Messages of a conversation after the message `after`. If `place` is set, only the messages of that session."""
+    """Request for a conversation's messages after the message `after`.
+
+    If `place` is set, only messages of this session are returned.
+    """
 
     lineage: int
     after: int = 0

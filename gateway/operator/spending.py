@@ -89,7 +89,7 @@ class UsageReport:
     chat: str | None
     """Name of the chat, None for the whole gateway."""
     session: str | None
-    """Key of a session of the conversation."""
+    """Key of the session, if the usage is that of a conversation."""
     by_purpose: Mapping[str, TotalUsage]
     compressions: int | None
     """Number of compressions. None if the usage is not that of a single conversation."""
@@ -105,7 +105,7 @@ class UsageReport:
 
 
 def load_usage(db: Connection, settings: SpendingCapSettings, now: Millis, place: LookupResult | None) -> UsageReport:
-    """Load the usage of a conversation, a chat or the whole gateway, with the caps that apply."""
+    """Load the usage of a conversation, a chat or the whole gateway, and the spending caps that apply to it."""
     chat_id, session = (None, None) if place is None else (place.chat_id, place.session)
     lineage_id = None if session is None else session.lineage_id
     by_purpose = ledger.load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
@@ -305,7 +305,7 @@ def insights_notes(total: TotalUsage) -> list[str]:
 
 
 def _spans(days: Sequence[tuple[date, TotalUsage]]) -> list[tuple[str, TotalUsage]]:
-    """Return the bars of a chart: one per day (up to a month), week (up to half a year) or month."""
+    """Return labels and usage for the bars of a chart: one bar per day, or for long periods, per week or month."""
     if len(days) <= 31:
         return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
     by_week = len(days) <= 182
@@ -350,7 +350,7 @@ def _value(spent: TotalUsage, *, by_cost: bool) -> str:
     text = money(spent)
     if len(text) < VALUE:
         return text
-    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"  # no cents
+    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"
 
 
 def _shortened(number: int) -> str:

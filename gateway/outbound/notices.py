@@ -1,7 +1,7 @@
 """Notices to a chat about its context window and about background commands. The model sees only notices about commands.
 
-A notice is stored in the same transaction as its event, so that a crash neither loses nor repeats the notice. Only the
-notice about a slow compression is stored on its own.
+A notice is stored in the same transaction as its event, so that a crash neither loses nor repeats the notice. The only
+exception is the notice about a slow compression, which has its own transaction.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
     BlockedEvent: "blocked",
     MessageLimitEvent: "hardlimit",
 }
-"""Words for the stored dedupe keys. The keys make sure that each notice is sent only once."""
+"""Words used in dedupe keys. The stored keys make sure that each notice is sent only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """Return True if another model, such as a larger one, might succeed.
+    """Return True if another model, such as one with a larger window, might succeed.
 
     Also return True if the provider refused the request without a reason. Such a refusal does not open the circuit
     breaker, because other requests can still succeed.
@@ -111,7 +111,7 @@ def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
-    """Return the line below the answer that announces a change of the answering model, or None without a change.
+    """Return a line that tells the chat that another model answers now, or None if the answering model is unchanged.
 
     `before` is the fallback that answered the previous turn, if any.
     """

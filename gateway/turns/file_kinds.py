@@ -38,7 +38,7 @@ RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 
 
 class AttachmentError(Exception):
-    """The file cannot be used. The error message is the reply to the sender."""
+    """A file cannot be used. The error message is the reply to the sender."""
 
 
 def refuse_unusable(attachment: IncomingAttachment, *, sees_images: bool) -> None:
@@ -126,14 +126,14 @@ def file_name(attachment: IncomingAttachment) -> str:
 
 
 def too_large(attachment: IncomingAttachment, max_bytes: int) -> str:
-    """Return the reply about a file above the limit. The limit is rounded down."""
+    """Return the reply about a file that exceeds the size limit. The limit is rounded down in the reply."""
     limit = f"{max_bytes // 1_000_000:,} MB" if max_bytes >= 1_000_000 else f"{max_bytes // 1_000:,} KB"
     smaller = "a smaller copy" if attachment.kind is AttachmentKind.IMAGE else "only the part that matters"
     return f"“{quoted_name(attachment)}” is too large (limit: {limit}). Please send {smaller}."
 
 
 def unreadable(attachment: IncomingAttachment, *, sees_images: bool) -> str:
-    """Return the reply about a file of an unusable kind."""
+    """Return the reply about a file whose kind cannot be used."""
     files = "a text file or an image" if sees_images else "a text file"
     is_document = attachment.kind is AttachmentKind.DOCUMENT
     way = f"send {files}, or paste the text here" if is_document else f"write it as text, or send {files}"

@@ -34,10 +34,10 @@ This margin allows for a pause and a slow request.
 
 
 class TurnPreview:
-    """Base class of previews, which shows nothing. After a stop, `text` is the partial answer."""
+    """Base class of previews. It shows nothing itself. After a stop, `text` is the partial answer."""
 
     is_stored = False
-    """True if the text might be in the database, for a node that shows it."""
+    """True if the text might be stored in the database, so that another node can show it."""
     _first_sign_seconds = FIRST_SIGN_SECONDS
 
     def __init__(self, turn: RunningTurn) -> None:
@@ -48,7 +48,7 @@ class TurnPreview:
         self.text = ""
 
     def show(self, text: str) -> None:
-        """Set the text of the answer so far. Never waits."""
+        """Set the text that the model has written so far. Never waits."""
         self.text = text
         self._changed.set()
 
@@ -68,7 +68,7 @@ class TurnPreview:
         self._task = asyncio.create_task(self._run(), name=f"preview-{self._turn.id}")
 
     async def close(self) -> None:
-        """End the preview. Returns when no request is in flight, so that the final answer arrives last."""
+        """End the preview. Wait until no request is in flight, so that the final answer arrives last."""
         await self.abandon()
 
     async def abandon(self) -> None:

@@ -43,7 +43,7 @@ MAX_RESTARTS = 3
 DEADLINE_SENTENCE = "This took too long, so I stopped. Send /retry to try again."
 CRASH_SENTENCE = "An internal error stopped my answer. Your message is saved. Send /retry to try again."
 STOPPED_NOTICE = "(stopped)"
-"""Text that replaces the preview of a stopped turn whose answer has no text yet."""
+"""Text that replaces the preview if a turn is stopped before its answer has any text."""
 RESTART_SENTENCE = (
     "I was interrupted several times while working on this, so I stopped trying. "
     "Your message is saved. Send /retry to try again."
@@ -150,7 +150,7 @@ class TurnRunner:
                     _finish_turn, turn, final, pressure, clock, rendered, preview.is_stored
                 ),
             )
-        except TurnMoved:  # the turn was stopped in the meantime, so only its cost is recorded
+        except TurnMoved:  # the turn was stopped in the meantime, so record only its cost
             await StoreLedger(self.store, self.clock).record(Payer.of(turn.conversation), final.call)
             raise
         self.titles.answered(turn, done.by)
