@@ -23,13 +23,13 @@ log = structlog.get_logger()
 
 @dataclass(eq=False, repr=False, slots=True)
 class Heartbeat:
-    """Measures the loop and the writer, checks the database's files, and notifies systemd."""
+    """Measures the delays of the event loop and the writer, checks the database files, and notifies systemd."""
 
     store: Store
     adapters: AdapterRegistry
     environ: Mapping[str, str]
     on_loss: Callable[[], None] = lambda: None
-    """Called when the database files were deleted or replaced."""
+    """Called when the database files have been deleted or replaced."""
     home: Path = Path()
     """Folder on the disk whose free space is checked."""
     _lag: float = field(default=0.0, init=False)
@@ -62,7 +62,7 @@ class Heartbeat:
         interval = min(1.0, watchdog / 3) if watchdog else 1.0
         while True:
             before = time.monotonic()
-            await asyncio.sleep(interval)  # any extra delay is the loop's lag
+            await asyncio.sleep(interval)  # any delay beyond this is the lag of the loop
             self._lag = max(0.0, time.monotonic() - before - interval)
             if self._lag > 0.5:
                 log.warning("loop.lagged", seconds=round(self._lag, 3))
@@ -96,7 +96,7 @@ class Heartbeat:
 
 
 def notify(environ: Mapping[str, str], *lines: str) -> bool:
-    """Send `lines` such as `READY=1` or `STATUS=…` to systemd (`sd_notify`); returns False without a listener.
+    """Send `lines` such as `READY=1` or `STATUS=…` to systemd (`sd_notify`). Return False if systemd does not listen.
 
     Errors of the socket are ignored, because systemd then acts on its own timeouts.
     """

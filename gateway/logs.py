@@ -1,7 +1,7 @@
-"""Logs of the daemon: one redacted line per structlog event or library log record.
+"""Logs of the daemon: one redacted line for each structlog event or log record of a library.
 
 Event names have the form `noun.past_verb`, and every variable value has its own key. Secrets and message text are never
-logged. As a safety net, every value is redacted.
+logged. As an additional safety measure, every value is redacted.
 """
 
 import contextlib

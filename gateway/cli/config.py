@@ -91,7 +91,7 @@ def _warning_lines(loaded: LoadedConfig) -> list[str]:
 
 
 def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:
-    """Return the values in use for model limits that are not configured, with their sources."""
+    """Return the effective values of model limits that are not configured, and the source of each value."""
     model, capacity = loaded.config.model, capacity_in(loaded.config.model)
     known = {
         "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),

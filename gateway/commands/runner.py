@@ -74,11 +74,11 @@ class CommandRunner:
         self._context.tasks.stop(inbox_id)
 
     async def close(self) -> None:
-        """Cancel the commands that run outside the lanes. They run again after the next start."""
+        """Cancel the commands that run outside the lanes. These commands run again after the next start."""
         await cancel_all(self._tasks)
 
     async def run_queued(self, row: InboxRow) -> RunningTurn | None:
-        """Run a command. Return the turn that it opened, if any."""
+        """Run a command. If the command opened a turn, return that turn, otherwise None."""
         if (elsewhere := self._in_hand.get(row.id)) is not None:
             await elsewhere.wait()  # side effects must not happen twice, so the caller must check the row again
             return None

@@ -36,7 +36,7 @@ def setting(
 
     The docstring below the field is its description for users.
 
-    The return type is Any, as for pydantic's `Field`; the field's annotation gives the type.
+    The return type is Any, as with pydantic's `Field`, because the field's annotation gives the type.
     """
     notes = Setting(ge=ge, le=le, unit=unit, default_text=default_text, restart=restart)
     given: dict[str, Any] = {"default": default} if default_factory is None else {"default_factory": default_factory}
@@ -67,7 +67,7 @@ def field_notes(field: FieldInfo) -> Setting:
 
 
 def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
-    """Return the smallest and largest allowed value; None where there is no bound."""
+    """Return the smallest and the largest allowed value. A value is None if there is no such bound."""
     low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
     high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     return low, high
@@ -79,7 +79,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def field_choices(field: FieldInfo) -> list[str]:
-    """Return the allowed words of a setting; empty if it also allows other values."""
+    """Return the allowed words of a setting, or an empty sequence if the setting also allows other values."""
     return list(_words_in(field.annotation))
 
 
@@ -151,7 +151,7 @@ def checked_block(
 
 
 def first_problem(error: ValidationError, block: type[Any]) -> str:
-    """Return the first problem of a block that is inside a list or mapping, as `key: message`."""
+    """Return the first problem of a block that is an item of a list or mapping. It has the form `key: message`."""
     detail = details_of(error)[0]
     key = str(detail["loc"][0])
     return f"{key}: {problem(detail, fields_of(block)[key])}"

@@ -1,4 +1,4 @@
-"""Files of the state directory: their paths, their owner, and the contents of `config.yaml` and `.env`.
+"""Files of the state directory: their paths, the program that owns them, and the contents of `config.yaml` and `.env`.
 
 The functions return plain nested values with line numbers; `loader.py` interprets them. Other programs also use
 `HERMES_HOME` and these file names. A file that belongs to another program is never changed: an error names it instead.
@@ -43,7 +43,7 @@ class YamlFile:
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Return the mapping in `path`; an empty one if the file does not exist or is empty.
+    """Return the mapping in `path`, or an empty mapping if the file does not exist or is empty.
 
     Raises `ConfigError` for bad YAML, a duplicate key, or a file that is not a mapping.
     """
@@ -74,7 +74,7 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """Return the variables in `path` and a warning for each ignored line; both are empty if the file does not exist."""
+    """Return the variables in `path` and a warning for each ignored line, or nothing if the file does not exist."""
     content = _read_text(path)
     if content is None:
         return {}, ()
@@ -119,7 +119,7 @@ def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
 
 
 def _key_lines(node: yaml.MappingNode, above: KeyPath, path: Path) -> Iterator[tuple[KeyPath, int]]:
-    """Yield every key with its line. Raises `ConfigError` for a duplicate; the parser would silently keep the last."""
+    """Yield every key with its line. Raises `ConfigError` for a duplicate key, which YAML would silently accept."""
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1

@@ -212,7 +212,7 @@ def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
 
 
 def _read(environ: Mapping[str, str], state: StateDirectory) -> tuple[_Sources, YamlFile, tuple[str, ...]]:
-    """Return the sources of variables, the content of `config.yaml`, and warnings."""
+    """Return the sources of variables, the content of `config.yaml`, and warnings about the files."""
     file = read_yaml(state.config_file)
     env_file, warnings = read_env_file(state.env_file)
     credentials, unknown = _read_credentials(environ)

@@ -1,7 +1,7 @@
 """Keys of earlier versions: each was replaced by a new key, or its value is now fixed.
 
-An old key is not an error: `config check` and `run` print a warning and continue. If the new key accepts the same
-words, it gets the old value.
+An old key is not an error: `config check` and `run` print a warning and continue. If the new key accepts the old value,
+it gets this value.
 """
 
 import tomllib
@@ -13,7 +13,7 @@ from gateway.config.files import KeyPath
 from hermes_state.setting_types import keyed
 
 Chosen: TypeAlias = Mapping[KeyPath, tuple[Any, str]]
-"""Values by key, each with its source in words."""
+"""Value of each key that is set, with a text that names the source of the value."""
 
 FIXED: Final[Mapping[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 """Keys that became constants, and their values in words."""

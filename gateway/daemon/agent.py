@@ -220,7 +220,7 @@ def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) ->
 
 
 def _context_of(route: RouteConfig, own: RouteConfig, config: Config) -> Tokens | None:
-    """Return the context length of a task model without asking its provider; None for the conversation's own model."""
+    """Return a task model's context length without asking its provider, or None if it is the conversation's model."""
     if (route.name, route.protocol, route.address) == (own.name, own.protocol, own.address):
         return None
     known = known_model(route.label)

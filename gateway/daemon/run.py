@@ -1,4 +1,4 @@
-"""One run of the daemon: the order of start and stop, and the reload.
+"""One run of the daemon: start, stop and reload.
 
 Start: database, access, unfinished commands, unfinished deliveries, open turns, then the adapters.
 Stop: no new turn starts (new messages are still stored), running turns finish, replies are sent. Then the adapters, the
@@ -155,7 +155,7 @@ def _freeze_memory() -> None:
     """Exclude long-lived objects from garbage collection.
 
     Otherwise, every full collection would scan several hundred thousand objects of the SDKs in the event loop. Almost
-    none of them are garbage.
+    none of these objects become garbage.
     """
     gc.freeze()
     gc.enable()

@@ -97,7 +97,7 @@ def window_from(source: SizeSource) -> str:
 
 
 def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> str:
-    """Return the call settings as text, such as `, temperature 0.2, reasoning effort high`; can be empty.
+    """Return the call settings as text, such as `, temperature 0.2, reasoning effort high`, or an empty string.
 
     `chosen` is the reasoning effort chosen for a conversation. Headers and extra fields are listed only by name.
     """

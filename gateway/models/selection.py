@@ -80,7 +80,7 @@ class FallbackState:
         return by if route == chosen else None
 
     def note(self, lineage_id: LineageId, chosen: RouteConfig, by: RouteConfig) -> RouteConfig | None:
-        """Record the route that answered. Return the fallback that answered the previous turn, if any."""
+        """Record the route that answered. Return the fallback that answered the previous turn, or None."""
         before = self.of(lineage_id, chosen)
         self._seen.pop(lineage_id, None)
         if by != chosen:

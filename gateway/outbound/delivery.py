@@ -82,7 +82,7 @@ class Delivery:
     on_unreachable: Callable[[], None] = lambda: None
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
-    """Time of the next attempt for failed rows, by the monotonic clock, because the system clock can be changed."""
+    """Time of the next attempt for each failed row, on the monotonic clock, because the system clock can be changed."""
     _left: set[OutboxId] = field(default_factory=set, init=False)
     """Rows whose request was sent and whose outcome is not stored yet."""
     _under_way: dict[OutboxId, asyncio.Event] = field(default_factory=dict, init=False)
@@ -132,7 +132,7 @@ class Delivery:
         self._idle.clear()
         work = self._serve(chat_id, event, first)
         task = track(self._tasks, self.group.create_task(work, name=f"delivery-{chat_id}"))
-        # A task that is cancelled before it begins never reaches its own clean-up.
+        # If a task is cancelled before it begins, its clean-up code never runs, so clean up here.
         task.add_done_callback(lambda _: self._let_go(chat_id, event))
 
     def _let_go(self, chat_id: ChatId, event: asyncio.Event) -> None:
@@ -184,7 +184,7 @@ class Delivery:
         return await self._send_now(chat, markdown, message.event_ref, reply_to=reply_to, ticket=message.ticket)
 
     def tell_broken(self, chat: ChatKey) -> None:
-        """Tell a chat once that its messages wait until the database is repaired. Nothing is stored."""
+        """Tell a chat once that its messages must wait until the database is repaired. Nothing is stored."""
         place = replace(chat, user_ref="")
         if place not in self._told_broken and not self._is_closed:
             self._told_broken.add(place)
@@ -244,7 +244,7 @@ class Delivery:
             self._let_go(chat_id, event)
 
     async def _send_next(self, chat_id: ChatId, first: _Send | None) -> float | None:
-        """Call `first` if given, or send the next due row. Return the seconds to wait, as `_Send` does."""
+        """Call `first` if it is given, otherwise send the next due row. Return the seconds to wait. See `_Send`."""
         try:
             if first is not None:
                 return await first()
@@ -305,7 +305,7 @@ class Delivery:
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, is_repeat: bool
     ) -> float | None:
-        """Send a row in state `sending` and store the outcome. Return the seconds to wait, as `_Send` does."""
+        """Send a row in state `sending`, and store the outcome. Return the seconds to wait. See `_Send`."""
         self._left.add(row.id)
         ended = self._under_way[row.id] = asyncio.Event()
         try:

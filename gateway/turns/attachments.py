@@ -53,7 +53,7 @@ from platforms.base import PlatformAdapter
 log = structlog.get_logger()
 
 MAX_TEXT_CHARS = 50_000
-"""Maximum number of characters of a text document that are added to the turn. Tools can read the rest."""
+"""Maximum number of characters of a text document that are added to the turn. Tools can read the whole document."""
 FETCH_ATTEMPTS = 3
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class _ReadResult:
     ids: list[AttachmentId] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    """Sentences that tell the sender about files that the model sees only in part, or only in the workspace."""
+    """Sentences for the sender about files that the model sees only in part, or can only reach in the workspace."""
     notes: list[str] = field(default_factory=list)
     """Sentences that tell the model about the files."""
     is_in_workspace: bool = False

@@ -41,7 +41,7 @@ DEAD_LETTER_SENTENCE = "I could not process this message. Please try wording it 
 RETRY_BACKOFF = Backoff()
 
 RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
-"""Runs a queued command and returns the turn that it opened, if any (`/retry`)."""
+"""Runs a queued command. Returns the turn that the command opened (`/retry`), or None."""
 
 
 class Lane:
@@ -60,7 +60,7 @@ class Lane:
         self.woken.set()
 
     async def run(self, started: RunningTurn | None) -> None:
-        """Work until the queue is empty. `started` is an already stored turn to run first, if any."""
+        """Work until the queue is empty. If `started` is given, first run this turn, which is already stored."""
         delays = iter(RETRY_BACKOFF)
         while not self._is_closing:
             self.woken.clear()
@@ -115,7 +115,7 @@ class Lane:
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
-        """Return the seconds to wait for the rest of a burst.
+        """Return the seconds to wait for more messages of a burst.
 
         The wait begins when this lane first sees the burst, whatever the system clock does later.
         """
@@ -221,7 +221,7 @@ class LaneRegistry:
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
     """Open turns that this process has stored or resumed. Continuing such a turn does not count as a restart."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
-    """Turns that a `/stop` ended while it could not be stored, by the inbox row of that command.
+    """Turns that a `/stop` ended before the `/stop` could be stored, by the inbox row of the command.
 
     An entry is removed when the stored command has run.
     """

@@ -72,7 +72,7 @@ class TurnPreview:
         await self.abandon()
 
     async def abandon(self) -> None:
-        """End the preview without storing anything, because another node may now own the turn or the account."""
+        """End the preview without storing anything, because another node may now have the turn or the account."""
         if self._first_sign is not None:
             self._first_sign.cancel()
         if self._task is not None:
@@ -178,7 +178,7 @@ class LivePreview(TurnPreview):
             await self._rest(was_sent, max(self._interval, self._flood.penalty_seconds))
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Wait until there is new text or a renewal is due, then pause for `pause` seconds."""
+        """Wait for new text or until a renewal is due, and then for another `pause` seconds."""
         if self.text == self._shown and not self._closed.is_set():
             await wait_until(self._changed, self._renewal_seconds())
         await wait_until(self._closed, pause)

@@ -32,9 +32,9 @@ MAX_CALLS = 3
 """Maximum number of calls per conversation. Only failed calls are repeated."""
 _REPLIED = frozenset({OUTCOME_OK, remedy_for(ReplyMalformed("")).outcome})
 MAX_CONCURRENT = 2
-"""Maximum number of concurrent calls over all chats, because answers have priority."""
+"""Maximum number of concurrent calls in all chats. It is low because answers have priority."""
 MAX_WAITING = 100
-"""Maximum number of conversations that wait for a title. Further conversations get a title after their next answer."""
+"""Maximum number of conversations that wait for a title. Other conversations get a title after their next answer."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
