@@ -115,7 +115,7 @@ def notify(environ: Mapping[str, str], *lines: str) -> bool:
 
 
 def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
-    """Return systemd's watchdog interval in seconds, or None if it does not watch this process."""
+    """Return systemd's watchdog interval in seconds, or None if systemd does not watch this process."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     micros = environ.get("WATCHDOG_USEC", "")

@@ -150,7 +150,7 @@ class _StreamHandler(_QuietHandler, logging.StreamHandler[TextIO]):
 
 
 class _FileHandler(_QuietHandler, RotatingFileHandler):
-    """Handler that opens its file again after it was deleted, moved or replaced."""
+    """Handler that opens its log file again after the file was deleted, moved or replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         file, stream = Path(self.baseFilename), self.stream
@@ -187,7 +187,7 @@ def _with_formatter(
 
 
 def _for_a_screen(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Shorten an event for a terminal: keep only the time of day, and drop our own logger names."""
+    """Shorten an event for a terminal: show only the time of day, and leave out the gateway's own logger names."""
     event["at"] = datetime.fromisoformat(event["at"]).astimezone().strftime("%H:%M:%S")
     if event["logger"].startswith(("gateway.", "platforms.", "agent.", "hermes_state.")):
         del event["logger"]
@@ -200,7 +200,7 @@ def _printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
 
 
 def _to_json(event: EventDict, **_: Any) -> str:
-    """Serialise an event. The redaction has left only values that orjson accepts."""
+    """Serialise an event. After the redaction, the event contains only values that orjson accepts."""
     return orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS).decode()
 
 

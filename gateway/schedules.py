@@ -126,7 +126,7 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
     meant = last_occurrence(row.spec, row.zone, now)
     if row.next_at > now or meant is None:  # the clock was set back, but dedupe keys prevent a second firing
         return FiringPlan(next_at=next_at)
-    is_late = now - meant.at >= 120_000  # longer than a restart takes
+    is_late = now - meant.at >= 120_000  # a restart takes less time than this
     if is_late and skips_missed and not is_local(row.spec):
         log.info("schedule.skipped", schedule=row.id)
         return FiringPlan(next_at=next_at)

@@ -1,4 +1,4 @@
-"""Process signals, which stop the gateway, stop it at once, or reload its configuration."""
+"""Process signals that stop the gateway, stop it immediately, or reload its configuration."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ class SignalHandler:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.stopping = asyncio.Event()
         self.stopping_now = asyncio.Event()
-        """Set by a second signal."""
+        """Set by a second signal, which ends the wait for running turns."""
         self.reload_asked = asyncio.Event()
         self._terminals = [] if "NOTIFY_SOCKET" in environ else [number for number in (0, 1, 2) if os.isatty(number)]
 

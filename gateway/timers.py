@@ -46,9 +46,9 @@ class Timer:
             self._run,
             "interval",
             (work,),
-            days=365,  # each run sets the next time; with a short interval, APScheduler steps through a clock jump
+            days=365,  # each run sets the next time; after a clock jump, APScheduler steps through short intervals
             name=self.name,
-            max_instances=2,  # a second instance returns at once while the first is running
+            max_instances=2,  # a second instance returns at once if the first is still running
             next_run_time=_after(self._first_seconds),
         )
 
@@ -106,7 +106,7 @@ async def run_timers(works: Mapping[Timer, TimerWork], pause: float = 0.0) -> No
     """
     await asyncio.sleep(pause)
     scheduling = await asyncio.to_thread(importlib.import_module, "apscheduler.schedulers.asyncio")
-    await asyncio.to_thread(importlib.import_module, "apscheduler.executors.asyncio")  # `start` would block on it
+    await asyncio.to_thread(importlib.import_module, "apscheduler.executors.asyncio")  # `start` would block for this
     # A late job runs once. By default, APScheduler drops a job that is a second late.
     defaults = {"misfire_grace_time": None, "coalesce": True}
     scheduler: AsyncIOScheduler = scheduling.AsyncIOScheduler(timezone=UTC, job_defaults=defaults)

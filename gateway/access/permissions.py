@@ -62,7 +62,7 @@ class AccessControl:
 
         Retries until the database can be read and written. Called at the start and after every change to access.
         """
-        async with self._loading:  # loads run one at a time, so that an older read cannot replace a newer one
+        async with self._loading:  # one load at a time, so that old rows cannot replace newer rows
             await retried(self._load, StoreUnavailable, "access.stale")
         if self._on_loaded is not None:
             await self._on_loaded(self.has_access)

@@ -1,4 +1,4 @@
-"""Helpers that answer a command from the running daemon, or from the database if no daemon is running."""
+"""Helpers that get a command's result from the running daemon, or from the database if no daemon is running."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -136,7 +136,7 @@ def doctor(
     if is_repair:
         repair(as_json=as_json)
         return
-    from gateway.operator.doctor import run_checks  # imports the agent, which takes a second
+    from gateway.operator.doctor import run_checks  # this module imports the agent, which takes a second
 
     findings = []
     for finding in run_checks(process_environment(), is_online=is_online):

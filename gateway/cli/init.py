@@ -103,7 +103,7 @@ def init(
 
 
 def _run_command(environ: Mapping[str, str]) -> str:
-    """Return the command that starts the gateway from the same shell and folder."""
+    """Return the command that starts the gateway from the current shell and folder."""
     program = sys.argv[0]
     found = shutil.which("hermes-gateway", path=environ.get("PATH"))
     if found is not None and os.path.realpath(found) == os.path.realpath(program):

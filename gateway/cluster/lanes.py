@@ -42,7 +42,7 @@ class ChatQueue:
 
     def __init__(self) -> None:
         self._chats: dict[ChatId, bool] = {}
-        """Waiting chats in order. The value is True if the chat's lock must be requested."""
+        """Waiting chats in the order of the queue. The value is True if the chat's lock must be requested."""
         self._put: set[ChatId] = set()
         """Chats that were added after the last sweep began, and that the sweep may have missed."""
 
@@ -173,5 +173,5 @@ class LockedChats:
                     return
                 others = [chat_id for chat_id in asked if chat_lock(chat_id) not in taken]
                 queue.leave(others)
-                # Other nodes now continue the turns that this node stored for these chats.
+                # Other nodes hold these locks and continue the turns that this node stored for the chats.
                 await lanes.let_go(*(lanes.own[chat_id] for chat_id in others if chat_id in lanes.own))

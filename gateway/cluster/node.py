@@ -54,7 +54,7 @@ class NodeState:
         return self.seat is not None and self.seat.is_certain
 
     def health(self, info: NodeInfo, chats: int) -> Mapping[str, Any]:
-        """Return the health of this node for `--json`; empty for a single daemon."""
+        """Return the health of this node for `--json` output, or an empty mapping for a single daemon."""
         if self.seat is None or not self.seat.is_shared:
             return {}
         health = {
@@ -110,7 +110,7 @@ class Node:
             raise
 
     async def run(self) -> None:
-        """Do this node's share of the work until cancelled."""
+        """Do this node's share of the work, until cancelled."""
         assert self.state.seat is not None, "`start` must run first"
         while True:
             seat = self.state.seat
@@ -169,7 +169,7 @@ class Node:
             self._tasks.append(asyncio.ensure_future(self._run_duty(duty)))
 
     async def _run_duty(self, duty: Duty) -> None:
-        """Run a duty and restart it after a crash, because no other node can do it while this node has the lock."""
+        """Run a duty and restart it after a crash, because no other node can run it while this node holds its lock."""
         for pause in DUTY_BACKOFF:
             try:
                 await duty.run()

@@ -68,7 +68,10 @@ class RemotePreview(LivePreview):
         self.heard_at = time.monotonic()
 
     def move(self, turn: RunningTurn) -> None:
-        """Continue after another node has resumed the turn. The placeholder is stored again for the resumed turn."""
+        """Continue the preview after another node has resumed the turn.
+
+        The placeholder is stored again for the resumed turn.
+        """
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:

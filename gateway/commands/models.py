@@ -123,5 +123,5 @@ def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) ->
 
 
 def _described(settings: ModelConfig, route: RouteConfig) -> str:
-    """Return the name of a route, with its host if that differs from the configured model's host."""
+    """Return the name of a route. Add its host if the host differs from that of the configured model."""
     return route.label if route.host in (None, settings.host) else f"{route.label} at {route.host}"

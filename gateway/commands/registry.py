@@ -89,7 +89,7 @@ class TaskRegistry:
         self._running: dict[InboxId, asyncio.Task[Any]] = {}  # Any: only the caller of `run` knows the result type
 
     async def run(self, command_id: InboxId, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`, or None if it was stopped. Cancelling this call cancels the work."""
+        """Return the result of `work`, or None if it was stopped. Cancelling this call cancels `work`."""
         task = self._running[command_id] = asyncio.create_task(work, name=f"work-{command_id}")
         try:
             await asyncio.wait({task})
@@ -211,11 +211,11 @@ class Command:
     moderated: str | None = None
     """Regular expression for arguments that only admins and moderators can use in a shared chat."""
     unstored: Callable[[CommandContext, ChatKey], str] | None = None
-    """Returns the reply while the database cannot be written; None if the command must wait for the database."""
+    """Returns the reply while the database cannot be written. None if the command must wait for the database."""
 
     @property
     def argument(self) -> str | None:
-        """Syntax of the argument, such as `[once|session|always]` or `<id>`; None without an argument."""
+        """Syntax of the argument, such as `[once|session|always]` or `<id>`. None if the command has no argument."""
         if self.actions:
             return f"[{'|'.join(action.words for action in self.actions)}]"
         names = ((one, "|".join(one.choices) or one.name) for one in self.options)

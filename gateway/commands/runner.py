@@ -65,7 +65,7 @@ class CommandRunner:
     def send_unstored(
         self, message: InboundMessage, key: ChatKey, text: Callable[[CommandContext, ChatKey], str]
     ) -> asyncio.Task[bool]:
-        """Answer a command that cannot be stored now. The task returns True if the whole answer was sent."""
+        """Reply to a command that cannot be stored now. The returned task returns True if the whole reply was sent."""
         work = self._delivery.send_unstored(message, key, text(self._context, key))
         return track(self._tasks, self._group.create_task(work, name=f"unstored-{message.event_ref}"))
 
@@ -97,7 +97,7 @@ class CommandRunner:
                 try:
                     effect = await self._decide(row, chat)
                     outcome = await self._store(row, chat, effect.apply)
-                except StoreUnavailable:  # the caller tries again
+                except StoreUnavailable:  # the caller will try again
                     raise
                 except Exception:  # the user gets a reply, and the chat continues
                     log.exception("command.crashed", command=_name_of(row))
@@ -132,7 +132,7 @@ class CommandRunner:
 
         try:
             await retried(run, StateError, "command.delayed", backoff=Backoff(0.5), inbox_id=inbox_id)
-        except Exception:  # chat boundary: a command must not end the daemon
+        except Exception:  # an error in a command must not end the daemon
             log.exception("command.crashed", inbox_id=inbox_id)
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:

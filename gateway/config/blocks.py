@@ -61,7 +61,7 @@ def _marked_fields(block: Any) -> Mapping[str, FieldInfo]:
 
 
 def field_notes(field: FieldInfo) -> Setting:
-    """Return the `Setting` of a key: its unit, default in words and restart flag."""
+    """Return the `Setting` of a key, with its unit, its default in words and its restart flag."""
     extra = cast(dict[str, Any], field.json_schema_extra or {})
     return next((mark for mark in field.metadata if isinstance(mark, Setting)), extra.get("notes", Setting()))
 
@@ -105,7 +105,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """Return the message for an unknown key, with the most similar key or all valid ones."""
+    """Return the message for an unknown key. It names the most similar key or all valid keys."""
     names = list(known)
     return f"unknown key {key}{did_you_mean(str(key), names) or '; valid keys: ' + ', '.join(names)}"
 

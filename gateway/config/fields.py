@@ -34,7 +34,7 @@ def variable_name(key: KeyPath) -> str:
 
 
 def values_of(config: object, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield every key of a block with its effective value. Secrets stay wrapped."""
+    """Yield every key of a block with its effective value. Secrets stay wrapped in `SecretStr`."""
     for name in fields_of(type(config)):
         value = getattr(config, name)
         if is_block(type(value)):

@@ -52,7 +52,7 @@ def read_yaml(path: Path) -> YamlFile:
         return YamlFile(path=path)
     try:
         loader = yaml.SafeLoader(text)
-    except yaml.YAMLError as error:  # a character that YAML does not allow
+    except yaml.YAMLError as error:  # the text has a character that YAML does not allow
         raise ConfigError(f"{path}: not valid YAML: {_problem(error)}") from error
     try:
         node = loader.get_single_node()
@@ -169,7 +169,7 @@ class StateDirectory:
     """Lock file. The process that has the database open for writing holds the lock."""
     attachments = _Entry("attachments")
     attachments_cache = _Entry("cache", "attachments")
-    """Local copies of attachments from an object store."""
+    """Local copies of attachments that are stored in an object store."""
     workspaces = _Entry("workspaces")
     logs = _Entry("logs")
     control_socket = _Entry("control.sock")

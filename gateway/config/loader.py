@@ -72,7 +72,7 @@ _READ_VARIABLES = frozenset((*VARIABLES, *CUSTOMARY, *map(variable_name, OLD_KEY
 NOTHING_SERVED = "no chat is configured: set telegram.token or discord.token, or set local.enabled to true"
 
 _Sources: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
-"""Sources of variables, highest priority first. Each is a label for messages and a mapping of values."""
+"""Sources of variables, highest priority first. Each source is a label for messages and a mapping of values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ def _secrets_of_old(old: Chosen) -> Iterator[str]:
 
 
 def find_store_url(environ: Mapping[str, str]) -> str | None:
-    """Return the configured address of the database, even if other settings are invalid; None for the SQLite file.
+    """Return the configured address of the database, or None for the SQLite file. Other settings can be invalid.
 
     Raises `ConfigError` if the address is invalid or misspelt, or a file cannot be read, because a command must not
     use the SQLite file by mistake. Does not open the database.
@@ -221,7 +221,7 @@ def _read(environ: Mapping[str, str], state: StateDirectory) -> tuple[_Sources, 
 
 
 def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
-    """Return the systemd credentials by variable name, and a warning for each unknown one."""
+    """Return the systemd credentials by variable name, and a warning for each unknown credential."""
     directory = environ.get("CREDENTIALS_DIRECTORY")
     if not directory:
         return {}, []
@@ -305,10 +305,10 @@ def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> tuple
 
 
 def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> str:
-    """Return one line for one problem: source, key and message."""
+    """Return the line that describes a problem: its source, key and message."""
     location = tuple(str(part) for part in detail["loc"])  # the location can end with a list index
     key = next((location[:end] for end in range(len(location), 0, -1) if location[:end] in FIELDS), None)
-    if key is None:  # the check covers several keys, and its message names them
+    if key is None:  # this check covers several keys, and its message names them
         text = detail["msg"].removeprefix("Value error, ")
         named = _first_named(text, chosen)
         return f"{_position(named, chosen[named][1], file)}: {text}" if named is not None else text

@@ -51,7 +51,7 @@ def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
         chooser = mode if mode in old else _MODE
         if _word(old, chooser) in ("off", "false"):
             found["auxiliary", task] = "off", old[chooser][1]
-        elif model in old:  # the old model was used in every mode
+        elif model in old:  # earlier versions used `model` in every mode
             is_elsewhere = any(("auxiliary", task, key) in old for key in ("protocol", "base_url", "api_key"))
             if _word(old, model) in names - {"auto", "main", "off"} and not is_elsewhere:
                 found["auxiliary", task] = old[model]

@@ -120,12 +120,12 @@ class RouteConfig(CallConfig, ApiConfig):
 
     @property
     def address(self) -> str | None:
-        """Return the address of the API; None for the built-in offline model."""
+        """Return the address of the API, or None for the built-in offline model."""
         return self.base_url or OWN_ADDRESSES.get(self.protocol)
 
     @property
     def host(self) -> str | None:
-        """Return the host of the API; None for the built-in offline model."""
+        """Return the host of the API, or None for the built-in offline model."""
         return urlsplit(self.address).hostname if self.address is not None else None
 
     @property
@@ -140,11 +140,11 @@ class RouteConfig(CallConfig, ApiConfig):
 
     @cached_property
     def route(self) -> "RouteConfig":
-        """Return only the fields of the route, so that two routes can be compared."""
+        """Return a copy with only the fields of a route, so that two routes can be compared."""
         return RouteConfig.model_construct(**{key: getattr(self, key) for key in RouteConfig.model_fields})
 
     def complaint(self, key: str) -> str | None:
-        """Return the reason why the route cannot be used, or None. `key` is the name of its block."""
+        """Return the reason why the route cannot be used, or None. `key` is the name of the route's block."""
         if self.protocol != "offline" and not (self.name or "").strip():
             how = " (or HERMES_MODEL__NAME), or set model.protocol to offline" if key == "model" else ""
             return f"{key}.name is missing: set it to the name of a model{how}"
@@ -189,12 +189,13 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
         values["protocol"] = main.protocol
         is_elsewhere = "base_url" in values or main.protocol == "offline"
         if is_elsewhere and ("base_url" not in values or _origin(values["base_url"]) != _origin(main.address)):
-            values["protocol"] = "chat_completions"  # the most common protocol
+            values["protocol"] = "chat_completions"  # the protocol that most servers use
     own_address = OWN_ADDRESSES.get(values["protocol"])
     if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # so the base URL is the same
         values["base_url"] = main.base_url
     if _origin(values.get("base_url") or own_address) == _origin(main.address):
-        # Do not inherit `extra_body`, the last key, because its field names depend on the protocol.
+        # With another protocol, do not inherit `extra_body` (the last key), because its field names depend on the
+        # protocol.
         kept = CALL_KEYS if values["protocol"] == main.protocol else CALL_KEYS[:-1]
         calls = {key: getattr(main, key) for key in kept if key in main.model_fields_set}
         values = {"api_key": main.api_key} | calls | values
@@ -209,7 +210,7 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
 
 
 def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
-    """Return scheme, host and port of an address. An API key is sent only to one origin."""
+    """Return the scheme, host and port of an address. An API key is sent only to one such origin."""
     if address is None:
         return None
     parts = urlsplit(address)

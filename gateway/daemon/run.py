@@ -46,7 +46,7 @@ async def run_daemon(
     extra_tools: Sequence[Tool] = (),
     is_fresh: bool = False,
 ) -> int:
-    """Run until SIGTERM or SIGINT and return the exit code. `is_fresh` starts with an empty database.
+    """Run until SIGTERM or SIGINT and return the exit code. If `is_fresh` is set, start with an empty database.
 
     Raises `LockUnavailable` if another process holds the database, `DatabaseRejected` if it belongs to another program
     or version, or `StoreUnavailable` if it cannot be opened.
@@ -121,7 +121,7 @@ async def _serve_until_stopped(parts: Parts) -> None:
 
 
 async def _load_late(parts: Parts) -> None:
-    """Import the modules for the first answer, once the platforms have connected (after 5 seconds at most)."""
+    """Import the modules for the first answer as soon as the platforms have connected, but wait at most 5 seconds."""
     await parts.adapters.listening(5.0)
     config = parts.live.config
     try:

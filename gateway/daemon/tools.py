@@ -26,7 +26,7 @@ _WEB_OFF = "web.enabled is false"
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class BuiltInTools:
-    """Builds the built-in tools. Owns the background commands and MCP servers, which outlive a tool call."""
+    """Builds the built-in tools. Owns the background commands and MCP servers, which continue after a tool call."""
 
     live: LiveConfig
     access: AccessControl

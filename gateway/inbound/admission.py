@@ -55,7 +55,7 @@ class AcceptedEvent:
     may_start: bool = False
     """True if an idle chat can start a turn in the same transaction, because no file must be fetched first."""
     asked_at: float = field(default_factory=time.monotonic, compare=False)
-    """Monotonic time in seconds at which storing the event began."""
+    """Monotonic time in seconds when the attempt to store the event began."""
 
     @property
     def runs_at_once(self) -> bool:
@@ -120,7 +120,7 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
         return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
-        # The first attempt may have been cancelled right after its commit, so the row still needs processing.
+        # The first attempt may have been cancelled right after its commit, so the stored row may still need processing.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
         return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
     limit = event.max_waiting

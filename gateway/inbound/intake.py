@@ -70,7 +70,7 @@ class RateLimiter:
     def __init__(self, window_ms: int = MINUTE_MS) -> None:
         self._window_ms = window_ms
         self._windows: dict[UserRef, tuple[Millis, set[str]]] = {}
-        """Start and events of each person's window. The person with the newest event comes last."""
+        """Start time and events of each person's window. The person with the newest event comes last."""
 
     def full_since(self, message: InboundMessage, limit: int) -> Millis | None:
         """Return the start of the sender's window if it already has `limit` events, or None if the message is accepted.
@@ -151,7 +151,7 @@ class GatewayIntake:
         if self.access.role_of(event.sender.ref) is None:
             has_pairing = self.runtime.config.pairing.enabled and not event.chat_kind.is_shared
             if has_pairing and self._stranger_limiter.full_since(event, 3) is None:
-                return None  # pairing replies later
+                return None  # the pairing code is sent later
             self.access.judge(event)
             return STILL_WAITING if has_pairing else NO_ACCESS
         if command is None or parsed is None:
@@ -219,7 +219,7 @@ class GatewayIntake:
         return len(together)
 
     def _joins_batch(self, batch: list[AcceptedEvent], event: InboundEvent | None) -> bool:
-        """Add an event to a batch. Return False if the event must be accepted alone, for example a command."""
+        """Add an event to a batch. Return False if the event must be accepted on its own, as a command must."""
         if not isinstance(event, InboundMessage):
             return event is None
         parsed, command = self.registry.resolve(event.text, event.words_by)
@@ -320,7 +320,7 @@ class GatewayIntake:
         )
         if parsed is None:
             waits = message.words_by is not None or (sessions.busy_mode == "steer" and message.attachments)
-            mode = "queue" if waits else sessions.busy_mode  # other people's words never steer or end a turn
+            mode = "queue" if waits else sessions.busy_mode  # a forwarded message never steers or ends a turn
             return replace(admission, busy_mode=mode)
         if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument:
             joins_running = command.name == "steer" and not message.attachments

@@ -36,7 +36,7 @@ GOES_ON: Final = "I can save messages again and continue with yours."
 class OfflineResult:
     stopping: ActiveTurn | None = None
     answering: asyncio.Task[bool] | None = None
-    """Task that returns True if the whole answer was sent."""
+    """Task that sends the reply and returns True if the whole reply was sent."""
 
     def settle_stop(self) -> None:
         """Let the lane of the stopped turn continue, if a turn was stopped."""
@@ -59,7 +59,7 @@ class OfflineCommandRunner:
     lanes: LaneRegistry
     commands: CommandRunner
     _results: dict[str, OfflineResult] = field(default_factory=dict, init=False)
-    """Results of the newest 256 commands, by event."""
+    """Results of the newest 256 commands, by the reference of the event."""
 
     def find(self, event_ref: str) -> OfflineResult | None:
         return self._results.get(event_ref)

@@ -18,7 +18,7 @@ from hermes_state.text import closest
 from hermes_state.values import LineageId
 
 _EXACT: Final = "="
-"""Prefix of a stored choice. It marks a provider's model name that is not a configured name."""
+"""Prefix of a stored choice that is not a configured name but a model name of the provider."""
 MAX_NAME_CHARACTERS = 200
 """Maximum length of a chosen model name, in characters."""
 
@@ -72,7 +72,7 @@ class FallbackState:
 
     def __init__(self) -> None:
         self._seen: OrderedDict[LineageId, tuple[RouteConfig, RouteConfig]] = OrderedDict()
-        """The chosen route of each conversation, and the fallback that answered last."""
+        """The chosen route of each conversation, and the fallback that answered its last turn."""
 
     def of(self, lineage_id: LineageId, chosen: RouteConfig) -> RouteConfig | None:
         """Return the fallback that answered last instead of `chosen`, or None if `chosen` answered."""

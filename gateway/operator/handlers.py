@@ -164,7 +164,7 @@ class OperatorHandler:
         return [checked, *admins, index]
 
     async def back_up(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Copy the database to the new `file`, an absolute path. Return its size."""
+        """Copy the database to the new file `file`, an absolute path. Return the size of the copy."""
         target = Path(str(args.get("file", "")))
         if not target.is_absolute():
             raise CommandError("A backup needs the absolute path of a new file.")
@@ -173,7 +173,7 @@ class OperatorHandler:
         return {"bytes": size}
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Any]:
-        """Run a request of `gateway.operator.lookups`."""
+        """Run a request that is defined in `gateway.operator.lookups`."""
         return await look_up(self.store, name, args, Redactor(self.loaded().secrets()))
 
     async def list_tools(self, _args: Mapping[str, Any]) -> list[Row]:

@@ -152,7 +152,7 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         safe = redact(one.text[:INDEXED_CHARACTERS])
         searched = searched_text(one.text, one.body, redact) if one.body else safe
         snippet = snippet_of(searched, self.words)
-        # `history` has the whole text.
+        # `history` shows the whole text.
         return msgspec.structs.replace(one, text=safe[:100_000], snippet=snippet, body=None)
 
 
@@ -372,8 +372,8 @@ def _value(text: str, redact: Redact) -> object:
     If the text is not valid JSON before or after redaction, return the redacted text.
     """
     try:
-        value = json.loads(text)  # keeps long numbers
-        return orjson.loads(redact(orjson.dumps(value).decode()))  # escapes can hide a secret
+        value = json.loads(text)  # keeps long integers exact
+        return orjson.loads(redact(orjson.dumps(value).decode()))  # JSON escapes can hide a secret from the redaction
     except (TypeError, ValueError, RecursionError):  # the text is not JSON, or has numbers that the encoder rejects
         return redact(text)
 
@@ -411,7 +411,7 @@ _JSON_ROWS: Final[Mapping[type, str]] = {
         "ended_at=tip.ended_at end_reason=tip.end_reason sessions=session_count messages=message_count is_active"
     ),
 }
-"""JSON keys of each type, each followed by the attribute name if it differs."""
+"""JSON keys of each type. A key is followed by the name of the attribute if the names differ."""
 
 
 def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation) -> Row:

@@ -63,7 +63,7 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
         )
     if status in (200, 404, 405):
         path, call = _smallest_call(settings)
-        # Every API refuses an empty call, at no cost.
+        # Every API refuses an empty call, which costs nothing.
         status, body = _fetch(f"{base}/{path}", headers, {})
         if status in (404, 405) or (status == 200 and (not body or "error" in body)):
             raise CommandError(f"No API was found at {base}/{path}: {_better_root(settings, base, headers)}")
@@ -146,7 +146,7 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
-    """Return the HTTP status and the JSON object (a list becomes its `data`).
+    """Return the HTTP status and the JSON object. A JSON list is returned as the `data` of an object.
 
     Without a response, the status is 0 and the object has a `reason`.
     """

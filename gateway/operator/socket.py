@@ -57,7 +57,7 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
     async def listen() -> None:
         bound = _bound(path)
         servers.append(await asyncio.start_unix_server(connected, sock=bound, limit=MAX_LINE_BYTES, backlog=1))
-        bound.listen(100)  # asyncio would accept `backlog` times in a row, even after an error
+        bound.listen(100)  # asyncio calls `accept` `backlog` times, even after an error
         ours.append(os.stat(path))
 
     async def keep_listening() -> None:

@@ -87,7 +87,7 @@ class CapUsage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
     chat: str | None
-    """Name of the chat, None for the whole gateway."""
+    """Name of the chat, or None for the whole gateway."""
     session: str | None
     """Key of the session, if the usage is that of a conversation."""
     by_purpose: Mapping[str, TotalUsage]
@@ -269,7 +269,7 @@ def _sorted(sums: Mapping[str, TotalUsage]) -> tuple[tuple[str, TotalUsage], ...
 
 
 def insights_block(found: InsightsReport) -> str:
-    """Return four charts and a total as text for a monospaced font."""
+    """Return four charts and the total as text for a monospaced font."""
     total = found.total
     if not total.calls:
         return "No model calls."

@@ -32,7 +32,11 @@ class SupervisedAdapter:
         self._is_rejected = False
 
     def health(self) -> AdapterHealth:
-        """Return the adapter's own health while it runs, or the supervisor's state while it waits or has failed."""
+        """Return the adapter's own health while it runs.
+
+        The supervisor's state replaces the adapter's state on standby, before a retry, and after the token was
+        rejected.
+        """
         health = self.adapter.health()
         if self.ownership is None:
             return replace(health, state=AdapterState.STANDBY, detail="another node serves it")
@@ -105,7 +109,7 @@ class AdapterRegistry:
         return any(one.ownership is not None for one in self.supervised.values())
 
     def max_file_bytes(self, chat: ChatKey) -> int:
-        """Return the largest file size in bytes that can be sent to a chat; 0 if files cannot be sent."""
+        """Return the largest file size in bytes that can be sent to a chat, or 0 if files cannot be sent."""
         if (adapter := self.of(chat)) is not None:
             return adapter.capabilities.max_file_bytes
         return 10 << 20 if self.is_shared else 0  # every platform accepts 10 MiB

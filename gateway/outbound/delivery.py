@@ -104,7 +104,7 @@ class Delivery:
         ownership, interrupted = await self.store.write_with_retry(take_account, account, self.adapters.is_certain)
         if interrupted:
             log.warning("delivery.interrupted", account=account, count=interrupted)
-        one.ownership = ownership  # set before the read, so that rows stored during the read wake their chats
+        one.ownership = ownership  # set before the read, so that rows stored during it wake senders
         try:
             owed = await self.store.read(outbox.load_chats_owed, account)
         except StateError:
@@ -272,7 +272,7 @@ class Delivery:
         if adapter is None or ownership is None:
             if adapter is None and not self.adapters.is_shared:
                 log.warning("delivery.no_adapter", chat=chat.name)
-            return None  # the account's owner was notified when the row was stored
+            return None  # the process that serves the account was notified when the row was stored
         if adapter.health().state is AdapterState.STARTING:
             return 0.2  # an attempt would fail, and the next attempt would count as a possible repeat
         if (pause := max(self._pause_before(row), self.gates.flood_of(chat).penalty_seconds)) > 0:

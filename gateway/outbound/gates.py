@@ -47,7 +47,7 @@ class FloodControl:
 
     @property
     def penalty_seconds(self) -> float:
-        """Seconds until the next request is allowed; 0 without a penalty."""
+        """Seconds until the next request is allowed, or 0 without a penalty."""
         return max(0.0, self._ends - time.monotonic())
 
     def close_for(self, seconds: float) -> None:

@@ -191,7 +191,7 @@ class AttachmentHandler:
     async def _fetch(
         self, chat: ChatKey, attachment: IncomingAttachment, limit: int, use: Callable[[Path], Awaitable[T]]
     ) -> T:
-        """Fetch a file, let `use` read it, and remove it unless it was moved away.
+        """Fetch a file, let `use` read it, and then remove it unless `use` has moved it.
 
         Raises `AttachmentError`, and every error of `use` except `PlatformError` and `OSError`.
         """

@@ -42,7 +42,7 @@ class TurnAnswer:
     chosen: RouteConfig
     by: RouteConfig
     why: str | None
-    """Reason why the chosen model did not answer; None if it did."""
+    """Reason why the chosen model did not answer, or None if it answered."""
 
 
 async def answer_with_fallbacks(

@@ -42,7 +42,7 @@ class AttachmentError(Exception):
 
 
 def refuse_unusable(attachment: IncomingAttachment, *, sees_images: bool) -> None:
-    """Raise `AttachmentError` for a file that is already known to be unusable."""
+    """Raise `AttachmentError` if the file is known to be unusable before it is fetched."""
     if not is_text(attachment) and not (sees_images and may_be_image(attachment)):
         sentence = UNSUPPORTED_SENTENCES.get(attachment.kind)
         raise AttachmentError(sentence or unreadable(attachment, sees_images=sees_images))
@@ -117,7 +117,7 @@ def quoted_name(attachment: IncomingAttachment) -> str:
 
 
 def file_name(attachment: IncomingAttachment) -> str:
-    """Return a safe file name: without a path, not hidden and not too long."""
+    """Return a safe file name that contains no path, is not hidden and is not too long."""
     last = re.split(r"[/\\]", quoted_name(attachment).removesuffix("…"))[-1].strip(" .")
     suffix = PurePath(attachment.name).suffix if "…" in quoted_name(attachment) else PurePath(last).suffix
     stem = "".join(character for character in last.removesuffix(suffix) if character.isprintable())

@@ -55,7 +55,7 @@ class Lane:
         self.woken = asyncio.Event()
 
     def close(self) -> None:
-        """Finish the running work and start nothing new."""
+        """Finish the running work, and start no new work."""
         self._is_closing = True
         self.woken.set()
 
@@ -127,7 +127,7 @@ class Lane:
     async def _start(self, rows: Sequence[InboxRow]) -> None:
         lanes = self._lanes
         revoked = [row for row in rows if await lanes.access.load_role(row.sender_ref) is None]
-        if revoked:  # their access was revoked after they wrote
+        if revoked:  # the senders' access was revoked after they wrote the messages
             await lanes.store.write(_turn_away, revoked, lanes.clock.now())
             lanes.turns.delivery.wake(self._chat_id)
             return
@@ -313,7 +313,10 @@ class LaneRegistry:
         return active.turn if (active := self.active.get(key)) is not None else None
 
     def begin_stop(self, chat_id: ChatId, reason: str) -> ActiveTurn | None:
-        """Cancel the chat's running turn, if any. The caller stores the stop, then calls `settle_stop`."""
+        """Cancel and return the chat's running turn, or return None.
+
+        The caller must store the stop and then call `settle_stop`.
+        """
         return active.begin_stop(reason) if (active := self._active_in(chat_id)) is not None else None
 
     def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> ActiveTurn | None:
@@ -348,7 +351,7 @@ class LaneRegistry:
         return cut
 
     async def let_go(self, *turns: RunningTurn) -> None:
-        """Store that this process left its turns without a crash, so that resuming them does not count as a restart."""
+        """Store that this process left `turns` without a crash, so that resuming them does not count as a restart."""
         if turns:
             await self.store.write(journal.let_go, [turn.id for turn in turns])
         for turn in turns:

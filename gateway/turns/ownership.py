@@ -1,4 +1,4 @@
-"""Ownership of chats: a single daemon owns every chat; a cluster node owns the chats whose locks it holds."""
+"""Ownership of chats: a single daemon owns every chat, and a cluster node owns the chats whose locks it holds."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -230,7 +230,7 @@ class LivePreview(TurnPreview):
         return fades is not None and time.monotonic() - self._typed_at >= fades - self._typing_overlap_seconds
 
     def _fades_in(self) -> float | None:
-        """Return the seconds until the preview must be renewed, or None if the platform does not remove it."""
+        """Return the seconds until the preview must be renewed, or None if the platform does not remove previews."""
         seconds = self._adapter.capabilities.preview_seconds
         if seconds is None or self.ref is not None or not self._shown:
             return None

@@ -58,13 +58,13 @@ class ActiveTurn:
     preview: TurnPreview
     task: asyncio.Task[bool]
     stop_reason: str | None = None
-    """Reason for a requested stop. The work is cancelled, but the end of the turn is not stored yet."""
+    """Reason for a requested stop. It is set when the work is cancelled, before the end of the turn is stored."""
     partial_text: str = ""
     """Text of the answer at the time of the stop."""
     _stop_is_settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin_stop(self, reason: str) -> Self:
-        """Cancel the work now. Further calls share the same stop."""
+        """Cancel the work now. Later calls share the same stop."""
         if self.stop_reason is None:
             self.stop_reason, self.partial_text = reason, self.preview.text
             self.task.cancel()
@@ -181,7 +181,7 @@ class TurnRunner:
         self.delivery.wake(turn.chat_id)
 
     async def _chosen(self, turn: RunningTurn, model: ModelConfig) -> RouteConfig:
-        """Return the conversation's chosen route. A choice that no longer exists is cleared, and the chat is told."""
+        """Return the conversation's chosen route. If the choice is no longer configured, clear it and tell the chat."""
         route = route_of(model, turn.chosen_model)
         if route is not None:
             return route
@@ -235,7 +235,7 @@ def _finish_turn(
 
 @locks(chat="turn.chat_id")
 def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:
-    """Clear a choice that no longer exists, and tell the chat once in the same transaction."""
+    """Clear a choice that is no longer configured, and tell the chat once in the same transaction."""
     if turn.chosen_model is not None and sessions.forget_model(db, turn.lineage_id, turn.chosen_model):
         outbox.enqueue(db, Reply(chat_id=turn.chat_id, markdown=sentence, dedupe_key=f"turn:{turn.id}:model"), now)
 

@@ -39,7 +39,7 @@ MAX_WAITING = 100
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TitleWriter:
-    """Gives conversations titles. Failures are only logged."""
+    """Writes titles for conversations. Failures are only logged."""
 
     store: Store
     runtime: Runtime
