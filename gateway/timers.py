@@ -100,7 +100,7 @@ class Timer:
 
 
 async def run_timers(works: Mapping[Timer, TimerWork], pause: float = 0.0) -> None:
-    """Run the jobs of the timers until cancelled. Returns after running jobs have ended.
+    """Run the jobs of the timers until cancelled. It returns only after the running jobs have ended.
 
     APScheduler is imported after `pause` seconds.
     """

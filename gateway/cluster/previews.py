@@ -23,9 +23,9 @@ log = structlog.get_logger()
 STORE_SECONDS = 1.0
 """Minimum seconds between two writes of a preview."""
 BEAT_SECONDS = 2.0
-"""Maximum seconds between two writes.
+"""Maximum seconds between two writes of a preview.
 
-A preview is renewed only after a write, so that it disappears if its node crashes.
+The platform's preview is renewed only after a write, so that it disappears if the node of the turn crashes.
 """
 SILENT_SECONDS = 3 * BEAT_SECONDS
 """Seconds without a write after which a preview ends."""

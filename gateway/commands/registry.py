@@ -154,7 +154,7 @@ class CommandRequest:
         return await self.context.store.read(sessions.load_open, self.chat.id)
 
     def conversation(self, session: Session) -> ConversationRef:
-        """Return the reference of a session for the agent's context, which includes this chat and its kind."""
+        """Return a reference to a session's conversation for the agent. It includes this chat and its kind."""
         chat = self.chat
         return ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
 

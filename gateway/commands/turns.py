@@ -41,8 +41,7 @@ async def stop(request: CommandRequest) -> CommandResult:
         if stopping is not None:
             stopping.settle_stop()
             return
-        # A turn may have started between the check above and the transaction. If the transaction stopped it, end its
-        # work.
+        # A turn may have started between the check and the transaction. If the transaction stopped it, end its work.
         begun = lanes.running_turn(chat_id)
         is_late = begun is not None and await store.read(find_turn, begun.id) is None
         if is_late and (late := lanes.begin_stop(chat_id, STOPPED)) is not None:
@@ -131,7 +130,7 @@ def undo(request: CommandRequest, db: Connection, now: Millis) -> str:
         raise CommandError("Send `/undo`, or `/undo 3` to undo three exchanges.")
     view = _active_view(db, request.chat.id)
     exchanges = _exchanges(view)
-    # Only exchanges after the newest compression handoff can be undone. The view shows the kept head before it.
+    # Only exchanges after the newest summary can be undone. Those before it are the kept start of the conversation.
     handoffs = (at for at, rows in enumerate(exchanges, 1) if any(row.origin is Origin.SUMMARY for row in rows))
     exchanges = exchanges[max(handoffs, default=0) :]
     is_compressed = any(message.origin is Origin.SUMMARY for message in view.transcript)

@@ -140,7 +140,7 @@ def _position(error: yaml.YAMLError) -> str:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """Return the parser's message without the excerpt of the file, which may contain a secret."""
+    """Return the parser's message without its excerpt of the file, which might contain a secret."""
     parts = (getattr(error, "context", None), getattr(error, "problem", None) or getattr(error, "reason", None))
     return ", ".join(part for part in parts if part) or type(error).__name__
 

@@ -16,7 +16,7 @@ Chosen: TypeAlias = Mapping[KeyPath, tuple[Any, str]]
 """Value of each key that is set, with a text that names the source of the value."""
 
 FIXED: Final[Mapping[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-"""Keys that became constants, and their values in words."""
+"""Keys that are no longer settings, each with a text that describes the value that is now fixed."""
 
 _TASKS: Final = ("flush", "title", "delegate", "trajectories")
 _TASK_KEYS: Final = (

@@ -194,8 +194,7 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
     if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # so the base URL is the same
         values["base_url"] = main.base_url
     if _origin(values.get("base_url") or own_address) == _origin(main.address):
-        # With another protocol, do not inherit `extra_body` (the last key), because its field names depend on the
-        # protocol.
+        # If the protocols differ, do not inherit `extra_body` (the last key): its field names depend on the protocol.
         kept = CALL_KEYS if values["protocol"] == main.protocol else CALL_KEYS[:-1]
         calls = {key: getattr(main, key) for key in kept if key in main.model_fields_set}
         values = {"api_key": main.api_key} | calls | values

@@ -69,7 +69,7 @@ class Parts:
         self.signals = SignalHandler(environ)
         self.live = live = LiveConfig(loaded)
         self.access_changed = asyncio.Event()
-        """Set when access may have changed because of a reload or a change on another node."""
+        """Set when access might have changed, because of a reload or a change on another node."""
         self.is_shared = not isinstance(store, SqliteStore)
         """True if other nodes can use the same database."""
         self.clock = clock = SystemClock()

@@ -87,7 +87,7 @@ def prepare_process(loaded: LoadedConfig) -> None:
         log.warning("config.warned", reason=warning)
     if Room.is_used_up(loaded.home):
         log.error("disk.full", directory=str(loaded.home), hint="nothing can be stored until you free some space")
-        release_reserve(loaded.home)  # frees reserved disk space, which is reserved again after the start
+        release_reserve(loaded.home)  # frees reserved space for the start, which later reserves it again
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:

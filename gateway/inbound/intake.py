@@ -232,8 +232,7 @@ class GatewayIntake:
             return True
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         sessions = self.runtime.config.sessions
-        # Except in the busy mode `queue`, an earlier message in the batch can start a turn that this message joins or
-        # ends.
+        # Except in busy mode `queue`, an earlier message of the batch can start a turn that this message joins or ends.
         is_apart = sessions.busy_mode == "queue" or all(admission.key != key for admission in batch)
         is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart
         if not is_plain or self._message_limiter.full_since(event, sessions.messages_per_minute) is not None:
@@ -398,8 +397,7 @@ class GatewayIntake:
         if result is AccessResult.STRANGER and self.runtime.config.pairing.enabled:
             chat_id = await self.store.write(offer_pairing, message, pairings.new_code(), cursor, now)
         else:
-            # Tell a person once a day, but answer every slash command, because Discord shows an unanswered one as
-            # hanging.
+            # Reply once a day, but to every slash command, because Discord shows an unanswered command as hanging.
             which = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{now // 86_400_000}"
             reason = f"no-access:{which}"
             chat_id = await self.store.write(refuse, message, message.chat, reason, NO_ACCESS, cursor, now)

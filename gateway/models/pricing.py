@@ -43,8 +43,7 @@ def cap_limits(config: Config) -> SpendingCapSettings:
         daily=_limit(costs.daily_cap),
         chat_daily=_limit(costs.chat_daily_cap),
         conversation=_limit(costs.conversation_cap),
-        # Days begin at midnight in this zone. The machine's zone is not used, because its UTC offset can change twice a
-        # year.
+        # Days begin at midnight in this zone. The machine's zone is not used, because its UTC offset can change.
         zone=None if zone is None else ZoneInfo(zone),
     )
 

@@ -49,7 +49,7 @@ from hermes_state.text import counted
 
 LOW_DISK = Room(1_000_000_000, 20_000)
 STOP_MARGIN_SECONDS = 40
-"""Maximum seconds from the end of the drain to the end of the process: send last answers, close connections."""
+"""Maximum seconds that a stop takes after the drain, to send the last answers and close all connections."""
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
 
 

@@ -349,7 +349,7 @@ def thoughts(blocks: str) -> Iterator[str]:
     """Yield the readable reasoning texts in `Reasoning.blocks`, whatever the protocol."""
     try:
         yield from filter(str.strip, _texts(orjson.loads(blocks)))
-    except orjson.JSONDecodeError:  # stored by an older version
+    except orjson.JSONDecodeError:  # an older version stored these blocks
         return
 
 

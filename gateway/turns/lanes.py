@@ -219,7 +219,7 @@ class LaneRegistry:
     active: dict[ChatKey, ActiveTurn] = field(default_factory=dict, init=False)
     """Running turns by chat."""
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
-    """Open turns that this process has stored or resumed. Continuing such a turn does not count as a restart."""
+    """Open turns that this process has stored or resumed. Continuing one of these turns does not count as a restart."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
     """Turns that a `/stop` ended before the `/stop` could be stored, by the inbox row of the command.
 
@@ -395,7 +395,7 @@ def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:
 
 @locks(inbox="row.id", chat="row.chat_id")
 def _refuse(db: Connection, row: InboxRow, state: InboxState, sentence: str, dedupe_key: str, now: Millis) -> None:
-    """Settle a row without a turn, and store `sentence` as the reply to its sender unless the row is a notice."""
+    """Settle an inbox row without a turn. Store `sentence` as the reply to its sender, unless the row is a notice."""
     if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
         chat_id, ref = row.chat_id, row.message_ref or None
         reply = Reply(chat_id=chat_id, kind=OutboxKind.ERROR, markdown=sentence, dedupe_key=dedupe_key, reply_to=ref)
