@@ -1,4 +1,4 @@
-"""`python -m gateway` is the command `hermes-gateway`."""
+"""`python -m gateway` runs the `hermes-gateway` command."""
 
 from gateway.cli import main
 

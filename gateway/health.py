@@ -1,6 +1,7 @@
 """Health of the daemon: a heartbeat of the event loop and the writer, for operators and systemd's watchdog.
 
-The watchdog is notified while both make progress. An unreachable platform makes the daemon unready but never kills it.
+The watchdog is notified as long as the loop and the writer make progress. If a platform is unreachable, the daemon is
+unready, but it is never killed for this.
 """
 
 import asyncio
@@ -22,13 +23,13 @@ log = structlog.get_logger()
 
 @dataclass(eq=False, repr=False, slots=True)
 class Heartbeat:
-    """Measures the loop and the writer, checks the database's files, and notifies systemd."""
+    """Measures the delays of the event loop and the writer, checks the database files, and notifies systemd."""
 
     store: Store
     adapters: AdapterRegistry
     environ: Mapping[str, str]
     on_loss: Callable[[], None] = lambda: None
-    """Called when the database files were deleted or replaced."""
+    """Called when the database files have been deleted or replaced."""
     home: Path = Path()
     """Folder on the disk whose free space is checked."""
     _lag: float = field(default=0.0, init=False)
@@ -36,7 +37,7 @@ class Heartbeat:
     _trouble: str | None = field(default=None, init=False)
 
     def vitals(self) -> Mapping[str, bool | float | str]:
-        """Return the health for operators: delay of the event loop and load of the database connections."""
+        """Return health values for operators: the delay of the event loop and the load of the database connections."""
         pulse, readers = self.store.pulse, self.store.readers
         return {
             "is_ready": self.store.trouble is None
@@ -61,11 +62,11 @@ class Heartbeat:
         interval = min(1.0, watchdog / 3) if watchdog else 1.0
         while True:
             before = time.monotonic()
-            await asyncio.sleep(interval)  # any extra delay is the loop's lag
+            await asyncio.sleep(interval)  # any delay beyond this is the lag of the loop
             self._lag = max(0.0, time.monotonic() - before - interval)
             if self._lag > 0.5:
                 log.warning("loop.lagged", seconds=round(self._lag, 3))
-            if self.store.pulse.oldest_wait_seconds < 60.0:  # twice the writer's wait for a locked file
+            if self.store.pulse.oldest_wait_seconds < 60.0:  # twice as long as the writer waits for a locked file
                 notify(self.environ, "WATCHDOG=1")
             self._check_database()
             states = ", ".join(f"{name} {one.health().state.value}" for name, one in self.adapters.supervised.items())
@@ -95,9 +96,9 @@ class Heartbeat:
 
 
 def notify(environ: Mapping[str, str], *lines: str) -> bool:
-    """Send `lines` such as `READY=1` or `STATUS=…` to systemd (`sd_notify`); returns False without a listener.
+    """Send `lines` such as `READY=1` or `STATUS=…` to systemd (`sd_notify`). Return False if systemd does not listen.
 
-    A missing or full socket is ignored, because systemd then acts on its own timeouts.
+    Errors of the socket are ignored, because systemd then acts on its own timeouts.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
@@ -114,7 +115,7 @@ def notify(environ: Mapping[str, str], *lines: str) -> bool:
 
 
 def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
-    """Return systemd's watchdog interval in seconds, or None if it does not watch this process."""
+    """Return systemd's watchdog interval in seconds, or None if systemd does not watch this process."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     micros = environ.get("WATCHDOG_USEC", "")

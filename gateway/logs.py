@@ -1,7 +1,7 @@
-"""Logs of the daemon: one redacted line per structlog event or library log record.
+"""Logs of the daemon: one redacted line for each structlog event or log record of a library.
 
-Event names are `noun.past_verb`, and every variable value has its own key. Secrets and message text are never logged.
-As a safety net, every value is redacted.
+Event names have the form `noun.past_verb`, and every variable value has its own key. Secrets and message text are never
+logged. As an additional safety measure, every value is redacted.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ ACCEPT_ERROR_SECONDS = 60.0
 """Minimum seconds between two log lines about connections that cannot be accepted."""
 
 _LEVELS = {
-    # Below WARNING, libraries log addresses that contain tokens, and whole bodies.
+    # Below WARNING, these libraries log addresses that contain tokens, and whole request and response bodies.
     **dict.fromkeys(("telegram", "httpx", "httpcore", "discord", "openai", "anthropic", "httpx2"), logging.WARNING),
     **dict.fromkeys(("httpcore2", "aiohttp", "apscheduler", "aiosqlite", "asyncio"), logging.WARNING),
     **dict.fromkeys(("markdown_it", "urllib3"), logging.WARNING),
-    # The MCP SDK logs data that servers have sent.
+    # The MCP SDK logs data that MCP servers have sent.
     **dict.fromkeys(("mcp", "client"), logging.CRITICAL + 1),
 }
 """Levels of the libraries' loggers."""
@@ -45,7 +45,7 @@ def configure_logging(
 ) -> None:
     """Log to `stream` (default: standard error), and with `settings.file` also to `gateway.log` in `directory`.
 
-    Replaces the setup of an earlier call. `secrets` are the configured secrets, for exact redaction.
+    Replaces the setup of an earlier call. `secrets` are the configured secrets, which are redacted exactly.
     """
     stream = stream or sys.stderr
     redaction = _LogRedactor(Redactor(secrets))
@@ -72,7 +72,7 @@ def configure_logging(
         processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,  # a reload or a test may configure again
+        cache_logger_on_first_use=False,  # logging can be configured more than once
     )
 
 
@@ -88,7 +88,7 @@ def update_logging(level: str, secrets: Iterable[str]) -> None:
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
-    # Redundant lines of discord.py: we report lost connections ourselves and do not use voice.
+    # Redundant log lines of discord.py: the gateway itself reports lost connections, and it does not use voice.
     return not record.getMessage().startswith(
         ("Attempting a reconnect in", "PyNaCl is not installed", "davey is not installed")
     )
@@ -97,7 +97,7 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 class _AcceptErrorFilter(logging.Filter):
     """Filter for asyncio's log line about connections that cannot be accepted.
 
-    Passes one per minute instead of one per second.
+    It passes one line per minute instead of one per second.
     """
 
     _quiet_until = 0.0
@@ -122,7 +122,7 @@ _SHARED: list[Processor] = [
 
 
 class _QuietHandler(logging.Handler):
-    """Handler that reports write errors once. The default handler would print each line without redaction."""
+    """Handler that reports only the first write error. The default handler would print each line without redaction."""
 
     _has_warned = False
 
@@ -150,7 +150,7 @@ class _StreamHandler(_QuietHandler, logging.StreamHandler[TextIO]):
 
 
 class _FileHandler(_QuietHandler, RotatingFileHandler):
-    """Handler that opens its file again after it was deleted, moved or replaced."""
+    """Handler that opens its log file again after the file was deleted, moved or replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         file, stream = Path(self.baseFilename), self.stream
@@ -187,7 +187,7 @@ def _with_formatter(
 
 
 def _for_a_screen(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Shorten an event for a terminal: keep only the time of day, and drop our own logger names."""
+    """Shorten an event for a terminal: show only the time of day, and leave out the gateway's own logger names."""
     event["at"] = datetime.fromisoformat(event["at"]).astimezone().strftime("%H:%M:%S")
     if event["logger"].startswith(("gateway.", "platforms.", "agent.", "hermes_state.")):
         del event["logger"]
@@ -200,7 +200,7 @@ def _printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
 
 
 def _to_json(event: EventDict, **_: Any) -> str:
-    """Serialise an event. The redaction has left only values that orjson accepts."""
+    """Serialise an event. After the redaction, the event contains only values that orjson accepts."""
     return orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS).decode()
 
 

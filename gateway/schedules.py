@@ -1,4 +1,4 @@
-"""Background jobs: fire schedules, expire approval requests and idle conversations, clean up database and files."""
+"""Background jobs: fire schedules, expire approval requests and idle conversations, and clean up database and files."""
 
 import asyncio
 from functools import cache
@@ -28,7 +28,7 @@ MISSED_NOTE = "earlier times were skipped, because the gateway or its machine wa
 
 
 async def expire_questions(lanes: LaneRegistry) -> float | None:
-    """Deny the approval requests that have expired or that cannot be answered any more.
+    """Deny approval requests that have expired or that nobody can answer any more.
 
     The turns that waited for them continue.
 
@@ -72,13 +72,13 @@ async def run_housekeeping(lanes: LaneRegistry, files: AttachmentFolder) -> None
     """Delete old settled rows and surplus files, and maintain the database."""
     store, now = lanes.store, lanes.clock.now()
     try:
-        # Files come first: on a full disk, the database work below needs the space.
+        # Delete files first: if the disk is full, the database work below needs their space.
         await asyncio.to_thread(files.remove_leftovers, now - LEFTOVER_MILLIS)
         surplus = await store.read(attachments.load_surplus, lanes.runtime.config.attachments.total_bytes)
         if surplus:
             await asyncio.to_thread(files.remove, surplus)
             await store.write(attachments.forget, surplus)
-        month = 30 * 86_400_000  # no platform repeats an event after 30 days
+        month = 30 * 86_400_000  # platforms do not send an event again after 30 days
         removed = await retention.remove_expired(store, now, month)
         if isinstance(store, SqliteStore):
             await retention.maintain(store)
@@ -124,9 +124,9 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
     following = next_occurrence(row.spec, row.zone, now)
     next_at = None if following is None else following.at
     meant = last_occurrence(row.spec, row.zone, now)
-    if row.next_at > now or meant is None:  # the clock was set back; dedupe keys prevent a second firing
+    if row.next_at > now or meant is None:  # the clock was set back, but dedupe keys prevent a second firing
         return FiringPlan(next_at=next_at)
-    is_late = now - meant.at >= 120_000  # longer than a restart takes
+    is_late = now - meant.at >= 120_000  # a restart takes less time than this
     if is_late and skips_missed and not is_local(row.spec):
         log.info("schedule.skipped", schedule=row.id)
         return FiringPlan(next_at=next_at)
@@ -144,7 +144,7 @@ def schedule_zone(config: Config) -> str:
 @cache
 def server_zone() -> str:
     """Return the name of the machine's time zone, or an empty string if it has none, as with `TZ=CET-1CEST`."""
-    import tzlocal  # only the first schedule needs it
+    import tzlocal  # imported late, because only schedules need it
 
     try:
         return tzlocal.get_localzone_name() if tzlocal.get_localzone() is not None else ""

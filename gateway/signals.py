@@ -1,4 +1,4 @@
-"""Process signals, which stop the gateway, stop it at once, or reload its configuration."""
+"""Process signals that stop the gateway, stop it immediately, or reload its configuration."""
 
 import asyncio
 import os
@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class SignalHandler:
-    """Handles the process's signals. Each event is a request from an operator."""
+    """Handles the process's signals. Each event of this class is set when an operator makes the request."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.stopping = asyncio.Event()
         self.stopping_now = asyncio.Event()
-        """Set by a second signal."""
+        """Set by a second signal, which ends the wait for running turns."""
         self.reload_asked = asyncio.Event()
         self._terminals = [] if "NOTIFY_SOCKET" in environ else [number for number in (0, 1, 2) if os.isatty(number)]
 
@@ -34,12 +34,12 @@ class SignalHandler:
 
     @contextmanager
     def _terminal_ends_watched(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Watch for the end of the terminal, because `make` may not pass the signal on."""
+        """Watch for the end of the terminal, because `make` might not forward the signal to this process."""
         if not self._terminals or not hasattr(select, "epoll"):
             yield
             return
         with select.epoll() as ends:
-            ends.register(self._terminals[0], 0)  # report only the hang-up
+            ends.register(self._terminals[0], 0)  # with no events requested, epoll reports only a hang-up
 
             def end() -> None:
                 loop.remove_reader(ends)
@@ -57,9 +57,9 @@ class SignalHandler:
         self.stopping.set()
 
     def _hang_up(self) -> None:
-        """Stop if the terminal was closed, for which two signals can arrive.
+        """If the terminal was closed, stop. Without a terminal, reload the configuration.
 
-        Without a terminal, reload the configuration.
+        When a terminal is closed, this method can be called twice.
         """
         if not self._terminals:
             self.reload_asked.set()

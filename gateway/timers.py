@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_SECONDS = 10.0
-"""Seconds between two checks of the clock. Without them, a job would run too late after the clock was set back."""
+"""Seconds between two checks of the clock. Without the checks, a job would run too late if the clock is set back."""
 
 TimerWork: TypeAlias = Callable[[], Awaitable[float | None]]
-"""Does the due work and returns the seconds until the next run; None to wait for the timer's longest interval."""
+"""Does the due work. Returns the seconds until the next run, or None to wait for the timer's longest interval."""
 
 
 class Timer:
     """Runs a job when woken, when due, and after `longest_seconds` at the latest.
 
-    A timer can be created before its work exists, and woken before it is started. If the database is unavailable, the
-    job runs again after a pause.
+    A timer can be created before its work exists, and can be woken before it is started. If the database is
+    unavailable, the job runs again after a pause.
     """
 
     def __init__(self, name: str, longest_seconds: float, *, runs_at_once: bool = True) -> None:
@@ -46,14 +46,14 @@ class Timer:
             self._run,
             "interval",
             (work,),
-            days=365,  # each run sets the next time; with a short interval, APScheduler steps through a clock jump
+            days=365,  # each run sets the next time; after a clock jump, APScheduler steps through short intervals
             name=self.name,
-            max_instances=2,  # a second instance returns at once while the first is running
+            max_instances=2,  # a second instance returns at once if the first is still running
             next_run_time=_after(self._first_seconds),
         )
 
     def stop(self) -> asyncio.Task[object] | None:
-        """Forget the job, which the scheduler ends. Return the running task, if any."""
+        """Forget the job, which the scheduler will end. Return the running task, or None if no task is running."""
         self._job = None
         return self._task
 
@@ -64,7 +64,7 @@ class Timer:
         self._is_woken = True
 
     def look_at_clock(self) -> None:
-        """Run the job now if its due time is impossibly late, because the clock was set back."""
+        """Run the job now if its due time is later than possible, which means that the clock was set back."""
         is_running = self._task is not None
         if self._job is not None and not is_running and self._job.next_run_time > _after(self._longest_seconds):
             self._job.modify(next_run_time=_after(0))
@@ -100,13 +100,13 @@ class Timer:
 
 
 async def run_timers(works: Mapping[Timer, TimerWork], pause: float = 0.0) -> None:
-    """Run the jobs of the timers until cancelled. Returns after running jobs have ended.
+    """Run the jobs of the timers until cancelled. It returns only after the running jobs have ended.
 
     APScheduler is imported after `pause` seconds.
     """
     await asyncio.sleep(pause)
     scheduling = await asyncio.to_thread(importlib.import_module, "apscheduler.schedulers.asyncio")
-    await asyncio.to_thread(importlib.import_module, "apscheduler.executors.asyncio")  # `start` would block on it
+    await asyncio.to_thread(importlib.import_module, "apscheduler.executors.asyncio")  # `start` would block for this
     # A late job runs once. By default, APScheduler drops a job that is a second late.
     defaults = {"misfire_grace_time": None, "coalesce": True}
     scheduler: AsyncIOScheduler = scheduling.AsyncIOScheduler(timezone=UTC, job_defaults=defaults)
@@ -115,7 +115,7 @@ async def run_timers(works: Mapping[Timer, TimerWork], pause: float = 0.0) -> No
     scheduler.start()
     try:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)  # no event announces a clock change
+            await asyncio.sleep(LOOK_SECONDS)  # no event reports a clock change
             for timer in works:
                 timer.look_at_clock()
     finally:

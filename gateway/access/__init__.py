@@ -1,4 +1,4 @@
-"""Access: roles and permissions of people, and pairing by code.
+"""Access: the roles and permissions of users, and pairing by code.
 
-After a transaction of `pairing.py`, call `AccessControl.load`, so that the change takes effect with the next event.
+After a transaction from `pairing.py`, call `AccessControl.load`, so that the change applies to the next event.
 """

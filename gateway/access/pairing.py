@@ -1,7 +1,7 @@
 """Pairing: transactions that offer a code to a stranger, approve a code and revoke access.
 
-Each transaction also stores the reply to the person, so that the reply is sent once. An admin can decide in a chat, or
-an operator on the command line, even while the daemon is stopped.
+Each transaction also stores the reply to the person, so that the reply is sent exactly once. An admin can decide in a
+chat. An operator can decide on the command line, even while the daemon is stopped.
 """
 
 from gateway.times import format_time
@@ -16,7 +16,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
 
 CODE_MINUTES = 60
-"""Minutes before a code expires. The time is enough to reach an admin, but too short to misuse a lost code."""
+"""Minutes before a code expires. This is enough time to reach an admin, but limits the misuse of a leaked code."""
 
 OFFER = (
     "You do not have access yet. Your pairing code is `{code}`, valid for {minutes} minutes. The owner of this bot can "
@@ -25,7 +25,7 @@ OFFER = (
 STILL_WAITING = "You do not have access yet. Your code still needs approval by the owner of this bot or an admin."
 
 COMMAND_LINE = "command line"
-"""Stored in place of an admin if the decision came from the command line."""
+"""Stored instead of an admin's id if the decision came from the command line."""
 
 WELCOME = {
     UserRole.USER: "You now have access. Send me a message and I will answer. /help lists all commands.",
@@ -37,7 +37,7 @@ WELCOME = {
 def offer_pairing(
     db: Connection, message: InboundMessage, code: str, cursor: Cursor | None, now: Millis, max_pending: int = 100
 ) -> ChatId | None:
-    """Give a stranger a code, or say that their code is still waiting. Return None if no reply is due.
+    """Give a stranger a code, or say that their code still needs approval. Return None if no reply is due.
 
     At most `max_pending` codes are pending at a time, so that strangers cannot fill the database.
     """
@@ -45,7 +45,7 @@ def offer_pairing(
         text = OFFER.format(code=code, minutes=CODE_MINUTES)
         return refuse(db, message, message.chat, _offer_key(code), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
-        # Once in 5 minutes. Every slash command gets a reply, because Discord shows an unanswered command as hanging.
+        # Repeat this at most every 5 minutes, except for slash commands: Discord shows an unanswered one as hanging.
         moment = message.event_ref if message.ticket is not None else now // 300_000
         return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
     inbox.advance_cursor(db, cursor)
@@ -56,7 +56,7 @@ def offer_pairing(
 def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
-    """Give access to the person with this code. Welcome them in the chat where they got the code, if still known.
+    """Give access to the person with this code. Welcome them in the chat where they got the code.
 
     Raises `CommandError` for an invalid code.
     """
@@ -73,19 +73,22 @@ def approve_pairing(
 
 @locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Revoke a person's access. Their messages no longer join running turns. Raises `CommandError` if not paired."""
+    """Revoke a person's access. Their messages no longer join running turns.
+
+    Raises `CommandError` if the person is not paired.
+    """
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:
         text = f"{person} is not paired. To revoke access given by the configuration file, edit `access` there."
         raise CommandError(text) from error
-    # A person who also has access by configuration loses nothing: the message waits for the next turn.
+    # If the configuration also gives the person access, no message is lost: it waits for the next turn.
     inbox.queue_steers(db, lambda ref: ref != person)
     return pairing
 
 
 def load_pairing_rows(db: Connection, now: Millis) -> list[dict[str, str]]:
-    """Return rows of all paired people and pending requests."""
+    """Return all paired people and pending requests as JSON objects."""
     return [pairing_row(pairing) for pairing in pairings.list_pairings(db, now)]
 
 
@@ -102,7 +105,10 @@ def pairing_row(pairing: Pairing) -> dict[str, str]:
 
 
 def _offer_key(code: str) -> str:
-    """Return the dedupe key of the reply that offers a code. On approval, the key finds the chat of the offer."""
+    """Return the dedupe key of the reply that offers a code.
+
+    On approval, this key is used to find the chat in which the code was offered.
+    """
     return f"pairing:{pairings.hash_code(code)[:16]}"
 
 
@@ -116,7 +122,7 @@ def refuse(
     cursor: Cursor | None,
     now: Millis,
 ) -> ChatId | None:
-    """Refuse a message in the chat `key` without storing it. Return None if the chat already has this refusal."""
+    """Refuse a message in the chat `key` without storing it. Return None if the chat already got this refusal."""
     inbox.advance_cursor(db, cursor)
     chat_id = ensure_chat(db, key, message.chat_kind, message.chat_title, now)
     reply = Reply(

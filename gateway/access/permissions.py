@@ -1,6 +1,6 @@
-"""Permissions of people for messages, commands, buttons and tools. Only configured or paired people have access.
+"""Permissions of users for messages, commands, buttons and tools. Only configured or paired people have access.
 
-People are identified by stable ids. A revocation takes effect with the next event.
+People are identified by stable ids. A revocation applies from the next event on.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class AccessResult(StrEnum):
 
 
 class AccessControl:
-    """Checks senders against the configuration and the pairings."""
+    """Checks whether people have access, according to the configuration and the pairings."""
 
     def __init__(
         self,
@@ -47,22 +47,22 @@ class AccessControl:
         live: LiveConfig,
         on_loaded: Callable[[Callable[[UserRef], bool]], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_loaded` receives the function `has_access`, and stops the running work of people without access."""
+        """`on_loaded` receives the function `has_access`, and must stop the running work of people without access."""
         self._store = store
         self._live = live
         self._on_loaded = on_loaded
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
         self._changed = asyncio.Event()
-        """Event that is set when access is loaded again. Each load creates a new event."""
+        """Set when the pairings are loaded again. Each load replaces it with a new event."""
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
-        """Load the pairings and keep steers of people without access out of running turns. Retry until it works.
+        """Load the pairings, and stop steers from people without access from reaching running turns.
 
-        Called at the start and after every change of access.
+        Retries until the database can be read and written. Called at the start and after every change to access.
         """
-        async with self._loading:  # loads run one at a time, so that an older read cannot replace a newer one
+        async with self._loading:  # one load at a time, so that old rows cannot replace newer rows
             await retried(self._load, StoreUnavailable, "access.stale")
         if self._on_loaded is not None:
             await self._on_loaded(self.has_access)
@@ -75,14 +75,14 @@ class AccessControl:
         log.debug("access.loaded", paired=len(self._paired))
 
     async def follow(self, changed: asyncio.Event) -> None:
-        """Load again after every change of the configuration, until cancelled."""
+        """Load the pairings again whenever `changed` is set, until cancelled."""
         while True:
             await changed.wait()
             changed.clear()
             await self.load()
 
     def role_of(self, ref: UserRef) -> UserRole | None:
-        """Return the role of a person, or None without access."""
+        """Return the role of a person, or None if they have no access."""
         access = self._live.config.access
         if ref == LOCAL_OWNER or ref in access.admins:
             return UserRole.ADMIN
@@ -97,9 +97,9 @@ class AccessControl:
         return self.role_of(ref) is UserRole.ADMIN
 
     async def load_role(self, ref: UserRef) -> UserRole | None:
-        """Return the role of a person. If the person has none, first load the pairings again.
+        """Return the role of a person. If they have none, first load the pairings again.
 
-        Another node may have changed them.
+        Another node may have changed the pairings.
         """
         if self.role_of(ref) is None:
             await self.load()
@@ -121,13 +121,13 @@ class AccessControl:
             await changed.wait()
 
     def judge(self, message: InboundMessage) -> AccessResult:
-        """Check a message before it is stored, and count the result."""
+        """Check a sender's access before the message is stored, and count the result."""
         result = self.assess(message)
         self.counts[result] += 1
         return result
 
     def assess(self, message: InboundMessage) -> AccessResult:
-        """Check a message without counting it, because `judge` checks it later."""
+        """Check a sender's access like `judge`, but without counting the result."""
         if message.sender.is_bot:
             return AccessResult.BOT
         if message.chat_kind.is_shared and not message.is_addressed:

@@ -1,4 +1,4 @@
-"""The command `hermes-gateway`. Each kind of command has its own module; `answers.py` and `output.py` are shared.
+"""The command `hermes-gateway`. Each kind of command has its own module; all of them use `answers.py` and `output.py`.
 
 Exit codes for scripts and systemd: 0 success, 75 token or database in use by another process, 78 configuration error,
 1
@@ -41,11 +41,11 @@ COMMANDS = {
     "trajectories": ("trajectories", "Export, shorten and view conversations as training data."),
     "plugins": ("config", "Show plugins."),
 }
-"""Module and help text of each command or group. Only the module of the command in use is imported."""
+"""Module and help text of each command or command group. Only the module of the command that runs is imported."""
 
 
 class _CommandRegistry(TyperGroup):
-    """Commands by name. Each command is a placeholder until it is used."""
+    """Commands by name. Each command is a placeholder until it is invoked."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's own copy of click
         name, found, rest = super().resolve_command(ctx, args)
@@ -57,7 +57,7 @@ app = typer.Typer(
     cls=_CommandRegistry,
     help="Run an LLM agent in Telegram, Discord and a local web chat, for conversations that last months.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # its tracebacks show local variables, which can contain secrets
+    pretty_exceptions_enable=False,  # rich tracebacks show local variables, which can contain secrets
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -65,7 +65,7 @@ for command, (_, purpose) in COMMANDS.items():
     app.command(command, help=purpose)(lambda: None)
 
 
-def load_command(name: str) -> Any:  # Any: as above
+def load_command(name: str) -> Any:  # Any: typer's own copy of click
     """Import a command, or a group of commands, by name."""
     found = getattr(importlib.import_module(f"gateway.cli.{COMMANDS[name][0]}"), name)
     if isinstance(found, typer.Typer):
@@ -96,11 +96,11 @@ def options(
 
 
 def main() -> None:
-    """Run the command line. Print our own errors as one sentence on standard error, and exit with the matching code."""
+    """Run the command line. Print expected errors without a traceback, and exit with the matching code."""
     try:
         app()
     except (ConfigError, DatabaseRejected) as error:
-        for warning in getattr(error, "warnings", ()):  # of `ConfigRejected`
+        for warning in getattr(error, "warnings", ()):  # only `ConfigRejected` has warnings
             echo(f"hermes-gateway: warning: {warning}", err=True)
         _leave("configuration", error, EXIT_CONFIG)
     except LockUnavailable as error:
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _ways_out() -> Iterator[str]:
-    """Yield hints on how to stop the running gateway, and how to open it if it uses this state directory."""
+    """Yield hints on how to stop the running gateway, and how to open its web chat if it uses this state directory."""
     from gateway.config import process_environment
     from gateway.config.files import find_state
     from hermes_state.store.lock import holder

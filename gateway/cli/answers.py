@@ -1,4 +1,4 @@
-"""Helpers that answer a command from the running daemon, or from the database if no daemon is running."""
+"""Helpers that get a command's result from the running daemon, or from the database if no daemon is running."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -23,18 +23,18 @@ T = TypeVar("T")
 def configured_redactor() -> Redactor:
     """Return a redactor for the configured secrets.
 
-    If the configuration is invalid, it still removes text that looks like a secret.
+    If the configuration is invalid, the redactor still removes text that looks like a secret.
     """
     try:
         return Redactor(load_config(process_environment()).secrets())
     except ConfigError:
-        return Redactor()  # the command still shows its rows
+        return Redactor()  # the command works even with an invalid configuration
 
 
 def configured_database() -> tuple[Path, str | None]:
     """Return the path of the SQLite file, and the configured database address or None.
 
-    Works even if other settings are invalid. Raises `ConfigError` if it is unclear which database is in use.
+    This works even if other settings are invalid. Raises `ConfigError` if it is unclear which database is configured.
     """
     environ = process_environment()
     return find_state(environ).database, find_store_url(environ)
@@ -49,12 +49,12 @@ def ask_or_read(
     empty: T | None = None,
     timeout_seconds: float = 30.0,
 ) -> T:
-    """Return the daemon's answer, or the answer of `read` if no daemon runs, or `empty` without a database.
+    """Return the daemon's response, or what `read` returns if no daemon runs, or `empty` if there is no database.
 
     `read` returns JSON values: mappings, lists, text and numbers.
 
-    Raises the errors of `ask` and `open_offline`, and `CommandError` if the daemon's answer has an unexpected form,
-    or if there is neither a database nor `empty`.
+    Raises the errors of `ask` and `open_offline`, and `CommandError` if the daemon's response has an unexpected form,
+    or if there is neither a database nor a value for `empty`.
     """
     state = find_state(process_environment())
     try:
@@ -73,7 +73,7 @@ def ask_or_read(
 
 
 def ask_or_write(request: str, args: Mapping[str, Any], write: Callable[[Connection, Millis], Any]) -> Any:
-    """Return the daemon's answer. If no daemon runs, call `write` with the database and the current time.
+    """Return the daemon's response. If no daemon runs, call `write` with the database and the current time.
 
     Raises the errors of `ask` and `open_store`, and `DaemonNotRunningError` if no database exists yet.
     """

@@ -36,7 +36,7 @@ def status(as_json: Json = False) -> None:
 
 def _load() -> ClusterStatus | None:
     path, url = configured_database()
-    if url is None:  # the address may be a systemd credential that only the running gateway can read
+    if url is None:  # the database address may be in a systemd credential that only the running gateway can read
         with suppress(DaemonNotRunningError):
             found = ask(find_state(process_environment()).control_socket, "cluster.status")
             return msgspec.convert(found, ClusterStatus | None)

@@ -30,7 +30,7 @@ def check(as_json: Json = False) -> None:
 
     Exit code 78 if `run` would refuse to start. Warnings do not change the exit code.
     """
-    from agent.engines.loader import load_engine  # also imports the agent
+    from agent.engines.loader import load_engine  # this module also imports the agent
 
     try:
         loaded = load_config(process_environment())
@@ -91,7 +91,7 @@ def _warning_lines(loaded: LoadedConfig) -> list[str]:
 
 
 def _sizes(loaded: LoadedConfig) -> dict[str, tuple[Any, str]]:
-    """Return the model's limits that are not configured, with their sources, until the provider reports them."""
+    """Return the effective values of model limits that are not configured, and the source of each value."""
     model, capacity = loaded.config.model, capacity_in(loaded.config.model)
     known = {
         "model.context_length": (model.context_length, capacity.context_length, capacity.context_from),
@@ -116,7 +116,7 @@ def _summary(loaded: LoadedConfig) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Return a value for display. Masks secrets, and passwords in addresses."""
+    """Return a value for display. Secrets, and passwords in addresses, are masked."""
     if isinstance(value, SecretStr):
         return MARK
     if isinstance(value, str):
@@ -134,7 +134,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, Mapping)):
-        # A block is shown only by its name. `--json` shows it in full.
+        # A block in a list is shown only by its name. `--json` shows it in full.
         names = (str(one.get("name", one) if isinstance(one, Mapping) else one) for one in value)
         return ", ".join(names) or "-"
     text = str(value)
@@ -152,7 +152,7 @@ def list_engines(as_json: Json = False) -> None:
 
     Exit code 78 if the engine in `context.engine` cannot be used.
     """
-    from agent.engines.loader import list_plugins, unknown_engine  # which also import the agent
+    from agent.engines.loader import list_plugins, unknown_engine  # these modules also import the agent
 
     loaded = load_config(process_environment())
     configured = loaded.config.context.engine

@@ -41,7 +41,7 @@ def run(
     If the database is missing, restore it or a backup, or start with an empty one: run with --fresh, which never
     touches an existing database.
     """
-    with without("rich"):  # keeps structlog from importing it for tracebacks, which we do not use
+    with without("rich"):  # structlog would import rich for tracebacks, which we do not use
         from gateway.daemon.process import (
             serve,  # logging takes longer to import than the whole command line
         )
@@ -56,7 +56,7 @@ def status(as_json: Json = False) -> None:
         answer = {"running": True, **ask(state.control_socket, "status")}
     except DaemonNotRunningError:
         answer = {"running": False, "home": str(state.home)}
-        with open_offline(*configured_database()) as db:  # an error if its owner does not answer
+        with open_offline(*configured_database()) as db:  # fails if the process that holds the lock does not respond
             if db is not None:
                 answer["database"] = msgspec.structs.asdict(load_overview(db))
     show(answer, tree(answer), as_json=as_json)
@@ -136,7 +136,7 @@ def doctor(
     if is_repair:
         repair(as_json=as_json)
         return
-    from gateway.operator.doctor import run_checks  # imports the agent, which takes a second
+    from gateway.operator.doctor import run_checks  # this module imports the agent, which takes a second
 
     findings = []
     for finding in run_checks(process_environment(), is_online=is_online):

@@ -32,7 +32,7 @@ def backup(
     """
     state, target = find_state(process_environment()), Path(os.path.abspath(file))
     try:
-        # The daemon stops a copy before this timeout.
+        # The daemon gives up on a copy before this timeout.
         size = ask(state.control_socket, "backup", {"file": str(target)}, timeout_seconds=3_700)["bytes"]
     except DaemonNotRunningError:
         path, url = configured_database()
@@ -53,7 +53,7 @@ def backup(
 
 
 def repair(*, as_json: bool) -> None:
-    """Save the readable part of a damaged database into a new one, which replaces it."""
+    """Copy the readable part of a damaged database into a new database, which replaces the damaged one."""
     from hermes_state.admin.repair import repair_database
 
     environ = process_environment()

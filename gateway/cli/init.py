@@ -30,7 +30,7 @@ ADMINS = "HERMES_ACCESS__ADMINS"
 _MODEL_VARIABLES = (MODEL_PROTOCOL, MODEL_BASE_URL, MODEL_KEY)
 
 SECRETS = (TELEGRAM_TOKEN, DISCORD_TOKEN, MODEL_KEY)
-"""Variables that go to `.env`; all others go to `config.yaml`."""
+"""Variables that are written to `.env`. All others are written to `config.yaml`."""
 
 _QUESTIONS: Mapping[str, str] = {
     TELEGRAM_TOKEN: "Telegram bot token from @BotFather (leave empty to skip Telegram)",
@@ -103,7 +103,7 @@ def init(
 
 
 def _run_command(environ: Mapping[str, str]) -> str:
-    """Return the command that starts the gateway from the same shell and folder."""
+    """Return the command that starts the gateway from the current shell and folder."""
     program = sys.argv[0]
     found = shutil.which("hermes-gateway", path=environ.get("PATH"))
     if found is not None and os.path.realpath(found) == os.path.realpath(program):
@@ -129,9 +129,9 @@ def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
 
 
 def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], object]) -> dict[str, str]:
-    """Return the given answers, and the answers to all other questions. An empty answer is left out.
+    """Return the given answers, and the answers to all other questions. Empty answers are left out.
 
-    If `load` refuses an answer, only that question is repeated. Otherwise one typo would mean pasting every secret
+    If `load` rejects an answer, only that question is asked again. Otherwise, one typo would mean pasting every secret
     again.
     """
     answers: dict[str, str] = {}
@@ -162,7 +162,7 @@ def _ask(variable: str, answers: dict[str, str], load: Callable[[Mapping[str, st
 
 
 def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answers: Mapping[str, str]) -> str:
-    """Return the loader's complaint about the answer for `variable`, or empty text."""
+    """Return the loader's error about the answer for `variable`, or an empty string."""
     try:
         load(answers)
     except ConfigError as error:
@@ -174,7 +174,7 @@ def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answe
 def _probe_all(
     load: Callable[[Mapping[str, str]], LoadedConfig], answers: dict[str, str], *, is_interactive: bool
 ) -> None:
-    """Test each service for which there are answers.
+    """Test each service for which answers were given.
 
     Without a terminal, a failure ends `init`. At a terminal, the person can correct the answers, keep them or
     stop.
@@ -238,7 +238,7 @@ def _replace(path: Path, text: str) -> None:
         if path.exists():
             old = path.with_name(path.name + ".bak")
             old.unlink(missing_ok=True)
-            os.link(path, old)  # a hard link, so that a configuration file exists at every moment
+            os.link(path, old)  # a hard link, so that the configuration file exists at all times
         new.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error

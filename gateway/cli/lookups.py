@@ -216,7 +216,7 @@ def _read_spending(db: Connection, name: str, args: Mapping[str, Any]) -> object
     try:
         config = load_config(process_environment()).config
     except ConfigError:
-        config = Config()  # still shows the usage, but without caps
+        config = Config()  # the command still shows the usage, but without caps
     return spending.report(db, name, cap_limits(config), SystemClock().now(), args)
 
 

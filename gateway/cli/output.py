@@ -1,4 +1,4 @@
-"""Output of the command line: sentences and tables for people, one JSON document for programs."""
+"""Output of the command line: sentences and tables for people, or one JSON document for programs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
@@ -24,7 +24,7 @@ def confirm(question: str, *, default: bool = False) -> bool:
 
 
 def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print `value` as JSON if `as_json` is set, otherwise `lines`, which show the same content to people."""
+    """Print `value` as JSON if `as_json` is set, otherwise the same content as readable `lines`."""
     if as_json:
         print_json(value)
     else:
@@ -50,7 +50,7 @@ def tree(value: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
     space = "  " * depth
     for name, held in value.items():
         if held == "":
-            continue  # skip empty details
+            continue  # do not show empty values
         label = f"{space}{name.replace('_', ' ')}:"
         if isinstance(held, Mapping) and held:
             yield label

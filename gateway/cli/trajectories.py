@@ -108,7 +108,7 @@ def compress(
             total = asyncio.run(_run(runner, summary, source, target, is_forced=is_forced))
     except KeyboardInterrupt:
         echo("Interrupted. Run the same command again to continue.", err=True)
-        raise typer.Exit(130) from None  # the exit code that shells use for Ctrl-C
+        raise typer.Exit(130) from None  # shells use this exit code for Ctrl-C
     except OSError as error:
         reason = f"{error.filename or target}: {error.strerror or error}"
         raise CommandError(f"{reason}. Run the same command again to continue.") from error
@@ -118,7 +118,7 @@ def compress(
 
 
 def _model_summary(config: Config, name: str | None) -> ModelSummary:
-    """Return a summariser that uses the named model or alias, or else `auxiliary.trajectories`.
+    """Return a summariser that uses the named model or alias, or else the model of `auxiliary.trajectories`.
 
     Raises `CommandError`.
     """
@@ -200,7 +200,7 @@ def export(
 def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) -> Iterator[_Row]:
     """Yield all values of a look-up, page by page.
 
-    `key` names the field whose last value is the start of the next page.
+    `key` names the field of the last value after which the next page starts.
     """
     after = 0
     while page := look_up(request, {**args, "after": after}, kind):

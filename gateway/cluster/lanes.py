@@ -16,7 +16,7 @@ from hermes_state.turns import RunningTurn, find_unended
 from hermes_state.values import ChatId
 
 MIN_TURN_SECONDS = 0.1
-"""Minimum seconds before another node can have finished a turn that this node stored."""
+"""Minimum seconds that another node needs to finish a turn that this node stored."""
 
 
 def load_of(lanes: LaneRegistry) -> float:
@@ -25,9 +25,9 @@ def load_of(lanes: LaneRegistry) -> float:
 
 
 class ChatQueue:
-    """Chats with work whose locks this node does not hold, in the order in which it learned of them.
+    """Chats that have work but whose locks this node does not hold, in the order in which it learned of them.
 
-    A chat that another node serves keeps its place. Its lock is requested again after the next sweep.
+    A chat that another node serves keeps its place in the queue. Its lock is requested again after the next sweep.
 
     >>> queue = ChatQueue()
     >>> for number in (7, 3, 5): queue.put(ChatId(number))
@@ -42,16 +42,16 @@ class ChatQueue:
 
     def __init__(self) -> None:
         self._chats: dict[ChatId, bool] = {}
-        """Waiting chats in order. The value is True if the chat's lock must be requested."""
+        """Waiting chats in the order of the queue. The value is True if the chat's lock must be requested."""
         self._put: set[ChatId] = set()
-        """Chats that were added since the last sweep began. The sweep may have missed them."""
+        """Chats that were added after the last sweep began, and that the sweep may have missed."""
 
     def __bool__(self) -> bool:
         """True if a chat's lock must be requested."""
         return any(self._chats.values())
 
     def put(self, chat_id: ChatId) -> None:
-        """Queue a chat with work. A queued chat keeps its place."""
+        """Queue a chat with work. A chat that is already queued keeps its place."""
         self._chats[chat_id] = True
         self._put.add(chat_id)
 
@@ -87,7 +87,7 @@ class LockedChats:
         self._queue = ChatQueue()
         """Chats with work that this node does not serve yet."""
         self._stored_at: dict[ChatId, float] = {}
-        """Monotonic time just before the turn of a waiting chat was stored."""
+        """Monotonic time just before this node stored the turn of a waiting chat."""
         self._taking: asyncio.Task[None] | None = None
 
     @property
@@ -104,7 +104,7 @@ class LockedChats:
         return load_of(self._lanes) >= 0.1
 
     async def sweep(self) -> None:
-        """Queue the chats that have work but no lane here, longest wait first."""
+        """Queue the chats that have work but no lane on this node, longest wait first."""
         self._queue.begin_look()
         found = await self._lanes.store.read(inbox.load_chats_with_waiting)
         self._queue.end_look(found, served=self._lanes.served)
@@ -113,8 +113,8 @@ class LockedChats:
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
         """Queue a chat.
 
-        A busy node with room ignores a new message until the hint about it arrives, because idle nodes react to the
-        hint first.
+        A busy node that still has room ignores a new message until the database sends the hint about it. Idle nodes
+        react to that hint first.
         """
         if started is not None:
             self._stored_at[chat_id] = asked_at
@@ -149,13 +149,13 @@ class LockedChats:
         return await self._lanes.store.read_short(find_unended, own)
 
     def _take_soon(self) -> None:
-        """Start a task that takes locks for the queue, if it can take any."""
+        """Start a task that takes the locks of queued chats, if this node has room."""
         is_taking = self._taking is not None and not self._taking.done()
         if self._queue and self._lanes.room > 0 and self._lanes.works_by(self) and not is_taking:
             self._taking = self._lanes.begin(self._take_chats(), "lanes")
 
     async def _take_chats(self) -> None:
-        """Take the locks of waiting chats in order and open their lanes, while this node has room."""
+        """While this node has room, take the locks of waiting chats in order and open their lanes."""
         lanes, queue, seat = self._lanes, self._queue, self._seat
         with suppress(StateError):  # a sweep finds the remaining work
             while queue and (room := lanes.room) > 0 and lanes.works_by(self):
@@ -173,5 +173,5 @@ class LockedChats:
                     return
                 others = [chat_id for chat_id in asked if chat_lock(chat_id) not in taken]
                 queue.leave(others)
-                # Other nodes now continue the turns that this node stored for these chats.
+                # Other nodes hold these locks and continue the turns that this node stored for the chats.
                 await lanes.let_go(*(lanes.own[chat_id] for chat_id in others if chat_id in lanes.own))

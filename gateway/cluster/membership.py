@@ -1,7 +1,7 @@
-"""Cluster membership: some settings must be the same on all nodes, and their clocks must agree.
+"""Cluster membership: some settings must be the same on all nodes, and the nodes' clocks must agree.
 
-If settings or clocks differ, a node does not start. A running node compares them every minute and after a reload. It
-only logs a warning about a difference, because a change on another node must not stop this node.
+If settings or clocks differ, a node does not start. A running node compares settings and clocks every minute and after
+a reload. It only logs a warning about a difference, because a change on another node must not stop this node.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ AGREED = (
     "sessions.groups",
     "telegram.token",
 )
-"""Settings that must be the same on all nodes of a database."""
+"""Settings that must be the same on all nodes that share a database."""
 
 
 def agreed_settings(config: Config) -> str:
-    """Return the settings that nodes must agree on as JSON, with digests for secrets and without unset tokens."""
+    """Return the settings that nodes must agree on as JSON. Secrets are hashed, and unset tokens are left out."""
     values = {dotted(key): value for key, value in values_of(config)}
     values["agent.time_zone"] = values["agent.time_zone"] or server_zone()
     # A node without a bot's token leaves that bot to other nodes.
@@ -60,13 +60,13 @@ def _shown(value: Any) -> str:
 
 
 def node_info(config: Config, node_id: str = "") -> NodeInfo:
-    """Return the description of this node that other nodes read."""
+    """Return a description of this node for other nodes."""
     cluster, settings = config.cluster, agreed_settings(config)
     return NodeInfo(id=node_id, name=cluster.name, version=installed_version(), role=cluster.role, settings=settings)
 
 
 def refuse_early(loaded: LoadedConfig, url: str, *, is_fresh: bool) -> None:
-    """Check the database at `url` without changing it. Raise the error with which a start would fail. Blocks."""
+    """Check the database at `url` without changing it, and raise the error with which a start would fail. Blocks."""
     check_place(loaded.database, url, node_info(loaded.config), SystemClock().now(), is_fresh=is_fresh)
 
 
@@ -75,7 +75,7 @@ class Membership:
 
     def __init__(self, store: Store, clock: Clock, config: Callable[[], Config]) -> None:
         self.changed = asyncio.Event()
-        """Set after a change of the configuration."""
+        """Set after a change to the configuration."""
         self._store, self._clock, self._config = store, clock, config
         self._known: set[str] = set()
         self._is_admitted = False
@@ -104,7 +104,10 @@ class Membership:
         return seat
 
     async def run(self) -> None:
-        """Compare every minute and after each change, until cancelled. Log each new difference as a warning."""
+        """Compare settings and clocks every minute and after each change. Log each new difference as a warning.
+
+        Runs until cancelled.
+        """
         while True:
             try:
                 if await wait_until(self.changed, 60.0):
@@ -120,7 +123,7 @@ class Membership:
             self._known = set(found)
 
     async def end_left_transactions(self) -> None:
-        """End the open transactions of nodes that lost their connection, because the locks block other nodes.
+        """End transactions left open by nodes that lost their connection, because the locks block other nodes.
 
         Runs until cancelled.
         """
@@ -130,7 +133,7 @@ class Membership:
                     log.warning("node.ended_transactions", transactions=count)
             except StateError as error:
                 log.debug("node.check_failed", error=str(error))
-            await asyncio.sleep(2.0)  # the server sends no event for this
+            await asyncio.sleep(2.0)  # the server does not report lost connections
 
     async def _find_differences(self) -> list[str]:
         return await self._store.read(find_differences, self.node, self._clock.now())

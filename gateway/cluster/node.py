@@ -1,7 +1,7 @@
 """Cluster node: holds a seat at the database and does its share of the work while it has the seat.
 
-Each chat, each account and the housekeeping belong to one node at a time. A node looks for free work twice a second,
-and other nodes send it hints about their writes. A single daemon does all the work.
+Each chat, each account and the housekeeping belong to one node at a time. A node looks for free work twice a second.
+Nodes also send each other hints about their writes. A single daemon does all the work.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from hermes_state.values import ChatId
 log = structlog.get_logger()
 
 SWEEP_SECONDS = 0.5
-"""Seconds between two sweeps, which search the database for free work. They find work even if a hint was lost."""
+"""Seconds between two searches of the database for free work (sweeps). They find work even if a hint was lost."""
 DUTY_BACKOFF = Backoff(max_seconds=60.0)
 
 OnHintOf = Callable[[int], None]
@@ -31,13 +31,13 @@ OnHintOf = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duty:
-    """Work that only one node does at a time."""
+    """Work that only one node at a time does."""
 
     name: str
     lock: SeatLock
     run: Callable[[], Awaitable[None]]
     take_up: Callable[[], Awaitable[None]] | None = None
-    """Called before `run` to finish work that the last owner left."""
+    """Called before `run` to finish work that the previous owner left unfinished."""
 
 
 @dataclass(eq=False, slots=True)
@@ -50,11 +50,11 @@ class NodeState:
     hints_received: int = 0
 
     def is_certain(self) -> bool:
-        """Return True while no other node can have taken over this node's work."""
+        """Return True as long as no other node can have taken over this node's work."""
         return self.seat is not None and self.seat.is_certain
 
     def health(self, info: NodeInfo, chats: int) -> Mapping[str, Any]:
-        """Return the health of this node for `--json`; empty for a single daemon."""
+        """Return the health of this node for `--json` output, or an empty mapping for a single daemon."""
         if self.seat is None or not self.seat.is_shared:
             return {}
         health = {
@@ -93,9 +93,12 @@ class Node:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def start(self) -> None:
-        """Take the seat and free work. Duties start only in `run`. Raises the errors of `open_seat`, or `SeatLost`."""
+        """Take the seat and any free work. Duties start only in `run`.
+
+        Raises the errors of `open_seat`, or `SeatLost`.
+        """
         self.state.seat = seat = await self.open_seat(self._take_hint)
-        if seat.is_shared:  # hints about cached values may have been missed
+        if seat.is_shared:  # the node may have missed hints about values that it caches
             for kind in (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED):
                 self._take_hint(Hint(kind, 0))
         try:
@@ -107,7 +110,7 @@ class Node:
             raise
 
     async def run(self) -> None:
-        """Do this node's share of the work until cancelled."""
+        """Do this node's share of the work, until cancelled."""
         assert self.state.seat is not None, "`start` must run first"
         while True:
             seat = self.state.seat
@@ -129,7 +132,7 @@ class Node:
 
     async def _sweep(self, seat: Seat) -> None:
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)  # needed because hints can be lost
+            await asyncio.sleep(SWEEP_SECONDS)  # the sweep is needed because hints can be lost
             try:
                 for duty in await self._lock_free(seat):
                     await self._take_over(duty, seat)
@@ -156,25 +159,25 @@ class Node:
         self.state.duties.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:
-        """Start a free duty. If this fails, another node can take it, or this node at its next sweep."""
+        """Start a free duty. If this fails, another node can take it, or this node can retry at its next sweep."""
         try:
             await self._take_up(duty, seat)
-        except Exception as error:  # other duties and the chats continue
+        except Exception as error:  # the error must not affect other duties or chats
             log.warning("duty.delayed", duty=duty.name, exc_info=not isinstance(error, StateError), error=str(error))
             await seat.let_go(duty.lock)
         else:
             self._tasks.append(asyncio.ensure_future(self._run_duty(duty)))
 
     async def _run_duty(self, duty: Duty) -> None:
-        """Run a duty and restart it after a crash, because no other node can do it while this node has the lock."""
+        """Run a duty and restart it after a crash, because no other node can run it while this node holds its lock."""
         for pause in DUTY_BACKOFF:
             try:
                 await duty.run()
-            except Exception:  # other duties continue; each duty also handles its own errors
+            except Exception:  # the error must not affect other duties; most errors are already handled inside the duty
                 log.exception("duty.crashed", duty=duty.name, retry_seconds=pause)
             else:
                 return
-            await asyncio.sleep(pause)  # no event announces that the cause is gone
+            await asyncio.sleep(pause)  # no event reports that the cause of the crash is gone
 
     async def _give_up(self, seat: Seat) -> None:
         """If the seat was lost, end all work without storing anything, because another node may have taken over."""

@@ -1,6 +1,6 @@
-"""Previews of turns that run on a different node than the chat's account.
+"""Previews of turns that run on one node while another node serves the chat's account.
 
-The node that runs the turn stores the text so far. The node that serves the account reads the text and shows it.
+The node that runs the turn stores the text written so far. The node that serves the account reads and shows it.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ log = structlog.get_logger()
 STORE_SECONDS = 1.0
 """Minimum seconds between two writes of a preview."""
 BEAT_SECONDS = 2.0
-"""Maximum seconds between two writes.
+"""Maximum seconds between two writes of a preview.
 
-A preview is renewed only after a write, so that it disappears if its node crashes.
+The platform's preview is renewed only after a write, so that it disappears if the node of the turn crashes.
 """
 SILENT_SECONDS = 3 * BEAT_SECONDS
 """Seconds without a write after which a preview ends."""
 
 
 class StoredPreview(TurnPreview):
-    """Preview whose text is stored, so that another node can show it. Nothing is stored after the turn has ended."""
+    """Preview that stores its text, so that another node can show it. Nothing is stored after the turn has ended."""
 
     def __init__(self, turn: RunningTurn, store: Store, clock: Clock) -> None:
         super().__init__(turn)
@@ -56,7 +56,7 @@ class StoredPreview(TurnPreview):
 class RemotePreview(LivePreview):
     """Preview of a turn on another node. That node stores it at least every `BEAT_SECONDS` while the turn runs."""
 
-    _typing_overlap_seconds = BEAT_SECONDS + 0.5  # typing is renewed only after a write
+    _typing_overlap_seconds = BEAT_SECONDS + 0.5  # the typing signal is renewed only after a write
     heard_at = 0.0
 
     @property
@@ -68,13 +68,16 @@ class RemotePreview(LivePreview):
         self.heard_at = time.monotonic()
 
     def move(self, turn: RunningTurn) -> None:
-        """Continue after another node has resumed the turn. The placeholder is stored again for the resumed turn."""
+        """Continue the preview after another node has resumed the turn.
+
+        The placeholder is stored again for the resumed turn.
+        """
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Pause before waiting, so that new text is shown at once.
+        """Pause first and then wait for new text, so that new text is shown at once.
 
-        The node of the turn stores its text only once a second.
+        The node that runs the turn stores new text at most once a second.
         """
         if was_sent or self.text != self._shown:
             await wait_until(self._closed, pause)
@@ -87,7 +90,10 @@ class RemotePreview(LivePreview):
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class RemotePreviews:
-    """Shows the stored previews of other nodes. A preview starts with a turn's first hint and ends with its answer."""
+    """Shows the stored previews of other nodes.
+
+    A preview starts with the first hint about a turn and ends with the turn's answer.
+    """
 
     store: Store
     adapters: AdapterRegistry

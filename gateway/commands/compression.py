@@ -1,4 +1,4 @@
-"""`/compress`: manual compression with a focus or a cut-off point, its preview, and its undo."""
+"""`/compress`: compress a conversation with a focus or a cut-off point, preview this, or undo it."""
 
 import re
 from functools import partial
@@ -27,7 +27,7 @@ STOPPED = "Compression cancelled; nothing was changed."
 
 
 async def compress(request: CommandRequest) -> CommandResult:
-    """Compress the conversation. The argument is `preview`, `undo` or `here N`; any other text is the focus."""
+    """Compress the conversation. The argument is `preview`, `undo`, `here N`, or else the focus of the summary."""
     argument = request.argument
     word, here = argument.lower(), re.fullmatch(r"here\s+(\d{1,6})", argument, re.IGNORECASE)
     session = await request.load_open_session()
@@ -78,7 +78,7 @@ def _details(outcome: Compressed) -> list[str]:
         reason = prepared.failure.rstrip(".")
         written = f"No model could write a summary ({reason}), so I listed the key points without a model"
     focus = f", with the focus “{topic}”" if topic else ""
-    # Undo is offered only if the restored prompt leaves some room in the window.
+    # Undo is offered only if the restored conversation would leave some room in the context window.
     can_undo = outcome.job.tokens_before * 100 <= outcome.job.limits.input_window * 96
     undo = " `/compress undo` reverses this." if can_undo else ""
     replaced = f"{counted(prepared.summarised, 'message')} for the model"

@@ -35,7 +35,7 @@ async def new(request: CommandRequest) -> CommandResult:
     before = await request.load_open_session()
 
     async def after() -> None:
-        if before is not None:  # read the agent after the write, because a reload might have replaced it
+        if before is not None:  # read `runtime.agent` only now, because a reload might have replaced it
             await context.runtime.agent.context.ended(before.id, was_reset=True)
 
     return CommandResult(apply=partial(_new, request.chat.id, title), after=after)
@@ -128,7 +128,7 @@ def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcri
     session = sessions.load_active(db, chat_id)
     if session is None:
         return (), set()
-    # Tool rows between messages and answers are not shown, so more rows are loaded.
+    # Load more rows than the reply shows, because it leaves out the tool rows between messages and answers.
     rows = load_messages(db, session.lineage_id, count * 8)
     shown = [row for row in rows if row.origin in (Origin.HUMAN, Origin.ASSISTANT) and row.text]
     return tuple(shown[-count:]), load_hidden(db, session.lineage_id)

@@ -17,7 +17,7 @@ LEVELS = (*EFFORTS, CONFIGURED)
 
 
 async def model(request: CommandRequest) -> CommandResult:
-    """List the models. With a name, choose that model for this conversation from the next turn on."""
+    """Without an argument, list the models. With a name, use that model for this conversation from the next turn on."""
     context, settings = request.context, request.context.runtime.config.model
     session = await request.load_open_session()
     if not request.argument:
@@ -39,7 +39,7 @@ async def model(request: CommandRequest) -> CommandResult:
             f"{window}{settings_text(route)}. `/model {CONFIGURED}` switches back."
         )
     sentences = [sentence]
-    if session is not None:  # a smaller window may compress the conversation
+    if session is not None:  # a smaller context window can lead to a compression
         status = await context.runtime.agent.context.status(request.conversation(session), handle)
         if status.prompt >= status.limits.threshold and handle.context.enabled:
             size = f"This conversation has about {status.prompt:,} tokens"
@@ -54,7 +54,7 @@ def names(runtime: Runtime) -> list[str]:
 
 
 async def think(request: CommandRequest) -> CommandResult:
-    """Show the reasoning effort. With a level, set it for this conversation from the next turn on."""
+    """Show the reasoning effort, or with an argument, set it for this conversation from the next turn on."""
     settings, session = request.context.runtime.config.model, await request.load_open_session()
     route = route_of(settings, session.chosen_model if session is not None else None) or settings.route
     word = request.argument.lower()
@@ -85,7 +85,7 @@ async def _chosen_effort(request: CommandRequest, session: sessions.Session | No
 async def _window(handle: ModelHandle) -> str:
     """Return the size of the context window and its source.
 
-    The provider reports its value at the model's first turn.
+    The provider reports the size at the model's first turn.
     """
     limits = await handle.load_limits()
     return f"window {limits.context_length:,} tokens ({window_from(handle.window_from)})"
@@ -123,5 +123,5 @@ def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) ->
 
 
 def _described(settings: ModelConfig, route: RouteConfig) -> str:
-    """Return the name of a route, with its host if that differs from the configured model's host."""
+    """Return the name of a route. Add its host if the host differs from that of the configured model."""
     return route.label if route.host in (None, settings.host) else f"{route.label} at {route.host}"

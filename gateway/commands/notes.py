@@ -30,9 +30,9 @@ _ADD = re.compile(
 
 
 async def memory(request: CommandRequest) -> CommandResult:
-    """Show the notes. `add` and `remove` change notes about the work; `me add` and `me remove`, notes about the sender.
+    """Show the notes. Subcommands add and remove notes about the work or the sender.
 
-    Other changes do not affect an entry's name, so a repeated command cannot remove a different entry.
+    An entry keeps its name when other entries change, so a repeated command cannot remove a different entry.
     """
     files = request.context.runtime.agent.prompts.files
     if files is None or files.notes is None:

@@ -1,4 +1,4 @@
-"""Command registry: the values that handlers use, and parsing, help and menus for all platforms."""
+"""Command registry: the types that handlers use, and parsing, help and menus for all platforms."""
 
 import asyncio
 import re
@@ -45,11 +45,11 @@ T = TypeVar("T")
 
 class CommandKind(StrEnum):
     CONTROL = "control"
-    """Runs at once, without the chat's lock. `/stop` and `/status` also run while the database cannot be written."""
+    """Runs at once, even during a turn. `/stop` and `/status` run even while the database cannot be written."""
     READ = "read"
-    """Runs at once, without the chat's lock."""
+    """Runs at once, even during a turn."""
     CHANGE = "change"
-    """Runs in queue order, never during a turn."""
+    """Waits in the chat's queue, so it never runs during a turn."""
     MESSAGE = "message"
     """Adds its text to the current or next turn. Without text, it runs like a `read` command."""
 
@@ -66,7 +66,7 @@ class CommandReply:
 
 
 Apply: TypeAlias = Callable[[Connection, Millis], "CommandReply | str | RunningTurn"]
-"""Effect of a command inside its transaction. A `CommandError` rolls it back and becomes the reply.
+"""Effect of a command inside its transaction. A `CommandError` rolls the effect back and becomes the reply.
 
 If the effect opens a turn, it returns the turn, which belongs to the command's inbox row and runs next. The transaction
 locks the command's chat. Any other lock must be declared. See `store.locks`.
@@ -83,13 +83,13 @@ class CommandResult:
 
 
 class TaskRegistry:
-    """Tasks of slow commands, such as `/compress`, by the command's inbox row."""
+    """Running tasks of slow commands, such as `/compress`, by the inbox row of the command."""
 
     def __init__(self) -> None:
-        self._running: dict[InboxId, asyncio.Task[Any]] = {}  # Any: the caller of `run` knows its result
+        self._running: dict[InboxId, asyncio.Task[Any]] = {}  # Any: only the caller of `run` knows the result type
 
     async def run(self, command_id: InboxId, work: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of `work`, or None if it was stopped. Cancelling this call cancels the work."""
+        """Return the result of `work`, or None if it was stopped. Cancelling this call cancels `work`."""
         task = self._running[command_id] = asyncio.create_task(work, name=f"work-{command_id}")
         try:
             await asyncio.wait({task})
@@ -117,7 +117,7 @@ class CommandContext:
     servers: ServerRegistry
     reschedule: Callable[[], None] = lambda: None
     peer_line: Callable[[], str | None] = lambda: None
-    """Return the `/status` line about this cluster node, or None in a single daemon."""
+    """Returns the `/status` line about this cluster node, or None for a single daemon."""
     tasks: TaskRegistry = field(default_factory=TaskRegistry)
 
 
@@ -131,7 +131,7 @@ class CommandRequest:
 
     @property
     def is_in_charge(self) -> bool:
-        """True if the sender controls the whole chat: in a private chat, or as an admin."""
+        """True if the sender controls the whole chat, because the chat is private or the sender is an admin."""
         return self.role is UserRole.ADMIN or not self.chat.kind.is_shared
 
     @property
@@ -146,7 +146,7 @@ class CommandRequest:
 
     @property
     def reachable_chat(self) -> ChatId | None:
-        """The only chat whose contents may be shown: the chat itself if it is shared, or None for any chat."""
+        """The only chat whose contents the reply can show: this chat if it is shared. None allows any chat."""
         return self.chat.id if self.chat.kind.is_shared else None
 
     async def load_open_session(self) -> Session | None:
@@ -154,7 +154,7 @@ class CommandRequest:
         return await self.context.store.read(sessions.load_open, self.chat.id)
 
     def conversation(self, session: Session) -> ConversationRef:
-        """Return the reference of a session for the agent's context, which includes this chat and its kind."""
+        """Return a reference to a session's conversation for the agent. It includes this chat and its kind."""
         chat = self.chat
         return ConversationRef(chat_id=chat.id, lineage_id=session.lineage_id, chat=chat.key, chat_kind=chat.kind)
 
@@ -162,13 +162,13 @@ class CommandRequest:
         """Return the argument as a positive number, `default` if it is empty, or None if it is not a number."""
         if not self.argument:
             return default
-        # Nine digits exceed any real count and keep huge input cheap to parse.
+        # Nine digits are more than any real count needs. The limit keeps huge input cheap to parse.
         return (int(self.argument[:9]) or None) if self.argument.isdecimal() else None
 
     async def acknowledge(self, markdown: str) -> None:
         """Reply once that the command takes a while.
 
-        Slash commands get no reply, because the platform shows this itself.
+        Slash commands get no reply, because the platform itself shows that they are running.
         """
         if self.row.payload.ticket is not None:
             return
@@ -211,11 +211,11 @@ class Command:
     moderated: str | None = None
     """Regular expression for arguments that only admins and moderators can use in a shared chat."""
     unstored: Callable[[CommandContext, ChatKey], str] | None = None
-    """Returns the reply while the database cannot be written; None if the command must wait for the database."""
+    """Returns the reply while the database cannot be written. None if the command must wait for the database."""
 
     @property
     def argument(self) -> str | None:
-        """Syntax of the argument, such as `[once|session|always]` or `<id>`; None without an argument."""
+        """Syntax of the argument, such as `[once|session|always]` or `<id>`. None if the command has no argument."""
         if self.actions:
             return f"[{'|'.join(action.words for action in self.actions)}]"
         names = ((one, "|".join(one.choices) or one.name) for one in self.options)
@@ -224,7 +224,7 @@ class Command:
     def refusal(
         self, argument: str, access: AccessControl, person: UserRef, chat: ChatKey, kind: ChatKind
     ) -> str | None:
-        """Return the refusal if this person cannot use this command in this chat, else None."""
+        """Return a refusal for the sender if this person cannot use this command in this chat, else None."""
         if self.is_admin_only and access.role_of(person) is not UserRole.ADMIN:
             return f"Only admins can use /{self.name}."
         is_for_all = kind.is_shared and not chat.user_ref
@@ -254,7 +254,7 @@ def say(markdown: str, *buttons: Button) -> CommandResult:
 def set_in_session(
     request: CommandRequest, write: Callable[[Connection, SessionId, T], None], value: T, text: str
 ) -> CommandResult:
-    """Return the effect of a command that sets a value of the chat's conversation and replies with `text`."""
+    """Return the effect of a command that stores `value` in the chat's current conversation and replies with `text`."""
 
     def apply(db: Connection, now: Millis) -> str:
         write(db, sessions.ensure_active(db, request.chat.id, now).id, value)

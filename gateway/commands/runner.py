@@ -1,4 +1,4 @@
-"""Command runner: effect, reply and settlement of the inbox row are one transaction, so a replay does nothing."""
+"""Command runner: stores a command's effect and reply and settles its inbox row in one transaction, exactly once."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,18 +34,18 @@ from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
 log = structlog.get_logger()
 
 LAST_SECONDS = 2.0
-"""Seconds that a cancelled command gets for its `after` step."""
+"""Maximum seconds for the `after` step of a cancelled command."""
 CRASH_SENTENCE = "That command failed because of an internal error. The gateway's log has the details."
 
 
 class CommandRunner:
-    """Runs stored commands, at once or in queue order."""
+    """Runs stored commands, either at once or in the order of the queue."""
 
     def __init__(self, context: CommandContext, delivery: Delivery, group: asyncio.TaskGroup) -> None:
         self._context = context
         self._delivery = delivery
         self._group = group
-        self._tasks: set[asyncio.Task[Any]] = set()  # Any: tasks have different result types, which are not read here
+        self._tasks: set[asyncio.Task[Any]] = set()  # Any: results have different types and are not read here
         self._in_hand: dict[InboxId, asyncio.Event] = {}
 
     async def start(self, account: str) -> None:
@@ -65,22 +65,22 @@ class CommandRunner:
     def send_unstored(
         self, message: InboundMessage, key: ChatKey, text: Callable[[CommandContext, ChatKey], str]
     ) -> asyncio.Task[bool]:
-        """Answer a command that cannot be stored now. The task returns True if the whole answer was sent."""
+        """Reply to a command that cannot be stored now. The returned task returns True if the whole reply was sent."""
         work = self._delivery.send_unstored(message, key, text(self._context, key))
         return track(self._tasks, self._group.create_task(work, name=f"unstored-{message.event_ref}"))
 
     def note_dropped(self, inbox_id: InboxId) -> None:
-        """Cancel the work of a command whose row another process has settled."""
+        """Cancel the work of a command whose inbox row another process has settled."""
         self._context.tasks.stop(inbox_id)
 
     async def close(self) -> None:
-        """Cancel the commands that run outside the lanes. They run again after the next start."""
+        """Cancel the commands that run outside the lanes. These commands run again after the next start."""
         await cancel_all(self._tasks)
 
     async def run_queued(self, row: InboxRow) -> RunningTurn | None:
-        """Run a command. Return the turn that it opened, if any."""
+        """Run a command. If the command opened a turn, return that turn, otherwise None."""
         if (elsewhere := self._in_hand.get(row.id)) is not None:
-            await elsewhere.wait()  # side effects must not happen twice; the caller checks the row again
+            await elsewhere.wait()  # side effects must not happen twice, so the caller must check the row again
             return None
         done = self._in_hand[row.id] = asyncio.Event()
         try:
@@ -97,9 +97,9 @@ class CommandRunner:
                 try:
                     effect = await self._decide(row, chat)
                     outcome = await self._store(row, chat, effect.apply)
-                except StoreUnavailable:  # the caller tries again
+                except StoreUnavailable:  # the caller will try again
                     raise
-                except Exception:  # command boundary: the user gets a reply, and the chat continues
+                except Exception:  # the user gets a reply, and the chat continues
                     log.exception("command.crashed", command=_name_of(row))
                     outcome = await self._store(row, chat, say(CRASH_SENTENCE).apply)
                 self._delivery.wake(row.chat_id)
@@ -113,7 +113,7 @@ class CommandRunner:
                             await effect.after()
             if isinstance(outcome, CommandReply):
                 if outcome.other_chat is not None:
-                    self._delivery.wake(outcome.other_chat)  # after `after`, so that a new user can write at once
+                    self._delivery.wake(outcome.other_chat)  # only now, so that a new user can write at once
                 if outcome.on_commit is not None:
                     outcome.on_commit()
             log.info("command.done", command=_name_of(row))
@@ -132,11 +132,11 @@ class CommandRunner:
 
         try:
             await retried(run, StateError, "command.delayed", backoff=Backoff(0.5), inbox_id=inbox_id)
-        except Exception:  # chat boundary: a command must not end the daemon
+        except Exception:  # an error in a command must not end the daemon
             log.exception("command.crashed", inbox_id=inbox_id)
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
-        """Return the effect of the command. Every refusal is a reply."""
+        """Return the effect of the command. A refusal is an effect that only replies."""
         parsed, command = self._context.registry.resolve(row.payload.text, row.payload.words_by)
         assert parsed is not None, "only command lines are stored as commands"
         role = await self._context.access.load_role(row.sender_ref)
@@ -162,7 +162,7 @@ class CommandRunner:
 def _carry_out(
     db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis
 ) -> CommandReply | RunningTurn | None:
-    """Store the effect of a command, unless its row is settled or already has a turn."""
+    """Store the effect of a command, unless its inbox row is settled or already belongs to a turn."""
     stored = inbox.load(db, row.id)
     if stored is None or stored.state is not InboxState.NEW:
         return None

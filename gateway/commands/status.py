@@ -56,7 +56,7 @@ async def status(request: CommandRequest) -> CommandResult:
 
 
 def status_unstored(context: CommandContext, key: ChatKey) -> str:
-    """Return the reply to `/status` without reading the database, for use while it cannot be written."""
+    """Return the reply to `/status` without using the database. Used while the database cannot be written."""
     running = context.lanes.running_in(key)
     lines = [
         "- Database: cannot be written, because it is locked or its disk is full; new messages wait until this is over",
@@ -67,7 +67,7 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
 
 
 def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
-    """Describe the model of a conversation and its open circuit breaker."""
+    """Describe the model of a conversation, and its circuit breaker if that is open."""
     settings = context.runtime.config.model
     known = route_of(settings, choice)
     choice, route = (None, settings.route) if known is None else (choice, known)
@@ -77,7 +77,7 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
     client = context.runtime.model_of(choice).client
     name = name_of(settings, choice)
     called = f"{name} ({route.label})" if name != route.label else name
-    # Some providers always cache prompts, so only caching that the gateway requests is shown.
+    # Some providers cache every prompt, so only caching that the gateway itself requests is shown.
     caching = f"; prompt caching on ({settings.cache_ttl})" if marks_prompts(client.name, client.route) else ""
     chosen = ", chosen here" if choice is not None else ""
     yield f"- Model: {called}, route {client.route}{chosen}{caching}"
@@ -107,7 +107,7 @@ async def context_lines(request: CommandRequest, session: Session) -> list[str]:
     limits, times = status.limits, status.compressions
     percent = status.prompt * 100 // limits.input_window
     acts = f"compression starts at {status.threshold:,}"
-    if engine != BUILT_IN:  # another engine can have further reasons to compress
+    if engine != BUILT_IN:  # a plugin can also compress for other reasons
         acts = f"compression by `{engine}` starts at {status.threshold:,} or earlier"
     if not model.context.enabled:
         acts = "compressed only by /compress"
@@ -155,7 +155,7 @@ async def usage(request: CommandRequest) -> CommandResult:
 
 
 async def insights(request: CommandRequest) -> CommandResult:
-    """Show the spending of the last days. A shared chat sees only its own spending."""
+    """Show the spending of the last days. In a shared chat, show only the spending of that chat."""
     days = request.number(DEFAULT_DAYS)
     if days is None or days > MAX_DAYS:
         raise CommandError(f"Send `/insights`, or `/insights 30` for another number of days, at most {MAX_DAYS}.")

@@ -120,7 +120,7 @@ def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequen
     if which is not None and is_named:
         number = _NUMBER.fullmatch(which)
         pending = [one for one in pending if number is not None and one.id == int(number[1])]
-    if not pending and not is_named and (later := load()):  # asked later, or the clock was set back
+    if not pending and not is_named and (later := load()):  # requested after the command, or the clock was set back
         name = f"a{later[0].id}"
         asked_later = "I asked this after you sent your answer, so please name the request"
         raise CommandError(f"{asked_later}: `/approve {name}` or `/deny {name}`.")

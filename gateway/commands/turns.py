@@ -20,10 +20,10 @@ BEFORE_IS_COMPRESSED = "Earlier messages are compressed. To bring them back firs
 
 
 async def stop(request: CommandRequest) -> CommandResult:
-    """Cancel a turn of this process at once. A transaction then stores the stop for all nodes and replies.
+    """Cancel the chat's turn at once if this process runs it. A transaction then stores the stop for all nodes.
 
-    A running command is cancelled after that transaction. Otherwise, the chat might start the next queued message
-    before the transaction, which would then stop that message.
+    The transaction also stores the reply. A running command is cancelled only after the transaction. Otherwise, the
+    chat might start the next queued message before the transaction, which would then stop that message.
     """
     lanes, store, chat_id = request.context.lanes, request.context.store, request.chat.id
     argument = request.argument.lower()
@@ -41,7 +41,7 @@ async def stop(request: CommandRequest) -> CommandResult:
         if stopping is not None:
             stopping.settle_stop()
             return
-        # A turn may have started between our check and our transaction. If it was stopped, its work must end.
+        # A turn may have started between the check and the transaction. If the transaction stopped it, end its work.
         begun = lanes.running_turn(chat_id)
         is_late = begun is not None and await store.read(find_turn, begun.id) is None
         if is_late and (late := lanes.begin_stop(chat_id, STOPPED)) is not None:
@@ -61,7 +61,7 @@ def _stop(
     request: CommandRequest, stopping: ActiveTurn | None, is_all: bool, db: Connection, now: Millis
 ) -> CommandReply:
     chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
-    # Called before the turn ends, so that it does not stop the delivery of that turn's partial answer.
+    # This comes before the end of the turn, because it would otherwise stop the delivery of the turn's partial answer.
     has_stopped_delivery = outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
     turn, command = find_open_turn(db, chat_id), None
     if turn is not None and _is_meant(request, turn):
@@ -69,7 +69,7 @@ def _stop(
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else None
         has_stopped = journal.stop_turn(db, turn, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
     else:
-        earlier = request.context.lanes.stopped_for.get(request.row.id)  # a turn that was stopped early
+        earlier = request.context.lanes.stopped_for.get(request.row.id)  # stopped before this command was stored
         has_stopped = stopping is not None or (earlier is not None and was_stopped(db, earlier))
         if turn is None and not has_stopped:
             command = _drop_command(request, db, now)
@@ -88,7 +88,7 @@ def _stop(
 
 
 def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> InboxId | None:
-    """Settle a `/compress` at the front of the queue, whether it is running or waiting. Return its inbox id, if any."""
+    """Settle a `/compress` at the front of the queue, running or waiting. Return its inbox id, or None without one."""
     waiting = [row for row in inbox.load_waiting(db, request.chat.id) if not row.runs_at_once]
     first = next((row for row in waiting if row.kind is not inbox.InboxKind.NOTICE), None)
     if first is None or first.kind is not inbox.InboxKind.COMMAND or first.id > request.row.id:
@@ -106,7 +106,7 @@ def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> Inbox
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
     """True if the turn's message arrived before this `/stop`, so that the `/stop` is meant for this turn.
 
-    If the `/stop` ended a turn before it could be stored, it does not stop a later turn.
+    A `/stop` that ended a turn before the `/stop` itself could be stored does not stop a later turn.
     """
     earlier = request.context.lanes.stopped_for.get(request.row.id)
     return turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)
@@ -130,7 +130,7 @@ def undo(request: CommandRequest, db: Connection, now: Millis) -> str:
         raise CommandError("Send `/undo`, or `/undo 3` to undo three exchanges.")
     view = _active_view(db, request.chat.id)
     exchanges = _exchanges(view)
-    # Only exchanges after the newest compression handoff can be undone. The view shows the kept head before it.
+    # Only exchanges after the newest summary can be undone. Those before it are the kept start of the conversation.
     handoffs = (at for at, rows in enumerate(exchanges, 1) if any(row.origin is Origin.SUMMARY for row in rows))
     exchanges = exchanges[max(handoffs, default=0) :]
     is_compressed = any(message.origin is Origin.SUMMARY for message in view.transcript)
@@ -152,7 +152,10 @@ def _active_view(db: Connection, chat_id: ChatId) -> View:
 
 
 def _exchanges(view: View) -> list[list[Message]]:
-    """Split the model's view before each human message that opens a turn. Drop rows before the first split."""
+    """Group the rows of `view` into exchanges, each of which starts with a human message that opens a turn.
+
+    Rows before the first exchange are dropped.
+    """
     exchanges: list[list[Message]] = []
     turn = None
     for message in view.transcript:

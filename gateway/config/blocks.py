@@ -36,7 +36,7 @@ def setting(
 
     The docstring below the field is its description for users.
 
-    The return type is Any, as for pydantic's `Field`; the field's annotation gives the type.
+    The return type is Any, as with pydantic's `Field`, because the field's annotation gives the type.
     """
     notes = Setting(ge=ge, le=le, unit=unit, default_text=default_text, restart=restart)
     given: dict[str, Any] = {"default": default} if default_factory is None else {"default_factory": default_factory}
@@ -49,7 +49,7 @@ def is_block(kind: object) -> bool:
 
 
 def fields_of(block: type[Any]) -> Mapping[str, FieldInfo]:
-    """Return the keys of a block. In a dataclass, only fields marked with a `Setting` are keys."""
+    """Return the keys of a block. In a dataclass, only fields that are declared with a `Setting` are keys."""
     return block.model_fields if issubclass(block, BaseModel) else _marked_fields(cast(Hashable, block))
 
 
@@ -61,13 +61,13 @@ def _marked_fields(block: Any) -> Mapping[str, FieldInfo]:
 
 
 def field_notes(field: FieldInfo) -> Setting:
-    """Return the `Setting` of a key: its unit, default in words and restart flag."""
+    """Return the `Setting` of a key, with its unit, its default in words and its restart flag."""
     extra = cast(dict[str, Any], field.json_schema_extra or {})
     return next((mark for mark in field.metadata if isinstance(mark, Setting)), extra.get("notes", Setting()))
 
 
 def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
-    """Return the smallest and largest allowed value; None where there is no bound."""
+    """Return the smallest and the largest allowed value. A value is None if there is no such bound."""
     low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
     high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     return low, high
@@ -79,7 +79,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def field_choices(field: FieldInfo) -> list[str]:
-    """Return the allowed words of a setting; empty if it also allows other values."""
+    """Return the allowed words of a setting, or an empty sequence if the setting also allows other values."""
     return list(_words_in(field.annotation))
 
 
@@ -105,13 +105,13 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """Return the message for an unknown key, with the most similar key or all valid ones."""
+    """Return the message for an unknown key. It names the most similar key or all valid keys."""
     names = list(known)
     return f"unknown key {key}{did_you_mean(str(key), names) or '; valid keys: ' + ', '.join(names)}"
 
 
 def details_of(error: ValidationError) -> list[ErrorDetails]:
-    """Return pydantic's problems, except those that are only a consequence of another problem."""
+    """Return the problems that pydantic found, except those that only follow from another problem."""
     details = error.errors(include_url=False, include_context=False)
     return [detail for detail in details if detail["type"] != "default_factory_not_called"]
 
@@ -137,9 +137,9 @@ def problem(detail: ErrorDetails, field: FieldInfo) -> str:
 def checked_block(
     block: type[Block], values: Mapping[Any, Any], name: str, known: Iterable[str], own: Mapping[str, str] | None = None
 ) -> Block:
-    """Return the block that the user wrote under `name`, limited to the keys `known` and merged with `own` values.
+    """Return the block that the user wrote under `name`, merged with the values in `own`.
 
-    Raises `ValueError`.
+    Raises `ValueError` for an invalid value or a key that is not in `known`.
     """
     for key in values:
         if key not in known:
@@ -151,7 +151,7 @@ def checked_block(
 
 
 def first_problem(error: ValidationError, block: type[Any]) -> str:
-    """Return the first problem of a block that is inside a list or mapping, as `key: message`."""
+    """Return the first problem of a block that is an item of a list or mapping. It has the form `key: message`."""
     detail = details_of(error)[0]
     key = str(detail["loc"][0])
     return f"{key}: {problem(detail, fields_of(block)[key])}"

@@ -17,7 +17,7 @@ from gateway.config.fields import BLOCKS, FIELDS, dotted, needs_restart, variabl
 class SettingRow:
     """Description of one key.
 
-    `allowed` is a range with its unit or a list of words, and `default` is in YAML syntax.
+    `allowed` is a range with a unit or a list of words. `default` is in YAML syntax.
     """
 
     key: str
@@ -45,7 +45,7 @@ def describe_settings() -> tuple[SettingRow, ...]:
 
 
 def settings_markdown() -> str:
-    """Return the lists of `docs/reference/configuration.md`, with a heading for each block."""
+    """Return the lists of `docs/reference/configuration.md`, with one heading per block."""
     rows = describe_settings()
     parts: list[str] = []
     for key, block in BLOCKS.items():
@@ -72,7 +72,7 @@ def _entry(row: SettingRow) -> str:
 def _field_docstrings(block: type[Any]) -> dict[str, str]:
     """Return the docstring below each field, on one line.
 
-    Parses the source only for the documentation, because pydantic's own parsing would slow down every start.
+    Parses the source only for the documentation, because letting pydantic do this would slow down every start.
     """
     found: dict[str, str] = {}
     for kind in reversed(block.__mro__):

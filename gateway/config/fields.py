@@ -1,4 +1,4 @@
-"""Flat table of all settings by key, with their variables, values and secrets.
+"""Flat table of all settings by key, and functions for their environment variables, values and secrets.
 
 A key path is a tuple of names (`("local", "port")`); users see it with dots (`local.port`).
 """
@@ -34,7 +34,7 @@ def variable_name(key: KeyPath) -> str:
 
 
 def values_of(config: object, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield every key of a block with its effective value. Secrets stay wrapped."""
+    """Yield every key of a block with its effective value. Secrets stay wrapped in `SecretStr`."""
     for name in fields_of(type(config)):
         value = getattr(config, name)
         if is_block(type(value)):
@@ -67,7 +67,7 @@ def _secrets_in(value: object, name: object = "") -> Iterator[str]:
 
 
 _MAY_BE_KEY = re.compile(r"(?!-)(?=.{0,100}[0-9]|.{12}).+", re.DOTALL)
-"""Pattern of values that can be a secret. A plain word, as in `rotate_token: executes`, cannot."""
+"""Pattern of values that can be secrets. A short plain word, such as `executes` in `rotate_token: executes`, cannot."""
 
 
 def with_values(block: Block, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Block:
@@ -109,6 +109,6 @@ FIELDS: Mapping[KeyPath, FieldInfo] = {
     for name, field in fields_of(kind).items()
     if (*block, name) not in BLOCKS
 }
-"""Every key that can be set, in the same order."""
+"""Every key that can be set, in the order of the documentation."""
 
 VARIABLES = {variable_name(key): key for key in FIELDS}

@@ -1,8 +1,7 @@
-"""Files of the state directory: their paths, their owner, and the contents of `config.yaml` and `.env`.
+"""Files of the state directory: their paths, the program that owns them, and the contents of `config.yaml` and `.env`.
 
 The functions return plain nested values with line numbers; `loader.py` interprets them. Other programs also use
-`HERMES_HOME` and these file names. If a file belongs to another program, the error names it, and the file is never
-changed.
+`HERMES_HOME` and these file names. A file that belongs to another program is never changed: an error names it instead.
 """
 
 import io
@@ -39,12 +38,12 @@ class YamlFile:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def position(self, key: KeyPath) -> str:
-        """Return the position of a key, as `/home/…/config.yaml line 7`; for aliases and merges, only the path."""
+        """Return a key's position, such as `/home/…/config.yaml line 7`; for YAML aliases and merges, only the path."""
         return f"{self.path} line {self.lines[key]}" if key in self.lines else str(self.path)
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Return the mapping in `path`; an empty one if the file does not exist or is empty.
+    """Return the mapping in `path`, or an empty mapping if the file does not exist or is empty.
 
     Raises `ConfigError` for bad YAML, a duplicate key, or a file that is not a mapping.
     """
@@ -53,7 +52,7 @@ def read_yaml(path: Path) -> YamlFile:
         return YamlFile(path=path)
     try:
         loader = yaml.SafeLoader(text)
-    except yaml.YAMLError as error:  # a character that YAML does not allow
+    except yaml.YAMLError as error:  # the text has a character that YAML does not allow
         raise ConfigError(f"{path}: not valid YAML: {_problem(error)}") from error
     try:
         node = loader.get_single_node()
@@ -67,7 +66,7 @@ def read_yaml(path: Path) -> YamlFile:
         values = loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}{_position(error)}: not valid YAML: {_problem(error)}") from error
-    except (ValueError, RecursionError) as error:  # a date such as 2026-13-45, an alias that contains itself
+    except (ValueError, RecursionError) as error:  # a date such as 2026-13-45, or an alias inside itself
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     finally:
         loader.dispose()
@@ -75,7 +74,7 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """Return the variables in `path` and a warning for each ignored line; both are empty if the file does not exist."""
+    """Return the variables in `path` and a warning for each ignored line, or nothing if the file does not exist."""
     content = _read_text(path)
     if content is None:
         return {}, ()
@@ -83,7 +82,7 @@ def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
     warnings: list[str] = []
     for binding in parse_stream(io.StringIO(content)):
         if binding.error:
-            text = binding.original.string  # the text also contains the blank lines above
+            text = binding.original.string  # the original text includes the blank lines above it
             line = binding.original.line + text[: len(text) - len(text.lstrip())].count("\n")
             warnings.append(f"{path} line {line}: this line is ignored; write NAME=value")
         elif binding.key is not None and binding.value is None:
@@ -107,12 +106,12 @@ def _read_text(path: Path) -> str | None:
 
 
 def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Count a node and the keys and values below it, each alias in full.
+    """Count a node and all keys and values below it. An alias counts as much as the values that it stands for.
 
     Stops above `MAX_VALUES`. `known` contains the counts of nodes that were already visited.
     """
     if node not in known:
-        known[node] = MAX_VALUES + 1  # the count if an alias of this node is inside it
+        known[node] = MAX_VALUES + 1  # this count applies if the node contains an alias of itself
         held = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
         below = () if isinstance(node, yaml.ScalarNode) else held
         known[node] = min(1 + sum(_count(child, known) for child in below), MAX_VALUES + 1)
@@ -120,7 +119,7 @@ def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
 
 
 def _key_lines(node: yaml.MappingNode, above: KeyPath, path: Path) -> Iterator[tuple[KeyPath, int]]:
-    """Yield every key with its line. Raises `ConfigError` for a duplicate; the parser would silently keep the last."""
+    """Yield every key with its line. Raises `ConfigError` for a duplicate key, which YAML would silently accept."""
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
@@ -141,7 +140,7 @@ def _position(error: yaml.YAMLError) -> str:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """Return the parser's message without the excerpt of the file, which may contain a secret."""
+    """Return the parser's message without its excerpt of the file, which might contain a secret."""
     parts = (getattr(error, "context", None), getattr(error, "problem", None) or getattr(error, "reason", None))
     return ", ".join(part for part in parts if part) or type(error).__name__
 
@@ -167,10 +166,10 @@ class StateDirectory:
     env_file = _Entry(".env")
     database = _Entry("state.db")
     lock_file = _Entry("state.db.lock")
-    """Lock file, locked by the process that has the database open for writing."""
+    """Lock file. The process that has the database open for writing holds the lock."""
     attachments = _Entry("attachments")
     attachments_cache = _Entry("cache", "attachments")
-    """Local copies of attachments from an object store."""
+    """Local copies of attachments that are stored in an object store."""
     workspaces = _Entry("workspaces")
     logs = _Entry("logs")
     control_socket = _Entry("control.sock")
@@ -194,7 +193,7 @@ def locate_home(environ: Mapping[str, str]) -> Path:
 
 
 def find_user_home(environ: Mapping[str, str]) -> Path | None:
-    """Return the user's home directory; None without HOME and a passwd entry, as in some containers."""
+    """Return the user's home directory, or None if neither HOME nor a passwd entry exists, as in some containers."""
     try:
         return Path(environ.get("HOME") or Path.home())
     except RuntimeError:
@@ -222,7 +221,7 @@ def check_home(home: Path) -> None:
     try:
         if home.exists() and not home.is_dir():
             raise ConfigError(f"{home}: is not a directory: set HERMES_HOME to the path of the state directory")
-        if holder(home / "state.db.lock") is None:  # the daemon that holds the lock checks the file itself
+        if holder(home / "state.db.lock") is None:  # if a daemon holds the lock, it has checked the database itself
             check_ours(database)
     except DatabaseRejected as error:
         raise ConfigError(f"{error}; nothing was changed") from error
@@ -238,7 +237,7 @@ def check_config_is_ours(file: YamlFile) -> None:
     alone = keys & {"_config_version", "toolsets", "platform_toolsets"}
     together = keys & {"browser", "checkpoints", "custom_providers", "delegation", "display", "fallback_providers"}
     together |= keys & {"personalities", "terminal", "tts"}
-    if alone or len(together) >= 2:  # two of these keys cannot be a typing error
+    if alone or len(together) >= 2:  # a typing error can explain one of these keys, but not two
         raise ConfigError(
             f"{file.path}: belongs to hermes-agent (it has {', '.join(sorted(alone or together))}). "
             "Nothing was changed; set HERMES_HOME to another directory for the gateway"

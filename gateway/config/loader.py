@@ -62,7 +62,7 @@ CUSTOMARY: Mapping[str, KeyPath] = {
     "OPENAI_BASE_URL": ("model", "base_url"),
     "ANTHROPIC_API_KEY": ("model", "api_key"),
 }
-"""Variables that other programs use too. They have the lowest priority."""
+"""Variables that other programs use too. They have the lowest priority of all sources."""
 
 NO_SETTINGS = frozenset({"HERMES_HOME", "HERMES_EVENT_LOOP"})
 """Variables that work only in the environment."""
@@ -72,7 +72,7 @@ _READ_VARIABLES = frozenset((*VARIABLES, *CUSTOMARY, *map(variable_name, OLD_KEY
 NOTHING_SERVED = "no chat is configured: set telegram.token or discord.token, or set local.enabled to true"
 
 _Sources: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
-"""Sources of variables, highest priority first. Each is a label for messages and a mapping of values."""
+"""Sources of variables, highest priority first. Each source is a label for messages and a mapping of values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +83,9 @@ class LoadedConfig(StateDirectory):
     warnings: tuple[str, ...]
     """Messages for the operator about problems that do not prevent a start."""
     sources: Mapping[str, str]
-    """Source of the value of every key (`local.port`): a variable, a credential, a file or `default`."""
+    """Source of each key's value, by key such as `local.port`: a variable, a credential, a file or `default`."""
     old_secrets: tuple[str, ...] = ()
-    """Secrets under keys of earlier versions. The gateway does not use them, but must redact them."""
+    """Secrets that are set under keys of earlier versions. The gateway does not use them, but must redact them."""
 
     def secrets(self) -> tuple[str, ...]:
         """Return every secret value, so that it can be redacted exactly."""
@@ -112,7 +112,7 @@ class LiveConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadPlan:
-    """Keys that a reload changes: applied now, or at the next restart."""
+    """Keys that a reload changes: those that apply now, and those that apply after the next restart."""
 
     applied: tuple[str, ...]
     needs_restart: tuple[str, ...]
@@ -137,7 +137,7 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
         raise ConfigRejected([*unknown, *problems], warnings)
     try:
         config.model_dump_json()
-    except ValueError as error:  # Python reads bytes that are not UTF-8 as surrogates
+    except ValueError as error:  # Python turns bytes that are not UTF-8 into surrogates
         raise ConfigError(f"{_not_text(chosen)}: contains bytes that are not UTF-8 text: save it as UTF-8") from error
     if not (config.telegram.token or config.discord.token or config.local.enabled):
         warnings = (*warnings, NOTHING_SERVED)
@@ -161,7 +161,7 @@ def _not_text(chosen: Chosen) -> str:
 
 
 def _secrets_of_old(old: Chosen) -> Iterator[str]:
-    """Yield the secrets in old blocks of background tasks, which had the same keys as `auxiliary.compression`."""
+    """Yield secrets from keys of earlier versions. Every background task had a block like `auxiliary.compression`."""
     for key, (value, _) in old.items():
         if len(key) == 3:
             with suppress(ValidationError):
@@ -169,7 +169,7 @@ def _secrets_of_old(old: Chosen) -> Iterator[str]:
 
 
 def find_store_url(environ: Mapping[str, str]) -> str | None:
-    """Return the configured address of the database, even if other settings are invalid; None for the SQLite file.
+    """Return the configured address of the database, or None for the SQLite file. Other settings can be invalid.
 
     Raises `ConfigError` if the address is invalid or misspelt, or a file cannot be read, because a command must not
     use the SQLite file by mistake. Does not open the database.
@@ -212,7 +212,7 @@ def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
 
 
 def _read(environ: Mapping[str, str], state: StateDirectory) -> tuple[_Sources, YamlFile, tuple[str, ...]]:
-    """Return the sources of variables, the content of `config.yaml`, and warnings."""
+    """Return the sources of variables, the content of `config.yaml`, and warnings about the files."""
     file = read_yaml(state.config_file)
     env_file, warnings = read_env_file(state.env_file)
     credentials, unknown = _read_credentials(environ)
@@ -221,7 +221,7 @@ def _read(environ: Mapping[str, str], state: StateDirectory) -> tuple[_Sources, 
 
 
 def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
-    """Return the systemd credentials by variable name, and a warning for each unknown one."""
+    """Return the systemd credentials by variable name, and a warning for each unknown credential."""
     directory = environ.get("CREDENTIALS_DIRECTORY")
     if not directory:
         return {}, []
@@ -244,7 +244,7 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
 
 
 def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]:
-    """Return the effective value of each key that is set, including old keys, with its source in words."""
+    """Return the effective value and the source of each key that is set, including keys of earlier versions."""
     in_file = dict(_leaves(file.values))
     chosen: dict[KeyPath, tuple[Any, str]] = {}
     for key in (*FIELDS, *OLD_KEYS):
@@ -288,7 +288,10 @@ def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Ke
 
 
 def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> tuple[Config | None, list[str]]:
-    """Return the configuration, or its problems. Pydantic's own messages may contain secrets, so they are dropped."""
+    """Return the configuration, or None and its problems.
+
+    Pydantic's own messages might contain secrets, so they are dropped.
+    """
     nested: dict[str, Any] = {}
     for key, (value, _) in chosen.items():
         section = nested
@@ -302,10 +305,10 @@ def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> tuple
 
 
 def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> str:
-    """Return one line for one problem: source, key and message."""
-    location = tuple(str(part) for part in detail["loc"])  # may end with a list index
+    """Return the line that describes a problem: its source, key and message."""
+    location = tuple(str(part) for part in detail["loc"])  # the location can end with a list index
     key = next((location[:end] for end in range(len(location), 0, -1) if location[:end] in FIELDS), None)
-    if key is None:  # the check covers several keys, and its message names them
+    if key is None:  # this check covers several keys, and its message names them
         text = detail["msg"].removeprefix("Value error, ")
         named = _first_named(text, chosen)
         return f"{_position(named, chosen[named][1], file)}: {text}" if named is not None else text
@@ -321,7 +324,7 @@ def _position(key: KeyPath, source: str, file: YamlFile) -> str:
 
 
 def _first_named(text: str, chosen: Mapping[KeyPath, tuple[Any, str]]) -> KeyPath | None:
-    """Return the first key named in a message that any source sets."""
+    """Return the first key that is named in `text` and set by any source."""
     for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", text):
         key = tuple(name.split("."))
         for end in range(len(key), 1, -1):
@@ -375,5 +378,5 @@ def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
 
 
 def _not_a_setting(variable: str) -> str:
-    # A less similar name probably belongs to another program.
+    # A name that is less similar probably belongs to another program.
     return f"is not a setting and is ignored{did_you_mean(variable, VARIABLES, 0.75)}"

@@ -1,7 +1,7 @@
-"""Keys of earlier versions, with their replacements or the values that are now fixed.
+"""Keys of earlier versions: each was replaced by a new key, or its value is now fixed.
 
-An old key is not an error: `config check` and `run` print a warning and continue. If the new key accepts the same
-words, it gets the old value.
+An old key is not an error: `config check` and `run` print a warning and continue. If the new key accepts the old value,
+it gets this value.
 """
 
 import tomllib
@@ -13,10 +13,10 @@ from gateway.config.files import KeyPath
 from hermes_state.setting_types import keyed
 
 Chosen: TypeAlias = Mapping[KeyPath, tuple[Any, str]]
-"""Values by key, each with its source in words."""
+"""Value of each key that is set, with a text that names the source of the value."""
 
 FIXED: Final[Mapping[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-"""Keys that became constants, and their values in words."""
+"""Keys that are no longer settings, each with a text that describes the value that is now fixed."""
 
 _TASKS: Final = ("flush", "title", "delegate", "trajectories")
 _TASK_KEYS: Final = (
@@ -36,7 +36,7 @@ OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, 
 
 
 def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
-    """Return values for new keys, taken from old keys. A model name is used only if it is one of the `aliases`."""
+    """Return values for new keys, taken from old keys. An old model name is carried over only if it is in `aliases`."""
     found: dict[KeyPath, tuple[Any, str]] = {}
     if (summary_model := ("compression", "summary_model")) in old:
         found["auxiliary", "compression", "model"] = old[summary_model]
@@ -51,7 +51,7 @@ def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
         chooser = mode if mode in old else _MODE
         if _word(old, chooser) in ("off", "false"):
             found["auxiliary", task] = "off", old[chooser][1]
-        elif model in old:  # the old model was used in every mode
+        elif model in old:  # earlier versions used `model` in every mode
             is_elsewhere = any(("auxiliary", task, key) in old for key in ("protocol", "base_url", "api_key"))
             if _word(old, model) in names - {"auto", "main", "off"} and not is_elsewhere:
                 found["auxiliary", task] = old[model]
@@ -65,7 +65,7 @@ def _word(old: Chosen, key: KeyPath) -> str:
 
 
 def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
-    """Return the warning about an old key; `where` is the source that sets it.
+    """Return the warning about an old key. `where` is the source that sets the key.
 
     `chosen` contains the effective values.
     """

@@ -1,7 +1,7 @@
 """Routes to models: the configured model, its fallbacks, and the aliases for `/model`.
 
-A route is one model at one API. A route in the configuration is a name or a block with some keys. This module completes
-it from `model`, but only while both use the same API, so that no key is sent to another host.
+A route is one model at one API. A route in the configuration is a name or a block with some keys. This module fills in
+missing keys from `model`. It copies the API key only if the route uses the same host as `model`.
 """
 
 import re
@@ -29,7 +29,7 @@ from hermes_state.setting_types import (
 )
 
 DEFAULT_MODEL = "gpt-4.1-mini"
-"""Model that is used if only an API key is set, so that a single variable such as OPENAI_API_KEY is enough."""
+"""Default model if only an API key is set, so that a single variable such as OPENAI_API_KEY is enough."""
 
 CONFIGURED: Final = "default"
 """Name of the configured model in `/model`. It cannot be an alias."""
@@ -120,17 +120,17 @@ class RouteConfig(CallConfig, ApiConfig):
 
     @property
     def address(self) -> str | None:
-        """Return the address of the API; None for the built-in offline model."""
+        """Return the address of the API, or None for the built-in offline model."""
         return self.base_url or OWN_ADDRESSES.get(self.protocol)
 
     @property
     def host(self) -> str | None:
-        """Return the host of the API; None for the built-in offline model."""
+        """Return the host of the API, or None for the built-in offline model."""
         return urlsplit(self.address).hostname if self.address is not None else None
 
     @property
     def plain_key(self) -> str:
-        """Return the unmasked API key, or empty text. Only the API client uses it."""
+        """Return the unmasked API key, or an empty string. Only the API client uses it."""
         return self.api_key.get_secret_value() if self.api_key is not None else ""
 
     @property
@@ -140,11 +140,11 @@ class RouteConfig(CallConfig, ApiConfig):
 
     @cached_property
     def route(self) -> "RouteConfig":
-        """Return only the fields of the route, so that two routes can be compared."""
+        """Return a copy with only the fields of a route, so that two routes can be compared."""
         return RouteConfig.model_construct(**{key: getattr(self, key) for key in RouteConfig.model_fields})
 
     def complaint(self, key: str) -> str | None:
-        """Return the reason why the route cannot be used, or None. `key` is the name of its block."""
+        """Return the reason why the route cannot be used, or None. `key` is the name of the route's block."""
         if self.protocol != "offline" and not (self.name or "").strip():
             how = " (or HERMES_MODEL__NAME), or set model.protocol to offline" if key == "model" else ""
             return f"{key}.name is missing: set it to the name of a model{how}"
@@ -161,8 +161,9 @@ class RouteConfig(CallConfig, ApiConfig):
 
 
 WrittenRoute: TypeAlias = str | Annotated[dict[str, Any], AfterValidator(FrozenBlock), PlainSerializer(str)]
-"""Name of an alias or model, or a block of the keys that are set. A key that is set does not inherit the value in
-`model`, even if it is set to the default.
+"""Name of an alias or model, or a block with only the keys that are set.
+
+A key that is set does not inherit the value from `model`, even if it is set to the default.
 """
 
 
@@ -175,25 +176,25 @@ def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:
 
 
 _SIZES = ("context_length", "max_output_tokens", "images")
-"""Keys that describe the model instead of its API."""
+"""Keys that describe the model, not its API."""
 
 
 def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
     """Complete a route with values from `main`.
 
-    The route must not be the name of an alias. Raises `ValueError` with a message to append to the block's key.
+    `written` must not be the name of an alias. Raises `ValueError` with a message that continues the key of the block.
     """
     values: dict[str, Any] = {"name": written} if isinstance(written, str) else dict(written)
     if "protocol" not in values:
         values["protocol"] = main.protocol
         is_elsewhere = "base_url" in values or main.protocol == "offline"
         if is_elsewhere and ("base_url" not in values or _origin(values["base_url"]) != _origin(main.address)):
-            values["protocol"] = "chat_completions"  # the most common protocol
+            values["protocol"] = "chat_completions"  # the protocol that most servers use
     own_address = OWN_ADDRESSES.get(values["protocol"])
-    if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # same base URL
+    if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # so the base URL is the same
         values["base_url"] = main.base_url
     if _origin(values.get("base_url") or own_address) == _origin(main.address):
-        # Do not inherit `extra_body`, the last key, because its field names depend on the protocol.
+        # If the protocols differ, do not inherit `extra_body` (the last key): its field names depend on the protocol.
         kept = CALL_KEYS if values["protocol"] == main.protocol else CALL_KEYS[:-1]
         calls = {key: getattr(main, key) for key in kept if key in main.model_fields_set}
         values = {"api_key": main.api_key} | calls | values
@@ -208,7 +209,7 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
 
 
 def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
-    """Return scheme, host and port of an address. An API key is sent only to one origin."""
+    """Return the scheme, host and port of an address. An API key is sent only to one such origin."""
     if address is None:
         return None
     parts = urlsplit(address)

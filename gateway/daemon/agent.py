@@ -49,7 +49,8 @@ from hermes_state.values import Clock, Tokens
 class AgentMaker:
     """Builds the agent and the models from a configuration.
 
-    After a reload, running turns may still use the old agent and models, so all of them are closed only at shutdown.
+    After a reload, running turns can still use the old agent and models. All agents and models are closed only at
+    shutdown.
     """
 
     store: Store
@@ -66,7 +67,7 @@ class AgentMaker:
     _clients: list[ClientRegistry] = field(default_factory=list, init=False)
 
     def make(self, loaded: LoadedConfig) -> tuple[Agent, ModelRegistry]:
-        """Return the agent and the models. The agent runs turns with any of the models.
+        """Return the agent and the models. The agent can run turns with each of the models.
 
         Raises `ConfigError` if a protocol's SDK is missing, or if the context engine is missing or broken.
         """
@@ -210,7 +211,7 @@ def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) ->
     named = route_for(config, "compression", own)
     if named is not None and named != own:
         length = _context_of(named, own, config)
-        # If the summary model is the conversation's own model, it keeps its window and is tried only once.
+        # If the summary model is also the conversation's model, use it once, with the conversation's window.
         is_own = length is None
         routes.append(SummaryRoute(client=clients.of(named), context_length=length, mark=mark))
     if own.protocol != "offline" and not is_own:
@@ -219,7 +220,7 @@ def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) ->
 
 
 def _context_of(route: RouteConfig, own: RouteConfig, config: Config) -> Tokens | None:
-    """Return the context length of a task model without asking its provider; None for the conversation's own model."""
+    """Return a task model's context length without asking its provider, or None if it is the conversation's model."""
     if (route.name, route.protocol, route.address) == (own.name, own.protocol, own.address):
         return None
     known = known_model(route.label)
@@ -228,7 +229,7 @@ def _context_of(route: RouteConfig, own: RouteConfig, config: Config) -> Tokens 
 
 
 def agent_inputs(config: Config) -> tuple[object, ...]:
-    """Return the configuration blocks from which an agent is built. If one of them changes, a new agent is needed."""
+    """Return the configuration blocks from which an agent is built. A change in one of them requires a new agent."""
     blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
     return (*blocks, config.costs, config.tools, config.memory, config.subagents)
 
@@ -236,7 +237,7 @@ def agent_inputs(config: Config) -> tuple[object, ...]:
 def settings_mark(config: Config) -> str:
     """Return a fingerprint of the agent's settings and keys: six hexadecimal digits.
 
-    When it changes, the cooldowns of failed compressions end.
+    When the fingerprint changes, the cooldowns after failed compressions end.
 
     The fingerprint is stored with conversations. It is too short to reveal anything about a key.
     """

@@ -50,10 +50,10 @@ from platforms.base import Intake, PlatformAdapter
 
 
 class Parts:
-    """All parts of a daemon. The constructor starts nothing.
+    """All parts of a daemon. The constructor builds the parts but starts none of them.
 
-    If two parts need each other, they share a value that is created before both, such as the node's state or a timer.
-    Each `_make_` method uses the parts that were created before the call.
+    If two parts need each other, both use a value that is created earlier, such as the node's state or a timer. Each
+    `_make_` method uses the parts that were created before the call.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class Parts:
         self.signals = SignalHandler(environ)
         self.live = live = LiveConfig(loaded)
         self.access_changed = asyncio.Event()
-        """Set when access may have changed because of a reload or a change on another node."""
+        """Set when access might have changed, because of a reload or a change on another node."""
         self.is_shared = not isinstance(store, SqliteStore)
-        """True if other nodes may use the database."""
+        """True if other nodes can use the same database."""
         self.clock = clock = SystemClock()
         self.scaler, self.state, self.gates = ImageScaler(files), NodeState(), GateRegistry()
         self.approval_timer, self.schedule_timer = Timer("approvals", 300.0), Timer("schedules", LOOK_SECONDS)
         self.membership = Membership(store, clock, lambda: live.config)
 
-        # Replies.
+        # Replies
         self.adapters = AdapterRegistry(
             make_adapters(loaded, environ, store, files, clock),
             is_certain=self.state.is_certain,
@@ -89,7 +89,7 @@ class Parts:
         self.previews = RemotePreviews(store=store, adapters=self.adapters, make=make_preview)
         self.delivery = self._make_delivery()
 
-        # Access, the agent and its tools.
+        # Access, agent and tools
         self.background = BackgroundRegistry(partial(tell_background_end, store, clock, self.delivery.wake))
         self.access = AccessControl(store, live, self._end_revoked)
         self.spending = SpendingControl(store, clock)
@@ -97,7 +97,7 @@ class Parts:
         self.agents = self._make_agents(extra_tools)
         self.runtime = runtime = Runtime(live, *self.agents.make(loaded))
 
-        # Turns, commands and messages of people.
+        # Turns, commands and incoming messages
         make_client = partial(transcription_client, spending=self.spending)
         self.transcriber = TranscriptionHandler(store=store, runtime=runtime, clock=clock, make_client=make_client)
         self.titles = TitleWriter(store=store, runtime=runtime, clock=clock)
@@ -105,7 +105,7 @@ class Parts:
         self.commands = CommandRunner(self._command_context(), self.delivery, group)
         self.node = self._make_node()
 
-        # Operators.
+        # Operators
         self.heartbeat = Heartbeat(store, self.adapters, environ, self.lanes.tell_all_broken, loaded.home)
         self.operator = self._make_operator()
 
@@ -123,7 +123,7 @@ class Parts:
         )
 
     async def _end_revoked(self, has_access: Callable[[UserRef], bool]) -> None:
-        """End the open requests and background commands of people without access."""
+        """End the approval requests and background commands of people without access."""
         self.approval_timer.wake()
         await self.background.stop("access was revoked", lambda it: not has_access(it.started_by))
 
@@ -242,7 +242,7 @@ class Parts:
             Timer("housekeeping", 60 * 60, runs_at_once=False): partial(run_housekeeping, self.lanes, self.files),
         }
         accounts = [] if self.live.config.cluster.role == "worker" else self.adapters.supervised
-        # Importing APScheduler at once would delay the first answers by 22 ms.
+        # Import APScheduler later, because importing it now would delay the first answers by 22 ms.
         housekeeping = Duty(name="housekeeping", lock=KEEPER, run=partial(run_timers, timers, pause=1.0))
         return [*map(serving, accounts), housekeeping]
 
@@ -264,7 +264,7 @@ class Parts:
         }
 
     async def _abandon(self) -> None:
-        """Stop deliveries and previews, because another node may now serve the accounts."""
+        """Stop deliveries and previews of this node, because another node may now serve its accounts."""
         await self.delivery.abandon()
         await self.previews.abandon()
 
@@ -332,7 +332,7 @@ def _announce(environ: Mapping[str, str], url: str) -> None:
     Under systemd, the access token is not printed, because the journal would keep it.
     """
     is_terminal = sys.stdout.isatty()
-    if not is_terminal and "INVOCATION_ID" in environ:  # systemd started us
+    if not is_terminal and "INVOCATION_ID" in environ:  # set if systemd started this process
         print("The web chat is running. To get a link, run `hermes-gateway url`.", flush=True)
     else:
         print(f"\n  Open {url}\n" if is_terminal else f"Open {url}", flush=True)

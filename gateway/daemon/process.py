@@ -24,9 +24,10 @@ from hermes_state.store.lock import FileLock
 log = structlog.get_logger()
 
 SWITCH_SECONDS = 0.001
-"""Seconds that a thread can compute before the event loop gets its turn.
+"""Seconds that another thread can compute before the event loop can run.
 
-While a long conversation is compressed, the loop waits this long at every step. Python's default of 5 ms adds up.
+While a thread compresses a long conversation, the loop waits this long at every step. With Python's default of 5 ms,
+these waits would add up to a noticeable delay.
 """
 
 
@@ -43,8 +44,8 @@ def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any)
         from gateway.cluster.membership import refuse_early  # not needed with SQLite
 
         refuse_early(loaded, url, is_fresh=is_fresh)
-    gc.disable()  # until all parts exist, because collecting garbage takes a tenth of the start and finds none
-    # The SDKs take half a second to import, and a configuration error does not need them.
+    gc.disable()  # until all parts exist; until then, a collection finds no garbage and takes 10 % of the start-up time
+    # Import this late, because the SDKs take half a second to import and a configuration error must be reported fast.
     from gateway.daemon.run import run_daemon
     from gateway.turns.attachments import open_attachments
 
@@ -52,7 +53,7 @@ def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any)
     prepare_process(loaded)
     try:
         with ExitStack() as held:
-            # Cluster nodes share the same tokens, and seats decide which node serves an account.
+            # Cluster nodes do not lock tokens: they share the tokens, and seats decide which node serves an account.
             for what, path in token_locks(loaded, lock_folder(environ)) if url is None else ():
                 held.enter_context(FileLock.acquire(path, what=what, is_shared=True))
             runner = held.enter_context(asyncio.Runner(loop_factory=loop_factory(environ)))
@@ -75,9 +76,9 @@ def loop_factory(environ: Mapping[str, str]) -> Callable[[], asyncio.AbstractEve
 
 
 def prepare_process(loaded: LoadedConfig) -> None:
-    """Set up file permissions, the state directory, logs and unused signals. Log each warning."""
+    """Set up file permissions, the state directory, logging and signals. Log each warning of the configuration."""
     os.umask(0o077)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # by default, they would end the process
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # by default, these signals would end the process
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
     prepare_home(loaded.home)
@@ -86,14 +87,14 @@ def prepare_process(loaded: LoadedConfig) -> None:
         log.warning("config.warned", reason=warning)
     if Room.is_used_up(loaded.home):
         log.error("disk.full", directory=str(loaded.home), hint="nothing can be stored until you free some space")
-        release_reserve(loaded.home)  # frees space for the start, which reserves it again afterwards
+        release_reserve(loaded.home)  # frees reserved space for the start, which later reserves it again
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder for lock files that all processes of this machine can see, inside or outside a systemd sandbox.
 
-    If users cannot write to `/run/lock`, only processes of the same user share the folder. A temporary folder is the
-    last choice, because it may be private to a service and its old files are removed.
+    If users cannot write to `/run/lock`, use a folder that only processes of the same user share. A temporary folder is
+    the last choice, because it can be private to a service, and old files in it are removed.
     """
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     folders = map(Path, ("/run/lock", runtime, "/tmp"))
@@ -102,7 +103,7 @@ def lock_folder(environ: Mapping[str, str]) -> Path:
 
 
 def token_locks(loaded: LoadedConfig, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and lock file of each configured bot token. The lock depends on the token and its server."""
+    """Yield the name and lock file of each configured bot token. The file name depends on the token and its server."""
     telegram, discord = loaded.config.telegram, loaded.config.discord
     bots = (
         ("the Telegram token", telegram.base_url, telegram.token),

@@ -1,4 +1,4 @@
-"""One run of the daemon: the order of start and stop, and the reload.
+"""One run of the daemon: start, stop and reload.
 
 Start: database, access, unfinished commands, unfinished deliveries, open turns, then the adapters.
 Stop: no new turn starts (new messages are still stored), running turns finish, replies are sent. Then the adapters, the
@@ -35,7 +35,7 @@ from hermes_state.search.index import keep_index
 log = structlog.get_logger()
 
 FLUSH_SECONDS = 10.0
-"""Seconds for deliveries after the last turn. The rest is sent after the next start."""
+"""Maximum seconds for deliveries after the last turn. Unsent messages are sent after the next start."""
 
 
 async def run_daemon(
@@ -46,7 +46,7 @@ async def run_daemon(
     extra_tools: Sequence[Tool] = (),
     is_fresh: bool = False,
 ) -> int:
-    """Run until SIGTERM or SIGINT and return the exit code. `is_fresh` starts with an empty database.
+    """Run until SIGTERM or SIGINT and return the exit code. If `is_fresh` is set, start with an empty database.
 
     Raises `LockUnavailable` if another process holds the database, `DatabaseRejected` if it belongs to another program
     or version, or `StoreUnavailable` if it cannot be opened.
@@ -60,7 +60,7 @@ async def run_daemon(
             async with group, parts.signals.handled():
                 await _serve(parts)
         except ExceptionGroup as failed:
-            if isinstance(failed.exceptions[0], HermesError):  # not hidden in a group
+            if isinstance(failed.exceptions[0], HermesError):  # raise the error itself, not the group
                 raise failed.exceptions[0] from failed
             raise
         finally:
@@ -70,7 +70,7 @@ async def run_daemon(
 
 async def _serve(parts: Parts) -> None:
     left = None
-    if parts.is_shared:  # first, because other work may wait for the locks of left transactions
+    if parts.is_shared:  # first, because transactions left open by lost nodes can block all other work
         left = parts.group.create_task(parts.membership.end_left_transactions(), name="left")
 
     async def take_up() -> None:
@@ -79,7 +79,7 @@ async def _serve(parts: Parts) -> None:
 
     if await run_until(parts.signals.stopping, take_up()):
         await _serve_until_stopped(parts)
-    else:  # stopped during the start, which a locked database can delay indefinitely
+    else:  # stopped during the start; a locked database can delay the start indefinitely
         notify(parts.environ, "STOPPING=1")
         await _drain_within(parts, 0.0)
         await parts.commands.close()
@@ -121,21 +121,21 @@ async def _serve_until_stopped(parts: Parts) -> None:
 
 
 async def _load_late(parts: Parts) -> None:
-    """Import the modules for the first answer, once the platforms have connected (after 5 seconds at most)."""
+    """Import the modules for the first answer as soon as the platforms have connected, but wait at most 5 seconds."""
     await parts.adapters.listening(5.0)
     config = parts.live.config
     try:
         await asyncio.to_thread(preload, config)
         await asyncio.to_thread(schedule_zone, config)  # loads the time zone of the machine in advance
         await asyncio.to_thread(terminal_fault, config.terminal)
-    except OSError as error:  # for example without a free file descriptor; the first answer then imports them
+    except OSError as error:  # for example, if no file descriptor is free; the first answer then imports the modules
         log.warning("daemon.preload_failed", error=str(error))
     _freeze_memory()
     parts.tools.connect(parts.group)
 
 
 async def _drain(parts: Parts) -> None:
-    """Let turns finish and send answers, within time limits. A second signal ends this early."""
+    """Let running turns finish and send answers, within time limits. A second signal ends the wait."""
     parts.titles.stop()
     seconds = parts.live.config.lifecycle.drain_seconds
     turns = len(parts.lanes.active)
@@ -155,11 +155,11 @@ def _freeze_memory() -> None:
     """Exclude long-lived objects from garbage collection.
 
     Otherwise, every full collection would scan several hundred thousand objects of the SDKs in the event loop. Almost
-    none of them are garbage.
+    none of these objects become garbage.
     """
     gc.freeze()
     gc.enable()
-    gc.collect()  # resets the collector's threshold, a quarter above the number of remaining objects
+    gc.collect()  # also resets the collector's threshold, which depends on the number of remaining objects
 
 
 # ---- reload

@@ -26,7 +26,7 @@ _WEB_OFF = "web.enabled is false"
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class BuiltInTools:
-    """Builds the built-in tools. Owns the background commands and MCP servers, which outlive a tool call."""
+    """Builds the built-in tools. Owns the background commands and MCP servers, which continue after a tool call."""
 
     live: LiveConfig
     access: AccessControl
@@ -38,7 +38,7 @@ class BuiltInTools:
     reschedule: Callable[[], None]
 
     def make(self, loaded: LoadedConfig) -> tuple[Tool, ...]:
-        """Return new tools, which read the current configuration at each call, except for the image size."""
+        """Return new tools. At each call, they read the current configuration, except for the image size."""
         live, workspaces, files, clock = self.live, self.workspaces, self.sending.files, self.sending.clock
         max_bytes = loaded.config.attachments.max_bytes
         images = ImageReader(files=files, max_bytes=max_bytes, scaler=self.scaler, clock=clock)

@@ -32,7 +32,7 @@ QUESTION_IS_OPEN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedEvent:
-    """An authorised event, and the decision on how to process it."""
+    """Authorised event, with the decision on how to process it."""
 
     message: InboundMessage
     key: ChatKey
@@ -41,7 +41,7 @@ class AcceptedEvent:
     mode: InboxMode
     text: str
     max_waiting: int | None
-    """Maximum number of queued messages from this sender, or None for no limit if the event is not queued."""
+    """Maximum number of queued messages from this sender. None if the event is not queued, so that no limit applies."""
     cursor: Cursor | None
     steered_notice: str | None = None
     queued_notice: str | None = None
@@ -49,13 +49,13 @@ class AcceptedEvent:
     busy_mode: BusyMode | None = None
     """Effect of the event on the chat's running turn, or None for no effect."""
     running_here: TurnId | None = None
-    """The chat's turn that runs on this node. Its lane stores its end, with the newest text of the answer."""
+    """The chat's turn that runs on this node. Its lane stores the turn's end, with the newest text of the answer."""
     may_join_any: bool = False
     """True if the sender can join and end turns that other people started in this chat."""
     may_start: bool = False
-    """True if a turn can start in the same transaction when the chat is idle, because no file must be fetched first."""
+    """True if an idle chat can start a turn in the same transaction, because no file must be fetched first."""
     asked_at: float = field(default_factory=time.monotonic, compare=False)
-    """Monotonic time in seconds at which storing the event began."""
+    """Monotonic time in seconds when the attempt to store the event began."""
 
     @property
     def runs_at_once(self) -> bool:
@@ -67,15 +67,15 @@ class AcceptedEvent:
 class StoredEvent:
     chat_id: ChatId
     inbox_id: InboxId | None
-    """Inbox row of the event.
+    """Inbox row of the event, or None.
 
-    None for a duplicate that was already processed, or if the sender's queue is full.
+    It is None if the event is a duplicate that was already processed, or if the sender's queue is full.
     """
     has_reply: bool
     """True if the transaction stored a reply that must be delivered."""
     started: RunningTurn | None = None
     interrupts: TurnId | None = None
-    """Turn on any node that this message interrupts."""
+    """Turn that this message interrupts. It can run on any node."""
 
 
 @locks(chat="events.key events.cursor cursors")
@@ -92,7 +92,10 @@ def admit_all(
 
 @locks(chat="event.key event.cursor")
 def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
-    """Store an event once, with the channel's cursor, and either its acknowledgement or its turn in an idle chat."""
+    """Store an event once, and advance its channel's cursor.
+
+    Also store an acknowledgement, or in an idle chat, the turn that the event starts.
+    """
     message = event.message
     inbox.advance_cursor(db, event.cursor)
     chat_id, unreachable_since = meet_chat(db, event.key, message.chat_kind, message.chat_title, now)
@@ -117,7 +120,7 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
         return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
-        # The first attempt may have been cancelled right after its commit, so the row still needs processing.
+        # The first attempt may have been cancelled right after its commit, so the stored row may still need processing.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
         return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
     limit = event.max_waiting
@@ -145,7 +148,7 @@ def is_busy(db: Connection, key: ChatKey) -> bool:
 def _meet_turn(
     db: Connection, event: AcceptedEvent, turn: RunningTurn, inbox_id: InboxId, now: Millis
 ) -> BusyMode | None:
-    """Let a message join or end the chat's turn, or tell the chat once that the turn waits for approval.
+    """Let a message join or end the chat's open turn. If the turn waits for an approval, tell the chat so once.
 
     In a shared chat, only admins and the user who started the turn can join or end it. Returns the busy mode that
     applies to the message.
@@ -164,7 +167,7 @@ def _meet_turn(
 
 
 def _without_known(db: Connection, chat_id: ChatId, message: InboundMessage) -> InboundMessage:
-    """If the chat already has the quoted message, keep only the beginning and end of the quote, or its file names."""
+    """If the quoted message is already stored, keep only the beginning and end of the quote, or its file names."""
     quote = message.quote
     if quote is None or not inbox.is_known(db, chat_id, quote.message_ref):
         return message
@@ -199,7 +202,7 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Refuse a message because the queue is full. The notice is repeated only when the queue has moved on."""
+    """Refuse a message because the queue is full. The chat is told again only after the queue has moved on."""
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (
@@ -220,7 +223,7 @@ def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, markdown: str
 
 @locks(chat="key cursor")
 def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
-    """Apply an edit to the waiting row, or store a notice for the next turn. Return None if the edit has no effect.
+    """Apply an edit to the queued message, or store a notice for the next turn. Return None if the edit has no effect.
 
     The notice is stored only if the model has seen the message in the current conversation. It never starts a turn.
     """
@@ -246,6 +249,6 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
 
 @locks(chat="deletion.chat cursor")
 def apply_deletion(db: Connection, deletion: values.DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
-    """Withdraw a deleted message that still waits. Return the number of withdrawn rows."""
+    """Withdraw a deleted message that is still queued. Return the number of withdrawn rows."""
     inbox.advance_cursor(db, cursor)
     return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in find_chats_at(db, deletion.chat))

@@ -36,12 +36,12 @@ from platforms.base import ReceivedEvent
 log = structlog.get_logger()
 
 MAX_WAITING = 100
-"""Maximum number of queued messages per sender and chat. Further messages are refused."""
+"""Maximum number of queued messages per sender and chat. Messages above this limit are refused."""
 
 COMMANDS_PER_MINUTE = 30
 """Maximum number of immediate commands per person and minute.
 
-People do not type faster. The database and the platform's flood control can handle this rate.
+People do not type faster than this. The database and the platform's flood control can handle this rate.
 """
 
 TOO_FAST = (
@@ -61,18 +61,19 @@ STEERED = "Noted. I will use this in the answer I am working on."
 
 
 class RateLimiter:
-    """Counts each person's events in time windows of fixed length. The first event after a window opens the next one.
+    """Counts each person's events in time windows of fixed length.
 
-    The windows use the sending times, because messages that arrive together after an outage were not sent together.
+    The first event after the end of a window opens the next window. The windows use the sending times, because messages
+    that arrive together after an outage were not sent together.
     """
 
     def __init__(self, window_ms: int = MINUTE_MS) -> None:
         self._window_ms = window_ms
         self._windows: dict[UserRef, tuple[Millis, set[str]]] = {}
-        """Start and events of each person's window. The person with the newest event comes last."""
+        """Start time and events of each person's window. The person with the newest event comes last."""
 
     def full_since(self, message: InboundMessage, limit: int) -> Millis | None:
-        """Return the start of the sender's window if it already has `limit` events, or None to accept the message.
+        """Return the start of the sender's window if it already has `limit` events, or None if the message is accepted.
 
         A message that was accepted before is accepted again. A `limit` of 0 means no limit.
         """
@@ -116,13 +117,13 @@ class GatewayIntake:
         await self.accept_batch([ReceivedEvent(event, cursor)])
 
     async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
-        count = min(len(received), 100)  # a platform's usual batch, and small enough for a single write
+        count = min(len(received), 100)  # this is a usual batch size of platforms, and small enough for one transaction
         while count:
             try:
                 return await self._accept_batch(received[:count])
             except StoreUnavailable:
                 raise
-            except Exception:  # smaller batches find the event that cannot be stored
+            except Exception:  # smaller batches narrow down the event that cannot be stored
                 if count == 1:
                     raise
                 count //= 2
@@ -139,7 +140,7 @@ class GatewayIntake:
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         if command.name == "stop":
             if self.lanes.running_in(key) is None:
-                return  # the message to stop may not be stored yet; the adapter reports this command again
+                return  # the message to be stopped may not be stored yet, and the adapter reports `/stop` again
         elif self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return
         self._offline.run(event, key, command)
@@ -150,13 +151,13 @@ class GatewayIntake:
         if self.access.role_of(event.sender.ref) is None:
             has_pairing = self.runtime.config.pairing.enabled and not event.chat_kind.is_shared
             if has_pairing and self._stranger_limiter.full_since(event, 3) is None:
-                return None  # pairing replies later
+                return None  # the pairing code is sent later
             self.access.judge(event)
             return STILL_WAITING if has_pairing else NO_ACCESS
         if command is None or parsed is None:
             return None
         if command.name == "stop":
-            return None  # another node may run the turn; only the stored command can tell
+            return None  # the turn may run on another node, so the command must be stored first
         if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return TOO_FAST
         return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
@@ -218,7 +219,7 @@ class GatewayIntake:
         return len(together)
 
     def _joins_batch(self, batch: list[AcceptedEvent], event: InboundEvent | None) -> bool:
-        """Add an event to a batch. Return False if the event must be accepted alone, for example a command."""
+        """Add an event to a batch. Return False if the event must be accepted on its own, as a command must."""
         if not isinstance(event, InboundMessage):
             return event is None
         parsed, command = self.registry.resolve(event.text, event.words_by)
@@ -231,7 +232,7 @@ class GatewayIntake:
             return True
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         sessions = self.runtime.config.sessions
-        # In the other busy modes, the previous message of the chat can start a turn that this message joins or ends.
+        # Except in busy mode `queue`, an earlier message of the batch can start a turn that this message joins or ends.
         is_apart = sessions.busy_mode == "queue" or all(admission.key != key for admission in batch)
         is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart
         if not is_plain or self._message_limiter.full_since(event, sessions.messages_per_minute) is not None:
@@ -264,7 +265,7 @@ class GatewayIntake:
         if admitted.has_reply:
             self.delivery.wake(admitted.chat_id)
         if admitted.inbox_id is None:
-            self.lanes.wake(admitted.chat_id)  # a first attempt may have been cancelled before it woke the lane
+            self.lanes.wake(admitted.chat_id)  # the first attempt to store it may have been cancelled before this
             return
         log.debug("inbox.accepted", chat=admission.key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
@@ -275,7 +276,7 @@ class GatewayIntake:
             self.lanes.interrupt(admitted.chat_id, admitted.interrupts)
 
     async def _is_refused(self, admission: AcceptedEvent, is_stop: bool) -> bool:
-        """Refuse messages above the rate limit. The sender is told once, but every slash command gets a reply."""
+        """Refuse messages above the rate limit. The sender is told only once, but every slash command gets a reply."""
         message, who, now = admission.message, admission.message.sender.ref, self.clock.now()
         is_command, limit = admission.runs_at_once, self.runtime.config.sessions.messages_per_minute
         limiter = self._command_limiter if is_command else self._message_limiter
@@ -318,7 +319,7 @@ class GatewayIntake:
         )
         if parsed is None:
             waits = message.words_by is not None or (sessions.busy_mode == "steer" and message.attachments)
-            mode = "queue" if waits else sessions.busy_mode  # other people's words never steer or end a turn
+            mode = "queue" if waits else sessions.busy_mode  # a forwarded message never steers or ends a turn
             return replace(admission, busy_mode=mode)
         if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument:
             joins_running = command.name == "steer" and not message.attachments
@@ -333,7 +334,7 @@ class GatewayIntake:
         is_queued = command is not None and command.kind is CommandKind.CHANGE
         if command is not None and is_queued:
             refusal = command.refusal(parsed.argument, self.access, message.sender.ref, key, message.chat_kind)
-            is_queued = refusal is None  # a refused command replies at once
+            is_queued = refusal is None  # a refusal is sent at once
         if is_queued:
             return replace(admission, kind=InboxKind.COMMAND, queued_notice=AFTER_THIS_ANSWER)
         return replace(admission, kind=InboxKind.COMMAND, mode=InboxMode.ALONE, max_waiting=None)
@@ -348,12 +349,12 @@ class GatewayIntake:
         try:
             try:
                 stored = await self.store.write(admit_all, admissions, cursors, now)
-            except StoreBroken:  # maybe only the transcript is damaged, so store no turn
+            except StoreBroken:  # perhaps only the transcript is damaged, so store the messages without a turn
                 waiting = [replace(admission, may_start=False) for admission in admissions]
                 stored = await self.store.write(admit_all, waiting, cursors, now)
         except StoreUnavailable:
             for admission in admissions:
-                if admission.message.chat_kind is ChatKind.LOCAL:  # the page keeps the text
+                if admission.message.chat_kind is ChatKind.LOCAL:  # the web page keeps the text
                     self.waiting.forget(admission.message.chat)
             raise
         for admission in admissions:
@@ -373,7 +374,7 @@ class GatewayIntake:
         except BaseException:
             write.cancel()
             if offline is not None:
-                offline.settle_stop()  # no stored command will settle it
+                offline.settle_stop()  # no stored command will settle the stop
             raise
         if admitted.inbox_id is None:
             if offline is not None:
@@ -396,7 +397,7 @@ class GatewayIntake:
         if result is AccessResult.STRANGER and self.runtime.config.pairing.enabled:
             chat_id = await self.store.write(offer_pairing, message, pairings.new_code(), cursor, now)
         else:
-            # Once a day is enough, but Discord shows an unanswered slash command as hanging.
+            # Reply once a day, but to every slash command, because Discord shows an unanswered command as hanging.
             which = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{now // 86_400_000}"
             reason = f"no-access:{which}"
             chat_id = await self.store.write(refuse, message, message.chat, reason, NO_ACCESS, cursor, now)
@@ -414,7 +415,7 @@ class GatewayIntake:
         parsed, command = self.registry.resolve(edit.text, edit.words_by)
         is_message = command is not None and command.kind is CommandKind.MESSAGE
         if parsed is not None and is_message and parsed.argument:
-            edit = replace(edit, text=parsed.argument)  # `/queue <message>` was stored as the message alone
+            edit = replace(edit, text=parsed.argument)  # for `/queue <message>`, only the message was stored
         chat_id = await self.store.write(apply_edit, edit, key, cursor, self.clock.now())
         if chat_id is not None:
             log.info("inbox.edited", chat=key.name)
@@ -422,5 +423,5 @@ class GatewayIntake:
 
 
 def _dated(event: InboundEvent | None, now: Millis) -> InboundEvent | None:
-    """Replace an impossible event time, such as a time over a day in the future, because later views show it."""
+    """Replace an impossible event time, such as one more than a day in the future, because the time is shown later."""
     return event if event is None or 0 <= event.sent_at <= now + 86_400_000 else replace(event, sent_at=now)

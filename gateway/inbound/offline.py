@@ -1,4 +1,4 @@
-"""Offline answers while the database is locked or its disk is full.
+"""Replies while the database is locked or its disk is full.
 
 `/stop` and `/status` run without the database, and chats are told that their messages wait. A command does not run
 again when its event is stored later. See docs/decisions/0008-commands-while-nothing-can-be-stored.md.
@@ -36,10 +36,10 @@ GOES_ON: Final = "I can save messages again and continue with yours."
 class OfflineResult:
     stopping: ActiveTurn | None = None
     answering: asyncio.Task[bool] | None = None
-    """Task that returns True if the whole answer was sent."""
+    """Task that sends the reply and returns True if the whole reply was sent."""
 
     def settle_stop(self) -> None:
-        """Let the lane of the stopped turn continue."""
+        """Let the lane of the stopped turn continue, if a turn was stopped."""
         if self.stopping is not None:
             self.stopping.settle_stop()
 
@@ -53,13 +53,13 @@ class OfflineResult:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class OfflineCommandRunner:
-    """Runs `/stop` and `/status` without the database. Other commands get a reply that they have not run yet."""
+    """Runs `/stop` and `/status` without the database. Replies to other commands that they have not run yet."""
 
     access: AccessControl
     lanes: LaneRegistry
     commands: CommandRunner
     _results: dict[str, OfflineResult] = field(default_factory=dict, init=False)
-    """Results of the newest 256 commands, by event."""
+    """Results of the newest 256 commands, by the reference of the event."""
 
     def find(self, event_ref: str) -> OfflineResult | None:
         return self._results.get(event_ref)
@@ -93,12 +93,12 @@ class WaitNoticeSender:
 
     commands: CommandRunner
     seconds: float = 5.0
-    """Seconds before a chat is told that its message waits. Most locks have been released by then.
+    """Seconds before a chat is told that its message waits. Most database locks are released earlier.
 
-    Together with the pause between two fetches of messages, this stays below 10 seconds.
+    Even with the pause between two fetches of messages, the chat is told within 10 seconds.
     """
     _chats: dict[ChatKey, asyncio.TimerHandle | asyncio.Task[bool]] = field(default_factory=dict, init=False)
-    """Timer that starts the notice, or the task that sends the notice and returns True if it was sent."""
+    """Timer that starts the notice, or the task that sends it and returns True on success."""
 
     def note_waiting(self, message: InboundMessage) -> None:
         """Start the timer after which the chat is told that this message waits."""
@@ -114,7 +114,7 @@ class WaitNoticeSender:
             )
 
     def forget(self, key: ChatKey) -> asyncio.Task[bool] | None:
-        """Cancel the timer of a chat. Return the task that sends or has sent the notice, if any."""
+        """Cancel the timer of a chat. Return the task that sends or has sent the notice, or None."""
         waiting = self._chats.pop(key, None)
         if waiting is None or isinstance(waiting, asyncio.Task):
             return waiting

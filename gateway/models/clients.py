@@ -49,7 +49,7 @@ class LateModel:
 
 
 class ClientRegistry:
-    """Clients by route, created when first needed and shared by all users."""
+    """Clients by route. A client is created when it is first needed, and everything that uses its route shares it."""
 
     def __init__(self, config: Config, spending: SpendingControl) -> None:
         """Raises `ConfigError` if the SDK of a configured protocol is not installed."""
@@ -100,8 +100,7 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
     if (missing := missing_extra(route.protocol)) is not None:
         raise ConfigError(missing)
     assert route.name is not None, "the settings require a name for this protocol"
-    # Every request to Anthropic needs an output limit, and prompt and limit must fit the window together. On a small
-    # window, the default is half of it, to leave room for the prompt. A limit that the provider refuses is lowered.
+    # Anthropic requires an output limit. By default, it is at most half of the window, to leave room for the prompt.
     known = known_model(route.label)
     written = route.max_output_tokens or (known.max_output_tokens if known is not None else None)
     endpoint = Endpoint(

@@ -13,7 +13,7 @@ from hermes_state.values import Clock, MicroUsd, micro_usd
 
 
 class SpendingControl:
-    """Ledger and spending caps for all model clients. A reload keeps them."""
+    """Ledger and spending caps for all model clients. They are kept during a reload."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -43,7 +43,7 @@ def cap_limits(config: Config) -> SpendingCapSettings:
         daily=_limit(costs.daily_cap),
         chat_daily=_limit(costs.chat_daily_cap),
         conversation=_limit(costs.conversation_cap),
-        # Days begin at midnight in this zone. The machine's zone is not used: its offset changes twice a year.
+        # Days begin at midnight in this zone. The machine's zone is not used, because its UTC offset can change.
         zone=None if zone is None else ZoneInfo(zone),
     )
 

@@ -1,6 +1,6 @@
 """Configured routes: the model for each task, its limits, and its call settings.
 
-The command line imports this module, so this module must not import an SDK.
+The command line imports this module, so it must not import an SDK.
 """
 
 from collections.abc import Iterator
@@ -42,11 +42,9 @@ def all_routes(config: Config) -> tuple[RouteConfig, ...]:
 
 
 def _summary_model(config: Config) -> RouteConfig | None:
-    """Return the route configured for summaries: an alias, or another model.
+    """Return the route of the configured summary model (an alias or a block), or None if none is configured.
 
-    That model can use the API of `model` or another API.
-
-    The key of `model` is sent only to the API of `model`.
+    The route can use any API, but the key of `model` is sent only to the API of `model`.
     """
     settings, main = config.auxiliary.compression, config.model
     name = (settings.model or "").strip()
@@ -84,7 +82,7 @@ def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSi
 
 
 def window_from(source: SizeSource) -> str:
-    """Return a phrase that names the source of a window's size. Callers put it in parentheses after the size."""
+    """Return a phrase that names the source of a window's size. Callers add it in parentheses after the size."""
     return {
         SizeSource.CONFIGURED: "as configured",
         SizeSource.OFFERED: "reported by the provider",
@@ -99,7 +97,7 @@ def window_from(source: SizeSource) -> str:
 
 
 def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> str:
-    """Return the call settings as text, such as `, temperature 0.2, reasoning effort high`; may be empty.
+    """Return the call settings as text, such as `, temperature 0.2, reasoning effort high`, or an empty string.
 
     `chosen` is the reasoning effort chosen for a conversation. Headers and extra fields are listed only by name.
     """
@@ -114,7 +112,7 @@ def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> 
 def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Iterator[str]:
     """Yield sentences about settings that the route's protocol does not accept.
 
-    Settings that only the model refuses are not listed. They appear in the log.
+    Settings that the protocol accepts but the model refuses are not listed here. They appear in the log.
     """
     sampling = " and ".join(f"`{key}`" for key in ("temperature", "top_p") if getattr(route, key) is not None)
     if route.protocol == "offline":

@@ -18,13 +18,13 @@ from hermes_state.text import closest
 from hermes_state.values import LineageId
 
 _EXACT: Final = "="
-"""Prefix of a stored choice. It marks a provider's model name that is not a configured name."""
+"""Prefix of a stored choice that is not a configured name but a model name of the provider."""
 MAX_NAME_CHARACTERS = 200
 """Maximum length of a chosen model name, in characters."""
 
 
 class ModelRegistry:
-    """Models that answer turns, by route. A handle is created when a model is first chosen."""
+    """Models that answer turns, by route. The handle of a model is created when the model is first chosen."""
 
     def __init__(
         self,
@@ -34,7 +34,8 @@ class ModelRegistry:
     ) -> None:
         """Create the handle of the `configured` route at once. Raises the errors of `make`.
 
-        `client_of` returns the client for models that answer no turns. By default, this is the client of the handle.
+        `client_of` returns the client of a model for other tasks than answering. By default, this is the client of the
+        handle.
         """
         self._make = make
         self.client_of = client_of or (lambda route: self.of(route).client)
@@ -64,14 +65,14 @@ class ModelRegistry:
 
 
 class FallbackState:
-    """Conversations that a fallback currently answers.
+    """Remembers which conversations a fallback currently answers.
 
-    Kept only in memory, so a restart repeats the notice to the chat.
+    This is kept only in memory, so the chat is told again after a restart.
     """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[LineageId, tuple[RouteConfig, RouteConfig]] = OrderedDict()
-        """The chosen route of each conversation, and the fallback that answered last."""
+        """The chosen route of each conversation, and the fallback that answered its last turn."""
 
     def of(self, lineage_id: LineageId, chosen: RouteConfig) -> RouteConfig | None:
         """Return the fallback that answered last instead of `chosen`, or None if `chosen` answered."""
@@ -79,7 +80,7 @@ class FallbackState:
         return by if route == chosen else None
 
     def note(self, lineage_id: LineageId, chosen: RouteConfig, by: RouteConfig) -> RouteConfig | None:
-        """Record the route that answered. Return the fallback that answered the previous turn, if any."""
+        """Record the route that answered. Return the fallback that answered the previous turn, or None."""
         before = self.of(lineage_id, chosen)
         self._seen.pop(lineage_id, None)
         if by != chosen:
@@ -93,7 +94,7 @@ class FallbackState:
 class Runtime:
     """Current configuration, agent and models.
 
-    A reload replaces them, but a running turn keeps the previous agent and models.
+    A reload replaces them, but a running turn keeps its agent and models.
     """
 
     live: LiveConfig
@@ -106,7 +107,7 @@ class Runtime:
         return self.live.config
 
     def model_of(self, choice: str | None) -> ModelHandle:
-        """Return the model that a conversation has chosen, or the configured model if the choice no longer exists."""
+        """Return the model chosen for a conversation, or the configured model if the choice is no longer configured."""
         route = route_of(self.config.model, choice)
         return self.models.configured if choice is None or route is None else self.models.of(route)
 
@@ -124,7 +125,7 @@ def known_routes(model: ModelConfig) -> dict[str, RouteConfig]:
 
 def route_of(model: ModelConfig, choice: str | None) -> RouteConfig | None:
     """Return the route of a stored choice, or None if it is no longer configured."""
-    if choice is None or choice == model.label:  # a chosen model may since have become the configured model
+    if choice is None or choice == model.label:  # the chosen model may have become the configured model in the meantime
         return model.route
     if choice.startswith(_EXACT):
         return completed(choice.removeprefix(_EXACT), model)

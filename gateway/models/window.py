@@ -24,7 +24,7 @@ def zone_of(config: Config) -> tzinfo:
 
 
 def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
-    """Return the context settings of a model (default: the configured model), including its overrides."""
+    """Return the context settings of a model (by default, the configured model), with its overrides applied."""
     compression = config.compression.for_model(model or config.model.name or "")
     return replace(
         compression,
@@ -35,7 +35,7 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
 
 
 def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limits, SizeSource]:
-    """Return the compression limits of the configured model and the source of its context window.
+    """Return the compression limits of the configured model, and the source of the size of its context window.
 
     Both are computed from the configuration and the stored profile of the model.
     """

@@ -60,7 +60,7 @@ def check_database(db: Connection) -> CheckResult:
 
 
 def check_admins(db: Connection, config: Config) -> list[CheckResult]:
-    """Check that an admin can be reached if tool calls may need an admin's approval."""
+    """Check that an admin can be reached if a tool call can require an admin's approval."""
     rules = [config.tools.approval, *config.tools.approval_on.values()]
     asks = [one.writes for one in rules]
     asks += [one.executes for one in rules if config.terminal.enabled]
@@ -100,7 +100,7 @@ def check_index(path: Path, percent: int | None) -> CheckResult:
 def check_context(config: Config, limits: Limits, source: SizeSource, *, engine: str | None) -> CheckResult:
     """Report the model's context window, its source, and the size at which conversations are compressed."""
     fixed, threshold, by = fixed_prompt_tokens(config, limits), limits.threshold, ""
-    if engine is not None:  # a plugin decides when to compress, but hygiene always compresses at its threshold
+    if engine is not None:  # a plugin decides when to compress, but hygiene has its own threshold
         threshold, by = limits.hygiene, f" at the latest, by the context engine {engine}"
     text = (
         f"Context window: {limits.context_length:,} tokens ({window_from(source)}). Conversations are compressed at "
@@ -121,7 +121,7 @@ def check_terminal(config: Config) -> Iterator[CheckResult]:
     settings = config.terminal
     if not settings.enabled:
         return
-    probe_sandbox.cache_clear()  # the operator may have fixed the sandbox since the last probe
+    probe_sandbox.cache_clear()  # the operator may have fixed the sandbox since the last test
     if settings.unsafe:
         text = "terminal.unsafe is on: the agent's commands run without a sandbox and can read the gateway's keys."
         yield warning("terminal", text)
@@ -152,7 +152,7 @@ def check_servers(config: Config, statuses: Sequence[ServerStatus]) -> Iterator[
 def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult]:
     """Warn about chats with schedules in which the bot cannot write.
 
-    `stranded` has their names and numbers of schedules.
+    `stranded` contains the name of each such chat and its number of schedules.
     """
     if stranded:
         chats = ", ".join(f"{name} ({counted(number, 'schedule')})" for name, number in stranded)

@@ -1,6 +1,6 @@
-"""Checks for `doctor` of everything that can stop a gateway from working.
+"""Checks that `doctor` makes of everything that can stop a gateway from working.
 
-They change nothing and are safe while a daemon runs. Every warning or failure says how to fix the problem.
+The checks change nothing and are safe while a daemon is running. Every warning or failure says how to fix the problem.
 """
 
 import os
@@ -49,7 +49,7 @@ from hermes_state.text import counted
 
 LOW_DISK = Room(1_000_000_000, 20_000)
 STOP_MARGIN_SECONDS = 40
-"""Seconds that a stop can take after the drain, to send the last answers and close all connections."""
+"""Maximum seconds that a stop takes after the drain, to send the last answers and close all connections."""
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
 
 
@@ -69,7 +69,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
         if isinstance(error, ConfigRejected):
             yield from (warning("environment", text) for text in error.warnings)
         yield from _home(locate_home(environ))
-        if isinstance(error, ConfigRejected):  # otherwise the files there may belong to another program
+        if isinstance(error, ConfigRejected):  # otherwise, the files in the directory may belong to another program
             yield from _state(StateDirectory(home=locate_home(environ)), environ)
         return
     places = sorted({source for source in loaded.sources.values() if source != "default"})
@@ -115,9 +115,9 @@ def _home(home: Path) -> Iterator[CheckResult]:
     try:
         is_directory, exists = home.is_dir(), home.exists()
     except OSError:
-        return  # the check `config` reports this
+        return  # the check `config` reports this error
     if not is_directory:
-        if not exists:  # otherwise the check `config` reports that it is not a directory
+        if not exists:  # if it exists, the check `config` reports that it is not a directory
             yield fine("home", f"{home} does not exist yet. The first start creates it.")
         return
     if not os.access(home, os.W_OK | os.X_OK):
@@ -199,7 +199,7 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
-    """Check that several nodes can share the database, or that a start can use an empty database.
+    """Check that several nodes can share the database, or that the gateway can start with an empty database.
 
     Another check reports errors of the database.
     """
@@ -233,7 +233,7 @@ def _context(loaded: LoadedConfig, *, is_done: bool) -> Iterator[CheckResult]:
 
 
 def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Probe the models. Report each API once for each key, and every model that is missing from its API's list."""
+    """Probe the models. Report each pair of API and key once, and every model that is missing from the API's list."""
     answers: dict[tuple[str | None, str], bool] = {}
     for route in all_routes(loaded.config):
         is_main, api = route == loaded.config.model.route, (route.address, route.plain_key)
@@ -246,7 +246,7 @@ def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
                 text = probe_model(route)
             except CommandError as error:
                 answers[api] = isinstance(error, UnlistedModelError)
-                # The other routes only get a warning, because the configured model can replace them.
+                # A failure of any other route is only a warning, because the configured model can replace that route.
                 yield (failed if is_main else warning)(check, f"{name}{error}")
             else:
                 if api not in answers:
@@ -263,7 +263,7 @@ def _settings(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _installed(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Check the packages of the protocols in use, and the programs of MCP servers."""
+    """Check that the packages of the protocols in use and the programs of MCP servers are installed."""
     for protocol in sorted({route.protocol for route in all_routes(loaded.config)}):
         if (missing := missing_extra(protocol)) is not None:
             yield failed("extra", f"{missing[0].upper()}{missing[1:]}.")
@@ -301,7 +301,7 @@ def _files(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _attachments(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Check `attachments.url` by storing a test file there."""
+    """Check `attachments.url` by storing a test file at this address."""
     if (url := loaded.config.attachments.url) is not None:
         try:
             open_attachments(loaded)
@@ -352,7 +352,7 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Check
 
 
 def _with_drop_ins(unit: Path) -> str:
-    """Return the text of a unit, followed by its drop-ins from `systemctl edit`."""
+    """Return the text of a systemd unit, followed by its drop-in files from `systemctl edit`."""
     folders = {unit.parent, UNIT_DIRECTORIES[0]} if unit.parent in UNIT_DIRECTORIES else {unit.parent}
     added = sorted(
         (path for folder in folders for path in (folder / f"{unit.name}.d").glob("*.conf")), key=lambda one: one.name
@@ -361,14 +361,14 @@ def _with_drop_ins(unit: Path) -> str:
 
 
 def stop_timeout_seconds(unit: str) -> float | None:
-    """Return the last `TimeoutStopSec` of a unit in seconds, or None if it is missing or has an unknown format."""
+    """Return the last `TimeoutStopSec` of a systemd unit in seconds, or None if it is missing or not understood."""
     given = re.findall(r"^[ \t]*TimeoutStopSec[ \t]*=[ \t]*(.*?)[ \t]*$", unit, re.MULTILINE)
     span = re.fullmatch(r"(\d+\.?\d*|\.\d+)[ \t]*(s|sec|min|m|h|)", given[-1]) if given else None
     return float(span[1]) * {"min": 60.0, "m": 60.0, "h": 3600.0}.get(span[2], 1.0) if span is not None else None
 
 
 def _lingers(environ: Mapping[str, str]) -> bool | None:
-    """Return True if this user's services continue after logout, None if loginctl cannot tell."""
+    """Return True if this user's services continue after logout, and None if `loginctl` does not report this."""
     if (program := shutil.which("loginctl", path=environ.get("PATH"))) is None:
         return None
     command = [program, "show-user", str(os.geteuid()), "--property=Linger", "--value"]

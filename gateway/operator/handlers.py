@@ -1,4 +1,4 @@
-"""Handlers of the control socket, with which the running daemon answers the command line."""
+"""Handlers for requests on the control socket, through which the command line asks the running daemon."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ class OperatorHandler:
     clock: Clock
     started_at: Millis
     peer_row: Callable[[], Mapping[str, Any]] = dict
-    """Function that returns this process's health in a cluster; empty for a database file."""
+    """Returns this process's health in a cluster, or an empty mapping for an SQLite database."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -129,7 +129,7 @@ class OperatorHandler:
         return pairing_row(pairing)
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
-        """Run the checks that need the running daemon: database, models, and the sandbox of its unit."""
+        """Run the checks that need the running daemon, such as those of its database, models and systemd sandbox."""
         circuits = [
             warning("route", f"{one.name} ({one.route}) {circuit.why}; it is paused for {circuit.seconds:.0f} s.")
             for one in self.runtime.models.in_use()
@@ -160,11 +160,11 @@ class OperatorHandler:
         except StoreUnavailable as error:
             return [failed("database", str(error))]
         if index.verdict is not CheckStatus.FINE:
-            self.store.index_failed.set()  # repair the index before a search or a message fails
+            self.store.index_failed.set()  # repair a damaged index before a search or a message fails because of it
         return [checked, *admins, index]
 
     async def back_up(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Copy the database to the new `file`, an absolute path. Return its size."""
+        """Copy the database to the new file `file`, an absolute path. Return the size of the copy."""
         target = Path(str(args.get("file", "")))
         if not target.is_absolute():
             raise CommandError("A backup needs the absolute path of a new file.")
@@ -173,7 +173,7 @@ class OperatorHandler:
         return {"bytes": size}
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Any]:
-        """Run a request of `gateway.operator.lookups`."""
+        """Run a request that is defined in `gateway.operator.lookups`."""
         return await look_up(self.store, name, args, Redactor(self.loaded().secrets()))
 
     async def list_tools(self, _args: Mapping[str, Any]) -> list[Row]:
@@ -201,7 +201,7 @@ class OperatorHandler:
         return {"url": None}
 
     async def look_at_cluster(self, _args: Mapping[str, Any]) -> ClusterStatus | None:
-        """Return all processes that share the database, or None for a database file."""
+        """Return all processes that share the database, or None for an SQLite database."""
         return None if isinstance(self.store, SqliteStore) else await self.store.read(load_cluster)
 
     async def revoke_browsers(self, args: Mapping[str, Any]) -> Mapping[str, int]:

@@ -1,8 +1,8 @@
 """Look-ups in stored conversations.
 
-They give the same results from the running daemon and from a database that no daemon has open.
+The results are the same whether the running daemon or the command itself reads the database.
 
-Each request reads values, which the daemon sends to the command line without secrets. The values are rendered by
+The daemon runs each request and sends the values to the command line, without secrets. The values are rendered by
 `json_row` here, by `gateway.cli.lookups` for the terminal, and by `gateway.commands.lineage` for chats.
 """
 
@@ -54,8 +54,10 @@ Row: TypeAlias = dict[str, Any]
 LOOKUP_SECONDS = 5.0
 """Maximum time for a look-up, in seconds, because a person can make a query slow on purpose."""
 MAX_PAGE_CHARS = 1_000_000
-"""Maximum number of characters in one response, which always contains at least one message. Further requests return
-the rest."""
+"""Maximum number of characters in one response, which always contains at least one message.
+
+Later requests return the remaining messages.
+"""
 MAX_HITS = 100
 MAX_SESSIONS = 5_000
 """Maximum number of sessions in one response: about 3 MB of JSON."""
@@ -78,7 +80,7 @@ _REFUSALS = {
 
 
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
-    """Return the result of `lineage_queries.find_place`. Raises `CommandError` with a sentence for people."""
+    """Find a chat, session or message by name. Raises `CommandError` with an error message for people."""
     try:
         return lineage_queries.find_place(db, name, within)
     except LookupRejected as error:
@@ -97,25 +99,25 @@ def find_chat(db: Connection, name: str, within: ChatId | None = None) -> ChatId
 
 
 class Lookup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of requests. The fields are the arguments of the command line."""
+    """Base class of requests. The fields of a request are the arguments of the command."""
 
     def read(self, db: Connection) -> Sequence[Any]:
         """Return the requested values. Raises `CommandError`."""
         raise NotImplementedError
 
     def redacted(self, value: Any, redact: Redact) -> Any:
-        """Return a value without secrets. This is slow for long texts."""
+        """Return a value without secrets. Slow for long texts."""
         return value
 
 
 def fitting(rows: Transcript) -> Transcript:
-    """Return the first messages that fit into one response, at least one."""
+    """Return as many of the first messages as fit into one response, but at least one."""
     sizes = accumulate(len(row.text or "") for row in rows)
     return rows[: max(1, sum(size <= MAX_PAGE_CHARS for size in sizes))]
 
 
 class LineageRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sessions of a conversation, of a chat or of all chats, oldest first."""
+    """Request for the sessions of a conversation, of a chat or of all chats, oldest first."""
 
     place: str | None = None
     limit: _Limit = MAX_SESSIONS
@@ -126,7 +128,7 @@ class LineageRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Matching messages from one chat or from all chats."""
+    """Request for matching messages from one chat or from all chats."""
 
     words: str
     chat: str | None = None
@@ -136,7 +138,7 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     limit: _Limit = 20
 
     def read(self, db: Connection, within: ChatId | None = None) -> list[FoundMessage]:
-        """Return the matches, only from the chat `within` if it is given."""
+        """Return the matches. If `within` is given, return only matches in that chat."""
         chat_id = find_chat(db, self.chat, within) if self.chat is not None else within
         since = Millis(self.since) if self.since is not None else None
         limit = min(self.limit, MAX_HITS)
@@ -145,12 +147,12 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def redacted(self, one: FoundMessage, redact: Redact) -> FoundMessage:
         """Return a match with its snippet.
 
-        The text is redacted first, because a secret that the snippet cuts would not be recognised.
+        The whole text is redacted first, because a secret that is cut off in the snippet would not be recognised.
         """
         safe = redact(one.text[:INDEXED_CHARACTERS])
         searched = searched_text(one.text, one.body, redact) if one.body else safe
         snippet = snippet_of(searched, self.words)
-        # `history` has the whole text.
+        # `history` shows the whole text.
         return msgspec.structs.replace(one, text=safe[:100_000], snippet=snippet, body=None)
 
 
@@ -162,7 +164,7 @@ def incompleteness(db: Connection) -> str | None:
 
 
 class SearchIndexRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for one sentence while the search index is incomplete; otherwise the result is empty."""
+    """Request for a sentence that says that the search index is incomplete. The result is empty if it is complete."""
 
     def read(self, db: Connection) -> list[str]:
         return [note] if (note := incompleteness(db)) is not None else []
@@ -188,7 +190,7 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Original messages, oldest first.
+    """Request for original messages, oldest first.
 
     For a chat, these are the messages of its current conversation. For a session, they are those of its whole
     conversation, unless `is_session_only` is set. For a message, they are the messages around it in its session.
@@ -197,7 +199,7 @@ class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     place: str
     limit: _Limit = MAX_PAGE_ROWS
     before: int | None = None
-    """Id of a message; only earlier messages are returned."""
+    """If set, only messages before the message with this id are returned."""
     is_session_only: bool = False
 
     def read(self, db: Connection) -> list[HistoryMessage]:
@@ -235,7 +237,7 @@ class HistoryRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conversations of one chat or of all chats, most recently used first."""
+    """Request for the conversations of one chat or of all chats, most recently used first."""
 
     chat: str | None = None
     limit: _Limit = 100
@@ -250,7 +252,10 @@ class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conversations with a lineage id above `after`: those of `place` (a chat, session or message), or all."""
+    """Request for conversations with a lineage id above `after`.
+
+    If `place` is set, only conversations of this chat, session or message are returned.
+    """
 
     place: str | None = None
     since: int = 0
@@ -265,7 +270,10 @@ class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Messages of a conversation after the message `after`. If `place` is set, only the messages of that session."""
+    """Request for a conversation's messages after the message `after`.
+
+    If `place` is set, only messages of this session are returned.
+    """
 
     lineage: int
     after: int = 0
@@ -338,10 +346,10 @@ def _answer(request: Lookup, found: Sequence[Any], redact: Redact) -> list[Any]:
 
 
 def thoughts(blocks: str) -> Iterator[str]:
-    """Yield the readable texts in `Reasoning.blocks`, for every protocol."""
+    """Yield the readable reasoning texts in `Reasoning.blocks`, whatever the protocol."""
     try:
         yield from filter(str.strip, _texts(orjson.loads(blocks)))
-    except orjson.JSONDecodeError:  # stored by an older version
+    except orjson.JSONDecodeError:  # an older version stored these blocks
         return
 
 
@@ -352,21 +360,21 @@ def _texts(value: object) -> Iterator[str]:
         for item in value:
             yield from _texts(item) if not isinstance(item, str) else ()
     elif isinstance(value, dict):
-        # Keys under which protocols store readable thoughts. Encrypted thoughts have other keys.
+        # Keys under which protocols store readable reasoning. Encrypted reasoning has other keys.
         keys = "reasoning_details reasoning_content reasoning thinking blocks content summary text"
         for key in keys.split():
             yield from _texts(value.get(key))
 
 
 def _value(text: str, redact: Redact) -> object:
-    """Return the redacted JSON value in a text.
+    """Parse a text as JSON, and return the redacted value.
 
     If the text is not valid JSON before or after redaction, return the redacted text.
     """
     try:
-        value = json.loads(text)  # keeps long numbers
-        return orjson.loads(redact(orjson.dumps(value).decode()))  # escapes can hide a secret
-    except (TypeError, ValueError, RecursionError):  # not JSON, or numbers that the encoder rejects
+        value = json.loads(text)  # keeps long integers exact
+        return orjson.loads(redact(orjson.dumps(value).decode()))  # JSON escapes can hide a secret from the redaction
+    except (TypeError, ValueError, RecursionError):  # the text is not JSON, or has numbers that the encoder rejects
         return redact(text)
 
 
@@ -403,11 +411,11 @@ _JSON_ROWS: Final[Mapping[type, str]] = {
         "ended_at=tip.ended_at end_reason=tip.end_reason sessions=session_count messages=message_count is_active"
     ),
 }
-"""JSON keys of each type, each followed by the attribute name if it differs."""
+"""JSON keys of each type. A key is followed by the name of the attribute if the names differ."""
 
 
 def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation) -> Row:
-    """Return the JSON object of a value. Sessions and conversations have full keys, and messages have recall ids."""
+    """Return the JSON object of a value, with full keys for sessions and conversations and recall ids for messages."""
     if isinstance(one, HistoryMessage):
         return msgspec.structs.asdict(one)
     row: Row = {"message": recall_id(one.message_id)} if isinstance(one, FoundMessage) else {}

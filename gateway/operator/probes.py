@@ -1,7 +1,7 @@
 """Probes of services for `init` and `doctor`: one short request each, to check the address and the key.
 
-They use blocking requests of the standard library, because importing the SDKs would take longer. They do not
-follow redirects, because the other host would receive the key.
+They use blocking requests of the standard library, because importing the SDKs would take longer. They do not follow
+redirects, because the host of the new address would receive the key.
 
 Each probe returns one sentence for the operator, without secrets. On failure it raises `CommandError` with a sentence.
 """
@@ -63,7 +63,7 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
         )
     if status in (200, 404, 405):
         path, call = _smallest_call(settings)
-        # Every API refuses an empty call, at no cost.
+        # Every API refuses an empty call, which costs nothing.
         status, body = _fetch(f"{base}/{path}", headers, {})
         if status in (404, 405) or (status == 200 and (not body or "error" in body)):
             raise CommandError(f"No API was found at {base}/{path}: {_better_root(settings, base, headers)}")
@@ -95,21 +95,21 @@ def _listed_models(
         return status, body, None
     rows = [row for row in body["data"] or () if isinstance(row, dict)]
     if any(row.get("owned_by") == "llamacpp" for row in rows):
-        return status, body, None  # the server has one model, which it uses for any name
+        return status, body, None  # the server has a single model and uses it for any name
     named = [row.get("id") for row in rows]
     named += [name for row in rows if isinstance(row.get("aliases"), list) for name in row["aliases"]]
     return status, body, frozenset(str(name).removeprefix("models/") for name in named if name)
 
 
 def _is_listed(name: str, names: frozenset[str]) -> bool:
-    """Return True if the name is listed: with or without its tag, or with a date added."""
+    """Return True if the name is listed, with or without its tag, or with an added date."""
     bare, _, tag = name.removeprefix("models/").partition(":")
     forms = {bare, f"{bare}:{tag or 'latest'}"}
     return any(one in forms or DATE.sub("", one) in (bare, bare.removesuffix("-latest")) for one in names)
 
 
 def _nearest(name: str, names: frozenset[str]) -> str:
-    """Return similar names, or else the nearest ones, as the end of a sentence."""
+    """Return the end of a sentence that suggests similar names from the list."""
     if alike := difflib.get_close_matches(name, names, n=3, cutoff=0.5):
         return f"; did you mean {' or '.join(alike)}?"
     nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
@@ -129,7 +129,7 @@ def _better_root(settings: RouteConfig, base: str, headers: Mapping[str, str]) -
 def _smallest_call(settings: RouteConfig) -> tuple[str, object]:
     messages = [{"role": "user", "content": "Say ok."}]
     if settings.protocol == "responses":
-        return "responses", {"model": settings.name, "input": messages, "max_output_tokens": 16}  # the minimum
+        return "responses", {"model": settings.name, "input": messages, "max_output_tokens": 16}  # minimum of this API
     path = "messages" if settings.protocol == "anthropic" else "chat/completions"
     return path, {"model": settings.name, "messages": messages, "max_tokens": 1}
 
@@ -146,7 +146,7 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
-    """Return the HTTP status and the JSON object (a list becomes its `data`).
+    """Return the HTTP status and the JSON object. A JSON list is returned as the `data` of an object.
 
     Without a response, the status is 0 and the object has a `reason`.
     """

@@ -37,8 +37,8 @@ class DaemonNotRunningError(HermesError):
 async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
     """Answer requests at `path` while the block runs. The caller holds the state directory's lock.
 
-    Replaces a socket left by a dead process. Creates a deleted socket again, with its folder, because only the daemon
-    still has the deleted files open. Open connections end with the block.
+    Replaces a socket left by a dead process. If the socket is deleted, creates it again, with its folder: only the
+    daemon still has the deleted files open. Open connections are closed at the end of the block.
     """
     connections: set[asyncio.Task[None]] = set()
     servers: list[asyncio.Server] = []
@@ -57,7 +57,7 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
     async def listen() -> None:
         bound = _bound(path)
         servers.append(await asyncio.start_unix_server(connected, sock=bound, limit=MAX_LINE_BYTES, backlog=1))
-        bound.listen(100)  # asyncio would accept `backlog` times in a row, even after an error
+        bound.listen(100)  # asyncio calls `accept` `backlog` times, even after an error
         ours.append(os.stat(path))
 
     async def keep_listening() -> None:
@@ -65,8 +65,8 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
             await asyncio.sleep(_LOOK_SECONDS)  # asyncio does not notice that the file was deleted
             try:
                 os.stat(path)
-            except OSError:  # the file is missing, or its folder is currently not a folder
-                with suppress(OSError):  # the next round tries again
+            except OSError:  # the socket file is missing, or a file has replaced its folder
+                with suppress(OSError):  # the next round of this loop tries again
                     os.makedirs(path.parent, mode=0o700, exist_ok=True)
                     await listen()
 
@@ -81,15 +81,15 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
             server.close()
         await cancel_all([keeper, *connections])
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path), ours[-1]):  # keeps another daemon's socket
+            if os.path.samestat(os.stat(path), ours[-1]):  # does not remove another daemon's socket
                 os.unlink(path)
 
 
 def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, timeout_seconds: float = 10.0) -> Any:
-    """Ask the daemon, and return its answer (any JSON value).
+    """Send a request to the daemon, and return its response (any JSON value).
 
-    Raises `DaemonNotRunningError` if no daemon listens. Raises `CommandError` with the daemon's sentence if it refuses,
-    or if it does not answer in time.
+    Raises `DaemonNotRunningError` if no daemon listens. Raises `CommandError` if the daemon refuses, with its sentence,
+    or if it does not respond in time.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_seconds)
@@ -177,7 +177,7 @@ def _bound(path: Path) -> socket.socket:
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
     """Yield `path` as a socket address. If it is too long, a file descriptor replaces the directory (Linux only)."""
-    if len(os.fsencode(path)) <= 100:  # the limit is 108 on Linux, 104 elsewhere
+    if len(os.fsencode(path)) <= 100:  # the limit is 108 bytes on Linux and 104 on other systems
         yield str(path)
         return
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

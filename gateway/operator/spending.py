@@ -1,8 +1,8 @@
 """Spending reports for the command line and for chats.
 
-They have the same content from the daemon and from a database file. The control socket transfers reports field by
-field. Their rows are the `--json` output: money in US dollars, None if unknown, and times in UTC milliseconds. Their
-text has charts of at most 40 columns, which fit on a phone.
+The content is the same whether the daemon or the command itself reads the database. The control socket transfers
+reports field by field. Their rows are the `--json` output: amounts in US dollars (None if unknown) and times in UTC
+milliseconds. Their text has charts of at most 40 columns, which fit on a phone.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ NAME = 22
 
 
 def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis, args: Mapping[str, Any]) -> Row:
-    """Load a report for the command line, field by field. Raises `CommandError`."""
+    """Load a report for the command line as a mapping of its fields. Raises `CommandError`."""
     if ledger.is_outdated(db):
         raise CommandError("The database is from an older version. Start the gateway once to update it.")
     if name == "insights":
@@ -52,7 +52,7 @@ def report(db: Connection, name: str, settings: SpendingCapSettings, now: Millis
 
 
 def spent_row(spent: TotalUsage) -> Row:
-    """Return the row of sums. `cost_usd` is None if it is unknown, and does not include `unpriced_calls`."""
+    """Return a row with the totals. `cost_usd` is None if it is unknown, and does not include `unpriced_calls`."""
     row = msgspec.structs.asdict(spent)
     cost = row.pop("cost")
     derived = {name: getattr(spent, name) for name in ("prompt_tokens", "total_tokens", "cache_percent")}
@@ -65,7 +65,7 @@ def knows_cost(spent: TotalUsage) -> bool:
 
 
 def money(spent: TotalUsage) -> str:
-    """Return `$1.23`, `$1.23+` if some calls have an unknown price, or `unknown` if all have."""
+    """Return `$1.23`, or `$1.23+` if the price of some calls is unknown, or `unknown` if no price is known."""
     if not knows_cost(spent):
         return "unknown"
     return f"{dollars(spent.cost)}+" if spent.unpriced_calls else dollars(spent.cost)
@@ -87,12 +87,12 @@ class CapUsage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
     chat: str | None
-    """Name of the chat, None for the whole gateway."""
+    """Name of the chat, or None for the whole gateway."""
     session: str | None
-    """Key of a session of the conversation."""
+    """Key of the session, if the usage is that of a conversation."""
     by_purpose: Mapping[str, TotalUsage]
     compressions: int | None
-    """Number of compressions of a conversation, otherwise None."""
+    """Number of compressions. None if the usage is not that of a single conversation."""
     reported_prompt_tokens: int | None
     today_since: Millis
     chat_today: TotalUsage | None
@@ -105,7 +105,7 @@ class UsageReport:
 
 
 def load_usage(db: Connection, settings: SpendingCapSettings, now: Millis, place: LookupResult | None) -> UsageReport:
-    """Load the usage of a conversation, a chat or the whole gateway, with the caps that apply."""
+    """Load the usage of a conversation, a chat or the whole gateway, and the spending caps that apply to it."""
     chat_id, session = (None, None) if place is None else (place.chat_id, place.session)
     lineage_id = None if session is None else session.lineage_id
     by_purpose = ledger.load_by_purpose(db, chat_id=chat_id, lineage_id=lineage_id)
@@ -181,7 +181,7 @@ def usage_lines(usage: UsageReport) -> list[str]:
 def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
     """Return lines with today's spending and the caps.
 
-    With `tells_all`, they include the whole gateway's spending even if it has no cap.
+    With `tells_all`, the lines include the whole gateway's spending even if it has no cap.
     """
     caps = {cap.key: cap for cap in usage.caps}
     lines = []
@@ -269,7 +269,7 @@ def _sorted(sums: Mapping[str, TotalUsage]) -> tuple[tuple[str, TotalUsage], ...
 
 
 def insights_block(found: InsightsReport) -> str:
-    """Return four charts and a total as text for a monospaced font."""
+    """Return four charts and the total as text for a monospaced font."""
     total = found.total
     if not total.calls:
         return "No model calls."
@@ -305,7 +305,7 @@ def insights_notes(total: TotalUsage) -> list[str]:
 
 
 def _spans(days: Sequence[tuple[date, TotalUsage]]) -> list[tuple[str, TotalUsage]]:
-    """Return the bars of a chart: one per day (up to a month), week (up to half a year) or month."""
+    """Return labels and usage for the bars of a chart: one bar per day, or for long periods, per week or month."""
     if len(days) <= 31:
         return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
     by_week = len(days) <= 182
@@ -320,16 +320,14 @@ def _chart(entries: Sequence[tuple[str, TotalUsage]], *, by_cost: bool) -> str:
     lines, width = [], WIDTH - LABEL - VALUE - 1
     for (label, spent), size in zip(entries, sizes, strict=True):
         value = _value(spent, by_cost=by_cost) if spent.calls else "-"
-        eighths = (
-            max(1, size * width * 8 // max(sizes)) if size else 0
-        )  # in eighths of a character; a small value stays visible
+        eighths = max(1, size * width * 8 // max(sizes)) if size else 0  # at least one eighth, so it is visible
         bar = ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8]).rstrip()
         lines.append(f"{label:<{LABEL}}{bar:<{width}} {value:>{VALUE}}")
     return "\n".join(lines)
 
 
 def _table(head: str, entries: Sequence[tuple[str, TotalUsage]], *, by_cost: bool) -> str:
-    """Return the ten largest entries, and one row for the rest."""
+    """Return rows for the ten largest entries, and one row for all other entries."""
     rows = []
     for name, spent in entries[:10]:
         # Keep the end of a long name, because it is more distinctive than the beginning.
@@ -352,7 +350,7 @@ def _value(spent: TotalUsage, *, by_cost: bool) -> str:
     text = money(spent)
     if len(text) < VALUE:
         return text
-    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"  # without cents
+    return f"${_shortened(spent.cost // MICROS)}{'+' if spent.unpriced_calls else ''}"
 
 
 def _shortened(number: int) -> str:

@@ -1,1 +1,1 @@
-"""Outbound messages: delivery, the gates that throttle delivery, notices, and the supervised adapters."""
+"""Outbound messages: their delivery, gates that throttle the delivery, notices to chats, and supervised adapters."""

@@ -21,7 +21,7 @@ RETRY_BACKOFF = Backoff(max_seconds=60.0)
 
 
 class SupervisedAdapter:
-    """Adapter with its supervisor, which restarts it unless its token was rejected."""
+    """Adapter with a supervisor, which restarts the adapter unless the platform rejected its token."""
 
     def __init__(self, adapter: PlatformAdapter) -> None:
         self.adapter = adapter
@@ -32,7 +32,11 @@ class SupervisedAdapter:
         self._is_rejected = False
 
     def health(self) -> AdapterHealth:
-        """Return the adapter's own health while it runs, or the supervisor's state while it waits or has failed."""
+        """Return the adapter's own health while it runs.
+
+        The supervisor's state replaces the adapter's state on standby, before a retry, and after the token was
+        rejected.
+        """
         health = self.adapter.health()
         if self.ownership is None:
             return replace(health, state=AdapterState.STANDBY, detail="another node serves it")
@@ -70,7 +74,7 @@ class SupervisedAdapter:
                 delays = iter(RETRY_BACKOFF)
             pause = next(delays) * random.uniform(0.8, 1.2)
             self._pause_ends = time.monotonic() + pause
-            await asyncio.sleep(pause)  # no event announces that the platform works again
+            await asyncio.sleep(pause)  # no event reports that the platform works again
 
 
 class AdapterRegistry:
@@ -83,7 +87,7 @@ class AdapterRegistry:
         is_certain: Callable[[], bool] = lambda: True,
         is_shared: bool = False,
     ) -> None:
-        """`is_certain` returns True while no other process can have taken over accounts of this process.
+        """`is_certain` returns True as long as no other process can have taken over the accounts of this process.
 
         `is_shared` is True if other processes can serve accounts, even accounts that are not configured here.
         """
@@ -105,7 +109,7 @@ class AdapterRegistry:
         return any(one.ownership is not None for one in self.supervised.values())
 
     def max_file_bytes(self, chat: ChatKey) -> int:
-        """Return the largest file size in bytes that can be sent to a chat; 0 if files cannot be sent."""
+        """Return the largest file size in bytes that can be sent to a chat, or 0 if files cannot be sent."""
         if (adapter := self.of(chat)) is not None:
             return adapter.capabilities.max_file_bytes
         return 10 << 20 if self.is_shared else 0  # every platform accepts 10 MiB
@@ -118,4 +122,4 @@ class AdapterRegistry:
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while any(one.state is AdapterState.STARTING for one in self.health().values()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)  # adapters send no event for this
+                    await asyncio.sleep(0.02)  # adapters send no event when they start to receive

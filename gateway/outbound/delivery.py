@@ -1,7 +1,7 @@
-"""Delivery of outbox rows: in order within each chat, retried with a backoff until the platform accepts them.
+"""Delivery of outbox rows: in order within each chat, and retried with a backoff until the platform accepts them.
 
 A row is rendered once, and every retry sends the same committed parts. The state `sending` is committed before the
-request is sent, so that the attempt is known after a crash.
+request is sent, so that the attempt is known even after a crash.
 """
 
 import asyncio
@@ -55,15 +55,15 @@ RETRY_BACKOFF = Backoff(0.5, 30.0)
 STORE_PAUSE_SECONDS = 2.0
 LAST_REQUEST_SECONDS = 5.0
 RENDERED_AT_ONCE = 500
-"""Maximum length in characters of a reply that is rendered on the event loop. This takes at most 10 ms."""
+"""Maximum length of a reply, in characters, that is rendered on the event loop. A reply of this length takes 10 ms."""
 MAX_PARTS = 20
-"""Maximum number of messages per reply. If a reply needs more, the last message has the whole reply as a file."""
+"""Maximum number of messages per reply. If a reply needs more, the last message contains the whole reply as a file."""
 REST_LEFT_OUT = (
     "The rest is too long for messages, and I cannot attach a file here. It is saved, so I can send it to you in "
     "smaller pieces. The owner of this bot can read it with `hermes-gateway history`."
 )
 _Send: TypeAlias = Callable[[], Awaitable[float | None]]
-"""Sends a row. Returns the seconds to wait before the next row, or None if the chat has no more unsent rows."""
+"""Sends a row. Returns the seconds to wait before the next row, or None if the chat has no other unsent rows."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -82,16 +82,16 @@ class Delivery:
     on_unreachable: Callable[[], None] = lambda: None
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
-    """Time of the next attempt for failed rows, by the monotonic clock, because the system clock can be changed."""
+    """Time of the next attempt for each failed row, on the monotonic clock, because the system clock can be changed."""
     _left: set[OutboxId] = field(default_factory=set, init=False)
     """Rows whose request was sent and whose outcome is not stored yet."""
     _under_way: dict[OutboxId, asyncio.Event] = field(default_factory=dict, init=False)
-    """Rows that a sender is sending now, with an event that is set at the end."""
+    """Rows that a sender is sending now. The event of a row is set when the attempt has ended."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _unstored: set[asyncio.Task[bool]] = field(default_factory=set, init=False)
     _told_broken: set[ChatKey] = field(default_factory=set, init=False)
     _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    """Set when the last sender ends. Awaited only while senders run."""
+    """Set when the last sender ends. Wait for it only while senders run."""
     _is_closed: bool = field(default=False, init=False)
 
     async def start(self, account: str) -> None:
@@ -104,7 +104,7 @@ class Delivery:
         ownership, interrupted = await self.store.write_with_retry(take_account, account, self.adapters.is_certain)
         if interrupted:
             log.warning("delivery.interrupted", account=account, count=interrupted)
-        one.ownership = ownership  # set before the read, so that rows stored during the read wake their chats
+        one.ownership = ownership  # set before the read, so that rows stored during it wake senders
         try:
             owed = await self.store.read(outbox.load_chats_owed, account)
         except StateError:
@@ -132,7 +132,7 @@ class Delivery:
         self._idle.clear()
         work = self._serve(chat_id, event, first)
         task = track(self._tasks, self.group.create_task(work, name=f"delivery-{chat_id}"))
-        # A task that is cancelled before it begins never reaches its own clean-up.
+        # If a task is cancelled before it begins, its clean-up code never runs, so clean up here.
         task.add_done_callback(lambda _: self._let_go(chat_id, event))
 
     def _let_go(self, chat_id: ChatId, event: asyncio.Event) -> None:
@@ -146,8 +146,8 @@ class Delivery:
     ) -> None:
         """Let `store` store the reply to a turn, then deliver the reply.
 
-        If the reply can be sent at once, `store` receives the rendered parts. It returns the row if the row is now in
-        state `sending`. In that case, the chat's gate is held until the row is sent.
+        If the reply can be sent at once, `store` receives the rendered parts. If `store` stores the row in state
+        `sending`, it returns the row, and the chat's gate is held until the row is sent.
         """
         chat_id, chat, rendered = turn.chat_id, turn.chat, None
         adapter, gate, ownership = self.adapters.of(chat), self.gates.of(chat_id), self.adapters.ownership_of(chat)
@@ -184,7 +184,7 @@ class Delivery:
         return await self._send_now(chat, markdown, message.event_ref, reply_to=reply_to, ticket=message.ticket)
 
     def tell_broken(self, chat: ChatKey) -> None:
-        """Tell a chat once that its messages wait until the database is repaired. Nothing is stored."""
+        """Tell a chat once that its messages must wait until the database is repaired. Nothing is stored."""
         place = replace(chat, user_ref="")
         if place not in self._told_broken and not self._is_closed:
             self._told_broken.add(place)
@@ -217,9 +217,10 @@ class Delivery:
         return True
 
     async def flush(self, seconds: float) -> None:
-        """Deliver for at most `seconds`, then stop. The rest is sent after the next start.
+        """Deliver for at most `seconds`, then stop. Rows that are not sent by then are sent after the next start.
 
-        A request in flight gets `LAST_REQUEST_SECONDS` more. If it were cancelled, its outcome would be unknown.
+        A request that is in flight at that time gets `LAST_REQUEST_SECONDS` more. If it were cancelled, its outcome
+        would be unknown.
         """
         if self._wakes and not await wait_until(self._idle, seconds):
             log.warning("delivery.flush_timed_out", chats=len(self._wakes))
@@ -243,7 +244,7 @@ class Delivery:
             self._let_go(chat_id, event)
 
     async def _send_next(self, chat_id: ChatId, first: _Send | None) -> float | None:
-        """Call `first` if given, or send the next due row. Return the seconds to wait, as `_Send` does."""
+        """Call `first` if it is given, otherwise send the next due row. Return the seconds to wait. See `_Send`."""
         try:
             if first is not None:
                 return await first()
@@ -253,13 +254,13 @@ class Delivery:
         except StateError as error:
             log.warning("delivery.delayed", error=str(error))
             return STORE_PAUSE_SECONDS
-        except Exception:  # chat boundary: the rows are safe, and other chats are not affected
+        except Exception:  # the rows are safe, and the error must not affect other chats
             log.exception("delivery.crashed", chat_id=chat_id)
             return 30.0
 
     async def _send_first(self, chat_id: ChatId) -> float | None:
         chat, rows = await self.store.read_short(_load, chat_id)
-        if rows and await self.close_previews(chat_id):  # ending a preview may have stored its placeholder
+        if rows and await self.close_previews(chat_id):  # the end of a preview may have stored its placeholder
             chat, rows = await self.store.read_short(_load, chat_id)
         if not rows:
             return None
@@ -271,9 +272,9 @@ class Delivery:
         if adapter is None or ownership is None:
             if adapter is None and not self.adapters.is_shared:
                 log.warning("delivery.no_adapter", chat=chat.name)
-            return None  # the account's owner was notified when the row was stored
+            return None  # the process that serves the account was notified when the row was stored
         if adapter.health().state is AdapterState.STARTING:
-            return 0.2  # an attempt would fail, and the next one would count as a possible repeat
+            return 0.2  # an attempt would fail, and the next attempt would count as a possible repeat
         if (pause := max(self._pause_before(row), self.gates.flood_of(chat).penalty_seconds)) > 0:
             return pause
         parts = None if row.written is None else await render_reply(adapter, row.written, self.zone())
@@ -281,7 +282,7 @@ class Delivery:
         self._due.pop(row.id, None)
         if begun is None:  # `/stop` cancelled the delivery in the meantime
             return 0.0
-        # Other rows can be `sending` without a request, because their turn was cancelled before it was sent.
+        # A row can be `sending` even if no request was sent, because its turn was cancelled before the request.
         is_repeat = begun.state is OutboxState.AMBIGUOUS or row.id in self._left
         return await self._request(chat, begun, adapter, ownership, is_repeat)
 
@@ -304,7 +305,7 @@ class Delivery:
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, ownership: AccountClaim, is_repeat: bool
     ) -> float | None:
-        """Send a row in state `sending` and store the outcome. Return the seconds to wait, as `_Send` does."""
+        """Send a row in state `sending`, and store the outcome. Return the seconds to wait. See `_Send`."""
         self._left.add(row.id)
         ended = self._under_way[row.id] = asyncio.Event()
         try:
@@ -371,7 +372,7 @@ class Delivery:
                 try:
                     return await adapter.send(request)
                 except (MessageRejected, ChatUnreachable) as error:
-                    if isinstance(error, ChatUnreachable) and request.file is None:  # with a file, its text may work
+                    if isinstance(error, ChatUnreachable) and request.file is None:  # with a file, retry without
                         raise
                     log.warning("delivery.sent_plain", detail=str(error))
                 return await adapter.send(replace(request, is_plain=True, file=None))
@@ -389,7 +390,8 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
 async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tzinfo) -> Sequence[OutboundPart]:
     """Render a reply into at least one part.
 
-    The footer is in the last part, alone or together with the whole reply. `zone` is the time zone for displayed times.
+    The last part contains the footer, either alone or together with the whole reply. `zone` is the time zone for
+    displayed times.
     """
     footer, edited_at = written.footer, written.edited_at
     if edited_at is not None:
@@ -405,13 +407,13 @@ async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tz
 
 
 async def _rendered(adapter: PlatformAdapter, written: WrittenReply, most: int = MAX_PARTS) -> Sequence[OutboundPart]:
-    """Render a reply into parts. If files can be sent, limit the parts to `most`. The last part gets the buttons."""
+    """Render a reply into parts, at most `most` if files can be sent. The last part gets the buttons."""
     if (file := written.attached) is not None:
         lost = f"{written.markdown}\n(The file “{file.name}” could not be sent here.)".strip()
         return [OutboundPart(text=written.markdown, plain=lost, attached=file)]
     text = written.markdown
     try:
-        # A long answer can take seconds, and other chats must not wait for it.
+        # Rendering a long answer can take seconds, and other chats must not wait for it.
         is_long = len(text) > RENDERED_AT_ONCE
         parts = list(await asyncio.to_thread(adapter.render, text) if is_long else adapter.render(text))
     except Exception:  # a bug in the converter would fail every attempt and block all later replies

@@ -1,7 +1,7 @@
 """Gates and flood control, which throttle the messages to a chat.
 
 A gate allows one request at a time. The outbox waits for the gate and until penalties have ended. Previews and typing
-signals are sent only if the gate is free and no penalty is active; otherwise they are dropped.
+signals are sent only if the gate is free and no penalty is active. Otherwise, they are dropped.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ class Gate:
 
 
 class FloodControl:
-    """A platform's penalty for a chat, shared by all its topics and people."""
+    """A platform's penalty for a chat. All topics and people of the chat share it."""
 
     def __init__(self) -> None:
         self._ends = 0.0
 
     @property
     def penalty_seconds(self) -> float:
-        """Seconds until the next request is allowed; 0 without a penalty."""
+        """Seconds until the next request is allowed, or 0 without a penalty."""
         return max(0.0, self._ends - time.monotonic())
 
     def close_for(self, seconds: float) -> None:
@@ -58,7 +58,7 @@ class FloodControl:
 
     @contextmanager
     def obeyed(self) -> Iterator[None]:
-        """Guard a request: during a penalty, raise `RateLimited` at once. Record the penalty that a request causes."""
+        """Guard a request: during a penalty, raise `RateLimited` at once. If the request gets a penalty, record it."""
         if (seconds := self.penalty_seconds) > 0:
             raise RateLimited(seconds)  # a request now would extend the penalty
         try:
@@ -69,7 +69,7 @@ class FloodControl:
 
 
 class GateRegistry:
-    """Gates and flood control of all chats. An object is freed when no task uses it any more."""
+    """Gates and flood control of all chats. Each of these objects is freed when no task uses it any more."""
 
     def __init__(self) -> None:
         self._gates: WeakValueDictionary[ChatId, Gate] = WeakValueDictionary()

@@ -1,7 +1,7 @@
-"""Notices to a chat about its context window and about background commands. The model sees only the latter.
+"""Notices to a chat about its context window and about background commands. The model sees only notices about commands.
 
-A notice is stored in the transaction of its event, so that a crash neither loses nor repeats it. Only the notice about
-a slow compression is stored on its own.
+A notice is stored in the same transaction as its event, so that a crash neither loses nor repeats the notice. The only
+exception is the notice about a slow compression, which has its own transaction.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef
 ACCURACY_FROM = 2
 """Number of compressions before the first notice about accuracy. A summary of a summary starts to lose details."""
 ACCURACY_EVERY = 10
-"""Number of compressions between later notices. People would ignore a notice after every compression."""
+"""Number of compressions between later notices about accuracy. People would ignore a notice after every compression."""
 
 _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
     Compressed: "compressed",
@@ -33,7 +33,7 @@ _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
     BlockedEvent: "blocked",
     MessageLimitEvent: "hardlimit",
 }
-"""Words for the stored dedupe keys. The keys make sure that each notice is sent only once."""
+"""Words used in dedupe keys. The stored keys make sure that each notice is sent only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class NoticeWriter:
         if isinstance(event, Compressed) and event.prepared.passed_over is not None:
             self._tell_admin(db, conversation, event, event.prepared.passed_over, now)
         if (sentence := self._sentence(event)) is not None:
-            # One notice per compression, and one per turn if several layers could not compress.
+            # Send one notice per compression, but only one per turn if several layers failed to compress.
             part = str(event.child.id) if isinstance(event, Compressed) else str(now)
             if isinstance(event, Aborted) and conversation.turn_id is not None:
                 part = f"turn:{conversation.turn_id}"
@@ -72,7 +72,7 @@ class NoticeWriter:
         outbox.enqueue(db, Reply(chat_id=chat_id, markdown=sentence, dedupe_key=key), now)
 
     async def write_waiting(self, conversation: ConversationRef, view: View) -> None:
-        """Tell a chat that its answer waits for a compression. A restart does not repeat the notice."""
+        """Tell a chat that its answer waits for a compression. The notice is not repeated after a restart."""
         if self.settings().waiting:
             text = "This conversation has grown long. I am compressing it before I continue, which takes a moment."
             reply = _reply(conversation, text, "waiting", f"{conversation.turn_id}:{view.transcript[-1].id}")
@@ -114,7 +114,7 @@ class NoticeWriter:
 
 
 def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
-    """Return the notice about lost details at the second and every tenth compression, else None."""
+    """Return the notice about lost details after the second and every tenth compression, else None."""
     if not settings.accuracy or count == 0 or (count != ACCURACY_FROM and count % ACCURACY_EVERY):
         return None
     return (
@@ -124,7 +124,7 @@ def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
 
 
 def pressure_sentence(pressure: PressureEvent) -> str:
-    """Return the line below an answer that shows how full the conversation is."""
+    """Return the line below an answer that says how full the context window is."""
     figures = f"({pressure.tokens:,} of {pressure.threshold:,} tokens)"
     if pressure.tokens >= pressure.threshold:
         return f"_This conversation will be compressed soon {figures}._"
@@ -142,14 +142,14 @@ def _reply(conversation: ConversationRef, sentence: str, what: str, which: str) 
 async def tell_background_end(
     store: Store, clock: Clock, deliver: Callable[[ChatId], None], ended: BackgroundCommand
 ) -> None:
-    """Tell a conversation that a background command has ended. The model learns this in its next call."""
+    """Tell a conversation that a background command has ended. The model is told in its next call."""
     if await store.write_with_retry(_write_background_end, ended, clock.now()):
         deliver(ended.context.chat_id)
 
 
 @locks(chat="ended.context.chat_id")
 def _write_background_end(db: Connection, ended: BackgroundCommand, now: Millis) -> bool:
-    """Store the notice. Return False if the conversation is closed; a new conversation does not know the command.
+    """Store the notice. Return False if the conversation has ended, because the next one does not know the command.
 
     The notice contains no command output. Output is untrusted, so the model reads it only as a tool result.
     """

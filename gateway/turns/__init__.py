@@ -1,1 +1,1 @@
-"""Turns: each chat has a lane that runs its turns in order, from the waiting message to the stored answer."""
+"""Turns: each chat has a lane that runs the chat's turns in order, from the queued message to the stored answer."""

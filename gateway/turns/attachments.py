@@ -53,14 +53,14 @@ from platforms.base import PlatformAdapter
 log = structlog.get_logger()
 
 MAX_TEXT_CHARS = 50_000
-"""Maximum number of characters of a text document that are added to the turn. Tools can read the rest."""
+"""Maximum number of characters of a text document that are added to the turn. Tools can read the whole document."""
 FETCH_ATTEMPTS = 3
 
 T = TypeVar("T")
 
 
 def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
-    """Open the folder of attachments: in the state directory unless `attachments.url` names another place.
+    """Open the folder for attachments. It is in the state directory unless `attachments.url` names another place.
 
     Blocks. Raises `ConfigError` or `StoreUnavailable` if the folder cannot be written.
     """
@@ -79,12 +79,12 @@ class _ReadResult:
     ids: list[AttachmentId] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    """Sentences that tell the sender about files that the model sees only in part, or only in the workspace."""
+    """Sentences for the sender about files that the model sees only in part, or can only reach in the workspace."""
     notes: list[str] = field(default_factory=list)
     """Sentences that tell the model about the files."""
     is_in_workspace: bool = False
     transcripts: list[str] = field(default_factory=list)
-    """Transcripts of recordings. They are already stored in the message."""
+    """Transcripts of recordings, which are already stored in the message."""
 
     def note(self, sentence: str) -> None:
         """Add a note for the model, unless an earlier fetch of the same file already added it."""
@@ -153,7 +153,7 @@ class AttachmentHandler:
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:
         limit = self.runtime.config.attachments.max_bytes
-        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # no file: a game or story
+        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # a game or story instead of a file
             raise AttachmentError(file_kinds.unreadable(attachment, sees_images=await self._sees_images(chat)))
         if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
             file_kinds.refuse_large(attachment, limit)
@@ -191,7 +191,7 @@ class AttachmentHandler:
     async def _fetch(
         self, chat: ChatKey, attachment: IncomingAttachment, limit: int, use: Callable[[Path], Awaitable[T]]
     ) -> T:
-        """Fetch a file, let `use` read it, and remove it unless it was moved away.
+        """Fetch a file, let `use` read it, and then remove it unless `use` has moved it.
 
         Raises `AttachmentError`, and every error of `use` except `PlatformError` and `OSError`.
         """
@@ -206,7 +206,7 @@ class AttachmentHandler:
         try:
             for attempt in range(1, FETCH_ATTEMPTS + 1):
                 try:
-                    async with asyncio.timeout(120.0):  # the retry delays only this chat
+                    async with asyncio.timeout(120.0):  # all attempts together delay only this chat
                         await adapter.download(attachment, target, limit)
                     return await use(target)
                 except FileSizeExceeded as error:
@@ -268,7 +268,7 @@ class AttachmentHandler:
     ) -> tuple[StoredFile, Document | str]:
         """Read a fetched file and store it. Return the document of a text file, or the MIME type of an image.
 
-        Unusable files are not stored, because they would never be removed.
+        Unusable files are not stored, because nothing would remove them later.
         """
         is_image = attachment.kind is AttachmentKind.IMAGE
         no_image = None if is_image else AttachmentError(file_kinds.unreadable(attachment, sees_images=sees_images))
@@ -291,7 +291,7 @@ class AttachmentHandler:
 
 @locks(inbox="row.id", chat="row.chat_id")
 def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all: bool, now: Millis) -> None:
-    """Notify the sender. Settle the message if it had no usable content (`is_all`)."""
+    """Notify the sender. If the message had no usable content (`is_all`), settle it."""
     if is_all:
         inbox.settle(db, row.id, InboxState.DONE, now)
     reply = Reply(
@@ -305,8 +305,8 @@ def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all:
 
 
 async def _wait_until_ready(adapter: PlatformAdapter) -> None:
-    """Wait up to a minute until the platform is connected, which takes a moment after a start."""
+    """Wait up to a minute for the platform's connection, which is established only some time after a start."""
     for _ in range(300):
         if adapter.health().is_ready:
             return
-        await asyncio.sleep(0.2)  # no event announces that the adapter is ready
+        await asyncio.sleep(0.2)  # no event reports that the adapter is ready

@@ -1,6 +1,6 @@
 """Bursts: consecutive messages of a sender within `sessions.merge_seconds`, which become a single turn.
 
-A message waits only if another piece is expected, as in an album or in a paste that was cut at the platform's limit.
+A turn starts later only if another message is expected, as with an album or a pasted text that the client splits.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from hermes_state.inbox import InboxKind, InboxMode, InboxRow
 from hermes_state.values import Millis
 
 ARRIVAL_SLACK_MS = 300
-"""Milliseconds of network delay to allow for a piece sent `PASTE_MS` after the previous piece."""
+"""Milliseconds of network delay to allow for a piece that was sent up to `PASTE_MS` after the previous piece."""
 PASTE_MS = 1_500
-"""Milliseconds to wait for the next piece of a paste. Clients send all pieces within a second."""
+"""Milliseconds to wait for the next piece of a long pasted text. Clients send all pieces within a second."""
 PLATFORM_CLOCK_MS = 1_000
-"""Resolution of Telegram's times in milliseconds."""
+"""Resolution of Telegram's timestamps in milliseconds."""
 
 
 def next_burst(rows: Sequence[InboxRow], *, merge_ms: int) -> list[InboxRow]:
@@ -43,9 +43,9 @@ def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
 
 
 def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow]) -> Millis:
-    """Return the time until which a burst waits for its next piece; 0 to start the turn now.
+    """Return the time until which a burst waits for its next piece, or 0 to start the turn now.
 
-    The burst starts now if no further piece is expected or later messages already wait.
+    The turn starts now if no other piece is expected, or if later messages are already waiting.
     """
     last = burst[-1]
     is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)

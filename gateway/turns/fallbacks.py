@@ -1,7 +1,7 @@
 """Fallback models: the routes that are tried in order when the chosen model fails.
 
-Each fallback resumes the same turn from its rows, as after a restart. Only the unfinished text of the failed model is
-lost.
+Each fallback resumes the same turn from its stored rows, as after a restart. Only the unfinished text of the failed
+model is lost.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from hermes_state.turns import RunningTurn
 log = structlog.get_logger()
 
 MIN_HYGIENE_MESSAGES = 4
-"""Minimum number of messages for hygiene by tokens. The agent itself compresses shorter conversations if necessary."""
+"""Minimum number of messages before hygiene checks the number of tokens. The agent compresses shorter conversations."""
 
 
 class FallbacksFailedError(HermesError):
@@ -42,7 +42,7 @@ class TurnAnswer:
     chosen: RouteConfig
     by: RouteConfig
     why: str | None
-    """Reason why the chosen model did not answer; None if it did."""
+    """Reason why the chosen model did not answer, or None if it answered."""
 
 
 async def answer_with_fallbacks(
@@ -83,7 +83,7 @@ async def answer_with_fallbacks(
 async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> MeasuredPrompt | None:
     """Check the size of a conversation before its turn (hygiene), and compress the conversation if it is too large.
 
-    Hygiene acts at 85 % of the context window (`hygiene.threshold`) or at 5,000 messages. This is needed after a huge
+    Hygiene acts at 85 % of the context window (`hygiene.threshold`) or at 5,000 messages. This helps after a huge
     message or a switch to a smaller model. If the prompt still fits the window, the turn waits for the compression for
     at most 10 seconds.
 
@@ -100,10 +100,10 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """Return True if another model, such as a larger one, might succeed.
+    """Return True if another model, such as one with a larger window, might succeed.
 
-    Also return True if the provider refused the request without a reason. Other requests may still work, so that
-    refusal does not open the circuit breaker.
+    Also return True if the provider refused the request without a reason. Such a refusal does not open the circuit
+    breaker, because other requests can still succeed.
     """
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
@@ -111,7 +111,7 @@ def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
-    """Return the line below the answer that announces a change of the answering model, or None without a change.
+    """Return a line that tells the chat that another model answers now, or None if the answering model is unchanged.
 
     `before` is the fallback that answered the previous turn, if any.
     """

@@ -1,7 +1,7 @@
 """Kinds of files that people send, detected by name, MIME type and bytes, and how each kind is used.
 
-Unusable files are refused at once. If a provider refuses an image in a conversation, it also refuses every later
-message there.
+Unusable files are refused at once. Otherwise, a provider that refuses an image would also refuse every later request in
+that conversation.
 """
 
 import re
@@ -38,11 +38,11 @@ RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 
 
 class AttachmentError(Exception):
-    """Error about a file that cannot be used. Its message is the reply to the sender."""
+    """A file cannot be used. The error message is the reply to the sender."""
 
 
 def refuse_unusable(attachment: IncomingAttachment, *, sees_images: bool) -> None:
-    """Raise `AttachmentError` for a file that is already known to be unusable."""
+    """Raise `AttachmentError` if the file is known to be unusable before it is fetched."""
     if not is_text(attachment) and not (sees_images and may_be_image(attachment)):
         sentence = UNSUPPORTED_SENTENCES.get(attachment.kind)
         raise AttachmentError(sentence or unreadable(attachment, sees_images=sees_images))
@@ -97,7 +97,7 @@ async def scaled_image(
 ) -> bytes:
     """Return the scaled copy of a fetched image for models.
 
-    Raises `AttachmentError`. If the file is not an image, the error is `no_image`, if given.
+    Raises `AttachmentError`. If the file is not an image, `no_image` is the error message, if it is given.
     """
     name = quoted_name(attachment)
     try:
@@ -117,7 +117,7 @@ def quoted_name(attachment: IncomingAttachment) -> str:
 
 
 def file_name(attachment: IncomingAttachment) -> str:
-    """Return a safe file name: without a path, not hidden and not too long."""
+    """Return a safe file name that contains no path, is not hidden and is not too long."""
     last = re.split(r"[/\\]", quoted_name(attachment).removesuffix("…"))[-1].strip(" .")
     suffix = PurePath(attachment.name).suffix if "…" in quoted_name(attachment) else PurePath(last).suffix
     stem = "".join(character for character in last.removesuffix(suffix) if character.isprintable())
@@ -126,14 +126,14 @@ def file_name(attachment: IncomingAttachment) -> str:
 
 
 def too_large(attachment: IncomingAttachment, max_bytes: int) -> str:
-    """Return the reply about a file above the limit. The limit is rounded down."""
+    """Return the reply about a file that exceeds the size limit. The limit is rounded down in the reply."""
     limit = f"{max_bytes // 1_000_000:,} MB" if max_bytes >= 1_000_000 else f"{max_bytes // 1_000:,} KB"
     smaller = "a smaller copy" if attachment.kind is AttachmentKind.IMAGE else "only the part that matters"
     return f"“{quoted_name(attachment)}” is too large (limit: {limit}). Please send {smaller}."
 
 
 def unreadable(attachment: IncomingAttachment, *, sees_images: bool) -> str:
-    """Return the reply about a file of an unusable kind."""
+    """Return the reply about a file whose kind cannot be used."""
     files = "a text file or an image" if sees_images else "a text file"
     is_document = attachment.kind is AttachmentKind.DOCUMENT
     way = f"send {files}, or paste the text here" if is_document else f"write it as text, or send {files}"

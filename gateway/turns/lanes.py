@@ -1,7 +1,7 @@
 """Lanes, the workers of chats. Work runs in order inside a chat, and in parallel across chats.
 
 A lane is a task that exists while its chat has work. It runs turns and queued commands, and resumes a turn after a
-restart. The module `ownership` decides which chats this process works in.
+restart. `ownership.py` decides in which chats this process works.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ DEAD_LETTER_SENTENCE = "I could not process this message. Please try wording it 
 RETRY_BACKOFF = Backoff()
 
 RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
-"""Runs a queued command and returns the turn that it opened, if any (`/retry`)."""
+"""Runs a queued command. Returns the turn that the command opened (`/retry`), or None."""
 
 
 class Lane:
@@ -55,12 +55,12 @@ class Lane:
         self.woken = asyncio.Event()
 
     def close(self) -> None:
-        """Finish the running work and start nothing new."""
+        """Finish the running work, and start no new work."""
         self._is_closing = True
         self.woken.set()
 
     async def run(self, started: RunningTurn | None) -> None:
-        """Work until the queue is empty. `started` is an already stored turn to run first, if any."""
+        """Work until the queue is empty. If `started` is given, first run this turn, which is already stored."""
         delays = iter(RETRY_BACKOFF)
         while not self._is_closing:
             self.woken.clear()
@@ -74,26 +74,26 @@ class Lane:
                 delays = iter(RETRY_BACKOFF)
                 self._crashes = 0
                 if self._ownership.has_queue:
-                    return  # other chats have waited longer
+                    return  # end this lane, because other chats have waited longer
             except StateError as error:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
                 if isinstance(error, StoreBroken):
-                    with suppress(StateError):  # if the row cannot be read, the chat is unknown and gets no message
+                    with suppress(StateError):  # if the row of the chat cannot be read, the chat is not told
                         chat = await self._lanes.store.read(load_chat, self._chat_id)
                         self._lanes.turns.delivery.tell_broken(chat.key)
                 await wait_until(self.woken, pause)
-            except Exception:  # chat boundary: the rows are safe, and other chats are not affected
+            except Exception:  # the rows are safe, and the error must not affect other chats
                 log.exception("lane.crashed", chat_id=self._chat_id)
                 self._crashes += 1
-                self._lanes.own.pop(self._chat_id, None)  # a crash of the lane counts like a crash of the process
+                self._lanes.own.pop(self._chat_id, None)  # a crash of the lane counts as a restart of the turn
                 await wait_until(self.woken, next(delays))
 
     async def _step(self) -> bool:
         """Do the next piece of work. Return False if no work is left."""
         turn, rows = await self._lanes.store.read_short(_load_work, self._chat_id)
         if turn is not None and turn.is_waiting:
-            return False  # the turn stays open, and the decision wakes the lane
+            return False  # the turn stays open, and the approval decision opens a new lane
         if turn is not None:
             await self._resume(turn)
             return True
@@ -115,9 +115,9 @@ class Lane:
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
-        """Return the seconds to wait for the rest of a burst.
+        """Return the seconds to wait for more messages of a burst.
 
-        They are counted from the first time that this lane saw the burst, because the clock can be set back.
+        The wait begins when this lane first sees the burst, whatever the system clock does later.
         """
         if self._held[0] != last.id:
             held_ms = min(until - self._lanes.clock.now(), until - last.received_at)
@@ -127,7 +127,7 @@ class Lane:
     async def _start(self, rows: Sequence[InboxRow]) -> None:
         lanes = self._lanes
         revoked = [row for row in rows if await lanes.access.load_role(row.sender_ref) is None]
-        if revoked:  # their access was revoked after they wrote
+        if revoked:  # the senders' access was revoked after they wrote the messages
             await lanes.store.write(_turn_away, revoked, lanes.clock.now())
             lanes.turns.delivery.wake(self._chat_id)
             return
@@ -144,7 +144,7 @@ class Lane:
             try:
                 turn = await lanes.store.write(_start_turn, self._chat_id, ids, prepared, lanes.clock.now())
             except InboxMoved:
-                return  # a message was withdrawn in the meantime, so the rows are read again
+                return  # a message was withdrawn in the meantime, so read the rows again
             await self._execute(turn)
 
     async def _dead_letter(self, rows: Sequence[InboxRow]) -> None:
@@ -165,13 +165,13 @@ class Lane:
         async with self._lanes.slots:
             if self._is_closing:
                 return
-            # This write also makes sure that the database can be written before a model call costs money.
+            # This write also checks that the database can be written, before a model call costs money.
             turn = await self._lanes.store.write(journal.take_up, turn, is_restart)
             log.info("turn.resumed", turn_id=turn.id, chat=turn.chat.name, restarts=turn.restarts)
             await self._execute(turn)
 
     async def _execute_in_slot(self, turn: RunningTurn) -> None:
-        """Work on a newly stored turn as soon as a slot is free."""
+        """Run a newly stored turn as soon as a slot is free."""
         has_to_wait = self._lanes.slots.locked()
         async with self._lanes.slots:
             if self._is_closing:
@@ -215,13 +215,13 @@ class LaneRegistry:
     clock: Clock
     group: asyncio.TaskGroup
     slots: asyncio.Semaphore
-    """Limit for turns that run at the same time."""
+    """Limits the number of turns that run at the same time."""
     active: dict[ChatKey, ActiveTurn] = field(default_factory=dict, init=False)
     """Running turns by chat."""
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
-    """Open turns that this process has stored or resumed. Continuing such a turn does not count as a restart."""
+    """Open turns that this process has stored or resumed. Continuing one of these turns does not count as a restart."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
-    """Turns that a `/stop` ended while it could not be stored, by the inbox row of that command.
+    """Turns that a `/stop` ended before the `/stop` could be stored, by the inbox row of the command.
 
     An entry is removed when the stored command has run.
     """
@@ -229,11 +229,11 @@ class LaneRegistry:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
     _ownership: Ownership | None = field(default=None, init=False)
-    """None before `start` and after `abandon`. No lane can open then."""
+    """None before `start` and after `abandon`, when no lane can open."""
     _is_closing: bool = field(default=False, init=False)
 
     async def start(self, run_command: RunCommand, ownership: Ownership) -> None:
-        """Start the waiting work and resume interrupted turns. `run_command` runs queued commands."""
+        """Start lanes for chats with work, and resume interrupted turns. `run_command` runs queued commands."""
         self._run_command, self._ownership = run_command, ownership
         await self.sweep()
 
@@ -252,7 +252,7 @@ class LaneRegistry:
         await cancel_all(self._tasks)
 
     def works_by(self, ownership: Ownership) -> bool:
-        """Return True while this ownership is valid, so that lanes can open."""
+        """Return True as long as this ownership is valid and lanes can open."""
         return ownership is self._ownership and not self._is_closing
 
     @property
@@ -268,7 +268,7 @@ class LaneRegistry:
     def has_room(self, ahead: int = 0) -> bool:
         """Return True if a new turn can run at once without overtaking another chat.
 
-        `ahead` is the number of new turns that start before it.
+        `ahead` is the number of other new turns that start before this one.
         """
         ownership = self._ownership
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
@@ -277,7 +277,7 @@ class LaneRegistry:
     def wake(
         self, chat_id: ChatId, started: RunningTurn | None = None, asked_at: float = 0.0, *, is_new: bool = False
     ) -> None:
-        """Wake the chat's lane because work waits. Before `start`, no lane opens, and `start` finds the work.
+        """Wake the chat's lane because work is waiting. Before `start`, do nothing: `start` will find the work.
 
         `started` is a turn that was stored for the chat after `asked_at` (monotonic clock). `is_new` is True for a
         message that this process has just stored.
@@ -309,15 +309,18 @@ class LaneRegistry:
         return active.turn if (active := self._active_in(chat_id)) is not None else None
 
     def running_in(self, key: ChatKey) -> RunningTurn | None:
-        """Return the running turn of the chat with this key. Needs no database."""
+        """Return the running turn of the chat with this key. This needs no database."""
         return active.turn if (active := self.active.get(key)) is not None else None
 
     def begin_stop(self, chat_id: ChatId, reason: str) -> ActiveTurn | None:
-        """Cancel the chat's running turn, if any. The caller stores the stop, then calls `settle_stop`."""
+        """Cancel and return the chat's running turn, or return None.
+
+        The caller must store the stop and then call `settle_stop`.
+        """
         return active.begin_stop(reason) if (active := self._active_in(chat_id)) is not None else None
 
     def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> ActiveTurn | None:
-        """Stop a chat's turn while the database is unavailable. The stored `/stop` settles it later."""
+        """Stop a chat's turn while the database is unavailable. The `/stop` settles this once it can be stored."""
         if (active := self.active.get(key)) is None:
             return None
         may_stop = is_admin or active.turn.started_by == sender_ref or not active.turn.chat_kind.is_shared
@@ -325,13 +328,13 @@ class LaneRegistry:
 
     def interrupt(self, chat_id: ChatId, turn_id: TurnId) -> None:
         """Stop a turn in favour of a newly stored message, unless the chat already runs another turn."""
-        self.turns.on_question()  # the turn may have waited for approval
+        self.turns.on_question()  # the turn may have been waiting for an approval
         active = self._active_in(chat_id)
         if active is not None and active.turn.id == turn_id:
             active.begin_stop(INTERRUPTED).settle_stop()
 
     async def drain(self, seconds: float) -> int:
-        """Let running turns finish for at most `seconds`, then cancel the rest. Return the number of cancelled turns.
+        """Let turns finish for at most `seconds`, then cancel the others. Return the number of cancelled turns.
 
         A cancelled turn stays open in the database and resumes at the next start. That resumption does not count as a
         restart.
@@ -348,7 +351,7 @@ class LaneRegistry:
         return cut
 
     async def let_go(self, *turns: RunningTurn) -> None:
-        """Store that this process left its turns without a crash, so that resuming them does not count as a restart."""
+        """Store that this process left `turns` without a crash, so that resuming them does not count as a restart."""
         if turns:
             await self.store.write(journal.let_go, [turn.id for turn in turns])
         for turn in turns:
@@ -392,7 +395,7 @@ def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:
 
 @locks(inbox="row.id", chat="row.chat_id")
 def _refuse(db: Connection, row: InboxRow, state: InboxState, sentence: str, dedupe_key: str, now: Millis) -> None:
-    """Settle a row without a turn, and store `sentence` as the reply to its sender unless the row is a notice."""
+    """Settle an inbox row without a turn. Store `sentence` as the reply to its sender, unless the row is a notice."""
     if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
         chat_id, ref = row.chat_id, row.message_ref or None
         reply = Reply(chat_id=chat_id, kind=OutboxKind.ERROR, markdown=sentence, dedupe_key=dedupe_key, reply_to=ref)

@@ -1,4 +1,4 @@
-"""Ownership of chats: a single daemon owns every chat; a cluster node owns the chats whose locks it holds."""
+"""Ownership of chats: a single daemon owns every chat, and a cluster node owns the chats whose locks it holds."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId
 
 Work: TypeAlias = Callable[[RunningTurn | None], Awaitable[None]]
-"""Works in a chat until no work is left, starting with the given turn if any."""
+"""Works in a chat until no work is left. If a turn is given, starts with that turn."""
 
 
 class Ownership(Protocol):
@@ -18,7 +18,7 @@ class Ownership(Protocol):
 
     @property
     def leaves_new(self) -> bool:
-        """True if a new message must not start a turn in this process at once."""
+        """True if new messages must not start a turn at once in this process."""
 
     @property
     def has_queue(self) -> bool:
@@ -28,13 +28,13 @@ class Ownership(Protocol):
         """Find chats in the database that have work but no lane. Raises `StateError`."""
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Open a lane for a chat with work, now or later. `LaneRegistry.wake` explains the arguments."""
+        """Open a lane for a chat with work, now or later. `LaneRegistry.wake` describes the arguments."""
 
     async def serve(self, chat_id: ChatId, work: Work, started: RunningTurn | None) -> None:
-        """Run the work of an open lane."""
+        """Run the work of a chat's open lane."""
 
     def note_end(self, chat_id: ChatId, is_woken: bool) -> None:
-        """Note that a lane has ended. `is_woken` is True if more work arrived meanwhile."""
+        """Note that a lane has ended. `is_woken` is True if more work arrived before the lane ended."""
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
         """Return False if another process must fetch the files of a chat."""

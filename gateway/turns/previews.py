@@ -29,15 +29,15 @@ REQUEST_SECONDS = 10.0
 PREVIEW_OVERLAP_SECONDS = 5.0
 """Seconds between the renewal of a preview and the time when the platform would remove it.
 
-This leaves time for a pause and a slow request.
+This margin allows for a pause and a slow request.
 """
 
 
 class TurnPreview:
-    """Base class of previews, which shows nothing. After a stop, `text` is the partial answer."""
+    """Base class of previews. It shows nothing itself. After a stop, `text` is the partial answer."""
 
     is_stored = False
-    """True if the text might be in the database, for a node that shows it."""
+    """True if the text might be stored in the database, so that another node can show it."""
     _first_sign_seconds = FIRST_SIGN_SECONDS
 
     def __init__(self, turn: RunningTurn) -> None:
@@ -48,16 +48,19 @@ class TurnPreview:
         self.text = ""
 
     def show(self, text: str) -> None:
-        """Set the text of the answer so far. Never waits."""
+        """Set the text that the model has written so far. Never waits."""
         self.text = text
         self._changed.set()
 
     def forget(self) -> None:
-        """Forget the text, because it is not part of the answer. The chat still shows it until new text arrives."""
+        """Forget the text, because it is not part of the answer.
+
+        The chat still shows the old text until new text arrives.
+        """
         self.text = ""
 
     def open(self, ref: str | None = None) -> None:
-        """Start to show the text, in the placeholder message `ref` if given. The caller must await `close`."""
+        """Start to show the text, in the placeholder message `ref` if it is given. The caller must await `close`."""
         self._first_sign = asyncio.get_running_loop().call_later(self._first_sign_seconds, self.begin)
 
     def begin(self) -> None:
@@ -65,11 +68,11 @@ class TurnPreview:
         self._task = asyncio.create_task(self._run(), name=f"preview-{self._turn.id}")
 
     async def close(self) -> None:
-        """End the preview. Returns when no request is in flight, so that the final answer arrives last."""
+        """End the preview. Wait until no request is in flight, so that the final answer arrives last."""
         await self.abandon()
 
     async def abandon(self) -> None:
-        """End the preview without storing anything, because another node may now own the turn or the account."""
+        """End the preview without storing anything, because another node may now have the turn or the account."""
         if self._first_sign is not None:
             self._first_sign.cancel()
         if self._task is not None:
@@ -83,7 +86,7 @@ class LivePreview(TurnPreview):
     """Preview that is updated as often as the platform allows."""
 
     _typing_overlap_seconds = 1.0
-    """Seconds between the renewal of a typing signal and its end."""
+    """Seconds before the end of a typing signal at which the signal is renewed."""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class LivePreview(TurnPreview):
         *,
         is_certain: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_certain` returns True while no other node can have taken over the account."""
+        """`is_certain` returns True as long as no other node can have taken over the account."""
         super().__init__(turn)
         self._adapter = adapter
         self._gate = gate
@@ -175,7 +178,7 @@ class LivePreview(TurnPreview):
             await self._rest(was_sent, max(self._interval, self._flood.penalty_seconds))
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Wait until there is new text or a renewal is due, then pause for `pause` seconds."""
+        """Wait for new text or until a renewal is due, and then for another `pause` seconds."""
         if self.text == self._shown and not self._closed.is_set():
             await wait_until(self._changed, self._renewal_seconds())
         await wait_until(self._closed, pause)
@@ -186,7 +189,7 @@ class LivePreview(TurnPreview):
         return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
 
     async def _show_something(self) -> bool:
-        """Show the text or a typing signal if due. Return True if something was sent."""
+        """Show the text or a typing signal if one of them is due. Return True if something was sent."""
         if not self._gate.is_free or self._flood.penalty_seconds > 0 or not self._is_certain():
             return False
         async with self._gate.passing():
@@ -227,7 +230,7 @@ class LivePreview(TurnPreview):
         return fades is not None and time.monotonic() - self._typed_at >= fades - self._typing_overlap_seconds
 
     def _fades_in(self) -> float | None:
-        """Return the seconds until the preview must be renewed, or None if the platform does not remove it."""
+        """Return the seconds until the preview must be renewed, or None if the platform does not remove previews."""
         seconds = self._adapter.capabilities.preview_seconds
         if seconds is None or self.ref is not None or not self._shown:
             return None
@@ -246,16 +249,16 @@ LivePreviewT = TypeVar("LivePreviewT", bound=LivePreview)
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class PreviewMaker:
-    """Makes the previews of turns."""
+    """Creates the previews of turns."""
 
     store: Store
     adapters: AdapterRegistry
     gates: GateRegistry
     elsewhere: Callable[[RunningTurn], TurnPreview] | None = None
-    """Makes the preview of a turn if another process might serve its chat; None if this process serves all chats."""
+    """Creates the preview of a turn whose chat another process might serve. None if this process serves all chats."""
 
     def of(self, turn: RunningTurn) -> TurnPreview:
-        """Return the preview that shows a turn of this process."""
+        """Return the preview for a turn that runs in this process."""
         if self.elsewhere is not None and self.adapters.ownership_of(turn.chat) is None:
             return self.elsewhere(turn)
         return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live(turn, LivePreview)

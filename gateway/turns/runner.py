@@ -43,7 +43,7 @@ MAX_RESTARTS = 3
 DEADLINE_SENTENCE = "This took too long, so I stopped. Send /retry to try again."
 CRASH_SENTENCE = "An internal error stopped my answer. Your message is saved. Send /retry to try again."
 STOPPED_NOTICE = "(stopped)"
-"""Text that replaces the preview of a stopped turn whose answer has no text yet."""
+"""Text that replaces the preview if a turn is stopped before its answer has any text."""
 RESTART_SENTENCE = (
     "I was interrupted several times while working on this, so I stopped trying. "
     "Your message is saved. Send /retry to try again."
@@ -58,13 +58,13 @@ class ActiveTurn:
     preview: TurnPreview
     task: asyncio.Task[bool]
     stop_reason: str | None = None
-    """Reason for a requested stop. The work is cancelled, but the end of the turn is not stored yet."""
+    """Reason for a requested stop. It is set when the work is cancelled, before the end of the turn is stored."""
     partial_text: str = ""
     """Text of the answer at the time of the stop."""
     _stop_is_settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin_stop(self, reason: str) -> Self:
-        """Cancel the work now. Further calls share the same stop."""
+        """Cancel the work now. Later calls share the same stop."""
         if self.stop_reason is None:
             self.stop_reason, self.partial_text = reason, self.preview.text
             self.task.cancel()
@@ -83,7 +83,7 @@ class ActiveTurn:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TurnRunner:
-    """Runs turns. Each turn is an error boundary: an error is reported only to its own chat."""
+    """Runs turns. An error in a turn is reported to the turn's chat and does not affect other turns."""
 
     store: Store
     runtime: Runtime
@@ -95,7 +95,7 @@ class TurnRunner:
     """Called when a turn starts or stops waiting for an approval."""
 
     async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:
-        """Run the turn to its end. Returns False if another process ended or resumed it in the meantime.
+        """Run the turn to its end. Returns False if another process has ended or resumed the turn.
 
         If cancelled, the turn stays open with every finished step stored. The deadline restarts with each run, so
         that a resumed turn has enough time. `MAX_RESTARTS` limits the number of runs.
@@ -124,7 +124,7 @@ class TurnRunner:
                 kind = type(error.first if isinstance(error, FallbacksFailedError) else error).__name__
                 log.warning("turn.failed", error=kind, detail=str(error))
                 await self._fail(turn, kind, _sentence(error))
-            except Exception as error:  # turn boundary: other turns are not affected
+            except Exception as error:  # the error must not affect other turns
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
         return True
@@ -150,7 +150,7 @@ class TurnRunner:
                     _finish_turn, turn, final, pressure, clock, rendered, preview.is_stored
                 ),
             )
-        except TurnMoved:  # the turn was stopped in the meantime, so only its cost is recorded
+        except TurnMoved:  # the turn was stopped in the meantime, so record only its cost
             await StoreLedger(self.store, self.clock).record(Payer.of(turn.conversation), final.call)
             raise
         self.titles.answered(turn, done.by)
@@ -181,7 +181,7 @@ class TurnRunner:
         self.delivery.wake(turn.chat_id)
 
     async def _chosen(self, turn: RunningTurn, model: ModelConfig) -> RouteConfig:
-        """Return the conversation's chosen route. A choice that no longer exists is cleared, and the chat is told."""
+        """Return the conversation's chosen route. If the choice is no longer configured, clear it and tell the chat."""
         route = route_of(model, turn.chosen_model)
         if route is not None:
             return route
@@ -193,7 +193,7 @@ class TurnRunner:
         return model.route
 
     def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> ModelAnswer:
-        """Return the answer to store. The notices below it are for the chat, and the model never sees them."""
+        """Return the answer to store. The notices below the answer are for the chat, and the model never sees them."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
         image_notice = f"_{answer.notice}_" if answer.notice is not None else None
@@ -223,7 +223,7 @@ def _finish_turn(
 ) -> OutboxRow | None:
     """End a turn and record the notices that were shown. Return the reply if it must be sent now.
 
-    The clock is read here, so that a much later retry counts towards the costs of its own day.
+    The time is read here, so that a retry on a later day counts towards the costs of that day.
     """
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if pressure is not None:
@@ -235,7 +235,7 @@ def _finish_turn(
 
 @locks(chat="turn.chat_id")
 def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:
-    """Clear a choice that no longer exists, and tell the chat once in the same transaction."""
+    """Clear a choice that is no longer configured, and tell the chat once in the same transaction."""
     if turn.chosen_model is not None and sessions.forget_model(db, turn.lineage_id, turn.chosen_model):
         outbox.enqueue(db, Reply(chat_id=turn.chat_id, markdown=sentence, dedupe_key=f"turn:{turn.id}:model"), now)
 

@@ -1,7 +1,7 @@
 """Titles of conversations, written by a model in the background after the first answer.
 
-If this fails, the gateway tries again after each answer, even in another process. The ledger counts the calls, so that
-their number is limited.
+If this fails, the gateway tries again after each answer, even in another process. Failed calls are counted in the
+ledger, and their number is limited.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ MAX_CALLS = 3
 """Maximum number of calls per conversation. Only failed calls are repeated."""
 _REPLIED = frozenset({OUTCOME_OK, remedy_for(ReplyMalformed("")).outcome})
 MAX_CONCURRENT = 2
-"""Maximum number of concurrent calls over all chats, because answers have priority."""
+"""Maximum number of concurrent calls in all chats. It is low because answers have priority."""
 MAX_WAITING = 100
-"""Maximum number of conversations that wait for a title. Further conversations get a title after their next answer."""
+"""Maximum number of conversations that wait for a title. Other conversations get a title after their next answer."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TitleWriter:
-    """Gives conversations titles. Failures are only logged."""
+    """Writes titles for conversations. Failures are only logged."""
 
     store: Store
     runtime: Runtime
@@ -63,13 +63,13 @@ class TitleWriter:
         task.add_done_callback(lambda _: self._tasks.pop(lineage_id, None))
 
     def stop(self) -> None:
-        """Start nothing new and cancel running calls, because the process is ending."""
+        """Start no new calls and cancel running calls, because the process is ending."""
         self._is_stopped = True
         for task in self._tasks.values():
             task.cancel()
 
     async def close(self) -> None:
-        """Stop, and wait until nothing runs."""
+        """Stop, and wait until no call is running."""
         self.stop()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))

@@ -35,7 +35,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCall
 
-if TYPE_CHECKING:  # at run time, this import would load an SDK at the start
+if TYPE_CHECKING:  # this import loads an SDK, so do not do it at run time
     from agent.model.transcription import TranscriptionClient
 
 log = structlog.get_logger()
@@ -53,7 +53,7 @@ class TranscriptionHandler:
     clock: Clock
     make_client: "Callable[[Config], TranscriptionClient]"
     _clients: "list[TranscriptionClient]" = field(default_factory=list, init=False)
-    """The last client is current. Older clients may still be in use shortly after a reload."""
+    """The last client is current. Shortly after a reload, older clients can still be in use."""
     _inputs: object = field(default=None, init=False)
 
     @property
@@ -72,7 +72,7 @@ class TranscriptionHandler:
 
         Raises `AttachmentError` with the reason if this fails.
         """
-        if not self.is_enabled:  # a reload may have disabled it while the recording was fetched
+        if not self.is_enabled:  # a reload may have disabled transcription while the recording was fetched
             raise AttachmentError("I can no longer listen to recordings. Please send text instead.")
         try:
             name, within = _file_name(recording), self.runtime.config.model.turn_seconds
