@@ -263,7 +263,7 @@ class LookupRejected(StateError):
 
 
 class PairingNotFound(StateError):
-    """No person has this pairing code or user id."""
+    """No pairing request has this code, or no paired person has this user id."""
 
 
 class LineageMoved(StateError):

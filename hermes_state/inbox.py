@@ -30,7 +30,10 @@ class InboxKind(StrEnum):
     MESSAGE = "message"
     COMMAND = "command"
     NOTICE = "notice"
-    """A note for the model's next turn: an edited message's new text, or the gateway's note (no `message_ref`)."""
+    """A note that the model reads in the next turn.
+
+    It contains the new text of an edited message or, without `message_ref`, a text by the gateway.
+    """
 
 
 class InboxMode(StrEnum):
@@ -83,7 +86,7 @@ class NewInboxRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InboxRow(NewInboxRow, frozen=True, kw_only=True):
-    """An unsettled row."""
+    """A stored event that is not settled."""
 
     id: InboxId
     state: InboxState = InboxState.NEW
@@ -91,7 +94,7 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
 
     @property
     def runs_at_once(self) -> bool:
-        """True for a command that the account's owner runs at once, outside the chat's lane."""
+        """True for a command that the account's node runs immediately, without waiting for the chat's lane."""
         return self.kind is InboxKind.COMMAND and self.mode is InboxMode.ALONE
 
 
@@ -109,7 +112,7 @@ _COLUMNS = columns(InboxRow, "inbox")
 
 
 def find_new(db: Connection, platform: str, account: str, event_ref: str) -> InboxId | None:
-    """Return the id of an event that is stored and still new."""
+    """Return the id of a stored event whose state is `new`; None if there is none."""
     query = "SELECT id FROM inbox WHERE platform = ? AND account = ? AND event_ref = ? AND state = 'new'"
     return scalar_or_none(db, InboxId, query, (platform, account, event_ref))
 
@@ -132,7 +135,7 @@ def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:
 
 
 def load(db: Connection, inbox_id: InboxId) -> InboxRow | None:
-    """Load a row; None if settled or unknown."""
+    """Load an unsettled row; None if it is settled or unknown."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE id = ? AND state IN ('new','claimed')"
     return select_one(db, InboxRow, query, (inbox_id,))
 
@@ -199,7 +202,7 @@ def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, no
 
 
 def let_join(db: Connection, inbox_id: InboxId) -> None:
-    """Make a waiting message a steer."""
+    """Turn a waiting message into a steer, so that it joins the running turn."""
     db.execute(f"UPDATE inbox SET mode = 'steer' WHERE id = ? AND {WAITS}", (inbox_id,))
 
 

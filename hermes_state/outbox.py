@@ -107,7 +107,7 @@ class RenderedReply:
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An unsettled row."""
+    """A stored reply, or part of a reply, that is not settled."""
 
     id: OutboxId
     chat_id: ChatId
@@ -149,8 +149,8 @@ OPEN = "state IN ('pending','sending','ambiguous')"  # SQL condition for rows th
 def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply | None = None) -> OutboxRow | None:
     """Store a reply. Return None if its `dedupe_key` was stored before.
 
-    `rendered` holds the parts of a reply that is sent as soon as this commits. If the caller still owns the account,
-    they are stored like parts in `begin_send`.
+    `rendered` holds the parts of a reply that the caller sends as soon as this is committed. If the caller still owns
+    the account, the parts are stored as by `begin_send`.
     """
     written = WrittenReply(**{name: getattr(reply, name) for name in WrittenReply.__struct_fields__})
     values = {"written": _encode(written).decode(), "now": now, "next_at": 0 if reply.is_urgent else now}
@@ -172,12 +172,12 @@ def _insert_parts(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart
 
 
 def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
-    """Return the chat of a stored reply; None if unknown."""
+    """Return the chat of the stored reply with this `dedupe_key`; None if there is none."""
     return scalar_or_none(db, ChatId, "SELECT chat_id FROM outbox WHERE dedupe_key = ?", (dedupe_key,))
 
 
 def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
-    """Make the turn's reply replace the message `ref`, its preview, unless sending of the reply has begun."""
+    """Make the turn's reply replace its preview (the message `ref`), unless sending the reply has begun."""
     query = "UPDATE outbox SET replaces = ? WHERE turn_id = ? AND part = 0 AND state = 'pending' AND attempts = 0"
     db.execute(query, (ref, turn_id))
 

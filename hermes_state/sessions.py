@@ -255,7 +255,7 @@ def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> N
 def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None:
     """Load the reasoning effort chosen for a session; None: the configured effort.
 
-    Not a field of `Session`, because the command line also reads databases of older versions.
+    This is not a field of `Session`, because the command line also reads older databases, which do not have the column.
     """
     effort: ReasoningEffort | None  # a CHECK limits the column to these words
     (effort,) = db.execute("SELECT reasoning_effort FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
@@ -324,7 +324,7 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
 
 @locks(EVERYTHING)
 def expire_idle(db: Connection, before: Millis, limit: int, now: Millis) -> list[SessionId]:
-    """End sessions whose last human message is older than `before`. Return their ids."""
+    """End sessions whose last message from a person is older than `before`. Return the sessions' ids."""
     query = """SELECT s.id FROM sessions s JOIN chats c ON c.active_session_id = s.id
     WHERE s.ended_at IS NULL AND s.last_human_at < ?
       AND NOT EXISTS (SELECT 1 FROM turns t

@@ -69,7 +69,7 @@ Effort: TypeAlias = Annotated[
     BeforeValidator(lambda word: "off" if word is False or word in ("false", "none") else word),
     AnyCase,
 ]
-"""Reasoning effort. YAML reads `off` as false, and OpenAI calls this level `none`."""
+"""Reasoning effort. `off` can also be written as false, which YAML reads for it, or as OpenAI's `none`."""
 
 # ---- addresses, hosts, people and time zones
 
@@ -86,7 +86,7 @@ def _address(shape: str, words: str) -> AfterValidator:
 
 
 def _has_host(address: str) -> bool:
-    """Return True if host and port are valid, because some HTTP clients reject others. A folder needs no host."""
+    """Return True if host and port are valid. Some HTTP clients fail at once for others. A folder needs no host."""
     try:
         parts = urlsplit(address)
         return parts.scheme == "file" or (bool(parts.hostname) and parts.port != 0)

@@ -59,7 +59,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def dollars(amount: MicroUsd) -> str:
-    """Return `$12.34`, or a small amount with two significant digits: `$0.0042`. Only zero reads as zero.
+    """Return `$12.34`, or a small amount with two significant digits: `$0.0042`. Only zero is shown as zero.
 
     >>> dollars(MicroUsd(12_340_000)), dollars(MicroUsd(4_200)), dollars(MicroUsd(1))
     ('$12.34', '$0.0042', '<$0.0001')

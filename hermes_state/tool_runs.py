@@ -50,7 +50,7 @@ def end(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Non
 
 
 def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:
-    """Load the states of the tool calls of an answer that have begun, keyed by tool call id."""
+    """Load the states of those tool calls of an answer that have begun, keyed by tool call id."""
     query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
 

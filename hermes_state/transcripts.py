@@ -52,7 +52,7 @@ _encode_body = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMessage:
-    """A row to store."""
+    """A message to store as a row."""
 
     role: MessageRole
     origin: Origin
@@ -245,7 +245,7 @@ def load_messages(
 def load_messages_behind(
     db: Connection, lineage_id: LineageId, after: MessageId, limit: int, session_id: SessionId | None = None
 ) -> Transcript:
-    """Load the first `limit` original rows after `after` of a conversation or session. Undone rows are left out."""
+    """Load the first `limit` original rows of a conversation or session with ids above `after`, without undone rows."""
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
     AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
     AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
@@ -273,7 +273,8 @@ def load_hidden(db: Connection, lineage_id: LineageId) -> set[MessageId]:
 def _messages(rows: Iterable[_Row], behind: Transcript = ()) -> Transcript:
     """Convert rows of `_COLUMNS` to messages. Values are found by position, which is five times faster than by name.
 
-    Equal values share one object, also with the last rows in `behind`. This saves a quarter of a view's memory.
+    Equal values share one object, including values in the last rows of `behind`. This saves a quarter of a view's
+    memory.
     """
     once = _InternCache()
     for row in behind[-4:]:  # the last rows often share values with the next ones

@@ -59,7 +59,7 @@ class ChatKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatKey:
-    """A chat. `account` names the configured adapter, which today is the platform's name.
+    """A chat. `account` is the name of the configured adapter, currently the platform's name.
 
     `thread_ref` is a forum topic, for platforms that number topics inside a chat. `user_ref` (a person's bare platform
     id) is set only under `sessions.groups: per_user`.
@@ -164,10 +164,10 @@ class InboundMessage:
     sent_at: Millis  # the platform's time, which orders and merges messages
     is_addressed: bool  # direct chat, mention, reply to the bot, command to this bot, or button
     is_bare_command: bool = False
-    """The message is a command without a bot's name, so it addresses every bot in the chat that knows the command."""
+    """True for a command without a bot's name, which addresses every bot in the chat that knows the command."""
     via: InputKind = InputKind.TYPED
     expects_more: bool = False
-    """Another message probably follows: this one is almost at the platform's length limit, or part of an album."""
+    """True if another message probably follows: this one is near the platform's length limit, or part of an album."""
     chat_title: str | None = None
     attachments: tuple[IncomingAttachment, ...] = ()
     quote: Quote | None = None
@@ -416,7 +416,7 @@ class ModelCall:
     usage: CanonicalUsage | None
     took_ms: int
     is_estimated: bool = False
-    """The gateway estimated the usage, or used the price of the model's family."""
+    """True if the gateway estimated the usage, or used the price of the model's family."""
     cost: MicroUsd | None = None  # None: usage or price unknown
 
 

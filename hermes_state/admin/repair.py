@@ -263,8 +263,8 @@ def _mend_references(db: sqlite3.Connection) -> int:
 class SalvageJob:
     """Copy of one table from the damaged database `old` to `new`.
 
-    An unreadable page hides the rows on it and on the pages below it. Ranges of keys that cannot be read are halved
-    until a single key remains.
+    If a page is unreadable, its rows and those on the pages below it in the tree are unreadable too. Ranges of keys
+    that cannot be read are halved until a single key remains.
     """
 
     def __init__(self, name: str, old: sqlite3.Connection, new: sqlite3.Connection) -> None:

@@ -37,7 +37,8 @@ _EXPIRED: Final = {
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
     """Remove settled inbox keys, outbox rows and schedules older than `max_age_millis`, and expired pairing codes.
 
-    Return the number of rows by table. Platforms redeliver an event for at most a day.
+    Return the number of rows by table. Inbox keys must be kept for at least a day, because platforms can redeliver an
+    event for that long.
     """
     counts = dict.fromkeys(_EXPIRED, 0)
     for table in _EXPIRED:
@@ -78,8 +79,8 @@ def refresh_statistics(db: Connection) -> None:
 def checkpoint(path: Path) -> tuple[int, int]:
     """Copy the write-ahead log into the main file at `path`, as far as open readers allow.
 
-    Return the number of pages in the log, and how many of them were copied: fewer if a reader was in the way. Blocks
-    its thread but no reader or writer, because it uses its own connection.
+    Return the number of pages in the log, and how many of them were copied. Pages that readers still need are not
+    copied. Blocks its thread but no reader or writer, because it uses its own connection.
     """
     try:
         uri = f"{path.absolute().as_uri()}?mode=rw"  # never create the file: it may just have been lost

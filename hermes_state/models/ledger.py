@@ -72,7 +72,7 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
 
 
 def is_outdated(db: Connection) -> bool:
-    """True if an older version's ledger, without chats, has not been migrated: only a starting daemon migrates it."""
+    """Return True for an older version's ledger, whose calls have no chat. A daemon migrates it when it starts."""
     columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
     return "chat_id" not in [column[0] for column in columns]
 

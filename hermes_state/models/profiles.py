@@ -11,7 +11,7 @@ from hermes_state.store.sql import Connection, scalar_or_none, select_one
 from hermes_state.values import Millis, Tokens
 
 MIN_SCALE, MAX_SCALE = 0.2, 5.0
-"""Bounds of `Calibration.scale`. No tokenizer deviates more from our estimates."""
+"""Bounds of `Calibration.scale`. No tokenizer's counts deviate more from our estimates."""
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
 """Bounds of an image's size in tokens. The sizes that providers document are well within these bounds."""
 MAX_LIMIT_AGE_MS = 7 * 86_400_000
@@ -22,7 +22,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """Calibration of token estimates for a model."""
 
     scale: Annotated[float, msgspec.Meta(ge=MIN_SCALE, le=MAX_SCALE)] = 1.0
-    """Reported tokens per estimated token."""
+    """Number of tokens that the provider reports per estimated token."""
     image_tokens: Annotated[float, msgspec.Meta(ge=MIN_IMAGE_TOKENS, le=MAX_IMAGE_TOKENS)] = 1_000.0
     """Tokens of one image. The default lies between the tokens of a small and of a large image."""
     samples: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -85,7 +85,7 @@ class ModelProfile:
     learned_input: Tokens | None = None
     """Smallest limit stated in a refusal for a prompt without its answer."""
     learned_beside: Tokens | None = None
-    """Context length that was configured when the limits were learned. They apply only while it is configured."""
+    """Context length that was configured when the limits were learned. They apply only to this length."""
     offer: OfferedSize | None = None
 
     def window(self, in_force: Tokens) -> Tokens:
@@ -169,7 +169,7 @@ def save_calibration(db: Connection, route: str, model: str, calibration: Calibr
 
 
 def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int | None:
-    """Return the output limit that the provider stated within the last week. It may have raised an older limit."""
+    """Return the output limit that the provider stated within the last week. Older limits may have changed."""
     query = """SELECT learned_output FROM model_profiles
     WHERE route = ? AND model = ? AND learned_output_at BETWEEN ? AND ?"""
     return scalar_or_none(db, int, query, (route, model, now - MAX_LIMIT_AGE_MS, now))

@@ -124,7 +124,7 @@ class Fts5Matches(MatchReader):
         return [word for word in known if word in words]
 
     def _frequency(self, term: Term, places: int = 1) -> float:
-        """Estimate the number of messages with the rarest word of a term. An exact count would read them."""
+        """Estimate the number of messages with the rarest word of a term. Counting exactly would read all of them."""
         least = float(self._newest)
         for word in term.words or [term]:
             least = min(least, self._rows_with(f"text:{match_text(word)}", places))
@@ -133,7 +133,7 @@ class Fts5Matches(MatchReader):
         return least
 
     def _estimate(self, match: str, places: int = 1) -> float:
-        """Estimate the number of matching messages; a few are counted exactly. Return 0 if the index is small."""
+        """Estimate the number of matching messages; a few are counted exactly. Return 0 for a small index."""
         if self._newest <= COMMON_ROWS:
             return 0
         sampled: list[float] = []

@@ -161,7 +161,7 @@ def _original(text: str, place: int) -> int:
 
 
 def _place(compared: str, wanted: tuple[Term, ...], edge: str) -> int | None:
-    """Return the first index at which most of the terms are close together. `edge` is for `Term.pattern`."""
+    """Return the first index at which most of the terms are close together. `edge` is passed to `Term.pattern`."""
     pattern = _pattern(wanted, edge)
     best, last = (0, 0), dict[str, int]()
     for match in islice(pattern.finditer(compared), 2_000) if pattern else ():

@@ -18,7 +18,7 @@ MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
 def search_in_other_words(
     db: Connection, query: str, *, limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> tuple[list[FoundMessage], tuple[str, ...]]:
-    """Return the best rows that match `query`. If none match, return rows with some of its words, and these words.
+    """Return the best rows that match `query`. If none match, return rows with some of its words, and the words used.
 
     Unknown words are replaced with known words that differ in one letter. Then words are dropped until rows match:
     first the replacements, then the most common words.

@@ -32,7 +32,7 @@ from hermes_state.store.writer import Store
 log = structlog.get_logger()
 
 RETRY_SECONDS = 60.0
-"""Seconds to wait after a failure before the next attempt. An index error ends the wait earlier."""
+"""Seconds to wait after a failure before the next attempt. A new index error ends the wait early."""
 MAKING = f"{SERVING}_next"
 BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
 """Maximum rows and characters per block, which keeps the writer busy for about 30 ms. A single row can be larger."""

@@ -22,7 +22,7 @@ _K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
 
 
 class SearchFilter(TypedDict, total=False):
-    """Filters of a search. `turn_id` leaves out messages since that turn, and the results of earlier searches."""
+    """Filters of a search. `turn_id` leaves out messages since that turn began, and results of earlier searches."""
 
     chat_id: ChatId | None
     lineage_id: LineageId | None

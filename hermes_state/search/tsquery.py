@@ -43,7 +43,7 @@ SELECT DISTINCT lexeme FROM (SELECT words FROM message_words WHERE message_id = 
 
 
 def query_text(expression: Expression) -> str | None:
-    """Translate the expression into a `tsquery`; None if no row can match, because the tokenizer drops a character.
+    """Translate the expression into a `tsquery`. Return None if no row can match.
 
     >>> query_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
     "(('red':*) & !('blue'<->'house'))"

@@ -97,7 +97,7 @@ class Seat(ABC):
 
     @abstractmethod
     async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
-        """Take the free ones of these locks, in order and at most `most`. Return the taken locks. Raises `SeatLost`."""
+        """Take up to `most` of the given locks that are free, in order. Return the taken locks. Raises `SeatLost`."""
 
     @abstractmethod
     async def let_go(self, lock: SeatLock) -> None:

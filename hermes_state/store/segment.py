@@ -37,7 +37,7 @@ CJK = (
     "\u2e80-\u2fff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 )
-"""Scripts without spaces between words: Thai, Lao, Burmese and Khmer, Hangul, kana and Han."""
+"""Characters of scripts without spaces between words: Thai, Lao, Burmese and Khmer, Hangul, kana and Han."""
 EMOJI = "\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 _REWRITTEN = re.compile(f"(?P<run>[{CJK}]+)|[{EMOJI}]")
 _CYRILLIC = re.compile("[\u0438\u0443]\u0306|\u0456\u0308")

@@ -95,7 +95,7 @@ def insertion(table: str, names: Iterable[str]) -> str:
 
 
 def columns(cls: type, table: str, field: str = "") -> str:
-    """Return a SELECT's columns of `table` for the fields of a `cls`, or for a `field` that holds a `cls`.
+    """Return the columns of `table` that a SELECT needs to fill a `cls`, or a `field` that holds a `cls`.
 
     >>> from hermes_state.values import Cursor
     >>> columns(Cursor, "c", "cursor")[:68]

@@ -136,7 +136,7 @@ def note_reach_of(
 
 @locks(EVERYTHING)
 def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Millis) -> list[ChatId]:
-    """Fire due schedules, and those that fired "after" `now` because the clock was set back. Return their chats."""
+    """Fire due schedules, and those that fired "after" `now` because the clock was set back. Return the chats."""
     query = f"""SELECT {_COLUMNS} FROM schedules
     WHERE (state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now) AND {_IS_REACHABLE}
     LIMIT :limit"""

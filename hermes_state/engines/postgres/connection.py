@@ -182,7 +182,7 @@ class PostgresConnection:
             raise failure
 
     def break_off(self) -> None:
-        """Cut the connection while a thread waits for the server. The owner must still close it."""
+        """Cut the connection, even while a thread is waiting for the server. The owner must still close it."""
         self._is_broken_off = True
         with suppress(OSError):  # already closed
             self._wire.shutdown(socket.SHUT_RDWR)

@@ -75,7 +75,7 @@ def _taking(kinds: tuple[str, ...], has_names: bool) -> str:
 
 
 def _queues(batch: Sequence[LockKeys], taken: Iterable[tuple[str, int, int]]) -> list[list[int]]:
-    """Group functions that share locks. `taken` lists kind, id and lock of each row, or name, 0 and lock."""
+    """Group functions that share locks. Each item of `taken` is (kind, id, lock) or (name, 0, lock)."""
     led_to = defaultdict[tuple[str, int], set[object]](set)
     for kind, row_id, lock in taken:
         led_to[kind, row_id].add(lock)

@@ -3,8 +3,8 @@
 Each is a transaction that first takes an advisory lock and then reads the schema version. If several nodes start
 together, only the first one migrates.
 
-During an upgrade, nodes of the previous version continue to work with the new schema. A migration that breaks them sets
-the note `READABLE_FROM`.
+During an upgrade, nodes of the previous version continue to work with the new schema. A migration that would break them
+sets the note `READABLE_FROM`.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ FIRST = 13  # number of the first migration; earlier versions had no PostgreSQL
 _MARK, _OURS = "application", "hermes-gateway"
 _VERSION = "schema_version"
 READABLE_FROM = "schema_readable_from"
-"""Note with the lowest schema version of gateways that may use the database."""
+"""Key of the note with the lowest schema version of the gateways that can use the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,7 @@ def session_name(node_id: str) -> str:
 
 
 def end_left_transactions(db: Connection, seconds: float = 2.0) -> int:
-    """End transactions that nodes without a seat left open for `seconds`. Return their number.
+    """End transactions that nodes without a seat have left open for `seconds`. Return their number.
 
     The server ends idle transactions by itself. But if a node stops while it sends a batch, the server waits for the
     rest of the batch, whose chats stay locked.
@@ -234,7 +234,7 @@ def _labels(nodes: Sequence[NodeInfo | NodeRow]) -> dict[str, str]:
 
 
 def is_one_session(db: Connection) -> bool:
-    """Return True if the connection has its own session, which the server can end for silence. Changes nothing."""
+    """Return True if no pooler is in between, so that the server can end this session for silence. Changes nothing."""
     query = "SELECT set_config('idle_session_timeout', '1h', true), pg_backend_pid()"
     timeout, pid = db.execute(query).fetchone()
     return bool(pid == db.raw.info.backend_pid and timeout == "1h")  # type: ignore[attr-defined]  # PostgreSQL's
@@ -257,6 +257,6 @@ def save_settings(db: Connection, node: NodeInfo) -> None:
 
 @locks("nodes")
 def forget_gone(db: Connection, now: Millis) -> int:
-    """Note which nodes are gone, and delete those gone for a day. Return the number of deleted nodes."""
+    """Store which nodes are gone, and delete nodes that have been gone for a day. Return how many were deleted."""
     db.execute(f"UPDATE nodes n SET gone_at = :now WHERE gone_at IS NULL AND NOT {_LIVES}", {"now": now})
     return db.execute("DELETE FROM nodes WHERE gone_at < ?", (now - 86_400_000,)).rowcount

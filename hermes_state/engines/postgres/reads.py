@@ -30,7 +30,7 @@ MOST_TOGETHER = 16  # short reads per transaction; all of them wait until the la
 
 
 def milliseconds(seconds: float) -> int:
-    """Convert a time limit for the server, which reads 0 as no limit."""
+    """Convert a time limit to milliseconds for the server. Return at least 1, because 0 would mean no limit."""
     return max(1, int(seconds * 1000))
 
 
@@ -132,7 +132,7 @@ def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
 def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
     """Run functions concurrently inside the open transaction, so that they share round trips.
 
-    A function that begins a savepoint continues when all others have ended. The first error ends all functions and is
+    A function that begins a savepoint waits until all others have ended. The first error ends all functions and is
     raised. A server error reaches every function that waits for a result.
     """
     if len(functions) == 1:

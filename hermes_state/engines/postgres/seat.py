@@ -1,9 +1,9 @@
 """The seat of a node: one connection with the session locks for the node's work.
 
-A killed node loses its locks with its socket. The server ends the session of a stopped or disconnected node after a
-silence of some seconds (`idle_session_timeout`). The node measures the silence from its last answered request, so it
-gives up before the server does. Hints from other nodes arrive on the same connection, so a node receives all hints
-while it has a seat.
+If a node is killed, its socket closes and the server releases its locks. The server ends the session of a stopped or
+disconnected node after a silence of some seconds (`idle_session_timeout`). The node measures the silence from its last
+answered request, so it gives up before the server does. Hints from other nodes arrive on the same connection, so a node
+receives all hints while it has a seat.
 """
 
 import asyncio
@@ -78,8 +78,8 @@ class PostgresSeat(Seat):
     ) -> Self:
         """Take a seat that the server ends after `seconds` of silence.
 
-        `on_lost` is called if the seat ends by itself, before `lost` is set. Raises `StoreUnavailable`, or
-        `DatabaseRejected` for a pooler.
+        If the seat ends by itself, `on_lost` is called and then `lost` is set. Raises `StoreUnavailable`, or
+        `DatabaseRejected` if `url` leads to a pooler.
         """
         try:
             db = await asyncio.to_thread(PostgresConnection.open, url)

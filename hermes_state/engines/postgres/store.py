@@ -63,7 +63,7 @@ RULES = TransactionRules(
 
 
 class _Session:
-    """Connection on its own thread, replaced when lost. If it `joins`, it takes the shared lock that blocks a copy."""
+    """Connection with its own thread, replaced if lost. If it `joins`, it takes the shared lock that blocks a copy."""
 
     def __init__(self, url: str, name: str, busy_seconds: float, *, joins: bool) -> None:
         self.pending = 0
@@ -168,8 +168,8 @@ class PostgresStore(Store):
         """Open the database at `url`, a `postgresql://` address, and migrate it to the newest schema.
 
         `busy_seconds` limits the wait of a write for other processes' locks and, with `CLOSE_SECONDS`, the time to
-        close. Raises `LockUnavailable` if a process holds the database exclusively, `DatabaseRejected` for a foreign
-        database (which is not changed) or a wrong name or password, or `StoreUnavailable`.
+        close. Raises `LockUnavailable` if a process holds the database exclusively, `DatabaseRejected` for another
+        program's database (which is not changed) or a wrong name or password, or `StoreUnavailable`.
         """
         store = cls(url, writers, readers, busy_seconds)
         async with AsyncExitStack() as undo:

@@ -182,7 +182,7 @@ def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous,
 
 
 def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
-    """Limit SQLite's own wait for a lock, which blocks the thread, to a second. The writer limits the whole wait."""
+    """Limit SQLite's wait for a lock to a second, because it blocks the thread. The writer limits the total wait."""
     db.execute(f"PRAGMA busy_timeout = {int(min(1.0, busy_seconds) * 1000)}")
 
 
@@ -199,7 +199,7 @@ NETWORK_KINDS = frozenset(
 
 
 def refuse_network_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
-    """Raise `ConfigError` if `path` is on a network file system. Does nothing without a mount table."""
+    """Raise `ConfigError` if `path` is on a network file system. Does nothing if the system has no mount table."""
     try:
         table = mounts.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -34,7 +34,7 @@ class DatabaseHandle:
         }
 
     def uses(self, path: Path) -> bool:
-        """Return True if `path` is the name of one of the files, even of a missing file."""
+        """Return True if `path` names one of the database's files, even if that file is missing."""
         return path.parent.resolve() / path.name in {name.parent.resolve() / name.name for name in self._held}
 
     def find_loss(self) -> str | None:
@@ -59,7 +59,7 @@ class DatabaseHandle:
 
 
 def side_files(path: Path) -> tuple[Path, Path]:
-    """Return the write-ahead log and the shared memory of the database at `path`, next to the real file."""
+    """Return the paths of the write-ahead log and the shared memory of the database at `path`. Follows links."""
     real = path.resolve()
     return real.with_name(real.name + "-wal"), real.with_name(real.name + "-shm")
 

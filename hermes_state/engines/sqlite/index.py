@@ -1,6 +1,6 @@
 """Detach a failed search index from the messages, and merge the parts of an index.
 
-`hermes_state.search.index` rebuilds it.
+A failed index is rebuilt by `hermes_state.search.index`.
 """
 
 import sqlite3

@@ -75,7 +75,7 @@ class _Reader:
 
 
 class SqliteStore(Store):
-    """The database of one gateway in one file. `open` creates a store. `close` takes at most `busy_seconds`."""
+    """The database of one gateway in one file. `open` it, and always `close` it, which takes at most `busy_seconds`."""
 
     def __init__(
         self, path: Path, lock: FileLock, writer: StoreConnection, readers: list[_Reader], busy_seconds: float
