@@ -163,7 +163,7 @@ def _continue(
     context_state: str | None,
     now: Millis,
 ) -> SessionId:
-    """End `parent` and make its child (still without a context) the chat's active session, except for sub-agents."""
+    """End `parent` and create a child without a context. Make it the chat's active session, except for sub-agents."""
     end_session(db, parent.id, reason, now)
     key = free_session_key(db, parent.chat_id, now)
     given = {"key": key, "parent_id": parent.id, "system_prompt": system_prompt, "context_state": context_state}

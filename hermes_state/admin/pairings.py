@@ -25,7 +25,7 @@ class PairingState(StrEnum):
 
 CODE_LENGTH = 8
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Characters of a code, without the confusable I, O, 0 and 1. Eight characters hold 40 bits."""
+"""Characters of a code, without I, O, 0 and 1, which are easy to confuse. Eight characters hold 40 bits."""
 
 MIN_CODE_AGE_MS = 300_000
 """Milliseconds during which a new code cannot be replaced, so that there is time to approve it."""

@@ -67,8 +67,7 @@ def query_text(expression: Expression) -> str | None:
 class TsMatches(MatchReader):
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
-        # An id above all possible matches. The parameter lets this statement share a round trip with earlier
-        # statements.
+        # An id above all possible matches. As the statement has a parameter, it shares a round trip.
         query = "SELECT least(CAST(? AS bigint), coalesce(max(message_id), 0) + 1) FROM message_words"
         self._top = scalar(db, int, query, (self.before,))
         left_out = [f"!'{mark(REPEATS)}'"] if self.leaves_out_repeats else []

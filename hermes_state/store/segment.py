@@ -2,7 +2,7 @@
 
 FTS5's `unicode61` tokenizer splits at spaces and punctuation. It finds no words in Chinese or Japanese text and drops
 every emoji. So `segment` turns a run of CJK characters into overlapping pairs plus the last character, and an emoji
-into a word. `phrase` treats queries in the same way. Before that, `folded` unifies spelling variants.
+into a word. `phrase` treats queries in the same way. Both use `folded`, which unifies spelling variants.
 
 >>> folded("Café İSTANBUL Straße مُحَمَّد ٢٠٢٤")
 'cafe istanbul strasse محمد 2024'

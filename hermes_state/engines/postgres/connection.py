@@ -71,7 +71,7 @@ class PostgresConnection:
         self.share_trip: Callable[[bool], None] | None = None
         """Hook for functions that share round trips: run the others until each needs a result, then send everything.
 
-        With True, run the others to their end. Raises the first error of any function.
+        If its argument is True, it runs the others to their end. Raises the first error of any function.
         """
 
     @classmethod
@@ -108,7 +108,7 @@ class PostgresConnection:
 
     @property
     def in_transaction(self) -> bool:
-        """True even after a failed statement, and before the BEGIN is sent."""
+        """True inside a transaction, even after a failed statement or before the BEGIN is sent."""
         if self._waiting:
             return True
         if self._is_ending:

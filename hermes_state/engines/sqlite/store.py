@@ -221,7 +221,7 @@ class SqliteStore(Store):
 
 
 MAX_STEPS = 2_500
-"""Maximum number of SQLite virtual machine steps in a short read: some 100 rows, in less than a millisecond."""
+"""Maximum number of SQLite virtual machine steps in a short read: about 100 rows, in less than a millisecond."""
 SLOW_SECONDS = 0.02
 """Duration after which a read counts as slow, because of the disk or other threads. Usual reads take 0.1 ms."""
 
