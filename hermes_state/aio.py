@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 MAX_AT_ONCE = 16
-"""Maximum number of tasks that start in one round of the event loop. Each may run for half a millisecond."""
+"""Maximum number of tasks that start in one round of the event loop. Each can take half a millisecond."""
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = WeakKeyDictionary()
-"""For each event loop, the tasks that started in this round, followed by the tasks that wait for a later round."""
+"""For each event loop, the tasks that started in this round, followed by those waiting for a later round."""
 
 
 class CancelledElsewhereError(Exception):
@@ -59,8 +59,8 @@ async def retried(
 ) -> T:
     """Repeat `work` while it raises `failure`, except for errors of the type `unless`. Return its result.
 
-    Each failure is logged as the warning `event` with `facts`, the error and the seconds to wait. An error's own
-    `retry_after`, as in `RateLimited`, replaces the backoff.
+    Each failure is logged as a warning named `event`, with the error, the seconds to wait, and `facts`. If the error
+    has a `retry_after`, like `RateLimited`, it replaces the backoff.
     """
     pauses = iter(backoff)
     while True:
@@ -73,7 +73,7 @@ async def retried(
 
             pause = getattr(error, "retry_after", None) or next(pauses)
             structlog.get_logger().warning(event, retry_seconds=pause, error=str(error), **facts)
-        await asyncio.sleep(pause)  # no event signals when the next attempt would succeed
+        await asyncio.sleep(pause)  # a fixed wait, because no event says that the next attempt would succeed
 
 
 async def wait_until(event: asyncio.Event, seconds: float | None) -> bool:
@@ -98,7 +98,7 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 class FairSlots:
-    """Slots shared fairly: a holder may use at most as many slots as remain free, so a single holder gets half."""
+    """Slots shared fairly: a holder may use at most as many slots as stay free, so a single holder can use half."""
 
     def __init__(self, count: int) -> None:
         self._free, self._held = count, Counter[Hashable]()
@@ -138,7 +138,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> int:
 
 @contextmanager
 def own_cancellation() -> Iterator[None]:
-    """Turn a `CancelledError` that does not concern the current task into `CancelledElsewhereError`."""
+    """Raise `CancelledElsewhereError` instead of a `CancelledError` if the current task was not cancelled."""
     try:
         yield
     except asyncio.CancelledError as error:
@@ -151,7 +151,8 @@ def own_cancellation() -> Iterator[None]:
 async def make_way() -> None:
     """Yield to other work if many tasks started in this round of the event loop.
 
-    Otherwise hundreds of chats that answer at once would block the loop for a tenth of a second.
+    Otherwise, if hundreds of chats received answers at the same time, they would block the loop for a tenth of a
+    second.
     """
     loop = asyncio.get_running_loop()
     if (queue := _queues.get(loop)) is None:

@@ -48,7 +48,7 @@ def load_sent(db: Connection, message_ids: Sequence[MessageId]) -> list[SentFile
 
 
 def load_surplus(db: Connection, max_bytes: int) -> list[str]:
-    """Return the paths of the oldest files to delete so that the rest fits into `max_bytes`."""
+    """Return the paths of the oldest files, which must be deleted to reduce the total size to `max_bytes`."""
     query = """WITH files AS (SELECT path, max(bytes) AS size, max(id) AS used FROM attachments GROUP BY path),
       sums AS (SELECT path, used, sum(size) OVER (ORDER BY used DESC) AS total FROM files)
     SELECT path FROM sums WHERE total > ? ORDER BY used"""
@@ -57,5 +57,5 @@ def load_surplus(db: Connection, max_bytes: int) -> list[str]:
 
 @locks(EVERYTHING)
 def forget(db: Connection, paths: list[str]) -> None:
-    """Delete the rows of removed files. Their messages stay."""
+    """Delete the rows of removed files, but not the messages to which the files belong."""
     db.executemany("DELETE FROM attachments WHERE path = ?", [(path,) for path in paths])

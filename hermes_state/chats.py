@@ -63,7 +63,7 @@ def meet_chat(
 
 @locks(chat="chat_id")
 def note_reach(db: Connection, chat_id: ChatId, since: Millis | None) -> bool:
-    """Store the time since which the bot cannot write in a chat, or None if it can. Return False if nothing changed."""
+    """Store the time since which the bot cannot write in a chat; None if it can. Return False if nothing changed."""
     query = """UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
     WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)"""
     return db.execute(query, {"id": chat_id, "since": since}).rowcount > 0
@@ -81,7 +81,7 @@ def find_chat(db: Connection, key: ChatKey) -> Chat | None:
 
 
 def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
-    """Load all chats at one place of a platform. Under `per_user`, each person has a separate chat there."""
+    """Load all chats with this platform id and thread: several if `sessions.groups` is `per_user`, else at most one."""
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ?"
     return select(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref))
 
@@ -96,7 +96,7 @@ def find_chats_named(db: Connection, name: str) -> list[Chat]:
 
 
 def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -> list[tuple[str, str | None]]:
-    """Load `chat_ref` and conversation title of an account's chats, most recently used first."""
+    """Load the `chat_ref` and the conversation title of each chat of an account, most recently used first."""
     query = """SELECT c.chat_ref, s.title FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
     WHERE c.platform = ? AND c.account = ?
     ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT ?"""
@@ -104,7 +104,7 @@ def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -
 
 
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
-    """Load a chat, which must exist."""
+    """Load a chat that is known to exist."""
     chat = select_one(db, Chat, f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,))
     assert chat is not None, f"there is no chat {chat_id}"
     return chat
@@ -114,8 +114,8 @@ def load_chat(db: Connection, chat_id: ChatId) -> Chat:
 def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> list[ChatId]:
     """Move a chat, with its threads and per-person chats, to a new platform id. Return the surviving chats.
 
-    If a chat with the new id exists, only one of the two survives and gets the waiting and unsent rows of the other.
-    The new chat survives if it has a conversation, else the old chat does.
+    If a chat with the new id exists, only one of the two survives. It gets the other chat's waiting messages and unsent
+    replies. The new chat survives if it has a conversation, otherwise the old chat does.
     """
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     living = []
@@ -126,7 +126,7 @@ def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref
             living.append(new.id)
             continue
         if new is not None:
-            # The two chats swap platform ids, because other rows refer to both.
+            # The two chats swap platform ids. Neither row is deleted, because other rows refer to both.
             _move_open_rows(db, new.id, old.id)
             db.execute("UPDATE chats SET chat_ref = 'moving ' || chat_ref WHERE id = ?", (new.id,))
         db.execute("UPDATE chats SET chat_ref = ?, updated_at = ? WHERE id = ?", (new_ref, now, old.id))
@@ -144,7 +144,7 @@ def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
 
 
 class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Original message of a chat, with its delivery and undo state."""
+    """A chat's message as first stored, with the state of its delivery and whether it was undone."""
 
     id: MessageId
     lineage_id: LineageId
@@ -154,7 +154,7 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     body: MessageBody | None
     turn_id: TurnId | None
     tool_call_id: str | None
-    tool_state: str | None  # state of the tool run that produced this result
+    tool_state: str | None  # for a tool result, the state of its tool run
     created_at: Millis
     taken_up_at: Millis | None  # start of the turn that answers this message
     ref: str | None  # platform's id of the message or its first part

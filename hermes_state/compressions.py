@@ -1,4 +1,4 @@
-"""Compressions and their undo. A split ends a session and continues it in a child, in one transaction."""
+"""Compressions and their undo. Each splits a session: one transaction ends it and continues it in a child session."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hermes_state.values import EndReason, LineageId, MessageId, Millis, Session
 
 Layer: TypeAlias = Literal["hygiene", "preflight", "in_loop", "overflow", "manual", "background"]
 ContextItem: TypeAlias = MessageId | NewMessage
-"""Id of a stored row, or a new row made for the child's view (the handoff, a stub)."""
+"""Id of a stored row, or a new row for the child's view (the handoff or a stub)."""
 
 
 class CompressionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
     parent: Session
     """The session as it was when its view was loaded. Rows added later are appended to the child's view unchanged."""
     context: Sequence[ContextItem]
-    """The view in order, with the parent's view edits applied."""
+    """Items of the child's view, in order, with the parent's view edits applied."""
     row: CompressionRow  # `split` fills in the message counts
     system_prompt: str | None = None
     context_state: str | None = None
@@ -86,7 +86,7 @@ def record_compression(
 
 
 def note_verdict(db: Connection, child_id: SessionId, verdict: Literal["effective", "ineffective"]) -> None:
-    """Store whether the compression helped, judged by the prompt size that the provider reports next."""
+    """Store whether the compression helped, judged by the next prompt size that the provider reports."""
     db.execute("UPDATE compressions SET verdict = ? WHERE child_id = ?", (verdict, child_id))
 
 
@@ -108,9 +108,10 @@ class UndoPlan:
 
 
 def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
-    """Plan a view of the rows from before the newest compression and all later rows. Return None without a compression.
+    """Plan the view after undoing the newest compression. Return None if there is no compression to undo.
 
-    Later view edits still apply, so undone messages stay hidden. Later handoffs are dropped. Raises `SessionNotFound`.
+    The view has the rows from before the compression and all later rows. Later view edits still apply, so undone
+    messages stay hidden. Later handoffs are dropped. Raises `SessionNotFound`.
     """
     statement = """SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
     WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1"""
@@ -131,7 +132,7 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
 
 
 def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None) -> SessionId:
-    """End the tip and continue in a new session with the planned view and the rows added to the tip since then.
+    """End the tip and continue in a new session with the planned view, plus rows added to the tip since the plan.
 
     Messages do not change. If `context_state` is None, the tip's state is kept. Raises `LineageMoved` if the tip has
     ended or its view has changed.
@@ -162,7 +163,7 @@ def _continue(
     context_state: str | None,
     now: Millis,
 ) -> SessionId:
-    """End `parent` and make its child (still without a context) the chat's active session, except for sub-agents."""
+    """End `parent` and create a child without a context. Make it the chat's active session, except for sub-agents."""
     end_session(db, parent.id, reason, now)
     key = free_session_key(db, parent.chat_id, now)
     given = {"key": key, "parent_id": parent.id, "system_prompt": system_prompt, "context_state": context_state}

@@ -14,7 +14,7 @@ class Room(NamedTuple):
 
     @classmethod
     def on(cls, folder: Path) -> "Room":
-        """Return the free space for `folder`; `files` is unlimited if the file system counts none. Raises `OSError`."""
+        """Return the free space for `folder`; `files` is unlimited if the disk has no inode limit. Raises `OSError`."""
         disk = os.statvfs(folder)
         return cls(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else 1 << 62)
 
@@ -31,12 +31,12 @@ class Room(NamedTuple):
 
 MIN_ROOM = Room(200_000_000, 50_000)
 """Free space below which running commands are stopped, if the disk had more space when they started."""
-MIN_ROOM_OF_TOOLS = Room(20_000_000, 200)  # space that file tools leave for the database
+MIN_ROOM_OF_TOOLS = Room(20_000_000, 200)  # free space that file tools must leave for the database
 _RESERVE_FILES, _RESERVE_BYTES = 16, 1 << 18
 
 
 def take_reserve(home: Path) -> None:
-    """Create reserve files in `home`, as many as fit. The gateway deletes them to start on a full disk."""
+    """Create as many reserve files in `home` as fit. The gateway deletes them to be able to start on a full disk."""
     with suppress(OSError):
         (home / "reserve").mkdir(mode=0o700, exist_ok=True)
         for file in (home / "reserve" / str(number) for number in range(_RESERVE_FILES)):

@@ -109,7 +109,7 @@ class ModelError(HermesError):
     """Usage that the provider reported before the failure. The call is still billed."""
     reported_cost: MicroUsd | None = field(default=None, init=False)
     has_answered: bool = field(default=False, init=False)
-    """The model has answered in this conversation before, so its address and name are correct."""
+    """True if the model has answered in this conversation before, so its address and name are correct."""
     refused: "tuple[ModelError, ...]" = field(default=(), init=False)
     """Errors of earlier attempts to send the same request in another form. Each attempt was a separate call."""
 
@@ -149,7 +149,7 @@ class ContentRejected(ModelError):
 
 
 class ModelNotFound(ModelError):
-    """The provider does not know this model or address, whatever the prompt."""
+    """The provider does not know this model or address. Another prompt would not help."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -159,9 +159,9 @@ class ContextOverflow(ModelError):
     prompt_tokens: int | None = None
     window: int | None = None  # context window in tokens, if known
     is_of_account: bool = False
-    """The prompt fits the model, but exceeds a limit of the account, such as tokens per minute."""
+    """True if the prompt fits the model but exceeds a limit of the account, such as tokens per minute."""
     is_of_input: bool = False
-    """`window` limits the prompt alone, so the model's context window may be larger."""
+    """True if `window` limits the prompt alone, so that the model's context window may be larger."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -253,7 +253,7 @@ class LookupReason(StrEnum):
 
 
 class LookupRejected(StateError):
-    """A name or id matches nothing, too much, or something hidden. `candidates` lists the first matches."""
+    """A name or id matches nothing, several things, or something hidden. `candidates` lists the first matches."""
 
     def __init__(self, reason: LookupReason, name: str, candidates: tuple[str, ...] = ()) -> None:
         super().__init__(f"{reason.value}: {name[:200]!r}")
@@ -263,7 +263,7 @@ class LookupRejected(StateError):
 
 
 class PairingNotFound(StateError):
-    """No person has this pairing code or user id."""
+    """No pairing request has this code, or no paired person has this user id."""
 
 
 class LineageMoved(StateError):

@@ -41,11 +41,11 @@ def defer(name: str) -> None:
 
     def load(attribute: str) -> Any:
         thread = get_ident()
-        if attribute.startswith("__") or thread in loading:  # a scan of all modules, or the package's own import
+        if attribute.startswith("__") or thread in loading:  # a scan of all modules, or the package is importing itself
             raise AttributeError(attribute)
         if PathFinder.find_spec(f"{name}.{attribute}", package.__path__) is not None:
             return importlib.import_module(f"{name}.{attribute}")
-        loading.add(thread)  # another thread may run it as well, because a wait could deadlock
+        loading.add(thread)  # other threads may load it at the same time, because waiting for them could deadlock
         try:
             loader.exec_module(package)
         finally:

@@ -30,7 +30,10 @@ class InboxKind(StrEnum):
     MESSAGE = "message"
     COMMAND = "command"
     NOTICE = "notice"
-    """A text that the model reads in the next turn: a late edit, or the gateway's own text (without `message_ref`)."""
+    """A note that the model reads in the next turn.
+
+    It contains the new text of an edited message or, without `message_ref`, a text by the gateway.
+    """
 
 
 class InboxMode(StrEnum):
@@ -38,7 +41,7 @@ class InboxMode(StrEnum):
     STEER = "steer"
     """A message that joins the running turn before its next model call, or starts the next turn."""
     ALONE = "alone"
-    """Not merged with neighbouring rows: a `/queue` message, or a command that runs at once."""
+    """A row that is not merged with neighbouring rows: a `/queue` message, or a command that runs at once."""
 
 
 class InboxState(StrEnum):
@@ -83,7 +86,7 @@ class NewInboxRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InboxRow(NewInboxRow, frozen=True, kw_only=True):
-    """An unsettled row."""
+    """A stored event that is not settled."""
 
     id: InboxId
     state: InboxState = InboxState.NEW
@@ -91,7 +94,7 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
 
     @property
     def runs_at_once(self) -> bool:
-        """True for a command that the account's owner runs at once, outside the chat's lane."""
+        """True for a command that the account's node runs immediately, without waiting for the chat's lane."""
         return self.kind is InboxKind.COMMAND and self.mode is InboxMode.ALONE
 
 
@@ -103,13 +106,13 @@ IS_SCHEDULED = f"event_ref LIKE '{SCHEDULE_PREFIX}_%'"
 
 OPEN = "state IN ('new','claimed')"  # SQL condition for rows that are not settled
 WAITS = "state IN ('new','claimed') AND state = 'new'"
-"""SQL condition for unclaimed rows. Its first half lets SQLite use an index, not read the whole chat."""
+"""SQL condition for unclaimed rows. Because of its first half, SQLite uses an index instead of reading all rows."""
 
 _COLUMNS = columns(InboxRow, "inbox")
 
 
 def find_new(db: Connection, platform: str, account: str, event_ref: str) -> InboxId | None:
-    """Return the id of an event that is stored and still new."""
+    """Return the id of a stored event whose state is `new`; None if there is none."""
     query = "SELECT id FROM inbox WHERE platform = ? AND account = ? AND event_ref = ? AND state = 'new'"
     return scalar_or_none(db, InboxId, query, (platform, account, event_ref))
 
@@ -132,7 +135,7 @@ def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:
 
 
 def load(db: Connection, inbox_id: InboxId) -> InboxRow | None:
-    """Load a row; None if settled or unknown."""
+    """Load an unsettled row; None if it is settled or unknown."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE id = ? AND state IN ('new','claimed')"
     return select_one(db, InboxRow, query, (inbox_id,))
 
@@ -152,8 +155,8 @@ def load_waiting_commands(db: Connection, account: str) -> list[InboxId]:
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     """Load the chats with work for their lane: a waiting row or a running turn.
 
-    Chats with a turn come first, then those with the oldest message. Chats with a paused turn are left out, because the
-    decision resumes them.
+    Chats with a turn come first, then those with the oldest message. Chats with a paused turn are left out. A paused
+    turn is resumed by the decision that it waits for.
     """
     query = """WITH opened AS (
       SELECT chat_id, state FROM turns WHERE parent_turn_id IS NULL AND state IN ('running','waiting'))
@@ -173,7 +176,7 @@ def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
 
 
 def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
-    """Return True if an open turn or a waiting message of the chat precedes this row."""
+    """Return True if this row arrived after a waiting message or a message of an open turn in the same chat."""
     query = """SELECT EXISTS (SELECT 1 FROM inbox i JOIN inbox own ON own.chat_id = i.chat_id
     WHERE own.id = ? AND i.id < own.id AND i.state IN ('new','claimed')
       AND (i.kind = 'message' OR i.state = 'claimed'))"""
@@ -187,7 +190,7 @@ def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) ->
 
 
 def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *parameters: object) -> int:
-    """Settle the rows that match a condition, which must also restrict their states. Return their number."""
+    """Settle the rows that match `where`, which must exclude settled rows. Return their number."""
     query = f"UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE {where}"
     return db.execute(query, (state, now, *parameters)).rowcount
 
@@ -199,21 +202,21 @@ def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, no
 
 
 def let_join(db: Connection, inbox_id: InboxId) -> None:
-    """Make a waiting message a steer."""
+    """Turn a waiting message into a steer, so that it joins the running turn."""
     db.execute(f"UPDATE inbox SET mode = 'steer' WHERE id = ? AND {WAITS}", (inbox_id,))
 
 
 def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
-    """Queue steers whose turn has ended. Return their number."""
+    """Queue a chat's steers for the next turn, because their turn has ended. Return their number."""
     query = f"UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND {WAITS} AND mode = 'steer'"
     return db.execute(query, (chat_id,)).rowcount
 
 
 @locks(EVERYTHING)
 def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
-    """Queue waiting steers of people who may no longer steer. Return their number.
+    """Queue the waiting steers of people who are no longer allowed to steer. Return their number.
 
-    `may_steer` is called inside the transaction, so the newest rows are included.
+    `may_steer` is called inside the transaction, so that no new steer is missed.
     """
     query = f"SELECT id, sender_ref FROM inbox WHERE {WAITS} AND mode = 'steer'"
     late = [(inbox_id,) for inbox_id, ref in db.execute(query).fetchall() if not may_steer(UserRef(ref))]
@@ -230,10 +233,10 @@ class EditedMessage(msgspec.Struct, frozen=True, kw_only=True):
     sender_ref: UserRef
     text: str  # newest version of the text
     lineage_id: LineageId | None  # None while the message waits for a turn
-    waiting_notice: InboxId | None = None  # notice of an earlier edit that no turn has claimed
+    waiting_notice: InboxId | None = None  # notice about an earlier edit, if no turn has claimed the notice
 
 
-EDIT_PREFIX = "(changed an earlier message, which now reads) "  # start of a notice's text
+EDIT_PREFIX = "(changed an earlier message, which now reads) "  # start of the text of a notice about an edit
 
 # A settled row has no payload, so the text comes from its message.
 _TEXT = "coalesce({1}.text, CASE {0}.payload WHEN '' THEN '' ELSE json_extract({0}.payload, '$.text') END)"
@@ -287,7 +290,7 @@ def _save_payload(db: Connection, inbox_id: InboxId, payload: InboxPayload) -> N
 
 
 def is_known(db: Connection, chat_id: ChatId, message_ref: str) -> bool:
-    """Return True if the model sees this platform message anyway, because it waits or belongs to the active session."""
+    """Return True if the model sees this platform message anyway: it is waiting, or belongs to the active session."""
     query = f"""SELECT EXISTS (SELECT 1 FROM inbox
       WHERE chat_id = :chat_id AND {WAITS} AND kind = 'message' AND message_ref = :ref)
     OR EXISTS (SELECT 1 FROM platform_messages p JOIN messages m ON m.id = p.message_id JOIN chats c ON c.id = p.chat_id
@@ -304,7 +307,7 @@ def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> 
 @locks(chat="cursor")
 def advance_cursor(db: Connection, cursor: Cursor | None) -> None:
     """Move a channel's cursor forward, never back. Does nothing for None."""
-    # Platform ids are decimal numbers of growing length.
+    # Platform ids are decimal numbers, which grow longer with time.
     query = """INSERT INTO cursors VALUES (?, ?, ?, ?)
     ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref
     WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(cursors.seen_ref), cursors.seen_ref)"""
@@ -313,7 +316,7 @@ def advance_cursor(db: Connection, cursor: Cursor | None) -> None:
 
 
 def load_cursors(db: Connection, platform: str, account: str) -> Mapping[str, str]:
-    """Load `seen_ref` by `channel_ref`."""
+    """Load the `seen_ref` of each channel, keyed by `channel_ref`."""
     query = "SELECT channel_ref, seen_ref FROM cursors WHERE platform = ? AND account = ?"
     return dict(db.execute(query, (platform, account)).fetchall())
 

@@ -1,8 +1,8 @@
 """The journal of turns: each step is committed before the next one begins.
 
 A turn is `running`, or `waiting` for a decision, until it is `finished`, `stopped` or `failed`. After a crash the rows
-alone say where to continue. A call without a `tool_runs` row never began, so it runs. A call whose row is still
-`started` has an unknown outcome. It runs again only if its tool is read-only.
+alone say where to continue. A call without a `tool_runs` row never began, so it is run after the crash. A call whose
+row is still `started` has an unknown outcome, so it is run again only if its tool is read-only.
 
 A turn belongs to a lineage. If a compression splits the session during the turn, later rows are stored in the newest
 session. A sub-agent is a turn inside a turn. It has its own lineage, reports to the call that started it, and ends no
@@ -83,7 +83,7 @@ class PreparedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnswer:
-    """An answer of the model. It either calls tools or ends the turn."""
+    """A model's answer, which either calls tools or ends the turn."""
 
     text: str
     call: ModelCall
@@ -101,9 +101,9 @@ def start_turn(
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> RunningTurn:
-    """Start a turn with waiting rows and store a message for each.
+    """Start a turn with these waiting inbox rows, and store a message for each row.
 
-    If a row is gone, raises `InboxMoved` and writes nothing.
+    If a row is no longer waiting, raises `InboxMoved` and writes nothing.
     """
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
@@ -129,7 +129,7 @@ def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxI
         return None
     turn_id, lineage_id = started
     inbox_id = inbox.insert(db, row, now, turn_id)
-    if inbox_id is None:  # stored before
+    if inbox_id is None:  # the event was stored before
         db.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
         return None
     _store_human_row(db, turn_id, lineage_id, inbox.stored_form(row, inbox_id, now), PreparedMessage(), now)
@@ -189,7 +189,7 @@ def _store_human_row(
         db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
 
 
-# Purpose: true if a quoted message is the model's newest answer, which needs no quote.
+# Purpose: tell if a quoted message is the model's newest answer, which the model need not see again as a quote.
 _NEWEST_ANSWER = """
 SELECT p.message_id = (SELECT max(m.id) FROM messages m WHERE m.lineage_id = q.lineage_id AND m.role = 'assistant')
 FROM platform_messages p JOIN messages q ON q.id = p.message_id WHERE p.chat_id = ? AND p.ref = ?
@@ -223,7 +223,7 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
 
 @locks(turn="claim.id")
 def append_calls(db: Connection, claim: TurnClaim, answer: ModelAnswer, now: Millis) -> Message:
-    """Store an answer that calls tools, and its call in the ledger. Raises `TurnMoved`."""
+    """Store an answer that calls tools, and record the model call in the ledger. Raises `TurnMoved`."""
     return _append_answer(db, require_running(db, claim), answer, answer.text or None, now)
 
 
@@ -279,7 +279,7 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
 
 
 def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
-    """Pause a turn until a decision. The chat stays busy. Raises `TurnMoved`."""
+    """Pause a turn until people have decided about its calls. The chat stays busy. Raises `TurnMoved`."""
     turn = require_running(db, claim)
     db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn.id,))
     remove_preview(db, turn.id)
@@ -287,7 +287,7 @@ def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
 
 
 def unpause_turn(db: Connection, turn_id: TurnId) -> None:
-    """Resume a paused turn, with a new preview below the question. Taking it up is not counted as a restart."""
+    """Resume a paused turn, with a new preview below the question. This does not count as a restart."""
     changes = "state = 'running', preview_ref = NULL, restarts = restarts - 1"
     db.execute(f"UPDATE turns SET {changes} WHERE id = ? AND state = 'waiting'", (turn_id,))
 
@@ -309,15 +309,15 @@ def finish_turn(
 ) -> tuple[MessageId, OutboxRow | None]:
     """Store the answer, settle the inbox and enqueue the reply. Raises `TurnMoved`.
 
-    `rendered` is given by a caller that can send the reply at once. If the chat has no other open reply, the reply is
-    stored as `sending` and its row returned. A sub-agent sends no reply: its answer is its report.
+    A caller that can send the reply at once passes it as `rendered`. Then, if the chat has no other open reply, the
+    reply is stored as `sending` and its row is returned. A sub-agent sends no reply: its answer is its report.
     """
     assert not answer.calls, "an answer that calls tools does not end the turn"
     closed = db.execute(_FINISH, (now, turn.id, turn.epoch)).fetchone()
     if closed is None:
         raise TurnMoved(f"turn {turn.id} is not running in epoch {turn.epoch}")
     preview_ref, question_ref, ticket, has_late_steers, is_owed, has_subagents = closed
-    if has_subagents:  # the store failed when a sub-agent ended
+    if has_subagents:  # a sub-agent's end was not stored, because the store failed
         _stop_subagents(db, turn, "the turn continued without this sub-agent", now)
     turn = msgspec.structs.replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
     message = _append_answer(db, turn, answer, answer.text, now)
@@ -336,9 +336,9 @@ def stop_turn(
 ) -> bool:
     """End a turn that a user stopped, but keep its messages. Return False if it has ended or has a new owner.
 
-    The partial answer is kept as an interrupted message. `reason` becomes the result of open calls, which keeps the
-    transcript valid. `notice` replaces a preview without content. If another node runs the turn, `partial_text` is
-    None, and the last stored preview is used.
+    The partial answer is kept as an interrupted message. `reason` becomes the result of unfinished tool calls, because
+    a valid transcript has a result for each call. If there is no partial answer, `notice` replaces the preview. If
+    another node runs the turn, `partial_text` is None, and the last stored preview is used.
     """
     turn = find_unended(db, claim)
     if turn is None:
@@ -349,7 +349,7 @@ def stop_turn(
     shown = (scalar_or_none(db, str, query, (turn.id,)) or "").strip()
     if partial_text is None:
         preview = scalar_or_none(db, str, "SELECT text FROM previews WHERE turn_id = ?", (turn.id,)) or ""
-        # While tools run, a preview still shows the turn's newest step.
+        # While tools run, the preview still shows the last stored answer, which must not be stored twice.
         partial_text = "" if shown.startswith(preview.strip()) else preview
     text = partial_text.strip()
     if text and text != shown:
@@ -431,10 +431,10 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
 
 @locks(turn="claim.id")
 def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> RunningTurn:
-    """Become the owner of an open turn, so that the last owner can no longer write to it. Raises `TurnMoved`.
+    """Become the owner of a running turn, so that the previous owner can no longer write to it. Raises `TurnMoved`.
 
-    `is_restart` means that this turn may have crashed the process, so its restarts are counted. `let_go` undoes the
-    count.
+    `is_restart` means that this turn may have crashed the process, so its number of restarts is increased. `let_go`
+    undoes this.
     """
     moved = "epoch = epoch + 1, restarts = restarts + ?"
     query = f"UPDATE turns SET {moved} WHERE id = ? AND epoch = ? AND state = 'running'"
@@ -446,6 +446,6 @@ def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> Runni
 
 @locks(turn="turn_ids")
 def let_go(db: Connection, turn_ids: Sequence[TurnId]) -> None:
-    """Note that open turns were released properly, so that taking them up does not count as a restart."""
+    """Note that open turns were released in an orderly way, so that resuming them does not count as a restart."""
     query = "UPDATE turns SET restarts = restarts - 1 WHERE id = ? AND state IN ('running','waiting')"
     db.executemany(query, [(turn_id,) for turn_id in turn_ids])

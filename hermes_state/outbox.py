@@ -2,14 +2,14 @@
 
 A row starts as Markdown (`rendered = 0`). Before the first send it is rendered once, and each part is committed as a
 row with the same `dedupe_key`. Every retry sends the same bytes. The state `sending` is committed before the request is
-made. A new owner of the account changes `sending` to `ambiguous`, because the outcome is unknown. The row then stays
-ambiguous until it is settled.
+made. A new owner of the account changes `sending` to `ambiguous`, because the outcome of the request is unknown. Such a
+row stays ambiguous until it is settled.
 
 Each new owner of an account increases its epoch (a fencing token), and every send states the epoch. So if several nodes
 share a database, a stopped or disconnected owner can neither begin a send nor give up a row.
 
-A question about a tool call is the row `approval:<id>`; its copies in admins' chats are `approval:<id>:<chat id>`.
-Closing the question stores an edit of each, `<key>:closed`, which is sent after the message.
+A question about a tool call has the key `approval:<id>`. Its copies in admins' chats have the keys `approval:<id>:<chat
+id>`. Closing the question stores an edit of each message with the key `<key>:closed`, which is sent after the message.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from hermes_state.values import (
 
 
 class AccountMoved(StateError):
-    """Another node may own the account now."""
+    """The account may belong to another node now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +85,9 @@ class Reply:
     chat_id: ChatId
     kind: OutboxKind = OutboxKind.STATUS
     markdown: str
-    dedupe_key: str  # cause of the reply (`turn:7`, `inbox:12`), which makes it unique
+    dedupe_key: str  # what caused the reply (`turn:7`, `inbox:12`); each cause has only one reply
     turn_id: TurnId | None = None
-    message_id: MessageId | None = None  # transcript row with the same text
+    message_id: MessageId | None = None  # transcript row that contains the reply's text
     reply_to: str | None = None
     ticket: str | None = None
     replaces: str | None = None
@@ -100,14 +100,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedReply:
-    """A rendered reply that the account's owner sends immediately."""
+    """A rendered reply that the account's owner wants to send at once."""
 
     parts: Sequence[OutboundPart]
     ownership: AccountClaim
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An unsettled row."""
+    """A stored reply, or part of a reply, that is not settled."""
 
     id: OutboxId
     chat_id: ChatId
@@ -149,8 +149,8 @@ OPEN = "state IN ('pending','sending','ambiguous')"  # SQL condition for rows th
 def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply | None = None) -> OutboxRow | None:
     """Store a reply. Return None if its `dedupe_key` was stored before.
 
-    `rendered` holds the parts of a reply that is sent as soon as this commits. If the caller still owns the account,
-    they are stored like parts in `begin_send`.
+    `rendered` holds the parts of a reply that the caller sends as soon as this is committed. If the caller still owns
+    the account, the parts are stored as by `begin_send`.
     """
     written = WrittenReply(**{name: getattr(reply, name) for name in WrittenReply.__struct_fields__})
     values = {"written": _encode(written).decode(), "now": now, "next_at": 0 if reply.is_urgent else now}
@@ -172,25 +172,25 @@ def _insert_parts(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart
 
 
 def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
-    """Return the chat of a stored reply; None if unknown."""
+    """Return the chat of the stored reply with this `dedupe_key`; None if there is none."""
     return scalar_or_none(db, ChatId, "SELECT chat_id FROM outbox WHERE dedupe_key = ?", (dedupe_key,))
 
 
 def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
-    """Make the turn's reply replace its preview, unless a send has begun."""
+    """Make the turn's reply replace its preview (the message `ref`), unless sending the reply has begun."""
     query = "UPDATE outbox SET replaces = ? WHERE turn_id = ? AND part = 0 AND state = 'pending' AND attempts = 0"
     db.execute(query, (ref, turn_id))
 
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
-    """Load a chat's rows in sending order: urgent rows (due at 0) first, and the parts of a reply together."""
+    """Load a chat's unsettled rows in sending order: urgent rows first, and the parts of a reply together."""
     query = f"""SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
     ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?"""
     return select(db, OutboxRow, query, (chat_id, limit))
 
 
 def load_chats_owed_questions(db: Connection) -> list[ChatId]:
-    """Load the chats with an unsent question, or an unsent edit of an answered question."""
+    """Load the chats that have an unsent question, or an unsent edit of a question that was closed."""
     return scalars(db, ChatId, f"SELECT DISTINCT chat_id FROM outbox WHERE {OPEN} AND dedupe_key LIKE 'approval:%'")
 
 
@@ -203,12 +203,12 @@ def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
 def begin_send(
     db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, claim: AccountClaim, now: Millis
 ) -> OutboxRow | None:
-    """Commit that a send begins, with `parts` if the row was not rendered yet. Return None if the row is settled.
+    """Store that sending begins, with `parts` if the row was not rendered yet. Return None if the row is settled.
 
-    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Trust only this state: a row read
-    earlier may predate the last change of owner. Raises `AccountMoved`.
+    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Trust only this state, because a
+    row that was read earlier may be older than the last change of owner. Raises `AccountMoved`.
     """
-    # A row stays ambiguous until it is settled, because its sender may never learn the outcome of this statement.
+    # A row stays ambiguous until it is settled, because its sender might not learn whether this statement succeeded.
     query = f"""UPDATE outbox SET state = CASE state WHEN 'ambiguous' THEN state ELSE 'sending' END,
       attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, :now),
       payload = coalesce(:payload, payload), rendered = 1
@@ -222,12 +222,12 @@ def begin_send(
     return row
 
 
-CLOSED = ":closed"  # suffix of the dedupe key of the edit that closes a question
+CLOSED = ":closed"  # end of the dedupe key of an edit that closes a question
 
 
 @locks(outbox="row_id")
 def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
-    """Settle a delivered row, for any owner of the account. Return True if the chat has more unsent rows."""
+    """Settle a delivered row, even if the account has a new owner. Return True if the chat has more unsent rows."""
     query = f"""UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL
     WHERE id = ? RETURNING chat_id, message_id, part, dedupe_key,
       EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = outbox.chat_id AND o.id <> outbox.id AND o.{OPEN})"""
@@ -246,7 +246,7 @@ def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
 def mark_retry(
     db: Connection, row: OutboxRow, is_ambiguous: bool, error: str, claim: AccountClaim, next_at: Millis
 ) -> None:
-    """Note that the attempt that began with `row` failed. Unless the row is settled, it is due again at `next_at`.
+    """Store that the attempt to send `row` failed. Unless the row is settled, it is due again at `next_at`.
 
     `is_ambiguous` means that this or an earlier attempt may have reached the chat. Raises `AccountMoved`.
     """
@@ -258,7 +258,7 @@ def mark_retry(
 def mark_dead(
     db: Connection, row: OutboxRow, error: str, claim: AccountClaim, now: Millis, *, is_unreachable: bool = False
 ) -> bool:
-    """Give up an undeliverable row (a dead letter). Its payload stays for the operator. Raises `AccountMoved`.
+    """Give up an undeliverable row (a dead letter). Its payload is kept for the operator. Raises `AccountMoved`.
 
     `is_unreachable` means that the bot cannot write in the chat at all. Return True if that was not known before.
     """
@@ -279,7 +279,8 @@ def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Map
 def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis) -> bool:
     """Give up the chat's unsent answers. Return False if there are none. A part that is being sent can still arrive.
 
-    `person` limits this to turns that the person started, `before` to turns that began with an earlier inbox row.
+    `person` limits this to answers of turns that the person started, `before` to turns that began with an earlier inbox
+    row.
     """
     values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
     query = """UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
@@ -292,7 +293,7 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
 def close_question(
     db: Connection, number: int, state: str, by: str, reason: str | None, outcome: str, now: Millis
 ) -> None:
-    """Store the answer to a question and enqueue an edit of its messages: no buttons, `outcome` and the time."""
+    """Store the answer to a question. Enqueue edits that replace its messages' buttons with `outcome` and the time."""
     query = """UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, reason = ?
     WHERE id = ? AND state = 'pending' RETURNING question"""
     statement = """SELECT o.chat_id, o.dedupe_key,
@@ -314,10 +315,10 @@ def close_questions(db: Connection, turn_id: TurnId, now: Millis) -> None:
 def take_account(
     db: Connection, account: str, is_certain: Callable[[], bool] = lambda: True
 ) -> tuple[AccountClaim, int]:
-    """Become the owner of an account. Also return the number of sends that the last owner left unfinished.
+    """Become the owner of an account. Return the claim, and the number of sends that the last owner left unfinished.
 
-    `is_certain` is called inside the transaction. It returns True if the caller still owns the account's lock. A
-    stopped node must not get a newer epoch than its successor. Raises `AccountMoved`.
+    `is_certain` is called inside the transaction. It returns True if the caller still owns the account's lock.
+    Otherwise a node that was stopped for a while could get a newer epoch than its successor. Raises `AccountMoved`.
     """
     if not is_certain():
         raise AccountMoved(f"the account {account} may belong to another node now")

@@ -65,7 +65,7 @@ MIN_KEY_PREFIX = 4  # shortest key prefix that people can look up
 
 _COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
-"""SQL expression for the conversation key of session `s`. The first session may have been removed."""
+"""SQL expression for the conversation key of session `s`, which works even if the first session was removed."""
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -82,7 +82,7 @@ def new_session_key(now: Millis) -> str:
 
 
 def free_session_key(db: Connection, chat_id: ChatId, now: Millis) -> str:
-    """Make a public id whose visible characters are unique in the chat."""
+    """Make a public id whose visible (first) characters are unique in the chat."""
     query = "SELECT 1 FROM sessions WHERE key >= ? AND key < ? AND chat_id = ?"
     while True:
         key = new_session_key(now)
@@ -121,7 +121,7 @@ def load_active(db: Connection, chat_id: ChatId) -> Session | None:
 
 
 def load_open(db: Connection, chat_id: ChatId) -> Session | None:
-    """Load the session that the chat's next message joins; None if the message will start a session."""
+    """Load the session that the chat's next message will join; None if that message will start a new session."""
     active = load_active(db, chat_id)
     return active if active is not None and active.ended_at is None else None
 
@@ -181,13 +181,13 @@ def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 
 
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
-    """Make an earlier conversation active again, by a key prefix of any of its sessions. Raises `LookupRejected`."""
+    """Make an earlier conversation active again, given a key prefix of any of its sessions. Raises `LookupRejected`."""
     tip = find_conversation(db, chat_id, key_prefix)
     if (active := load_open(db, chat_id)) is not None:
         if active.id == tip.id:
             raise LookupRejected(LookupReason.ALREADY_ACTIVE, tip.short_key)
         end_session(db, active.id, EndReason.SWITCHED, now)
-    # Without a new `last_human_at` the idle reset would end it at once.
+    # Without a new `last_human_at`, the idle reset would end the session immediately.
     reopened = "ended_at = NULL, end_reason = NULL, version = version + 1, last_human_at = ?"
     db.execute(f"UPDATE sessions SET {reopened} WHERE id = ?", (now, tip.id))
     db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (tip.id, now, chat_id))
@@ -195,7 +195,7 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
 
 
 def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Session:
-    """Load the tip of the conversation (never a sub-agent's) that has this session key. Raises `LookupRejected`."""
+    """Load the tip of the conversation (never a sub-agent's) with this session key prefix. Raises `LookupRejected`."""
     prefix = key_prefix.strip().lower()
     if len(prefix) < MIN_KEY_PREFIX or any(letter not in _BASE32 for letter in prefix):
         raise LookupRejected(LookupReason.MALFORMED, prefix)
@@ -210,7 +210,7 @@ def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Sessi
 
 
 def find_sessions(db: Connection, key_prefix: str, chat_id: ChatId | None, limit: int) -> list[Session]:
-    """Load the sessions of one chat or all chats whose key has this prefix, oldest first."""
+    """Load sessions whose key has this prefix, from one chat or from all chats, oldest first."""
     if not key_prefix or any(letter not in _BASE32 for letter in key_prefix):
         return []
     query = f"""SELECT {_COLUMNS} FROM sessions
@@ -228,7 +228,7 @@ def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
 
 
 def renew_system_prompt(db: Connection, lineage_id: LineageId, text: str) -> None:
-    """Replace the system prompt of a continuation, unless a model may have seen it."""
+    """Replace the system prompt of a conversation's open continuation, unless a model may have seen the prompt."""
     query = """UPDATE sessions SET system_prompt = ?
     WHERE lineage_id = ? AND depth > 0 AND ended_at IS NULL AND next_seq = 1
       AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = sessions.chat_id AND t.state IN ('running','waiting'))"""
@@ -242,7 +242,7 @@ def set_context_state(db: Connection, session_id: SessionId, state: str) -> None
 
 
 def load_indebted(db: Connection, chat_id: ChatId) -> list[SessionId]:
-    """Load the sessions of a chat that were compressed before their memory flush."""
+    """Load the chat's sessions whose memory flush is overdue, because they were compressed before it."""
     query = "SELECT id FROM sessions WHERE chat_id = ? AND context_state LIKE '%\"owes_notes\":true%' ORDER BY id"
     return scalars(db, SessionId, query, (chat_id,))
 
@@ -255,7 +255,7 @@ def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> N
 def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None:
     """Load the reasoning effort chosen for a session; None: the configured effort.
 
-    Not a field of `Session`, because the command line also reads databases of older versions.
+    This is not a field of `Session`, because the command line also reads older databases, which do not have the column.
     """
     effort: ReasoningEffort | None  # a CHECK limits the column to these words
     (effort,) = db.execute("SELECT reasoning_effort FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
@@ -268,7 +268,7 @@ def choose_effort(db: Connection, session_id: SessionId, effort: ReasoningEffort
 
 
 def forget_model(db: Connection, lineage_id: LineageId, choice: str) -> bool:
-    """Go back to the configured model if `choice` is still the chosen model. Return False if it is not."""
+    """Return to the configured model if `choice` is still the chosen model. Return False if it is not."""
     tip = load_tip(db, lineage_id)
     if tip.chosen_model != choice:
         return False
@@ -301,7 +301,7 @@ def count_messages(db: Connection, lineage_id: LineageId) -> int:
 
 
 def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> list[Conversation]:
-    """Load the conversations of a chat, or of all chats, that have messages. The most recently used comes first."""
+    """Load the conversations with messages, of one chat or of all chats, most recently used first."""
     where, scope = ("WHERE chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
     query = f"""WITH used AS (
       SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,
@@ -324,7 +324,7 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
 
 @locks(EVERYTHING)
 def expire_idle(db: Connection, before: Millis, limit: int, now: Millis) -> list[SessionId]:
-    """End sessions whose last human message is older than `before`. Return their ids."""
+    """End sessions whose last message from a person is older than `before`. Return the sessions' ids."""
     query = """SELECT s.id FROM sessions s JOIN chats c ON c.active_session_id = s.id
     WHERE s.ended_at IS NULL AND s.last_human_at < ?
       AND NOT EXISTS (SELECT 1 FROM turns t

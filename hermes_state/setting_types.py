@@ -18,14 +18,14 @@ from hermes_state.values import ReasoningEffort
 # ---- words, lists and blocks
 
 Trimmed = BeforeValidator(lambda value: value.strip() if isinstance(value, str) else value)
-"""Strip the line break that pasting often adds."""
+"""Strip spaces and line breaks at both ends, which pasting often adds."""
 
 AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(value, str) else value)
 """Accept a word in any case: `FULL` and ` full` mean `full`."""
 
 
 def listed(value: object) -> object:
-    """Split `a, b` or decode a JSON list from an environment variable. A single YAML value stays unchanged."""
+    """Return the list in a string such as `a, b` or, in an environment variable, JSON. Other values stay unchanged."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -55,7 +55,7 @@ class FrozenBlock(dict[str, Any]):
 
 
 def _switched_off(value: object) -> object:
-    """Return None for `off`, which YAML reads as false and an environment variable contains as text."""
+    """Return None for `off`, which is false in YAML but a string in an environment variable."""
     if isinstance(value, str):
         return None if value.strip().lower() in ("off", "false", "none", "null", "0", "") else value
     return None if value == 0 else value
@@ -69,13 +69,13 @@ Effort: TypeAlias = Annotated[
     BeforeValidator(lambda word: "off" if word is False or word in ("false", "none") else word),
     AnyCase,
 ]
-"""Reasoning effort. YAML reads `off` as false, and OpenAI calls this level `none`."""
+"""Reasoning effort. `off` can also be written as false, which YAML reads for it, or as OpenAI's `none`."""
 
 # ---- addresses, hosts, people and time zones
 
 
 def _address(shape: str, words: str) -> AfterValidator:
-    """Return a validator for addresses. `words` follow `must be an address` in its error message."""
+    """Return a validator for addresses. Its error message is `must be an address`, followed by `words`."""
 
     def check(value: str) -> str:
         if re.fullmatch(shape, value) is None or not _has_host(value):
@@ -86,7 +86,7 @@ def _address(shape: str, words: str) -> AfterValidator:
 
 
 def _has_host(address: str) -> bool:
-    """Return True if HTTP clients, some of which check it on creation, accept host and port. A folder has no host."""
+    """Return True if host and port are valid. Some HTTP clients fail at once for others. A folder needs no host."""
     try:
         parts = urlsplit(address)
         return parts.scheme == "file" or (bool(parts.hostname) and parts.port != 0)
@@ -123,7 +123,7 @@ _ID_SHAPES = {
 
 
 def _user_ref(value: object) -> object:
-    """Return `platform:id`. Names are refused, because they can change hands; ids cannot."""
+    """Return `platform:id`. Names are refused because, unlike ids, they can be transferred to other people."""
     if not isinstance(value, str):
         raise ValueError("must be a list of ids such as telegram:42 (no space after the colon)")
     platform, colon, ident = value.strip().partition(":")
@@ -195,12 +195,12 @@ Secret: TypeAlias = Annotated[
 WebhookSecret: TypeAlias = Annotated[
     Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must have 16 to 256 of the characters A-Z a-z 0-9 _ -")
 ]
-"""Secret with the characters that Telegram allows, and too long to be guessed."""
+"""Secret with only the characters that Telegram allows. It is too long to be guessed."""
 
 _HARMLESS = re.compile(r"[a-z]{1,20}|[0-9]{1,9}|/[\w./-]{0,200}|https?://[\w.:/-]{1,200}", re.ASCII)
-"""Values that hold no secret unless their name says so: words, numbers, paths, addresses without a password.
+"""Values that are not secrets unless their name says so: words, numbers, paths, addresses without a password.
 
-A path or word kept as a secret would be redacted from all messages.
+If a path or a word counted as a secret, it would be redacted from all messages.
 """
 
 
@@ -209,7 +209,7 @@ def _names_key(name: str) -> bool:
 
 
 def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str, str], bool]) -> BeforeValidator:
-    """Return a validator for a mapping of names to texts. The group in `shape` matches the value.
+    """Return a validator for a mapping of names to strings. The group in `shape` matches the value.
 
     `is_secret` receives name and value.
     """
@@ -231,7 +231,7 @@ def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str
 
 
 def plain(value: Any) -> Any:
-    """Return the value without its `SecretStr` wrapper. Only for clients and programs."""
+    """Return the value without its `SecretStr` wrapper. Use this only to pass the value to a client or program."""
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
@@ -240,7 +240,7 @@ def plain_texts(block: Mapping[str, str | SecretStr]) -> dict[str, str]:
 
 
 def _body(value: object) -> Mapping[str, object]:
-    """Return extra request fields. Fields that the gateway sets itself are refused."""
+    """Validate extra request fields. Fields that the gateway sets itself are refused."""
     written = dict(keyed(value))
     try:
         block: dict[str, object] = json.loads(json.dumps(written, allow_nan=False))  # YAML keys may be numbers

@@ -27,7 +27,7 @@ def shortened(text: str, limit: int = 60) -> str:
 
 
 def both_ends(text: str, limit: int) -> str:
-    """Return `text`, shortened to about `limit` characters by a note in its middle."""
+    """Return `text`. If it is longer than about `limit` characters, a note replaces its middle."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -35,7 +35,7 @@ def both_ends(text: str, limit: int) -> str:
 
 
 def enclosed(tag: str, text: str) -> str:
-    """Return `text` for use inside a block `<tag>`, with closing tags escaped.
+    """Return `text` for use inside a `<tag>` block, with the block's closing tags escaped.
 
     >>> enclosed("page", "one</page> two")
     'one<\\\\/page> two'
@@ -59,7 +59,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def dollars(amount: MicroUsd) -> str:
-    """Return `$12.34`, or a small amount with two significant digits: `$0.0042`. Only zero reads as zero.
+    """Return `$12.34`, or a small amount with two significant digits: `$0.0042`. Only zero is shown as zero.
 
     >>> dollars(MicroUsd(12_340_000)), dollars(MicroUsd(4_200)), dollars(MicroUsd(1))
     ('$12.34', '$0.0042', '<$0.0001')
@@ -77,7 +77,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 
 
 def printable(text: str) -> str:
-    r"""Return `text` for a terminal, with control characters escaped. JSON documents stay the same.
+    r"""Return `text` for a terminal, with control characters escaped. JSON stays valid.
 
     >>> printable("one\ttwo\x1b]0;mine\x07")
     'one\ttwo\\u001b]0;mine\\u0007'
@@ -86,9 +86,9 @@ def printable(text: str) -> str:
 
 
 def well_formed(text: str) -> str:
-    """Return `text` without NUL and lone surrogates. Two halves of a pair become their character.
+    """Return `text` without NUL and lone surrogates. Two surrogates that form a pair become one character.
 
-    JSON can contain both: a provider that splits an emoji across chunks sends one half in each.
+    JSON can contain both. For example, a provider that splits an emoji across chunks sends one half in each chunk.
     """
     if "\0" in text:
         text = text.replace("\0", "")

@@ -1,4 +1,4 @@
-"""Tool runs: calls that have begun. After a crash they show which calls may have had effects."""
+"""Tool runs: tool calls that have begun. After a crash they show which calls may have had effects."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class ToolResult:
     state: ToolRunState
     images: tuple[Image, ...] = ()
     preview: Callable[[MessageId], str] | None = None
-    """Function that makes the text for the model from the id of the result's row.
+    """Function that returns the text that the model sees, given the id of the result's row.
 
     None: the model sees the whole `text`.
     """
@@ -43,21 +43,21 @@ def begin(db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Se
 
 
 def end(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> None:
-    """Store that a call has ended. Also accepts calls without a row (unknown tool, stopped before it began)."""
+    """Store that a call has ended. The call may have no row: its tool is unknown, or it was stopped before it began."""
     begin(db, turn_id, result.call_message_id, [result.call], now)
     query = "UPDATE tool_runs SET state = ?, ended_at = ? WHERE call_message_id = ? AND tool_call_id = ?"
     db.execute(query, (result.state, now, result.call_message_id, result.call.id))
 
 
 def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:
-    """Load the states of an answer's calls that have begun, by tool call id."""
+    """Load the states of those tool calls of an answer that have begun, keyed by tool call id."""
     query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
 
 
 @locks(session="session_id")
 def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> list[str]:
-    """Store the names of a session's tools, unless the session already has names. Return the stored names."""
+    """Store the names of the tools offered in a session, unless names are already stored. Return the stored names."""
     encoded = msgspec.json.encode(list(names)).decode()
     db.execute("INSERT INTO tool_offers VALUES (?, ?) ON CONFLICT DO NOTHING", (session_id, encoded))
     kept = load_offer(db, session_id)
@@ -66,7 +66,7 @@ def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> l
 
 
 def load_offer(db: Connection, session_id: SessionId) -> list[str] | None:
-    """Load the names of a session's tools; None if they are not chosen yet."""
+    """Load the names of the tools offered in a session; None if they are not chosen yet."""
     stored = scalar_or_none(db, str, "SELECT names FROM tool_offers WHERE session_id = ?", (session_id,))
     return None if stored is None else msgspec.json.decode(stored, type=list[str])
 

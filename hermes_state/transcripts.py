@@ -30,7 +30,7 @@ from hermes_state.values import (
     UserRef,
 )
 
-_Row: TypeAlias = tuple[Any, ...]  # row as sqlite3 returns it, before `_messages` converts it
+_Row: TypeAlias = tuple[Any, ...]  # a row from the database, before `_messages` converts it
 
 EMPTY_BODY = MessageBody()
 TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which can contain mistakes"
@@ -45,14 +45,14 @@ NOT_SAID_NOW = frozenset(
         "the message was scheduled earlier and came by itself: nobody typed it now",
     }
 )
-"""Notes on messages that their sender did not write just now. Earlier versions stored the last two notes."""
+"""Notes on messages that their sender did not just write. The last two notes were stored by earlier versions."""
 _decode_body = msgspec.json.Decoder(MessageBody).decode
 _encode_body = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMessage:
-    """A row to store."""
+    """A message to store as a row."""
 
     role: MessageRole
     origin: Origin
@@ -68,7 +68,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A lineage's tip, and the rows that the model sees, in order."""
+    """A lineage's tip and, in order, the rows that the model sees."""
 
     session: Session
     transcript: Transcript
@@ -168,19 +168,19 @@ def load_own_rows(
 ) -> Transcript:
     """Load at most `limit` messages of a session from `since_seq` on, ignoring view edits.
 
-    `behind` are the rows before them.
+    `behind` is the part of the transcript that precedes them.
     """
     rows = db.execute(_OWN_ROWS, (session_id, since_seq, _NO_LIMIT if limit is None else limit)).fetchall()
     return _messages(rows, behind)
 
 
 def load_message(db: Connection, message_id: MessageId) -> Message:
-    """Load a row, which must exist."""
+    """Load a row that is known to exist."""
     return _load_rows(db, [message_id])[message_id]
 
 
 def load_sender_name(db: Connection, turn_id: TurnId, sender_ref: UserRef) -> str | None:
-    """Return a person's name as used in a turn; None if they wrote nothing in it."""
+    """Return the name that a person used in a turn; None if the person wrote nothing in it."""
     query = "SELECT sender_name FROM messages WHERE turn_id = ? AND sender_ref = ? ORDER BY id DESC LIMIT 1"
     return scalar_or_none(db, str, query, (turn_id, sender_ref))
 
@@ -192,7 +192,7 @@ def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:
 
 
 def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId], reason: str, now: Millis) -> int:
-    """Hide rows from the model and return their number. Compressions planned on the older view are refused."""
+    """Hide rows from the model and return their number. Compressions that were planned before this are refused."""
     rows = [(session_id, session_id, message_id, message_id, reason, now) for message_id in message_ids]
     query = """INSERT INTO view_edits
     SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
@@ -201,16 +201,16 @@ def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId]
       created_at = excluded.created_at"""
     if rows:
         db.executemany(query, rows)
-        # The provider's last count does not match the new view.
+        # The provider's last token count does not match the new view.
         reset = "version = version + 1, reported_prompt_tokens = NULL, reported_at_seq = NULL"
         db.execute(f"UPDATE sessions SET {reset} WHERE id = ?", (session_id,))
     return len(rows)
 
 
 def show_instead(db: Connection, row: Message, text: str, now: Millis) -> MessageId:
-    """Store a text that the model sees instead of a row it has not seen yet. Return the id of the new row.
+    """Store text that the model will see instead of `row`, which it has not seen yet. Return the id of the new row.
 
-    `version` stays the same, because plans on earlier rows remain valid.
+    The session's `version` stays the same, because compressions planned for earlier rows remain valid.
     """
     new = NewMessage(
         role=row.role,
@@ -234,7 +234,7 @@ def load_messages(
     before: MessageId | None = None,
     session_id: SessionId | None = None,
 ) -> Transcript:
-    """Load the newest `limit` original rows of a conversation (or one session), oldest first, including undone rows."""
+    """Load the newest `limit` original rows of a conversation or session, oldest first. Undone rows are included."""
     bound = before if before is not None else 2**62
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
     AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
@@ -245,7 +245,7 @@ def load_messages(
 def load_messages_behind(
     db: Connection, lineage_id: LineageId, after: MessageId, limit: int, session_id: SessionId | None = None
 ) -> Transcript:
-    """Load the first `limit` original rows of a conversation (or one session) after `after`, without undone rows."""
+    """Load the first `limit` original rows of a conversation or session with ids above `after`, without undone rows."""
     query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
     AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
     AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
@@ -264,16 +264,17 @@ def load_beginning(db: Connection, lineage_id: LineageId, limit: int) -> Transcr
 
 
 def load_hidden(db: Connection, lineage_id: LineageId) -> set[MessageId]:
-    """Load the ids of rows that undo or retry has hidden in any session of a conversation."""
+    """Load the ids of rows that were hidden by undo or retry in any session of a conversation."""
     query = """SELECT e.message_id FROM view_edits e JOIN sessions s ON s.id = e.session_id
     WHERE s.lineage_id = ? AND e.replacement_id IS NULL"""
     return set(scalars(db, MessageId, query, (lineage_id,)))
 
 
 def _messages(rows: Iterable[_Row], behind: Transcript = ()) -> Transcript:
-    """Convert rows with `_COLUMNS` by position, five times faster than by name.
+    """Convert rows of `_COLUMNS` to messages. Values are found by position, which is five times faster than by name.
 
-    Repeated values, also of the last rows in `behind`, are interned. That saves a quarter of a view's memory.
+    Equal values share one object, including values in the last rows of `behind`. This saves a quarter of a view's
+    memory.
     """
     once = _InternCache()
     for row in behind[-4:]:  # the last rows often share values with the next ones
@@ -302,13 +303,13 @@ def _messages(rows: Iterable[_Row], behind: Transcript = ()) -> Transcript:
 
 
 class _InternCache(dict[Any, Any]):
-    """`once[value]` is the first value seen that equals it."""
+    """Cache in which `once[value]` returns the first equal value that was looked up."""
 
     def __missing__(self, value: Any) -> Any:
         self[value] = value
         return value
 
 
-# A dictionary look-up is several times cheaper than calling the enum, and a view has thousands of rows.
+# A look-up in a dictionary is several times faster than calling the enum, and a view has thousands of rows.
 _ROLES = {role.value: role for role in MessageRole}
 _ORIGINS = {origin.value: origin for origin in Origin}

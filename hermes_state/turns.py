@@ -1,7 +1,7 @@
-"""Running and waiting turns, and previews of their answers. `journal` has the functions that change turns.
+"""Running and waiting turns, and previews of their answers. The functions that change turns are in `journal`.
 
-A preview is stored only if another node shows it. Each turn has at most one preview, which is removed when the turn is
-taken up, paused or ended.
+A preview is stored in the database only if another node shows it to people. Each turn has at most one preview, which is
+removed when the turn is taken up, paused or ended.
 """
 
 from collections.abc import Iterable, Mapping
@@ -95,13 +95,13 @@ def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
 
 
 def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
-    """Load the running or waiting turn of a chat, which excludes any other turn."""
+    """Load the running or waiting turn of a chat. A chat has at most one, apart from sub-agents."""
     where = "t.chat_id = ? AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting')"
     return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (chat_id,))
 
 
 def find_unended(db: Connection, turn: TurnClaim) -> RunningTurn | None:
-    """Load a turn if it runs or waits in this epoch."""
+    """Load a turn if it is running or waiting in this epoch."""
     where = "t.id = ? AND t.epoch = ? AND t.state IN ('running','waiting')"
     return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
 
@@ -135,12 +135,12 @@ def load_running(db: Connection, turn_id: TurnId) -> RunningTurn:
 class StoredText(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: TurnId
     text: str
-    moved: RunningTurn | None  # turn with its new epoch; None if the caller knows the epoch
+    moved: RunningTurn | None  # the turn, if its epoch is new to the caller
 
 
 @locks(turn="claim.id")
 def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> None:
-    """Store the partial answer of the caller's turn, for the node that shows it."""
+    """Store the partial answer of the caller's turn, for the node that shows the preview."""
     query = """INSERT INTO previews (turn_id, text, shown_at)
     SELECT id, CAST(:text AS TEXT), CAST(:now AS BIGINT) FROM turns
     WHERE id = :turn_id AND epoch = :epoch AND state = 'running'
@@ -167,9 +167,9 @@ def remove_preview(db: Connection, turn_id: TurnId) -> None:
 
 @locks(turn="claim.id")
 def note_preview(db: Connection, claim: TurnClaim, ref: str) -> None:
-    """Store the id of the message that previews the turn's answer, so that a resumed turn finds it.
+    """Store the platform's id of the message that shows the turn's preview, so that a resumed turn can find it.
 
-    A turn may be stopped while its first preview is being sent. Its reply then still replaces the preview.
+    If the turn is stopped while its first preview is being sent, its reply still replaces the preview.
     """
     query = "UPDATE turns SET preview_ref = ? WHERE id = ? AND epoch = ?"
     if db.execute(query, (ref, claim.id, claim.epoch)).rowcount == 1:

@@ -20,10 +20,10 @@ AttachmentId = NewType("AttachmentId", int)
 Millis = NewType("Millis", int)  # UTC milliseconds since the epoch
 
 Tokens = NewType("Tokens", int)
-"""Size in tokens set by people or providers: a window, a limit, a budget."""
+"""Number of tokens set by people or providers, such as a window, a limit or a budget."""
 
 EstimatedTokens = NewType("EstimatedTokens", int)
-"""Size in tokens estimated by the gateway. Never mixed with reported tokens."""
+"""Number of tokens estimated by the gateway. Its type keeps it apart from the counts that providers report."""
 
 ReportedTokens = NewType("ReportedTokens", int)  # counted by a provider
 
@@ -59,7 +59,7 @@ class ChatKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatKey:
-    """A chat. `account` names the configured adapter, which today is the platform's name.
+    """A chat. `account` is the name of the configured adapter, currently the platform's name.
 
     `thread_ref` is a forum topic, for platforms that number topics inside a chat. `user_ref` (a person's bare platform
     id) is set only under `sessions.groups: per_user`.
@@ -81,7 +81,7 @@ class ChatKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRef:
-    """A conversation, and the turn that reads it, if any."""
+    """A conversation and, during a turn, the turn that reads it."""
 
     chat_id: ChatId
     lineage_id: LineageId
@@ -116,7 +116,7 @@ class AttachmentKind(StrEnum):
 
 
 class IncomingAttachment(msgspec.Struct, frozen=True, kw_only=True):
-    """A received file that is not downloaded yet. Only the adapter interprets `file_ref`."""
+    """A received file that is not downloaded yet. Only the adapter knows what `file_ref` means."""
 
     kind: AttachmentKind
     file_ref: str
@@ -128,7 +128,10 @@ class IncomingAttachment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quote(msgspec.Struct, frozen=True, kw_only=True):
-    """The quoted message as the platform showed it. Untrusted. `message_ref` is empty if it is in another chat."""
+    """The quoted message as the platform shows it. Its content is untrusted.
+
+    `message_ref` is empty if the message is in another chat.
+    """
 
     message_ref: str
     author: str
@@ -161,17 +164,17 @@ class InboundMessage:
     sent_at: Millis  # the platform's time, which orders and merges messages
     is_addressed: bool  # direct chat, mention, reply to the bot, command to this bot, or button
     is_bare_command: bool = False
-    """The message is a command without a bot's name, so it addresses every bot in the chat that knows the command."""
+    """True for a command without a bot's name, which addresses every bot in the chat that knows the command."""
     via: InputKind = InputKind.TYPED
     expects_more: bool = False
-    """Another piece probably follows: within 200 UTF-16 units of the platform's limit, or part of an album."""
+    """True if another message probably follows: this one is near the platform's length limit, or part of an album."""
     chat_title: str | None = None
     attachments: tuple[IncomingAttachment, ...] = ()
     quote: Quote | None = None
     words_by: str | None = None
-    """Original author of a forwarded text (empty: unknown). None: the sender wrote it."""
+    """Original author of a forwarded text; empty if unknown. None: the sender wrote the text."""
     ticket: str | None = None
-    """Token for replying to a slash command in place. Valid for minutes, in this process only."""
+    """Token for a direct reply to a slash command. It is valid for minutes, and only in this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +210,7 @@ class Cursor:
 
 
 class Button(msgspec.Struct, frozen=True, kw_only=True):
-    """A button under a message. Pressing it sends `command` in the name of the person who pressed it."""
+    """A button below a message. Pressing it sends `command` in the name of the person who pressed it."""
 
     label: str
     command: str
@@ -264,14 +267,14 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ReasoningEffort: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Amount of reasoning before an answer. Each protocol maps these words to its own."""
+"""Amount of reasoning before an answer. Each protocol maps these words to its own parameters."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
     """The model's reasoning before it called tools, in the form that its API expects back."""
 
     made_by: str
-    """Protocol and model, such as `anthropic:claude-opus-4`. No other model can read it."""
+    """Protocol and model, such as `anthropic:claude-opus-4`. No other model can read the reasoning."""
     blocks: str  # JSON list
 
 
@@ -308,7 +311,7 @@ class Origin(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A stored row of a transcript. It cannot be part of a cycle, so the garbage collector skips long views."""
+    """A stored row of a transcript. It cannot be part of a reference cycle, so the garbage collector skips it."""
 
     id: MessageId
     session_id: SessionId
@@ -365,7 +368,7 @@ class ToolEffect(StrEnum):
 
 
 class SessionKind(StrEnum):
-    """Origin of a session: the first of a conversation, a continuation, or the first of a sub-agent."""
+    """Origin of a session: first session of a conversation, continuation, or first session of a sub-agent."""
 
     ROOT = "root"
     CONTINUATION = "continuation"
@@ -394,7 +397,7 @@ class CanonicalUsage:
 
     @property
     def prompt(self) -> ReportedTokens:
-        """Fresh and cached input together."""
+        """Number of all prompt tokens, cached or not."""
         return ReportedTokens(self.input + self.cache_read + self.cache_write)
 
     @property
@@ -413,7 +416,7 @@ class ModelCall:
     usage: CanonicalUsage | None
     took_ms: int
     is_estimated: bool = False
-    """The gateway estimated the usage, or used the price of the model's family."""
+    """True if the gateway estimated the usage, or used the price of the model's family."""
     cost: MicroUsd | None = None  # None: usage or price unknown
 
 

@@ -52,7 +52,7 @@ def add(db: Connection, browser: SignedInBrowser, max_browsers: int) -> None:
 
 @locks("browsers")
 def remove(db: Connection, browser_id: str | None, now: Millis) -> int:
-    """Sign out the browser with this id, or all browsers if `browser_id` is None. Return the number of browsers."""
+    """Sign out the browser with this id, or all browsers if `browser_id` is None. Return how many were signed out."""
     db.execute(_REMOVE_OLD, (now - LIFETIME_MS,))
     if browser_id is None:
         return db.execute("DELETE FROM browsers").rowcount

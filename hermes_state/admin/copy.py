@@ -56,7 +56,7 @@ TABLES: Final = {
 """
 
 FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id"}
-"""Columns that refer to rows of a later table. They are filled afterwards."""
+"""Columns that refer to rows of a later table. They are filled after all tables have been copied."""
 
 # Rows of `meta` that are not copied: application mark, versions, checksums, search index state, and the copy's note.
 _ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_from', '{COPY_NOTE}')
@@ -64,7 +64,7 @@ _ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_fro
 
 _Row: TypeAlias = Sequence[Any]  # `Any` because column types vary
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Callback after each slice, with the table, its number of copied rows, and its total number of rows."""
+"""Function called after each slice with the table's name, its number of copied rows, and its total number of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class CopiedTable:
 
 
 class _CopyEngine(Protocol):
-    """Engine module with the functions that a copy needs."""
+    """Functions that a copy needs from the module of an engine."""
 
     ROW_ERRORS: tuple[type[Exception], ...]
 
@@ -91,13 +91,14 @@ class _CopyEngine(Protocol):
 def copy_database(source: Connection, target: Connection, name: str, progress: Progress) -> list[CopiedTable]:
     """Copy every row of `source` into `target`, or continue an earlier copy, and compare both at the end.
 
-    Both must have the newest schema. `name` is the source's name in the target's note. Raises `DatabaseRejected`, and
-    changes nothing, if the target has rows from elsewhere. Raises `StoreBroken` if the databases differ at the end.
+    Both must have the newest schema. `name` identifies the source in the target's note. Raises `DatabaseRejected`, and
+    changes nothing, if the target contains rows from another source. Raises `StoreBroken` if the databases differ at
+    the end.
     """
     _begin(source, target, name)
     for table in TABLES:
         _copy_table(source, target, table, progress)
-    for table, column in FORWARD.items():  # filling a column twice does no harm
+    for table, column in FORWARD.items():  # a continued copy may fill a column twice, which does no harm
         update = f"UPDATE {table} SET {column} = ? WHERE id = ?"
         for rows in _slices(source, table, (column, "id")):
             _store(target, table, update, [row for row in rows if row[0] is not None], (column, "id"))
@@ -145,7 +146,7 @@ def _copy_table(source: Connection, target: Connection, table: str, progress: Pr
 
 
 def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row], columns: Sequence[str]) -> None:
-    """Store all rows or none. Raises `DatabaseRejected`, which names the rejected rows."""
+    """Store all rows or none. If some are rejected, raises a `DatabaseRejected` that names them."""
     errors = _engine_of(target).ROW_ERRORS
     try:
         with _transaction(target):
@@ -192,7 +193,7 @@ def _read_through(db: Connection, table: str, columns: Sequence[str]) -> CopiedT
 def _slices(
     db: Connection, table: str, columns: Sequence[str], after: _Row | None = None
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the rows of a table after the key `after`, in slices ordered by key."""
+    """Yield the rows of a table whose key is greater than `after` (None: all rows), in slices ordered by key."""
     keys = TABLES[table]
     wanted = f"SELECT {', '.join((*keys, *columns))} FROM {table}"
     order = f" ORDER BY {', '.join(keys)} LIMIT {SLICE_ROWS}"
@@ -220,7 +221,7 @@ def _columns(db: Connection, table: str) -> tuple[str, ...]:
 
 
 def _highest_ids(db: Connection) -> dict[str, int]:
-    """Return the highest id that each table has ever used, as far as its engine knows."""
+    """Return the highest id that each table is known to have used, even if the row was deleted."""
     given = _engine_of(db).load_sequences(db)
     tables = [table for table, keys in TABLES.items() if keys == ("id",)]
     highest = {table: scalar(db, int, f"SELECT coalesce(max(id), 0) FROM {table}") for table in tables}

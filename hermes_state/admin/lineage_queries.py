@@ -73,7 +73,7 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Looku
     Raises `LookupRejected` if the name matches nothing, is ambiguous, or matches only outside the chat `within`.
     """
     name = name.strip()
-    if len(name) > 200:  # longer than any id, and the error repeats the name
+    if len(name) > 200:  # longer than any id
         raise LookupRejected(LookupReason.MALFORMED, name)
     if (message_id := parse_recall_id(name)) is not None:
         return _place_of_message(db, message_id, within)
@@ -126,7 +126,7 @@ WHERE {{scope}} ORDER BY s.id DESC LIMIT :limit
 
 
 def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int) -> list[LineageSession]:
-    """Load the newest `limit` sessions of a place or all chats, oldest first, including a conversation's sub-agents."""
+    """Load the newest `limit` sessions of a chat, a conversation (with its sub-agents), or all chats, oldest first."""
     if place is None:
         return _load_sessions(db, "1 = :value", 1, limit)
     if place.session is None:
@@ -136,7 +136,7 @@ def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int
 
 
 def load_lineage_session(db: Connection, session_id: SessionId) -> LineageSession:
-    """Load a session, which must exist."""
+    """Load a session that is known to exist."""
     return _load_sessions(db, "s.id = :value", session_id, 1)[0]
 
 
@@ -184,7 +184,7 @@ class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
     tool_name: str | None = None
 
 
-# Purpose: load the lineages of one place or all chats that have messages since a given time, oldest first.
+# Purpose: load the lineages with messages since a given time, in one place or in all chats, oldest first.
 _BEGUN = """
 SELECT s.lineage_id, s.key, p.key AS parent, s.kind, s.system_prompt, s.started_at,
   coalesce((SELECT c.model FROM model_calls c WHERE c.lineage_id = s.lineage_id AND c.outcome = 'ok'
@@ -203,7 +203,7 @@ ORDER BY s.lineage_id LIMIT ?
 def load_conversations(
     db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int
 ) -> list[StoredConversation]:
-    """Load up to `limit` conversations and sub-agents of a place or of all chats, with ids above `after`."""
+    """Load up to `limit` conversations and sub-agents with ids above `after`, of `place` or of all chats."""
     chat_id = place.chat_id if place is not None else None
     lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
     return select(db, StoredConversation, _BEGUN, (after, chat_id, chat_id, lineage_id, lineage_id, since, limit))

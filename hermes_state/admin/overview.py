@@ -13,7 +13,7 @@ from hermes_state.store.sql import Connection, select
 class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     database_bytes: int
-    """Size of the main file without the write-ahead log, or of the PostgreSQL database."""
+    """Size of the SQLite file (without its write-ahead log) or of the PostgreSQL database."""
     chats: int
     conversations: int
     messages: int
@@ -43,7 +43,7 @@ class EngineOverview(Protocol):
         """Return a sentence about a fault in the database, or None. Takes seconds per gigabyte of a SQLite file."""
 
     def describe(self, db: Connection, /) -> str:
-        """Describe the database in a few words that start a sentence."""
+        """Describe the database in a few words, for the start of a sentence."""
 
 
 def load_overview(db: Connection) -> DatabaseStatus:

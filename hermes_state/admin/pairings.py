@@ -25,7 +25,7 @@ class PairingState(StrEnum):
 
 CODE_LENGTH = 8
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-"""Characters of a code, without the confusable I, O, 0 and 1. Eight characters hold 40 bits."""
+"""Characters of a code, without I, O, 0 and 1, which are easy to confuse. Eight characters hold 40 bits."""
 
 MIN_CODE_AGE_MS = 300_000
 """Milliseconds during which a new code cannot be replaced, so that there is time to approve it."""
@@ -61,10 +61,11 @@ def hash_code(code: str) -> str:
 
 
 def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pending: int, now: Millis) -> bool:
-    """Store a new code for a stranger. Return False if they already have a valid code, or too many people wait.
+    """Store a new code for a stranger. Return False if they already have a valid code.
 
-    If `max_pending` people wait, the new code replaces the oldest, if that code is at least `MIN_CODE_AGE_MS` old. So a
-    crowd of strangers can only block new codes for a while.
+    If `max_pending` codes are pending, the new code replaces the oldest one. If even that one is newer than
+    `MIN_CODE_AGE_MS`, the result is also False. This way, a crowd of strangers can block new codes only for a short
+    time.
     """
     db.execute(f"DELETE FROM pairings WHERE state = 'pending' AND NOT {_IS_VALID}", {"now": now})
     waiting = scalars(db, UserRef, "SELECT user_ref FROM pairings WHERE state = 'pending'")
@@ -72,7 +73,7 @@ def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pendi
         return False
     if len(waiting) >= max_pending and db.execute(_DROP_OLDEST, (now - MIN_CODE_AGE_MS,)).rowcount == 0:
         return False
-    # Shown in an operator's terminal: a name may contain escape sequences, line breaks and reversed text.
+    # The name is shown in an operator's terminal. It can contain escape sequences, line breaks and reversed text.
     shown_name = "".join(character if character.isprintable() else " " for character in sender.name)[:80]
     db.execute(
         """INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)
@@ -89,7 +90,7 @@ def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
 
 
 def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> Pairing:
-    """Grant access for a code. Raises `PairingNotFound` if it is unknown, used or expired."""
+    """Grant access to the person with this code. Raises `PairingNotFound` if the code is unknown, used or expired."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = :code_hash AND {_IS_VALID}"
     pairing = select_one(db, Pairing, query, {"code_hash": hash_code(code), "now": now})
     if pairing is None:
@@ -117,7 +118,7 @@ def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> P
 
 
 def list_pairings(db: Connection, now: Millis) -> list[Pairing]:
-    """Load the people who wait for approval or have access, newest first."""
+    """Load the people who are waiting for approval or have access, newest first."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE state = 'approved' OR {_IS_VALID} ORDER BY created_at DESC"
     return select(db, Pairing, query, {"now": now})
 

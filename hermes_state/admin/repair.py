@@ -1,4 +1,4 @@
-"""Repair of a damaged database: copy the readable rows into a new file that replaces it, and keep the old file."""
+"""Repair a damaged database: its readable rows go into a new file, which replaces it. The old file is kept."""
 
 import contextlib
 import heapq
@@ -29,7 +29,7 @@ SELECT chat_id, 'local', 'local', 'lost-' || chat_id, 'local', 'lost chat ' || c
 FROM (SELECT chat_id FROM sessions UNION SELECT chat_id FROM messages UNION SELECT chat_id FROM inbox)
 WHERE chat_id NOT IN (SELECT id FROM chats)
 """
-# Purpose: recreate sessions whose row was lost. Depth follows the id, because a parent has a lower id than its child.
+# Purpose: recreate sessions whose row was lost. Depths are numbered by id, because a parent's id is below its child's.
 _MISSING_SESSIONS = """
 WITH lost AS (
   SELECT session_id AS id, chat_id, lineage_id, min(created_at) AS began, max(created_at) AS ended, max(seq) AS top,
@@ -67,7 +67,7 @@ class TableReport:
     expected: int | None
     """Number of rows according to a readable index; None if no index is readable."""
     lost: str
-    """Ranges of lost keys if keys are numbers, else `some`; `all` if the table's definition is lost."""
+    """Ranges of lost keys if keys are numbers, otherwise `some`; `all` if the table's definition is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +80,11 @@ class RepairReport:
 
 
 def repair_database(path: Path) -> RepairReport | None:
-    """Replace the damaged database at `path` with a new file of all readable rows. Return None if it is not damaged.
+    """Replace the damaged database at `path` with a new file of all readable rows. Return None if nothing is damaged.
 
-    Holds the database's lock and needs three times its size on disk. Nothing changes until the new database has passed
-    every check. Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` like `SqliteStore.open`, and
-    `StoreUnavailable` if nothing is readable, the disk is full, or there is no database.
+    Holds the database's lock, and needs three times the database's size on disk. Nothing changes until the new database
+    has passed every check. Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` like `SqliteStore.open`,
+    and `StoreUnavailable` if nothing is readable, the disk is full, or there is no database.
     """
     if not path.exists():
         refuse_loss(path)
@@ -142,7 +142,7 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
 
 
 def _version_of(path: Path) -> int | None:
-    """Return the schema version of a copy; None if its header is unreadable or another program's."""
+    """Return the schema version of a copy; None if its header is unreadable or belongs to another program."""
     try:
         with contextlib.closing(sqlite3.connect(path)) as db:
             version = scalar(db, int, "PRAGMA user_version")
@@ -202,7 +202,7 @@ def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
     query = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT LIKE 'sqlite_%'"
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as old:
         with contextlib.suppress(sqlite3.DatabaseError):
-            old.execute("PRAGMA writable_schema = ON")  # SQLite then reads a schema despite damage
+            old.execute("PRAGMA writable_schema = ON")  # lets SQLite read a damaged schema
             old.execute("PRAGMA cell_size_check = ON")
         db.execute("BEGIN")
         reports = [SalvageJob(name, old, db).run() for name in sorted(scalars(db, str, query))]
@@ -214,17 +214,17 @@ def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
 
 
 def _recover(tool: str, damaged: Path, into: Path) -> None:
-    """Let SQLite's command line tool search all pages for rows, including pages that no table refers to any more."""
+    """Use SQLite's command-line tool to search all pages for rows, including pages that no table refers to any more."""
     quiet = ("-batch", "-init", os.devnull)
     with subprocess.Popen(
         [tool, *quiet, str(damaged), ".recover --ignore-freelist"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as found:
-        # The tool skips unreadable rows. On some systems it lacks this command.
+        # The tool skips unreadable rows. On some systems it does not have this command.
         subprocess.run([tool, *quiet, str(into)], stdin=found.stdout, capture_output=True, check=False)
 
 
 def _set_right(db: sqlite3.Connection) -> list[str]:
-    """Recreate lost rows that saved rows need, repair broken references, then check everything."""
+    """Recreate lost rows that saved rows refer to, repair broken references, then check everything."""
     now, notes = {"now": int(time.time() * 1000)}, []
     db.execute("BEGIN")
     for what, query in (
@@ -246,7 +246,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
 
 
 def _mend_references(db: sqlite3.Connection) -> int:
-    """Delete or update rows that refer to lost rows, as their foreign keys say. Return the number of deleted rows."""
+    """Delete or update rows that refer to lost rows, as foreign keys specify. Return the number of deleted rows."""
     removed = 0
     while broken := db.execute("PRAGMA foreign_key_check").fetchall():
         for table, number in sorted({(row[0], row[3]) for row in broken}):
@@ -263,8 +263,8 @@ def _mend_references(db: sqlite3.Connection) -> int:
 class SalvageJob:
     """Copy of one table from the damaged database `old` to `new`.
 
-    An unreadable page hides the rows on it and on the pages below it. Ranges of keys that cannot be read are halved
-    until a single key remains.
+    If a page is unreadable, its rows and those on the pages below it in the tree are unreadable too. Ranges of keys
+    that cannot be read are halved until a single key remains.
     """
 
     def __init__(self, name: str, old: sqlite3.Connection, new: sqlite3.Connection) -> None:
@@ -293,7 +293,7 @@ class SalvageJob:
         return TableReport(name=self._name, rows=rows, expected=expected, lost=lost)
 
     def _size(self) -> tuple[int | None, int]:
-        """Return the number of rows, if an index is readable, and the greatest number with which a key starts."""
+        """Return the number of rows (None if no index is readable) and the largest number at the start of a key."""
         greatest = f"max(+{self._key[0]})" if self._is_numbered else "0"
         indexes = "SELECT name FROM pragma_index_list(?) WHERE NOT partial AND origin <> 'pk'"
         for (name,) in [("",), *self._new.execute(indexes, (self._name,)).fetchall()]:
@@ -308,7 +308,7 @@ class SalvageJob:
         return None, self._old.execute("PRAGMA page_count").fetchone()[0] * 1_000
 
     def _copy_ranges(self, greatest: int) -> None:
-        """Copy ranges of keys, the widest first, so that little is given up if there are too many failures.
+        """Copy ranges of keys. Start with the widest, so that only narrow ranges are given up after too many failures.
 
         Each range is a separate query, so a damaged page only affects the rest of its range.
         """
@@ -319,7 +319,7 @@ class SalvageJob:
             where, values = (f"{first} BETWEEN ? AND ?", (low, high)) if low < high else (f"{first} = ?", (low,))
             if (reached := self._copy(where, values)) is None:
                 continue
-            if low >= high or self._failures >= 20_000:  # so many failures take seconds: give up the unread ranges
+            if low >= high or self._failures >= 20_000:  # so many failures take seconds, so stop halving
                 self._copy(where, values, is_backward=True)
                 self._lost.append((low, high))
             else:
@@ -331,8 +331,8 @@ class SalvageJob:
     def _copy(self, where: str, values: Sequence[int], *, is_backward: bool = False) -> int | None:
         """Copy rows in key order. Return None if all were read, else the last key read before the damage.
 
-        Rows are read one by one, because the driver reads one row ahead: damage there would also lose the row before
-        it.
+        Each query reads one row, because the driver reads one row ahead. Otherwise damage in a row would also lose the
+        row before it.
         """
         beyond, order = ("<", "DESC") if is_backward else (">", "")
         query = f"SELECT {', '.join(self._columns)} FROM {self._name} NOT INDEXED WHERE {where}"
@@ -350,7 +350,7 @@ class SalvageJob:
                 self._insert(row, last[0])
                 if len(last) == len(values) == 1:
                     break  # a row id has only one row, and searching for more may fail on other damage
-                if len(values) == 2:  # otherwise each query would start at the same row
+                if len(values) == 2:  # otherwise each query would search from the first row again
                     values = (values[0], last[0]) if is_backward else (last[0], values[1])
                 row = self._old.execute(f"{query} {after} {tail}", [*values, *last]).fetchone()
         except sqlite3.DatabaseError:

@@ -1,6 +1,6 @@
-"""Retention and maintenance: remove old settled rows, and tidy the database at quiet moments.
+"""Retention and maintenance: remove old settled rows, and tidy the database when the gateway is idle.
 
-Rows are removed in slices, each a separate write, so that the writes of chats run in between.
+Rows are removed in slices. Each slice is a separate write, so that the chats' writes can run in between.
 """
 
 import asyncio
@@ -31,13 +31,14 @@ _EXPIRED: Final = {
     # Expired codes. Approved and revoked people stay.
     "pairings": ("code_hash", "state = 'pending' AND expires_at < ?"),
 }
-"""Key and condition of the rows to remove, by table. The condition's parameter is a time."""
+"""For each table, its key column and the condition for rows to remove. The condition's parameter is a time."""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
     """Remove settled inbox keys, outbox rows and schedules older than `max_age_millis`, and expired pairing codes.
 
-    Return the number of rows by table. Platforms redeliver an event for at most a day.
+    Return the number of rows by table. Inbox keys must be kept for at least a day, because platforms can redeliver an
+    event for that long.
     """
     counts = dict.fromkeys(_EXPIRED, 0)
     for table in _EXPIRED:
@@ -52,9 +53,9 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
 async def maintain(store: SqliteStore) -> tuple[int, int]:
     """Merge the search index, refresh the query planner's statistics, and return the result of `checkpoint`.
 
-    Run this at quiet moments. It stops early if a write waits.
+    Run this when the gateway is idle. It stops early if a write is waiting.
     """
-    for _ in range(50):  # further merges follow at the next quiet moment
+    for _ in range(50):  # the next call continues
         if store.pulse.waiting or not await store.write(merge_index):
             break
     if not store.pulse.waiting:
@@ -70,7 +71,7 @@ def merge_index(db: Connection) -> bool:
 
 @locks(EVERYTHING)
 def refresh_statistics(db: Connection) -> None:
-    """Let SQLite sample some hundred rows of each index of tables that have grown a lot."""
+    """Let SQLite sample a few hundred rows of each index, in tables that have grown a lot."""
     db.execute("PRAGMA analysis_limit = 400")
     db.execute("PRAGMA optimize")
 
@@ -78,8 +79,8 @@ def refresh_statistics(db: Connection) -> None:
 def checkpoint(path: Path) -> tuple[int, int]:
     """Copy the write-ahead log into the main file at `path`, as far as open readers allow.
 
-    Return the number of pages in the log and the number of copied pages, which is smaller if a reader prevented copying
-    the rest. Blocks its thread but no reader or writer, because it uses its own connection.
+    Return the number of pages in the log, and how many of them were copied. Pages that readers still need are not
+    copied. Blocks its thread but no reader or writer, because it uses its own connection.
     """
     try:
         uri = f"{path.absolute().as_uri()}?mode=rw"  # never create the file: it may just have been lost

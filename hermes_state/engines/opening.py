@@ -24,7 +24,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
 COPY_NOTE = "copied_from"
-"""Note in an unfinished copy made by `hermes_state.admin.copy`."""
+"""Key of the note in a database that marks it as an unfinished copy by `hermes_state.admin.copy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class StoreSettings:
 
 
 def missing_driver(url: str | None) -> str | None:
-    """Return how to install the driver that an address needs; None if nothing is missing. Imports nothing."""
+    """Return how to install the driver that an address needs; None if none is missing. Does not import the driver."""
     if url is None or all(importlib.util.find_spec(name) is not None for name in ("psycopg", "greenlet")):
         return None
     return (
@@ -62,7 +62,8 @@ def missing_driver(url: str | None) -> str | None:
 async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], on_hint: OnHint, now: Millis) -> Seat:
     """Take the gateway's seat at an open database. With several nodes, the seat ends after `seconds` without contact.
 
-    Losing the seat also closes the store's connections, which have the same problem. Raises the errors of the seat.
+    If the seat is lost, the store's connections are cut too, because they use the same server. Raises the errors of
+    `PostgresSeat.open`.
     """
     if isinstance(store, SqliteStore):
         return OnlySeat()
@@ -79,8 +80,8 @@ async def open_store(
 ) -> AsyncIterator[Store]:
     """Open the database at `url`, else the file `path`, after creating or migrating it if needed. Close it at the end.
 
-    Only one process may use the state directory of `path`. `is_fresh` creates a database where one was lost. Raises
-    `ConfigError` for an unusable address, and the errors of the engine's store.
+    Only one process may use the state directory of `path`. `is_fresh` allows an empty database where an earlier one was
+    lost. Raises `ConfigError` for an unusable address, and the errors of the engine's `open`.
     """
     settings = settings or StoreSettings()
     with ExitStack() as held:
@@ -102,8 +103,8 @@ async def open_store(
                 url, writers=settings.writers, readers=settings.readers, busy_seconds=settings.busy_seconds
             )
         try:
-            if url is not None:  # not earlier, because an unusable database must not leave a new folder
-                with suppress(OSError):  # if this fails, taking the lock reports why
+            if url is not None:  # after opening, because an unusable database must not leave a new folder
+                with suppress(OSError):  # if this fails, the lock below reports the reason
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 held.enter_context(FileLock.acquire(lock, what=what))
             if await store.read(load_note, COPY_NOTE) is not None:
@@ -119,7 +120,7 @@ async def open_store(
 
 
 def check_place(path: Path, url: str, node: NodeInfo, now: Millis, *, is_fresh: bool) -> None:
-    """Raise the errors that `open_store` and `open_seat` would raise for the database at `url`."""
+    """Check the database at `url`. Raise the errors that `open_store` and `open_seat` would raise for it."""
     _check_address(url)
     from hermes_state.engines.postgres import offline as postgres_offline
 
@@ -172,7 +173,7 @@ def _end(place: Path | str, kind: Literal["source", "target"]) -> AbstractContex
 
 
 def name_of(place: Path | str) -> str:
-    """Return the name of a database for messages, without a password."""
+    """Return a database's name or address for use in messages, without its password."""
     if isinstance(place, Path):
         return str(place.resolve())
     from hermes_state.engines.postgres.store import name_of as name_of_address

@@ -43,7 +43,7 @@ class AttachmentSettings:
 
 
 def missing_client(url: str | None) -> str | None:
-    """Return how to install the client that an address needs; None if nothing is missing. Imports nothing."""
+    """Return how to install the client that an address needs; None if none is missing. Does not import the client."""
     if url is None or url.startswith("file:") or importlib.util.find_spec("obstore") is not None:
         return None
     return (

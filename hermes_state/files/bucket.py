@@ -1,7 +1,7 @@
 """Attachment files in a bucket of an object store, with a folder as cache.
 
-Paths are the same as in a folder. Scaled copies stay on the machine that made them. obstore is an optional dependency,
-so this module is imported only if a bucket is configured.
+Paths are the same as in a folder. Scaled copies of images are not uploaded. obstore is an optional dependency, so this
+module is imported only if a bucket is configured.
 """
 
 import errno
@@ -44,7 +44,7 @@ class AttachmentBucket(AttachmentFolder):
         self._bucket = bucket
         self._max_cache_bytes = max_cache_bytes
         self._new_bytes = max_cache_bytes
-        """Bytes added to the cache since it was last trimmed."""
+        """Number of bytes added to the cache since it was last trimmed."""
 
     def check(self) -> bool:
         """Write, read and delete an object. Return False if the bytes differ. Raises obstore's errors."""
@@ -94,7 +94,7 @@ class AttachmentBucket(AttachmentFolder):
             self._trim()
 
     def _trim(self) -> None:
-        """Remove the least recently used files, and unfinished downloads of ended processes."""
+        """Remove the least recently used files, and unfinished downloads of processes that have ended."""
         self.remove_leftovers(int(time.time() * 1000) - LEFTOVER_MILLIS)
         states = states_of(self.folder.glob("*/*"))
         found = sorted((max(state.st_atime, state.st_mtime), state.st_size, path) for path, state in states)
@@ -135,25 +135,25 @@ def open_bucket(url: str, options: Mapping[str, str], cache: Path) -> Attachment
 
 @contextmanager
 def _without_panics(refused: str) -> Iterator[None]:
-    """Raise `ConfigError` for an option that makes obstore panic. A panic is no subclass of `Exception`."""
+    """Raise `ConfigError` for an option that makes obstore panic. A panic is not a subclass of `Exception`."""
     try:
         yield
-    except BaseException as error:  # the class cannot be imported
+    except BaseException as error:  # obstore does not export the class of panics
         if type(error).__name__ != "PanicException":
             raise
         raise ConfigError(f"{refused}: one is unknown or has an invalid value ({reason(error)})") from None
 
 
-# obstore has one class for all errors except "not found" and "forbidden", so the server's code identifies the rest. Its
-# texts contain the server's whole answer and signed addresses, so only the first sentence and the code are shown.
+# obstore has one class for most errors, so the server's code tells them apart. The texts of errors contain the server's
+# whole response and signed addresses, so only the first sentence and the code are shown.
 
 
 @contextmanager
 def os_errors(path: str) -> Iterator[None]:
-    """Translate errors about an object to `OSError`, without their cause, whose text may contain a signed address.
+    """Translate errors about an object to `OSError`. The cause is left out, because it may contain a signed address.
 
-    `FileNotFoundError` means that the object is missing. A missing bucket raises another error, because the bucket may
-    reappear.
+    `FileNotFoundError` means that the object is missing. A missing bucket raises another `OSError`, because the bucket
+    may reappear.
     """
     try:
         yield
@@ -186,7 +186,7 @@ def start_error(url: str, error: Exception) -> HermesError:
     if _is_passing(error, code):
         return StoreUnavailable(f"the attachments cannot be written to {url}: {reason(error)}")
     is_refused = isinstance(error, PermissionDeniedError | UnauthenticatedError)
-    if is_refused or code in ("AccessDenied", "ExpiredToken", "InvalidToken"):  # may come without status 401 or 403
+    if is_refused or code in ("AccessDenied", "ExpiredToken", "InvalidToken"):  # not always with status 401 or 403
         return ConfigError(
             f"attachments.url: the keys in attachments.options or the environment do not allow writing, reading and "
             f"deleting in {url}, or its endpoint is wrong{f' ({code})' if code else ''}"
@@ -201,7 +201,7 @@ def reason(error: BaseException) -> str:
 
 
 def _is_passing(error: Exception, code: str) -> bool:
-    if re.search(r"QuotaExceeded$|StorageFull$|^RequestTimeout$", code):  # these codes come with various statuses
+    if re.search(r"QuotaExceeded$|StorageFull$|^RequestTimeout$", code):  # they come with various statuses
         return True
     status = re.search(r"status code: (\d{3})", str(error))
     if status is None:  # no server answered

@@ -10,7 +10,7 @@ from pathlib import Path
 from hermes_state.attachments import StoredFile
 
 LEFTOVER_MILLIS = 24 * 3_600_000
-"""Age in milliseconds (one day) after which an incoming file is a leftover. No download takes that long."""
+"""Age in milliseconds (one day) after which an incoming file counts as a leftover. No download takes that long."""
 
 
 class AttachmentFolder:
@@ -33,7 +33,7 @@ class AttachmentFolder:
         return file
 
     def local(self, path: str) -> Path:
-        """Return the local path of a stored file. A missing file causes an error here or when it is opened."""
+        """Return the local path of a stored file. A missing file raises an error here or when it is opened."""
         return self.folder / path
 
     def read(self, path: str) -> bytes:
@@ -43,8 +43,8 @@ class AttachmentFolder:
         return (self.folder / name).read_bytes()
 
     def keep_copy(self, name: str, data: bytes) -> None:
-        """Write a copy of a stored file completely or not at all. `name` is the file's path, a dot and a suffix."""
-        part = self.new_file()  # its own file, because another node may write the same copy now
+        """Store a scaled copy, completely or not at all. `name` is the path of the original, a dot and a suffix."""
+        part = self.new_file()  # not `name` itself, because another node may be writing the same copy
         try:
             part.write_bytes(data)
             part.replace(self.folder / name)
@@ -70,7 +70,7 @@ class AttachmentFolder:
 
 
 def states_of(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield files with their state, except those deleted meanwhile."""
+    """Yield each file with the result of `stat`. Files that were deleted meanwhile are left out."""
     for path in paths:
         with suppress(FileNotFoundError):
             yield path, path.stat()

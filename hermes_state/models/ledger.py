@@ -25,7 +25,7 @@ def record(
     now: Millis,
     chat_id: ChatId | None = None,
 ) -> None:
-    """Add a call to the ledger, and its usage and cost to the totals of the conversation's newest session.
+    """Add a call to the ledger. Add its usage and cost to the totals of the conversation's newest session.
 
     `chat_id` is for calls outside a conversation.
     """
@@ -63,7 +63,7 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 
 
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Return the tokens of the largest answered prompt in a conversation, or of the largest counted prompt anywhere."""
+    """Return the tokens of the largest answered prompt: in a conversation, or of all prompts counted by a provider."""
     where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
     query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
     FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'
@@ -72,7 +72,7 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
 
 
 def is_outdated(db: Connection) -> bool:
-    """True for the ledger of an older version, which has no chats. Only the start of a daemon migrates a database."""
+    """Return True for an older version's ledger, whose calls have no chat. A daemon migrates it when it starts."""
     columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
     return "chat_id" not in [column[0] for column in columns]
 
@@ -84,9 +84,9 @@ def call_outcomes(db: Connection, lineage_id: LineageId, purpose: str) -> list[s
 
 
 class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sums over model calls, with the field names of `usage --json`.
+    """Sums over model calls. The fields have the names that `usage --json` prints.
 
-    Unknown fields are errors, so that another version's sums are not read as zero costs.
+    Unknown fields are errors. Otherwise the sums of another version could be read as zero.
     """
 
     cost: MicroUsd = MicroUsd(0)
@@ -133,13 +133,13 @@ _SUMS = """coalesce(sum(cost_microusd), 0) AS "{0}cost", count(*) AS "{0}calls",
   coalesce(sum(cache_read_tokens), 0) AS "{0}cache_read_tokens",
   coalesce(sum(cache_write_tokens), 0) AS "{0}cache_write_tokens",
   coalesce(sum(reasoning_tokens), 0) AS "{0}reasoning_tokens\""""
-"""SQL columns of `TotalUsage`. `{0}` is a prefix of their names."""
+"""SQL columns of `TotalUsage`. `{0}` is replaced with a prefix for their names."""
 
 
 def load_by_purpose(
     db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None
 ) -> dict[str, TotalUsage]:
-    """Return totals by purpose for a conversation, else for a chat, else for the whole gateway."""
+    """Return totals by purpose, for a conversation, for a chat, or (without either) for the whole gateway."""
     where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
     if whose is None:
         where, whose = "CAST(? AS INTEGER) IS NULL", None
@@ -149,7 +149,7 @@ def load_by_purpose(
 
 
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> TotalUsage:
-    """Return the totals of a chat or the whole gateway since a time."""
+    """Return the totals since a time, for a chat or for the whole gateway."""
     query = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?"
     query, parameters = (query, (since,)) if chat_id is None else (f"{query} AND chat_id = ?", (since, chat_id))
     return select_one(db, TotalUsage, query, parameters) or NO_CALLS
@@ -164,15 +164,16 @@ def cost_of_conversation(db: Connection, lineage_id: LineageId) -> MicroUsd:
 
 
 def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
-    """Return the cost of a chat since a time, from a covering index."""
+    """Return a chat's cost since a time. The query reads only a covering index."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ?"
     return scalar(db, MicroUsd, query, (chat_id, since))
 
 
 def cost_around(db: Connection, since: Millis, until: Millis) -> tuple[MicroUsd, MicroUsd]:
-    """Return two costs: of calls from `since` to `until`, and of calls from `until` on.
+    """Return the cost of calls from `since` to `until`, and the cost of calls since `until`.
 
-    Calls are split by time, because with several writers a call can become visible after a call with a higher id.
+    Calls are compared by time instead of id, because with several writers a call can become visible after a call with a
+    higher id.
     """
     query = """SELECT coalesce(sum(CASE WHEN created_at < ? THEN cost_microusd END), 0),
       coalesce(sum(CASE WHEN created_at >= ? THEN cost_microusd END), 0)
@@ -188,7 +189,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one chat, model and purpose in a quarter of an hour."""
 
     at: Millis
-    """Start of the quarter-hour. Midnight is never inside it, in any time zone."""
+    """Start of the quarter-hour. In every time zone, midnight is between two quarter-hours."""
     chat_id: ChatId | None
     model: str
     purpose: str
@@ -199,7 +200,7 @@ QUARTER_MILLIS = 15 * 60_000
 
 
 def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageRow]:
-    """Return the calls since a time, oldest first, in quarter-hours that fit the days of every time zone."""
+    """Return the calls since a time, grouped by quarter-hour, oldest first."""
     within = "" if chat_id is None else "AND chat_id = ?"
     at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
     query = f"""SELECT {at} AS at, chat_id, model, purpose, {_SUMS.format("spent.")} FROM model_calls

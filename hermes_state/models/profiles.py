@@ -11,27 +11,27 @@ from hermes_state.store.sql import Connection, scalar_or_none, select_one
 from hermes_state.values import Millis, Tokens
 
 MIN_SCALE, MAX_SCALE = 0.2, 5.0
-"""Bounds of `Calibration.scale`. No tokenizer deviates more from our estimates."""
+"""Bounds of `Calibration.scale`. No tokenizer's counts deviate more from our estimates."""
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
-"""Bounds of an image's size in tokens. The sizes that providers document are well inside."""
+"""Bounds of an image's size in tokens. The sizes that providers document are well within these bounds."""
 MAX_LIMIT_AGE_MS = 7 * 86_400_000
-"""Age in milliseconds (one week) after which a limit from a refusal is tried again."""
+"""Age in milliseconds (one week) after which a limit learned from a refusal is no longer trusted."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """Calibration of token estimates for a model."""
 
     scale: Annotated[float, msgspec.Meta(ge=MIN_SCALE, le=MAX_SCALE)] = 1.0
-    """Reported tokens per estimated token."""
+    """Number of tokens that the provider reports per estimated token."""
     image_tokens: Annotated[float, msgspec.Meta(ge=MIN_IMAGE_TOKENS, le=MAX_IMAGE_TOKENS)] = 1_000.0
-    """Tokens of one image. The default lies between those of small and large images."""
+    """Tokens of one image. The default lies between the tokens of a small and of a large image."""
     samples: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Number of reports that `scale` was learned from."""
     image_samples: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Image limits learned from a provider's refusals; None: no refusal yet."""
+    """Image limits learned from a provider's refusals. A limit is None if no refusal has revealed it."""
 
     mark: str = ""
     """Fingerprint of the route's configuration when the limits were learned."""
@@ -45,12 +45,12 @@ class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """Attachment ids of images that cannot be processed. They stay refused."""
 
     def holding(self, mark: str, now: Millis) -> Self:
-        """Return the limits that are still valid for the configuration `mark`."""
+        """Return the limits that are still valid at `now` for the configuration with the fingerprint `mark`."""
         is_valid = self.mark == mark and 0 <= now - self.learned_at < MAX_LIMIT_AGE_MS
         return self if is_valid else type(self)(mark=mark, refused=self.refused)
 
     def merged(self, others: Self, now: Millis) -> Self:
-        """Return both sets of limits combined, with the lower of each two limits."""
+        """Return both sets of limits combined. If both have a limit, the lower value is kept."""
         others = others.holding(self.mark, now)
         return msgspec.structs.replace(
             self,
@@ -77,19 +77,19 @@ class OfferedSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """Row of `model_profiles`. An unknown model has the defaults."""
+    """Row of `model_profiles`. A model without a row has the defaults."""
 
     calibration: Calibration = field(default_factory=Calibration)
     learned_context: Tokens | None = None
     """Smallest context window stated in a refusal."""
     learned_input: Tokens | None = None
-    """Smallest limit for a prompt alone stated in a refusal."""
+    """Smallest limit stated in a refusal for a prompt without its answer."""
     learned_beside: Tokens | None = None
-    """Context length configured when the limits were learned. They do not apply to another configured length."""
+    """Context length that was configured when the limits were learned. They apply only to this length."""
     offer: OfferedSize | None = None
 
     def window(self, in_force: Tokens) -> Tokens:
-        """Return the smaller of the configured context length and the window learned with this length."""
+        """Return the smaller of the configured context length and the window that was learned with this length."""
         if self.learned_context is None or self.learned_beside != in_force:
             return in_force
         return min(in_force, self.learned_context)
@@ -100,7 +100,7 @@ class ModelProfile:
         return min((bound for bound in (known, learned) if bound is not None), default=None)
 
     def learned(self, stated: Tokens, *, beside: Tokens, is_of_input: bool) -> "ModelProfile":
-        """Return the profile updated with a stated window or limit for prompts alone, unless a smaller value is known.
+        """Return the profile with a window or prompt limit that a provider stated, unless a smaller value is known.
 
         Limits learned with another context length are dropped.
         """
@@ -110,7 +110,7 @@ class ModelProfile:
         return replace(known, learned_context=min(stated, known.learned_context or stated), learned_beside=beside)
 
     def merged(self, known: "ModelProfile", in_force: Tokens) -> "ModelProfile":
-        """Return the profile updated with the limits of `known`, if they were learned with the configured length."""
+        """Return the profile updated with the limits of `known`, if these were learned with the configured length."""
         if known.learned_beside != in_force:
             return self
         merged = self
@@ -148,7 +148,7 @@ def save_image_limits(
 
 
 def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
-    """Return the profile of a model. An unreadable calibration is learned again."""
+    """Return the profile of a model. An unreadable calibration is replaced with the default and learned again."""
     try:
         found = select_one(db, ModelProfile, _LOAD.format("calibration,"), (route, model))
     except msgspec.DecodeError:
@@ -158,7 +158,7 @@ def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
 
 @locks("profiles")
 def save_offer(db: Connection, route: str, model: str, offer: OfferedSize) -> None:
-    """Store the sizes that the provider states, replacing earlier sizes."""
+    """Store the context length and output limit that the provider states. They replace earlier values."""
     sizes = {"offered_context": offer.context_length, "offered_output": offer.max_output_tokens}
     _save(db, route, model, offer.at, **sizes, offered_at=offer.at)
 
@@ -169,7 +169,7 @@ def save_calibration(db: Connection, route: str, model: str, calibration: Calibr
 
 
 def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int | None:
-    """Return the output limit that the provider stated within the last week. Older limits may have risen."""
+    """Return the output limit that the provider stated within the last week. Older limits may have changed."""
     query = """SELECT learned_output FROM model_profiles
     WHERE route = ? AND model = ? AND learned_output_at BETWEEN ? AND ?"""
     return scalar_or_none(db, int, query, (route, model, now - MAX_LIMIT_AGE_MS, now))
@@ -185,7 +185,7 @@ def learn_output_cap(db: Connection, route: str, model: str, cap: int, now: Mill
 def learn_context(
     db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis, *, is_of_input: bool = False
 ) -> None:
-    """Store a limit stated by the provider, unless a smaller limit is known. See `ModelProfile.learned`."""
+    """Store a window or prompt limit that a provider stated, unless a smaller one is known."""
     known = load_profile(db, route, model).learned(stated, beside=beside, is_of_input=is_of_input)
     bounds = {"learned_context": known.learned_context, "learned_input": known.learned_input}
     _save(db, route, model, now, **bounds, learned_beside=beside)

@@ -1,6 +1,6 @@
 """Values after a secret's name: `DB_PASS=…`, `"api_key": "…"`, `Cookie: …`.
 
-Most texts contain no secret, so every search starts with a word that is found quickly.
+Most texts contain no secret, so each search starts with a quick look for a word.
 """
 
 import re
@@ -21,7 +21,7 @@ _VALUE = re.compile(
     r"""\s{0,3}[ \t]{0,40}\\{0,3}"""
     r"""(?:[bru@]{0,2}(["'])([^"'\r\n]+?)\\{0,3}\1|`([^"'`\s]+)`|((?:[^\s"'`&,;<>()\[\]{}\\]+|\\(?![nrt"'\\]))+))"""
 )
-# A name after a label that announces secrets: `secret: NAME = …`, `"secrets": {"NAME": "…"`.
+# A name after a label that introduces secrets: `secret: NAME = …`, `"secrets": {"NAME": "…"`.
 _INNER_SET = r"""(?::=|[=-]>|\u2192|=(?!=)|:(?=[\s"'`]))"""
 _INNER_NAME = r"""\\{0,3}["'`]?([A-Za-z_][\w.-]{0,60})"""
 _INNER = re.compile(
@@ -47,7 +47,7 @@ _HEADERS = tuple(
     for word, given in (("cookie", r"(?:\s{0,3}:|(?<=--cookie)[ =])"), ("authorization", r"\s{0,3}[:=]"))
 )
 MAX_HEADER_CHARS = 4_000
-"""Maximum length of a redacted header. Cookies from browsers do not exceed it."""
+"""Maximum number of characters redacted in a header. Cookies from browsers are not longer."""
 _COOKIE = re.compile(r"[^\s=;]{1,200}=[^\s;]")
 _FIRST = re.compile(r"""[^\s"'`]{1,1000}""")
 _SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z-]{1,20}|\S{0,20}HMAC\S{0,20})[ \t]{1,3}(?=\S)")
@@ -63,7 +63,7 @@ _RANDOM = re.compile(r"(?=\D{0,80}\d)(?=[^A-Za-z]{0,80}[A-Za-z])[\w+/=.~-]{16,}"
 
 @cache
 def _ends() -> tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...]:
-    """Return the last words of secret names, a pattern for each, and the words that can precede it."""
+    """Return the words at the end of secrets' names, each with its pattern and the words that can precede it."""
     names = stored()["names"]
     fronts = dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
     return tuple((word, re.compile(word + _GIVEN), front) for word, front in fronts.items())
@@ -76,13 +76,13 @@ def _commands() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 @cache
 def listed(key: str) -> frozenset[str]:
-    """Return values that are not secret (`words`), or names after a label whose values are not (`others_behind`)."""
+    """Return a word list: values that are no secrets (`words`), or names of harmless values (`others_behind`)."""
     return frozenset(stored()["names"][key].split())
 
 
 @lru_cache(maxsize=1_000)
 def is_secret_name(name: str) -> bool:
-    """True for names of secret fields (`api_key`, `telegram_token`), but not for `max_tokens`."""
+    """True if a field with this name holds a secret (`api_key`, `telegram_token`, but not `max_tokens`)."""
     lower = name.lower()
     return any(lower.endswith(word) and _is_front(lower[: -len(word)], fronts) for word, _, fronts in _ends())
 
@@ -98,7 +98,7 @@ def _is_front(before: str, fronts: tuple[str, ...]) -> bool:
 
 
 def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
-    """Yield the spans of values that have a secret's name.
+    """Yield the spans of values whose names say that they are secret.
 
     `lower` is `text` in lower case, with the same length. `words` comes from `words_in`.
     """
@@ -114,7 +114,7 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
     ends = [(*match.span(), *end) for end in _ends() if end[0] in words for match in end[1].finditer(lower)]
     looked = 0
     for start, end, word, _, fronts in sorted(ends, key=lambda found: found[0]):
-        if start < looked:  # names do not overlap
+        if start < looked:  # inside the previous name or value
             continue
         looked = end
         name = text[max(0, start - 40) : start + len(word)]
@@ -135,7 +135,7 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
 
 
 def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
-    """Yield the values of names after a label, as in `secret: NAME = …` or `"secrets": {"NAME": "…", …}`."""
+    """Yield the spans of values after a label, as in `secret: NAME = …` or `"secrets": {"NAME": "…", …}`."""
     if text[start - 1] not in ":{" and text[start : start + 3].strip()[:1] not in ("{", "["):
         return
     indents: set[str] = set()
@@ -156,7 +156,7 @@ def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
 
 
 def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
-    """Distinguish a secret from prose (`password: required`) and code (`token: string`, `password=password)`)."""
+    """Return False for prose (`password: required`) and code (`token: string`, `password=password)`)."""
     value, behind = text[slice(*span)], text[span[1] : span[1] + 1]
     if value.startswith(MARK[:-1]) or value.lower() in listed("words") or is_reference(value):
         return False
@@ -200,7 +200,7 @@ def _looks_secret(value: str) -> bool:
 
 
 def _headers(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
-    """Yield the values of credential headers: the rest of the line or quoted text, without the scheme."""
+    """Yield the spans of credentials in headers: the rest of the line or of a quoted string, without the scheme."""
     for word, header in _HEADERS:
         looked = 0
         for match in header.finditer(lower) if word in words else ():

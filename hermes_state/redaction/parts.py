@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote
 from hermes_state.redaction.assignments import is_reference, is_secret_name, listed
 
 MIN_SECRET_CHARS = 8
-"""Shorter configured values (`ollama`, `none`) are ordinary words. Removing them would shred the text."""
+"""Minimum length of a secret. Shorter values (`ollama`, `none`) are often ordinary words, which must stay readable."""
 _TAKES_ANY = re.compile(r"basic|bot|oauth|negotiate|[a-z0-9-]{0,40}(?:key|auth|token|bearer)", re.IGNORECASE)
 _PAIR = re.compile(r"""([\w.\[\]-]{1,100})["']?\s*[=:]\s*("[^"]*"|'[^']*'|[^\s;,&"']+)""")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:([^\s/?#@]*)@)?([^\s?#\"'<>]*)(?:[?#]([^\s\"'<>]*))?")
@@ -21,7 +21,7 @@ _SHORT_NAME = re.compile(r"(?:.*[_.-])?(?:key|sig|signature|code|sid|session|jwt
 
 @lru_cache(maxsize=4_000)
 def secret_parts(value: str, *, is_secret: bool = True) -> tuple[str, ...]:
-    """Return the secrets inside a configured value, as written and percent-decoded.
+    """Return the secrets inside a configured value, both as written and percent-decoded.
 
     `is_secret` is False for values that are not secret as a whole, such as an address or a program argument.
 
@@ -58,7 +58,7 @@ def _is_random(text: str) -> bool:
 
 
 def _in_scheme(value: str, *, is_secret: bool) -> Iterator[str]:
-    """Yield the credential after `Bearer`, `Basic`, `token` or another scheme, and the login encoded in it."""
+    """Yield the credential after `Bearer`, `Basic`, `token` or another scheme, and a login that is encoded in it."""
     match = re.fullmatch(r"(?:[\w=-]+\s*:\s*)?([A-Za-z][\w-]*)[\s:]+(\S+)", value.strip())
     if match is not None and (_TAKES_ANY.fullmatch(match[1]) or (is_secret and _is_random(match[2]))):
         yield match[2]
@@ -86,7 +86,7 @@ def _in_addresses(value: str) -> Iterator[str]:
     for login, path, query in _ADDRESS.findall(value):
         yield from _in_login(login)
         if ":" in login:
-            yield b64encode(unquote(login).encode()).decode()  # the form in which HTTP clients send a login
+            yield b64encode(unquote(login).encode()).decode()  # HTTP clients send a login in base64
         yield from (step for step in path.split("/")[1:] if len(step) >= 2 * MIN_SECRET_CHARS and _is_random(step))
         yield from (
             given for name, given in parse_qsl(query.replace("#", "&")) if _names_secret(name) or _is_random(given)

@@ -19,7 +19,7 @@ def stored() -> Mapping[str, Any]:  # each module knows the types of its own par
 
 @cache
 def _words(*, is_ascii: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the words that signal a secret, grouped by common stem."""
+    """Return the words that can signal a secret, grouped by a part that they share."""
     names, speech = stored()["names"], stored()["speech"]
     found: dict[str, list[str]] = {}
     commands, nouns, numbers = stored()["commands"], speech["nouns"], speech["numbers"]
@@ -34,7 +34,7 @@ def _any_word() -> re.Pattern[str]:
 
 
 def words_in(lower: str) -> frozenset[str]:
-    """Return the words in a text that may signal a secret."""
+    """Return the words in `lower` (a lower-case text) that may signal a secret."""
     if len(lower) <= 300 and _any_word().search(lower) is None:  # faster than one search per word in short texts
         return frozenset()
     words = _words(is_ascii=lower.isascii())
@@ -43,7 +43,7 @@ def words_in(lower: str) -> frozenset[str]:
 
 @cache
 def expression(part: str, name: str) -> re.Pattern[str]:
-    """Compile an expression from the file. Each line is an alternative; a line that starts with a space continues."""
+    """Compile an expression from the file. Each line is an alternative, unless a leading space joins it to the last."""
     return re.compile(stored()[part][name].strip().replace("\n ", "").replace("\n", "|"))
 
 
@@ -57,7 +57,7 @@ _PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----EN
 
 @cache
 def _beginnings() -> tuple[tuple[bytes, str, str], ...]:
-    """Return for each start of a key: bytes to search in a text's long words, the start, and a pattern for the rest.
+    """Return each known start of a key: as bytes to find in long words, as a string, and with a pattern for the rest.
 
     Starts of up to three characters match only at the start of a word.
     """
@@ -77,7 +77,7 @@ def _shape(begin: str, rest: str) -> re.Pattern[str]:
 
 @cache
 def _unmarked() -> Mapping[re.Pattern[str], tuple[re.Pattern[str], ...]]:
-    """Return the patterns of keys without a fixed start, grouped by a part that is quick to find."""
+    """Return patterns of keys that have no fixed start, grouped by a pattern that is quick to search for."""
     found: dict[re.Pattern[str], tuple[re.Pattern[str], ...]] = {}
     for key in stored()["unmarked"]:
         hint = re.compile(key["hint"])
@@ -86,7 +86,7 @@ def _unmarked() -> Mapping[re.Pattern[str], tuple[re.Pattern[str], ...]]:
 
 
 def without_shapes(text: str) -> str:
-    """Return `text` with a mark in place of each key of a known shape."""
+    """Return `text` with each key of a known shape replaced by a mark."""
     if "-----BEGIN" in text:
         text = _PEM.sub(MARK, text)
     # Searching a text for whole patterns takes a thousand times as long as searching for their starts. Every key
@@ -108,6 +108,6 @@ def without_shapes(text: str) -> str:
 
 
 def _tail_mark(tail: re.Match[str]) -> str:
-    """Return the mark if the match looks like a key. No ordinary word of this length mixes letter case and digits."""
+    """Return a mark if the match looks like a key. Ordinary words of this length do not mix upper case and digits."""
     random = tail[1]
     return tail[0] if random.isalpha() or random.islower() or random.isupper() else f"{tail[0][0]}{MARK}"

@@ -8,15 +8,15 @@ from hermes_state.redaction.assignments import is_reference
 from hermes_state.redaction.patterns import MARK, Span, expression, stored
 
 _REACH = 80
-"""Number of characters after a word for "password" that are searched."""
+"""Number of characters that are searched after a word for "password"."""
 _BESIDE = 20
-"""Number of characters searched after a second such word, because the rest was already searched."""
+"""Number of characters searched after another such word nearby. The text further on was already searched."""
 _CARD_REACH = 40
 
 
 @cache
 def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
-    """Return each word for a password, its pattern as a whole word, and True if the word means a number, like PIN."""
+    """Return each word for a password, its pattern as a whole word, and whether it means a number, as "PIN" does."""
     speech = stored()["speech"]
     told = [(noun, noun in speech["numbers"]) for noun in (*speech["nouns"], *speech["numbers"])]
     # Patterns start with the word: starting with a negative lookbehind takes many times as long. CJK has no boundaries.
@@ -26,7 +26,7 @@ def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
 
 @cache
 def _told() -> re.Pattern[str]:
-    """Return the pattern of a value at the start of the text or after linking words."""
+    """Return a pattern for a value at the start of the text or after linking words, such as "is"."""
     speech = stored()["speech"]
     link = rf"(?:{speech['link']}|(?<![^\W_])(?:{'|'.join(speech['links'])})(?![^\W_]))"
     return re.compile(rf"(?:^|{link})(?:\s?{link})*\s?(?:{speech['quoted']}|({speech['value']}))")
@@ -73,7 +73,7 @@ def _told_behind(text: str, lower: str, start: int, reach: int, *, is_number: bo
 
 
 def _looks_told(value: str, *, is_beside: bool, is_quoted: bool) -> bool:
-    """Distinguish a password from ordinary words by its characters."""
+    """Return True if the characters of `value` suggest a password instead of ordinary words."""
     if expression("speech", "other").match(value) is not None or is_reference(value):
         return False
     has_letter, has_digit = any(map(str.isalpha, value)), any(map(str.isdigit, value))
@@ -89,9 +89,9 @@ def _looks_told(value: str, *, is_beside: bool, is_quoted: bool) -> bool:
 
 
 def card_numbers(text: str, lower: str) -> Iterator[Span]:
-    """Yield the spans of numbers with a card issuer and a valid check digit that are grouped or described as a card.
+    """Yield the spans of card numbers: with an issuer, a valid check digit, and digits in groups or a word for a card.
 
-    One in ten long numbers has a valid check digit, and order numbers are long.
+    A check digit is not enough, because one in ten long numbers, such as order numbers, has a valid one.
     """
     if expression("cards", "hint").search(text) is None:
         return

@@ -23,10 +23,10 @@ _SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
 _QUOTE_ENDS = "\"'\r\n"
 _QUOTE_END = re.compile(f"[{_QUOTE_ENDS}]")
 _REACH_CHARS = 140
-"""Maximum length of a secret with spaces and its name. Quoted values, headers and commands may be longer."""
+"""Maximum length of a secret together with its name and spaces. Quoted values, headers and commands can be longer."""
 _COMMAND_CHARS = 600
 MAX_KNOWN_CLEAN = 4_096
-"""Maximum number of clean texts remembered by their hash. Log lines repeat the same names and words."""
+"""Maximum number of hashes of clean texts. They are remembered because log lines repeat the same words."""
 
 
 def redact(text: str) -> str:
@@ -48,9 +48,9 @@ def redact(text: str) -> str:
 
 
 def seam(text: str, start: int, end: int) -> int | None:
-    """Return the first index between `start` and `end` where `text` can be cut without cutting a secret.
+    """Return the first index from `start` to `end` where `text` can be split without splitting a secret, or None.
 
-    The index is that of a space or line break. Both pieces can be redacted separately.
+    The index is that of a space or line break. Both parts can be redacted separately.
     """
     if "-----BEGIN" in text:
         return None
@@ -74,11 +74,11 @@ def seam(text: str, start: int, end: int) -> int | None:
 
 
 def _is_apart(text: str, index: int) -> bool:
-    """True if no secret crosses `index`. Ignores quoted values, which may be longer."""
+    """True if no secret crosses `index`. Ignores long quoted values, which `seam` handles."""
     line = text.rfind("\n", max(0, index - MAX_HEADER_CHARS), index) + 1
     start, end = max(0, index - _REACH_CHARS), index + _REACH_CHARS
     first = min(line, max(0, index - _COMMAND_CHARS))
-    before = text[first:index].lower()  # may be longer than the original
+    before = text[first:index].lower()  # lower-casing can change the length
     if any(word in before for word in ("curl", "cookie", "authorization")):
         start, end = first, index + _COMMAND_CHARS
     around = text[start:end]
@@ -88,20 +88,21 @@ def _is_apart(text: str, index: int) -> bool:
 
 
 def _written(secret: str) -> tuple[str, ...]:
-    """Return the spellings of a secret in texts: plain, URL-encoded, and JSON-escaped."""
+    """Return the forms in which a secret can occur in texts: plain, URL-encoded, and JSON-escaped."""
     in_path, in_query = quote(secret), quote(secret, safe="")
     lower = (re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in (in_path, in_query))
     return (secret, in_path, in_query, *lower, json.dumps(secret)[1:-1])
 
 
 class Redactor:
-    """Redaction of configured secrets and their parts (plain, URL-encoded, JSON-escaped), followed by `redact`."""
+    """Removes configured secrets and their parts (plain, URL-encoded, JSON-escaped), then calls `redact`."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         given = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
         known = given.union(*map(secret_parts, given))
         whole = {form for secret in known for form in _written(secret)}
-        # A text may be cut at a seam inside a secret (such as the lines of a key), so each piece is also a secret.
+        # `seam` may split a secret that contains spaces or line breaks, such as a long key, so each piece is also a
+        # secret.
         pieces = {piece for form in whole for piece in _SEAM.split(form) if len(piece) >= MIN_SECRET_CHARS}
         self._forms = sorted(whole | pieces, key=lambda form: (-len(form), form))  # longest first
         self._known = known
@@ -146,7 +147,7 @@ def _plain(text: str) -> str:
 
 @lru_cache(maxsize=4_000)
 def _forms(secret: str) -> frozenset[str]:
-    """Return the encodings of a secret. For base64, only the part that is independent of the surrounding text."""
+    """Return the encodings of a secret; in base64, only the part that does not depend on the surrounding text."""
     data = secret.encode("utf-8", "surrogatepass")
     encoded = [b64encode(bytes(shift) + data).decode().rstrip("=")[-(-8 * shift // 6) : -1] for shift in range(3)]
     return frozenset(form for form in map(_plain, (secret, data.hex(), *encoded)) if len(form) >= MIN_SECRET_CHARS)

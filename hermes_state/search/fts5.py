@@ -1,8 +1,8 @@
-"""Matches in SQLite's index, ranked by bm25 in a time that does not grow with the index.
+"""Matches in SQLite's index, ranked by BM25 in a time that does not grow with the index.
 
-FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so every word is quoted. Its own `bm25` counts all
-matches of every term and scope. For common terms, this module estimates that number from samples, and counts terms in
-the texts themselves.
+FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so every word is quoted. FTS5's own `bm25` function
+counts all matches of every term and scope. For common terms, this module estimates that number from samples instead,
+and counts the terms in the texts of the newest matches.
 """
 
 import json
@@ -21,10 +21,10 @@ COMMON_ROWS = 200_000
 """Maximum number of matches that SQLite counts, in about 8 ms. A term with more matches is common."""
 
 COUNTED_HITS = 200
-"""Number of ranked matches of a common word in one scope. A thousand take three times as long."""
+"""Number of matches that are ranked for a common word in one scope. Ranking a thousand takes three times as long."""
 
 SAMPLED_HITS, SAMPLED_PLACES = 100, 4
-"""Number of matches in a sample, and number of samples for the estimate of a weight."""
+"""Number of matches in a sample, and number of samples from which a term's weight is estimated."""
 
 # Purpose: load the best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)
 _RANKED = """
@@ -54,7 +54,7 @@ _NEWEST = "SELECT rowid AS id, 0.0 FROM {0} WHERE {0} MATCH :match AND rowid < :
 # Purpose: count the newest matches. (Ids grow with time, so the limit can be applied before `since`.)
 _COUNT = f"""SELECT count(*) FROM ({_NEWEST}) hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since"""
-# Purpose: find known words of any chat. Words that start with `head` need a single scan, others a look-up each.
+# Purpose: find indexed words. All words that start with `head` need a single scan; each other word needs a look-up.
 _KNOWN = """SELECT term FROM messages_terms WHERE term >= :head AND term < :head || char(0x10ffff)
 UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messages_terms WHERE term = value)"""
 
@@ -117,23 +117,23 @@ class Fts5Matches(MatchReader):
         return scored(sized, weights)
 
     def known_words(self, words: Collection[str], head: str) -> list[str]:
-        if self._index != SERVING:  # only this index has a table of words
+        if self._index != SERVING:  # only the complete index has a table of its words
             return []
         others = json.dumps(sorted(word for word in words if not word.startswith(head)))
         known = scalars(self.db, str, _KNOWN, {"head": head, "others": others})
         return [word for word in known if word in words]
 
     def _frequency(self, term: Term, places: int = 1) -> float:
-        """Estimate the number of messages with the rarest word of a term. An exact count would read them all."""
+        """Estimate the number of messages with the rarest word of a term. Counting exactly would read all of them."""
         least = float(self._newest)
         for word in term.words or [term]:
             least = min(least, self._rows_with(f"text:{match_text(word)}", places))
             if places == 1 and least <= COMMON_ROWS:
-                break  # not common, whatever its exact frequency
+                break  # the term is not common, so a rough estimate is enough
         return least
 
     def _estimate(self, match: str, places: int = 1) -> float:
-        """Estimate the number of matching messages, or count a few. Return 0 in an index too small for common words."""
+        """Estimate the number of matching messages; a few are counted exactly. Return 0 for a small index."""
         if self._newest <= COMMON_ROWS:
             return 0
         sampled: list[float] = []
@@ -143,6 +143,6 @@ class Fts5Matches(MatchReader):
             if rows < SAMPLED_HITS and place == places:
                 return float(rows)
             if rows == SAMPLED_HITS:
-                rows *= newest / (newest - oldest + 1)  # assume the same density everywhere
+                rows *= newest / (newest - oldest + 1)  # assume that older messages match as often
             sampled.append(rows * self._newest / top)
         return sum(sampled) / places

@@ -1,6 +1,7 @@
 """Full-text search over every stored message, compressed or not.
 
-Rows made only for a view are not indexed, so each message is found once, in its own session.
+Rows that were created only for a view are not indexed, so each message is found once, in the session that it was
+written in.
 """
 
 import heapq
@@ -61,10 +62,10 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 def search(
     db: Connection, query: str, *, order: Order = "best", limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> list[FoundMessage]:
-    """Return the rows that match `query`, which can be any text. Return no rows if it contains no words to find.
+    """Return the rows that match `query`, which can be any text. Without words to find, return no rows.
 
-    People can write slow queries on purpose, so run this with its own time limit (`store.read_within(1.0, search,
-    ...)`).
+    People can write slow queries on purpose, so run this with a short time limit: `store.read_within(1.0, search,
+    ...)`.
     """
     parsed, matches = parse_query(query), match_reader(db, **filters)
     return [] if parsed is None else load_found(matches, ranked(matches, parsed, order, limit), parsed.wanted)
@@ -89,7 +90,7 @@ def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> lis
 
 
 def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: Sequence[Term]) -> list[FoundMessage]:
-    """Load the rows of hits, with snippets around the wanted terms."""
+    """Load the rows of `hits` (ids and scores), with snippets around the wanted terms."""
     scores = dict(hits)
     if not scores:
         return []
@@ -110,9 +111,9 @@ def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: 
 def _pasted(
     db: Connection, parsed: Query, found: Callable[[Expression, Sequence[Term], int], dict[int, float]], limit: int
 ) -> dict[int, float]:
-    """Return rows that contain all words of the query next to each other.
+    """Return the scores of rows that contain the query's words next to each other, by id.
 
-    A word after a dash (`find . -name foo`) matches only rows that contain the dash as well.
+    If a word follows a dash, as in `find . -name foo`, the rows must contain the query with its dashes.
     """
     if parsed.whole is None:
         return {}
@@ -132,7 +133,7 @@ def snippet_of(text: str, query: str) -> str:
 
 @lru_cache(maxsize=64)  # one entry per search, reused for its hits
 def _pattern(wanted: tuple[Term, ...], edge: str) -> re.Pattern[str] | None:
-    """Return a pattern that finds any of the wanted terms in folded text by their first words."""
+    """Return a pattern that finds the first words of any wanted term in folded text."""
     patterns = [pattern for term in wanted if (pattern := term.pattern(4, edge))]
     return re.compile("|".join(patterns)) if patterns else None
 
@@ -148,7 +149,7 @@ def _snippet(text: str, wanted: Sequence[Term]) -> str:
 
 
 def _original(text: str, place: int) -> int:
-    """Return the approximate index in `text` for an index in the folded text."""
+    """Return the index in `text` that corresponds approximately to the index `place` in the folded text."""
     start, end = 0, len(text)
     while end - start > 1:
         middle = (start + end) // 2
@@ -160,7 +161,7 @@ def _original(text: str, place: int) -> int:
 
 
 def _place(compared: str, wanted: tuple[Term, ...], edge: str) -> int | None:
-    """Return the first index at which most of the terms are close together. `edge` must not match next to a word."""
+    """Return the first index at which most of the terms are close together. `edge` is passed to `Term.pattern`."""
     pattern = _pattern(wanted, edge)
     best, last = (0, 0), dict[str, int]()
     for match in islice(pattern.finditer(compared), 2_000) if pattern else ():

@@ -1,4 +1,4 @@
-"""Search with only some of the query's words, or with similarly spelt words."""
+"""Search for messages with only some of the query's words, or with similarly spelt words."""
 
 import itertools
 from bisect import bisect_left
@@ -12,16 +12,16 @@ from hermes_state.store.segment import folded
 from hermes_state.store.sql import Connection
 
 MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
-"""Maximum number of replaced words in a query (15 to 40 ms each), and of replacements for each word."""
+"""Maximum number of words that are replaced in a query (15 to 40 ms each), and of replacements per word."""
 
 
 def search_in_other_words(
     db: Connection, query: str, *, limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> tuple[list[FoundMessage], tuple[str, ...]]:
-    """Return the best rows that match `query`. If there are none, return rows with some of its words, and those words.
+    """Return the best rows that match `query`. If none match, return rows with some of its words, and the words used.
 
-    Unknown words are replaced with known words that differ in one letter. Then words are dropped until there are
-    matches: replacements first, then the most common words.
+    Unknown words are replaced with known words that differ in one letter. Then words are dropped until rows match:
+    first the replacements, then the most common words.
     """
     parsed, matches = parse_query(query), match_reader(db, **filters)
     hits = ranked(matches, parsed, "best", limit) if parsed is not None else []
@@ -34,7 +34,7 @@ def search_in_other_words(
     order = [*near, *known]
     left_out = bisect_left(range(len(order)), True, key=lambda first: _count(matches, " ".join(order[first:]), 1) > 0)
     kept = " ".join(word for word in (*counts, *near) if word in order[left_out:])
-    # The rarest word may be the wrong choice, so half of the results come from searches for other rare words.
+    # The kept words may be the wrong ones, so half of the results come from searches for other rare words.
     rare = [*near, *(word for word in reversed(known) if counts[word] <= 10)]
     asked = [found for words in (kept, *rare) if (found := parse_query(words)) is not None]
     best = [matches.best(one.expression, one.terms, limit) for one in asked if one.expression is not None]
@@ -50,7 +50,7 @@ def _count(matches: MatchReader, words: str, limit: int = 1_000) -> int:  # take
 
 
 def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
-    """Return known words that people may have meant. The index mixes all chats, so each word is looked up."""
+    """Return words that people may have meant. Words that occur only in other chats are left out."""
     bare = {word: folded(word).strip(".,:;!?'") for word in words}
     # Shorter words resemble too many others; longer words take too long.
     misspelt = [word for word in words if bare[word].isalpha() and 5 <= len(bare[word]) <= 32]

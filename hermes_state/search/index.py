@@ -1,8 +1,8 @@
 """Upkeep of the search index: check it at start and after a failure, and rebuild it in the background.
 
-A new index is filled next to the old one in blocks, from the newest message back. A note stores the id from which it is
-complete, triggers keep it complete, and a restart continues there. The complete index replaces the old index. A damaged
-index is removed at once, and the unfinished one is used meanwhile.
+A new index is filled next to the old one in blocks, from the newest message back. A note stores the oldest id that the
+new index contains, so that a restart can continue there. Triggers add newer messages. When the new index is complete,
+it replaces the old one. A damaged index is removed immediately, and searches use the unfinished index.
 
 PostgreSQL stores a message together with its words. Words stored by an earlier version are replaced.
 """
@@ -32,18 +32,18 @@ from hermes_state.store.writer import Store
 log = structlog.get_logger()
 
 RETRY_SECONDS = 60.0
-"""Seconds to wait after a failure before the next attempt. An index error ends the wait earlier."""
+"""Seconds to wait after a failure before the next attempt. A new index error ends the wait early."""
 MAKING = f"{SERVING}_next"
 BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
-"""Maximum rows and characters per block, which takes about 30 ms of the writer's time. A single row may be larger."""
+"""Maximum rows and characters per block, which keeps the writer busy for about 30 ms. A single row can be larger."""
 OUTDATED = "this version finds more words"
-"""Fault of an outdated index, which can be used until its replacement is ready."""
+"""Description of the fault of an outdated index, which can be used until its replacement is ready."""
 _FLOOR_NOTE = "search_floor"  # id of the oldest message in the unfinished index
 _MADE_NOTE = "search_making_version"
 
 
 def serving_index(db: Connection) -> str:
-    """Return the table for searches: the unfinished index if there is no other."""
+    """Return the table for searches. This is the unfinished index if there is no complete index."""
     return SERVING if _has_table(db, SERVING) else MAKING
 
 
@@ -53,7 +53,7 @@ def is_current(db: Connection) -> bool:
 
 
 def load_progress(db: Connection) -> int | None:
-    """Return the percentage done of an unfinished index; None if there is none."""
+    """Return how much of an unfinished index is done, in percent; None if no index is unfinished."""
     if not isinstance(db, sqlite3.Connection):
         done = load_renewed(db)
         return None if done is None else 100 * done // max(1, done, _newest(db))
@@ -65,9 +65,9 @@ def load_progress(db: Connection) -> int | None:
 
 
 def load_totals(db: Connection, index: str) -> list[int]:
-    """Load the stored numbers of rows, text words and scope words, which may be damaged."""
+    """Load the total numbers of rows, text words and scope words from the index, which may be damaged."""
     totals = scalar(db, sizes_of, f"SELECT CAST(coalesce((SELECT block FROM {index}_data WHERE id = 1), '') AS BLOB)")
-    return totals or [0, 0, 0]  # an index that never had a row has no totals
+    return totals or [0, 0, 0]  # an index that never contained a row has no totals
 
 
 def sizes_of(blob: bytes) -> list[int]:
@@ -79,7 +79,8 @@ def sizes_of(blob: bytes) -> list[int]:
 def find_fault(path: Path) -> str | None:
     """Return the fault of the index in the database at `path`, or None. Raises `sqlite3.Error`.
 
-    Reads the whole index on its own connection, in seconds per million messages. FTS5's own check would block writers.
+    Reads the whole index on a separate connection, which takes seconds per million messages. FTS5's own check would
+    block writers.
     """
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
         register_functions(db)
@@ -112,7 +113,7 @@ def _damage(db: Connection) -> str | None:
 
 
 def _misfit(db: Connection) -> str | None:
-    """Return a sentence about a sampled message whose words are not indexed.
+    """Return a sentence if a sample contains a message whose words are not indexed, else None.
 
     Only ASCII texts are checked, because all versions split them alike.
     """
@@ -129,7 +130,7 @@ def _misfit(db: Connection) -> str | None:
 
 @locks(EVERYTHING)
 def begin_index(db: Connection, *, keeps_old: bool) -> None:
-    """Begin a new index. Remove the index in use unless `keeps_old` is True."""
+    """Create a new, empty index to be filled. Remove the index in use unless `keeps_old` is True."""
     for index in (MAKING,) if keeps_old else (MAKING, SERVING):
         _drop(db, index)
     save_note(db, _FLOOR_NOTE, str(_newest(db) + 1))
@@ -139,7 +140,7 @@ def begin_index(db: Connection, *, keeps_old: bool) -> None:
 
 
 def is_being_made(db: Connection) -> bool:
-    """Return True if an unfinished index exists that can be continued."""
+    """Return True if there is an unfinished index that this version can continue."""
     return load_note(db, _MADE_NOTE) == str(SEGMENT_VERSION) and _is_kept_up(db, MAKING)
 
 
@@ -172,7 +173,7 @@ def extend_index(db: Connection) -> bool:
 
 
 def _drop(db: Connection, index: str) -> None:
-    """Remove an index, however damaged. SQLite cannot drop a table that it cannot open."""
+    """Remove an index, even if it is so damaged that SQLite cannot open it and `DROP TABLE` fails."""
     drop_index_triggers(db, index)
     try:
         db.execute(f"DROP TABLE IF EXISTS {index}")

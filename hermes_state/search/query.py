@@ -1,6 +1,6 @@
 """Query parser: turns a person's text into a tree, which `fts5` and `tsquery` translate for their index.
 
-Supports `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals, and ignores the rest.
+Supports `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals. Other syntax is ignored.
 Pasted text can look like operators (`find . -name foo`, `IS NOT NULL`). So the words of a query are also searched as
 one phrase, and command options (`--rm`, `-rf`) exclude nothing.
 """
@@ -22,9 +22,9 @@ _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])
 _DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"} | {0x2014: "--"}
 _IN_WORD = rf"[^\W_{CJK}]"
 LETTER = r"[^\W_]"
-"""Letter or digit of any script. Compiles a hundred times faster than a pattern that excludes Chinese."""
-# Punctuation between two words. The pattern is short and possessive, and excludes characters of the next word.
-# Otherwise repeated characters cause exponential backtracking that blocks the whole process.
+"""Pattern for a letter or digit of any script. It compiles a hundred times faster than one that excludes Chinese."""
+# Punctuation between two words. The pattern is possessive, limited in length, and excludes characters of the next word.
+# Otherwise repeated characters would cause exponential backtracking, which would block the whole process.
 _BETWEEN = rf"(?:_|[^\w{EMOJI}]){{0,16}}+"
 
 
@@ -35,14 +35,14 @@ class Term:
 
     @property
     def words(self) -> list["Term"]:
-        """The indexed words of the term, each as its own term."""
+        """The words of the term as they are indexed, each as a separate term."""
         *words, last = re.findall(r"[^\W_]+", segment_query(self.text)) or [""]
         return [*(Term(word, False) for word in words), Term(last, self.is_prefix)] if last else []
 
     def pattern(self, words: int | None = None, edge: str = _IN_WORD) -> str | None:
-        """Return a pattern for the term's first `words` words in folded text, with no `edge` beside them.
+        """Return a pattern for the term's first `words` words in folded text. `edge` must not match next to them.
 
-        The pattern starts with the plain word instead of a boundary, which makes it ten times faster.
+        The pattern starts with the plain word instead of a lookbehind, which makes the search ten times faster.
         """
         pieces: list[str] = re.findall(rf"[^\W_]+|[{EMOJI}]", folded(self.text))[:words]
         if not pieces:
@@ -55,21 +55,21 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Matches that contain all parts, at least two."""
+    """Expression that matches messages with all parts. There are at least two."""
 
     parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Matches that contain any of the parts, at least two."""
+    """Expression that matches messages with any of the parts. There are at least two."""
 
     parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """Matches that contain the wanted part but not the excluded part."""
+    """Expression that matches messages with the wanted part but without the excluded part."""
 
     wanted: "Expression"
     excluded: "Expression"
@@ -80,20 +80,20 @@ Expression: TypeAlias = Term | AllOf | AnyOf | Without
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    expression: Expression | None  # None if only exclusions are left
+    expression: Expression | None  # None if the query only excludes words
     wanted: tuple[Term, ...]
     terms: tuple[Term, ...]  # including excluded terms
-    whole: Term | None  # all words next to each other; None for fewer than two
+    whole: Term | None  # all words as one phrase; None if there are fewer than two
     text: str
-    """The typed words, folded into one line, for comparison with the source of pasted text."""
+    """The whole query, folded into one line, for comparison with messages from which it may have been copied."""
     has_exclusions: bool
     words: tuple[str, ...]
     """The typed words, with Chinese and Japanese in pairs of characters. Empty if the query has quotes or operators."""
 
 
 def parse_query(text: str) -> Query | None:
-    """Parse a query whose words must all occur; None if it is empty or only excludes. Never raises."""
-    # SQLite accepts neither half an emoji nor NUL. A pasted word of a megabyte would keep the index busy for seconds.
+    """Parse a query whose words must all occur. Return None if it is empty or only excludes words. Never raises."""
+    # SQLite rejects half an emoji and NUL. A pasted word of a megabyte would take seconds to search.
     clean = text[:2_000].encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
     items = _limited(_items(clean))
     terms = tuple(item for item in items if isinstance(item, Term))
@@ -171,7 +171,7 @@ def _limited(items: Iterator[str | Term]) -> deque[str | Term]:
 
 
 def _any(items: deque[str | Term], wanted: list[Term], depth: int = 0) -> Expression | None:
-    """Parse and remove the front of `items`. Add the terms of a match to `wanted`."""
+    """Parse the start of `items` and remove it. Add the terms that are not excluded to `wanted`."""
     parts = [_all(items, wanted, depth)]
     while items and items[0] == "OR":
         items.popleft()

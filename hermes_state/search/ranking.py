@@ -16,13 +16,13 @@ RANKED_HITS = 1_000
 """Number of newest matches that are ranked. Ranking all matches of a common word takes a second per million rows."""
 
 COUNTED_CHARACTERS, COUNTED_TERMS = 4_000, 8
-"""Number of characters at a text's start in which terms are counted, and number of counted terms (the rarest)."""
+"""Number of characters at the start of a text in which terms are counted, and number of (rarest) terms to count."""
 
 _K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
 
 
 class SearchFilter(TypedDict, total=False):
-    """Filters of a search. With `turn_id`, a search leaves out that turn and the results of earlier searches."""
+    """Filters of a search. `turn_id` leaves out messages since that turn began, and results of earlier searches."""
 
     chat_id: ChatId | None
     lineage_id: LineageId | None
@@ -32,7 +32,7 @@ class SearchFilter(TypedDict, total=False):
 
 
 class MatchReader(ABC):
-    """Matches in an engine's index that pass the filters of a search."""
+    """Finds matches in an engine's index that pass the filters of a search."""
 
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         self.db = db
@@ -50,15 +50,15 @@ class MatchReader(ABC):
 
     @abstractmethod
     def newest(self, expression: Expression, limit: int) -> list[tuple[int, float]]:
-        """Return ids of the newest matches, each with the score 0, ignoring `since`."""
+        """Return the ids of the newest matches, each with the score 0. The filter `since` is ignored."""
 
     @abstractmethod
     def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
-        """Return ids and scores of the best among the newest matches. `expression` contains `terms`."""
+        """Return ids and scores of the best of the newest matches. `terms` are the terms in `expression`."""
 
     @abstractmethod
     def known_words(self, words: Collection[str], head: str) -> list[str]:
-        """Return indexed words among `words`, at least those of the filtered messages.
+        """Return those of `words` that are indexed, at least if they occur in the filtered messages.
 
         Most of `words` start with `head`.
         """
@@ -70,7 +70,7 @@ def weight(frequency: float, count: float) -> float:
 
 
 def scored(rows: Iterable[tuple[int, str, int, float]], weights: Mapping[Term, float]) -> Iterator[tuple[int, float]]:
-    """Yield ids and scores of rows (id, start of the text, characters, length relative to the average)."""
+    """Yield ids and scores. A row has an id, the start of its text, its characters, and its length / average length."""
     known = [(weight, term.pattern() or "(?!)") for term, weight in weights.items()]
     counted = [(weight, re.compile(pattern).findall) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
     for row_id, text, characters, length in rows:

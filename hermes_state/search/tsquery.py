@@ -1,8 +1,8 @@
 """Matches in PostgreSQL's index. The newest matches are found in two ways.
 
-An index of words (GIN) returns all matches or none. So common words are searched from the newest message back, and rare
-words in the index. A search of the newest messages shows which way is faster. The planner would expect an unknown word
-in every thousandth message, and read all messages.
+The index of words (GIN) can only return all matches of a word. So common words are searched from the newest message
+back, and rare words in the index. A search of the newest messages shows which way is faster. PostgreSQL's planner would
+choose wrongly: it expects an unknown word in every thousandth message, and would read all messages.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ from hermes_state.store.sql import Connection, scalar
 RECENT_ROWS = 500  # number of newest messages that are searched first, in half a millisecond
 
 COUNTED_HITS = 300
-"""Number of newest matches ranked by the words in their texts. Loading and folding a text takes 20 µs."""
+"""Number of newest matches that are ranked by the words in their texts. Loading and folding a text takes 20 µs."""
 
 
 # Purpose: find the newest matches among the newest messages. (IS TRUE avoids the index.)
@@ -43,7 +43,7 @@ SELECT DISTINCT lexeme FROM (SELECT words FROM message_words WHERE message_id = 
 
 
 def query_text(expression: Expression) -> str | None:
-    """Translate the expression into a `tsquery`; None if no row can match, as for a letter that the tokenizer drops.
+    """Translate the expression into a `tsquery`. Return None if no row can match.
 
     >>> query_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
     "(('red':*) & !('blue'<->'house'))"
@@ -67,7 +67,7 @@ def query_text(expression: Expression) -> str | None:
 class TsMatches(MatchReader):
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
-        # An id above all possible matches. (Statements with parameters share the round trip of earlier ones.)
+        # An id above all possible matches. As the statement has a parameter, it shares a round trip.
         query = "SELECT least(CAST(? AS bigint), coalesce(max(message_id), 0) + 1) FROM message_words"
         self._top = scalar(db, int, query, (self.before,))
         left_out = [f"!'{mark(REPEATS)}'"] if self.leaves_out_repeats else []
@@ -82,9 +82,10 @@ class TsMatches(MatchReader):
         return [(row_id, 0.0) for (row_id,) in self._newest(expression, limit)]
 
     def _newest(self, expression: Expression, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        """Load the newest matches with a statement: `shape` with the search for ids inserted.
+        """Load the newest matches with the statement `shape`, in which `{}` is replaced with a query for ids.
 
-        Searches back from the newest message, until loading all matches from the index would be faster.
+        Searches backward from the newest message. If loading all matches from the index would be faster, does that
+        instead.
         """
         if (query := query_text(expression)) is None:
             return []
@@ -128,5 +129,5 @@ class TsMatches(MatchReader):
 
 
 def _array(ids: Sequence[int]) -> str:
-    """Format a PostgreSQL array. The driver would take 3 ms for a thousand ids."""
+    """Format a PostgreSQL array, because the driver would take 3 ms for a thousand ids."""
     return "{" + ",".join(map(str, ids)) + "}"

@@ -1,5 +1,5 @@
 """The database: group commit (`writer`), SQL helpers (`sql`), locks of transactions (`locks`), and migrations.
 
 A transaction is a plain function, written with the helpers of `sql` and run by `writer.Store`. Up to 256 queued
-functions share one commit. A function that raises loses only its own changes.
+functions share one commit. If a function raises, only its own changes are undone.
 """

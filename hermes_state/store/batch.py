@@ -18,7 +18,7 @@ _BROKEN_OFF = "the transaction ended inside a function; nothing was stored"
 class WriteRequest:
     """A queued function and its outcome."""
 
-    future: asyncio.Future[Any]  # `Store.write` restores the type of the result
+    future: asyncio.Future[Any]  # `Store.write` knows the type of the result
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -27,7 +27,7 @@ class WriteRequest:
     error: BaseException | None = None
 
     def run(self, db: Connection, ends_batch: Callable[[BaseException], bool], *, is_nested: bool = False) -> None:
-        """Run the function in the open transaction, inside a savepoint if `is_nested`. Keep its result or error.
+        """Run the function in the open transaction, inside a savepoint if `is_nested`. Store its result or error.
 
         Raises only errors that end the whole batch: a database or lock error, or a transaction that ended by itself.
         """
@@ -57,13 +57,13 @@ class TransactionRules:
     """Engine-specific parts of group commit."""
 
     begin: Callable[[Any, Sequence[WriteRequest]], Sequence[Sequence[WriteRequest]]]
-    """Begin a batch's transaction. Return queues of writes whose order matters."""
+    """Begin a batch's transaction. Return queues of writes. Writes in the same queue must run in order."""
     run_all: Callable[[Any, Sequence[Callable[[], None]]], None]
-    """Run queues that do not depend on each other."""
+    """Run functions that do not depend on each other, one for each queue."""
     ends_batch: Callable[[BaseException], bool]
-    """True for a database or lock error that fails the whole batch."""
+    """Return True for a database or lock error that makes the whole batch fail."""
     failure: type[Exception]  # base class of the engine's errors
-    rejection: type[Exception]  # violated constraint
+    rejection: type[Exception]  # error for a violated constraint
 
 
 def commit_batch(db: Connection) -> None:
@@ -79,11 +79,13 @@ def run_batch(db: Connection, batch: Sequence[WriteRequest], rules: TransactionR
     """
     _roll_back(db, rules)  # an earlier rollback may have failed because of the disk
     try:
-        # The first run has no savepoints, because they cost more than an ordinary function, and functions rarely fail.
+        # The first run has no savepoints, because a savepoint costs more than most functions, and functions rarely
+        # fail.
         if not _run_open(db, batch, rules) and len(batch) > 1:
             _run_isolated(db, batch, rules)
     except rules.rejection:
-        # A constraint checked at the commit failed. Run the functions one by one to find out whose it was.
+        # A constraint that is checked at the commit failed. Run the functions one by one to find the one that violated
+        # it.
         _roll_back(db, rules)
         if len(batch) == 1:
             raise
@@ -109,7 +111,7 @@ def _run_open(db: Connection, batch: Sequence[WriteRequest], rules: TransactionR
         if rules.ends_batch(error):
             raise
         _roll_back(db, rules)
-        batch[0].error = error  # with several writes, the isolated run finds the culprit
+        batch[0].error = error  # if there are several writes, the isolated run finds the one that failed
         return False
     return True
 
@@ -131,5 +133,5 @@ def _run_isolated(db: Connection, batch: Sequence[WriteRequest], rules: Transact
 
 def _roll_back(db: Connection, rules: TransactionRules) -> None:
     if db.in_transaction:
-        with contextlib.suppress(rules.failure):  # the first error is raised, and the next batch tries again
+        with contextlib.suppress(rules.failure):  # an earlier error stays visible, and the next batch rolls back again
             db.execute("ROLLBACK")

@@ -28,7 +28,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileLock:
-    """A lock that this process holds, made by `acquire`. `release` can be called more than once."""
+    """A lock held by this process, returned by `acquire`. `release` can be called more than once."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -38,8 +38,9 @@ class FileLock:
     def acquire(cls, path: Path, *, what: str, is_shared: bool = False) -> Self:
         """Acquire the lock at `path`, creating its file (mode 0600) if needed.
 
-        `what` is the name of the protected resource in error messages. `is_shared` lets several users share the lock
-        file. Raises `LockUnavailable` if a running process (even this one) holds the lock, or `StoreUnavailable`.
+        `what` is the name of the protected resource in error messages. `is_shared` lets the processes of several users
+        lock the same file. Raises `LockUnavailable` if a running process (even this one) holds the lock, or
+        `StoreUnavailable`.
         """
         try:
             descriptor = (_open_shared if is_shared else _open)(path)
@@ -51,7 +52,7 @@ class FileLock:
             raise LockUnavailable(f"{what} is in use by {who}", holder=who)
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]]).strip() or "python"
         text = msgspec.json.encode(ProcessInfo(pid=os.getpid(), command=command, since=int(time.time())))
-        with contextlib.suppress(OSError):  # on a full disk the holder stays unnamed
+        with contextlib.suppress(OSError):  # on a full disk, the file does not name the holder
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, text, 0)
         return cls(path, descriptor)
@@ -59,7 +60,7 @@ class FileLock:
     def release(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # an old name in an unlocked file is harmless
+            with contextlib.suppress(OSError):  # the name of an old holder in an unlocked file is harmless
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
 
@@ -71,13 +72,13 @@ class FileLock:
 
 
 def refuse_held(path: Path, *, what: str) -> None:
-    """Raise `LockUnavailable` if a process holds the lock at `path`. Does not create the file."""
+    """Raise `LockUnavailable` if a process holds the lock at `path`. Does not create the lock file."""
     if (who := holder(path)) is not None:
         raise LockUnavailable(f"{what} is in use by {who}", holder=who)
 
 
 def holder(path: Path) -> str | None:
-    """Describe the holder of the lock at `path`; None if it is free. Raises `StoreUnavailable` without access."""
+    """Describe the holder of the lock at `path`; None if it is free. Raises `StoreUnavailable` if it is unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -99,7 +100,7 @@ def _open(path: Path) -> int:
 
 
 def _open_shared(path: Path) -> int:
-    """Open a lock file that all users share. Refuse links and special files."""
+    """Open a lock file that the processes of all users share. Refuse links and special files."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     before = os.umask(0)
     try:
@@ -107,7 +108,7 @@ def _open_shared(path: Path) -> int:
             os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
     finally:
         os.umask(before)
-    descriptor = os.open(path, flags)  # without O_CREAT, which a sticky folder denies for another user's file
+    descriptor = os.open(path, flags)  # without O_CREAT, which fails for another user's file in a sticky folder
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         os.close(descriptor)
@@ -116,7 +117,7 @@ def _open_shared(path: Path) -> int:
 
 
 def _take(descriptor: int) -> bool:
-    for attempt in range(3):  # `holder` takes the lock for an instant, which must not fail a start
+    for attempt in range(3):  # `holder` takes the lock for an instant, which must not make a start fail
         if attempt:
             time.sleep(0.05)
         with contextlib.suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""Locks of a transaction: each writing function declares the chats that it may touch.
+"""Locks of a transaction. Each function that writes declares the chats that it may touch.
 
 An engine with several writers takes the locks before a batch begins, so transactions of one chat run in order. SQLite
 has one writer and ignores them. Under `sessions.groups: per_user`, people in one place share a lock, because a deletion
@@ -24,16 +24,16 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 EVERYTHING = "everything"  # excludes every other transaction
 ROW_KINDS = ("chat", "session", "lineage", "turn", "inbox", "outbox")
-"""Kinds of ids from which the chat can be found. `move_chat` can change the chat of waiting and unsent rows."""
+"""Kinds of rows whose chat can be found by their id. `move_chat` can move inbox and outbox rows to another chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockKeys:
-    """Locks that a transaction or batch takes before it begins."""
+    """Locks that are taken before a function or a batch of functions runs."""
 
     rows: frozenset[tuple[str, int]] = frozenset()  # rows whose chats are locked, by kind and id
     names: frozenset[str] = frozenset()
-    """Named locks, including the keys of chats, which may not be stored yet."""
+    """Names of other locks, including the names of chats that may not be stored yet."""
 
     def __or__(self, other: "LockKeys") -> "LockKeys":
         return LockKeys(self.rows | other.rows, self.names | other.names)
@@ -41,7 +41,7 @@ class LockKeys:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Parameter from which a chat can be found, or which is called inside the transaction."""
+    """Parameter that leads to a chat, or that holds a function called inside the transaction."""
 
     kind: str
     index: int
@@ -65,9 +65,9 @@ _ATTRIBUTE = "declared_locks"
 def locks(*names: str, calls: str = "", **paths: str) -> Callable[[Fn], Fn]:
     """Declare the locks of a function: by name, and by paths from its parameters to ids of `ROW_KINDS`.
 
-    A path for `chat` can also end at a `ChatKey` or a channel's `Cursor`. Spaces separate paths. A sequence adds the
-    lock of each item, None adds no lock. `calls` names a parameter that holds a function. Its locks are added, because
-    the declaring function calls it.
+    A path for `chat` can also end at a `ChatKey` or a channel's `Cursor`. Spaces separate paths. A path to a sequence
+    adds the lock of each item; a path to None adds no lock. `calls` names a parameter that holds a function. That
+    function's locks are added, because the declaring function calls it.
     """
     assert paths.keys() <= set(ROW_KINDS), paths
 
@@ -88,7 +88,7 @@ def locks(*names: str, calls: str = "", **paths: str) -> Callable[[Fn], Fn]:
 
 def declaration_of(fn: Callable[..., Any]) -> Declaration | None:
     """Return the declared locks of a function, which may be bound or partial."""
-    # methods share their function's attributes
+    # a bound method has the attributes of its function
     return getattr(fn.func if isinstance(fn, partial) else fn, _ATTRIBUTE, None)
 
 
@@ -115,7 +115,7 @@ def locks_of(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Lock
 
 
 def place_of(key: ChatKey) -> str:
-    """Return the name of the lock that all chats in this place share."""
+    """Return the name of the lock that is shared by all chats in the same place (platform chat and thread)."""
     return f"chat/{key.platform}/{key.account}/{key.chat_ref}/{key.thread_ref}"
 
 

@@ -21,7 +21,7 @@ class Migration:
 
     @property
     def checksum(self) -> str:
-        """Hash of the statements without comments and spacing, which can change after a release."""
+        """Hash of the statements. Comments and spacing are left out, because they can change after a release."""
         return hashlib.sha256(" ".join(_COMMENT.sub("", self.sql).split()).encode()).hexdigest()
 
 
@@ -37,7 +37,7 @@ def read_migrations(package: str, first: int) -> tuple[Migration, ...]:
 
 
 def statements(sql: str) -> Iterator[str]:
-    """Yield the statements of `sql` one by one, because running a whole script commits the open transaction."""
+    """Yield the statements of `sql` one by one, because running a whole script would commit the open transaction."""
     statement = ""
     *pieces, rest = sql.split(";")
     for piece in pieces:
@@ -55,7 +55,7 @@ def note_applied(db: Connection, migration: Migration) -> None:
 
 
 def check_applied(db: Connection, name: str, applied: Sequence[Migration]) -> None:
-    """Raise `DatabaseRejected` if other versions of these migrations made the database."""
+    """Raise `DatabaseRejected` if the database was made by different versions of these migrations."""
     for migration in applied:
         if load_note(db, f"migration:{migration.number:04d}") != migration.checksum:
             raise DatabaseRejected(
@@ -65,7 +65,7 @@ def check_applied(db: Connection, name: str, applied: Sequence[Migration]) -> No
 
 
 def newer_version(name: str, version: int, newest: int) -> DatabaseRejected:
-    """Return the error for a schema newer than this gateway."""
+    """Return the error for a schema that is newer than this gateway."""
     return DatabaseRejected(
         f"{name} was written by a newer version of hermes-gateway (schema {version}, this version supports {newest}): "
         "install that version, or restore a backup"

@@ -21,7 +21,7 @@ class SeatLost(StoreUnavailable):
 
 
 class LockKind(IntEnum):
-    """Kinds of locks. Their numbers follow the number of the migration lock."""
+    """Kinds of locks. Their numbers are higher than the number of the migration lock."""
 
     CHAT = 1212634970
     ACCOUNT = 1212634971
@@ -59,7 +59,7 @@ class HintKind(IntEnum):
 
 
 class Hint(NamedTuple):
-    """A change that a node has just stored. A lost hint only costs time."""
+    """Hint about a change that a node has just stored. If a hint is lost, other nodes notice the change later."""
 
     kind: HintKind
     id: int  # id of the chat or turn, else 0
@@ -93,11 +93,11 @@ class Seat(ABC):
     @property
     @abstractmethod
     def is_certain(self) -> bool:
-        """True while no other node can have these locks. Becomes False some time before another node can take them."""
+        """True while no other node can have this seat's locks. Becomes False before another node can take them."""
 
     @abstractmethod
     async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
-        """Take up to `most` of these locks that are free, in order, and return them. Raises `SeatLost`."""
+        """Take up to `most` of the given locks that are free, in order. Return the taken locks. Raises `SeatLost`."""
 
     @abstractmethod
     async def let_go(self, lock: SeatLock) -> None:
@@ -105,7 +105,7 @@ class Seat(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release all locks. If the seat is lost, end the work that needs its locks before this call."""
+        """Release all locks. If the seat is lost, end all work that needs its locks before you call this."""
 
 
 class OnlySeat(Seat):

@@ -2,7 +2,7 @@
 
 FTS5's `unicode61` tokenizer splits at spaces and punctuation. It finds no words in Chinese or Japanese text and drops
 every emoji. So `segment` turns a run of CJK characters into overlapping pairs plus the last character, and an emoji
-into a word. `phrase` treats queries in the same way. Before that, `folded` unifies spelling variants.
+into a word. `phrase` treats queries in the same way. Both use `folded`, which unifies spelling variants.
 
 >>> folded("Café İSTANBUL Straße مُحَمَّد ٢٠٢٤")
 'cafe istanbul strasse محمد 2024'
@@ -24,17 +24,20 @@ SEGMENT_VERSION = 4
 """Increase this when `segment` or `searched_text` changes for any row. The index is then rebuilt in the background."""
 
 INDEXED_CHARACTERS = 200_000
-"""Searchable characters at the start of a row. Longer tool output would cost more than it helps."""
+"""Number of searchable characters at the start of a row. Indexing all of a long tool output would cost too much."""
 
 _MARK_LETTERS, _MARK_PAIRS = 0x13000, 0x12000
-"""First letters that replace vowel signs, which the tokenizer treats as spaces: hieroglyphs, or cuneiform pairs."""
+"""First letters of the ranges that replace vowel signs, which the tokenizer treats as spaces.
+
+Vowel signs in CJK scripts become cuneiform letters, which are paired. Others become hieroglyphs.
+"""
 
 CJK = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\ua960-\ua97f\ud7b0-\ud7ff\U00012000-\U000122ff"
     "\u2e80-\u2fff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 )
-"""Scripts without spaces between words: Thai, Lao, Burmese and Khmer, Hangul, kana and Han."""
+"""Characters of scripts without spaces between words: Thai, Lao, Burmese and Khmer, Hangul, kana and Han."""
 EMOJI = "\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 _REWRITTEN = re.compile(f"(?P<run>[{CJK}]+)|[{EMOJI}]")
 _CYRILLIC = re.compile("[\u0438\u0443]\u0306|\u0456\u0308")
@@ -50,7 +53,7 @@ _SAME = str.maketrans(
 
 
 class _Folding(dict[int, str | int | None]):
-    """Map from characters to folded text: nothing for accents, letters for vowel signs, ASCII for digits."""
+    """Map from characters to folded text: accents to nothing, vowel signs to letters, digits to ASCII digits."""
 
     def __missing__(self, code: int) -> str | int | None:
         category, is_kept = unicodedata.category(chr(code)), 0x0900 <= code < 0x1AB0 or 0x3000 <= code < 0xFE00
@@ -88,9 +91,10 @@ def segment(text: str | None) -> str:
 
 
 def segment_query(text: str) -> str:
-    """Prepare a quoted phrase like `segment`.
+    """Prepare a phrase of a query in the same way as `segment` prepares the text to index.
 
-    The last character of a CJK run is not repeated: it is in the last pair, and another character may follow it.
+    The last character of a CJK run is not added alone after the last pair, because in the text another character may
+    follow it.
     """
     return text if text.isascii() else _rewrite(folded(text), is_query=True)
 
@@ -101,7 +105,7 @@ def phrase(text: str) -> str:
 
 
 def ends_in_half_a_pair(text: str) -> bool:
-    """Return True if the text ends in a single CJK character, which may be half of any pair."""
+    """Return True if the text ends in a single CJK character, which can be the first half of any indexed pair."""
     return re.search(f"(?:^|[^{CJK}])[{CJK}]$", folded(text.rstrip())) is not None
 
 
@@ -121,11 +125,11 @@ def _rewrite(text: str, *, is_query: bool) -> str:
 
 
 RECALL_TOOLS: Final = ("history_search", "history_open")
-"""Tools whose calls contain search words, and whose results repeat rows."""
+"""Tools whose calls contain search words and whose results repeat other messages."""
 
-REPEATS: Final = "recall"  # marks the scope of a repeated result
+REPEATS: Final = "recall"  # scope of results that repeat other messages
 
-# An unclosed string extends to the end. Searching from each quote inside it would take quadratic time.
+# An unclosed string extends to the end of the text. Otherwise searching from each quote would take quadratic time.
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _decode_string = json.JSONDecoder(strict=False).decode
 _decode_body = msgspec.json.Decoder(MessageBody).decode
@@ -134,7 +138,7 @@ _decode_body = msgspec.json.Decoder(MessageBody).decode
 def fts_row(text: str | None, body: str | None) -> str:
     """Return the searchable text of a row, from its columns."""
     if body is not None:
-        with suppress(msgspec.MsgspecError):  # reading the row itself reports a damaged body
+        with suppress(msgspec.MsgspecError):  # a damaged body is reported when the row is read
             return searched_text(text, _decode_body(body))
     return text or ""
 
@@ -155,7 +159,7 @@ def searched_text(text: str | None, body: MessageBody | None, redact: Callable[[
 
 
 def unescaped(arguments: str) -> str:
-    """Resolve the escapes in a call's arguments, which may be broken JSON."""
+    """Replace the escapes in a call's arguments with their characters. The arguments may be invalid JSON."""
     return well_formed(_STRING.sub(_meant, arguments)) if "\\" in arguments else arguments
 
 

@@ -89,13 +89,13 @@ def insert_row(db: Connection, cls: Callable[[Any], T], query: str, parameters: 
 
 
 def insertion(table: str, names: Iterable[str]) -> str:
-    """Return an INSERT of a row whose columns and parameters have these names."""
+    """Return an INSERT statement for a row. Its columns and its parameters have these names."""
     names = list(names)
     return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
 
 
 def columns(cls: type, table: str, field: str = "") -> str:
-    """Return the columns of `table` that fill a `cls`, or a `field` of this type, for a SELECT.
+    """Return the columns of `table` that a SELECT needs to fill a `cls`, or a `field` that holds a `cls`.
 
     >>> from hermes_state.values import Cursor
     >>> columns(Cursor, "c", "cursor")[:68]
@@ -112,7 +112,7 @@ def nested(db: Connection) -> Iterator[None]:
     try:
         yield
         if db.in_transaction:
-            db.execute("RELEASE nested")  # may raise the error of an unread statement
+            db.execute("RELEASE nested")  # may raise the error of an earlier statement whose result was not read
     except BaseException:
         if db.in_transaction:  # a full disk ends the transaction and its savepoints
             db.execute("ROLLBACK TO nested")

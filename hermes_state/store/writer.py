@@ -26,16 +26,16 @@ QUEUE_SIZE = 10_000
 """Maximum number of queued writes. Later callers wait, so memory stays bounded while the disk is slow."""
 
 READ_SECONDS = 5.0
-"""Time limit of a read. An old snapshot makes the write-ahead log grow."""
+"""Time limit for a read, because the write-ahead log grows while an old snapshot is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterHealth:
     last_commit_seconds: float
-    """Seconds that the last batch took from the queue to the disk."""
+    """Seconds that it took to store the last batch, after it had left the queue."""
     since_commit_seconds: float  # since the last commit, or since the store was opened
     oldest_wait_seconds: float
-    """Age of the oldest waiting or running write; 0 if there is none."""
+    """Seconds since the oldest waiting or running write was queued; 0 if there is none."""
     waiting: int
     writers: int
     busy: int  # writers that are storing a batch
@@ -49,7 +49,7 @@ class ReaderHealth:
 
 
 class Store(ABC):
-    """The database of one gateway. An engine opens it; always `close` it. `name` appears in errors.
+    """The database of one gateway, opened by an engine. Always `close` it. `name` appears in errors.
 
     `writers` is the number of parallel transactions. With several writers, a later write can run first unless you await
     the earlier write.
@@ -57,15 +57,15 @@ class Store(ABC):
 
     _readers: Sequence[Any] = ()  # connections, each with its number of `pending` reads
     batch_size = 256
-    """Maximum number of functions per transaction: enough to hide the disk's sync, few enough for a low latency."""
+    """Maximum number of functions per transaction: enough to share the cost of a disk sync, few enough to be fast."""
 
     def __init__(self, name: str, writers: int = 1) -> None:
         self.name = name
         self.id = os.urandom(16).hex()  # identifies this process among those that share the database
         self.loss: str | None = None
-        """Description of lost database files. Writes are refused meanwhile."""
+        """Description of lost database files. Writes are refused while this is set."""
         self.index_failed = asyncio.Event()
-        """Set after an error that a damaged search index may have caused."""
+        """Set after an error that may be caused by a damaged search index."""
         self._queue: deque[WriteRequest] = deque()
         self._callers_outside: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
@@ -110,7 +110,8 @@ class Store(ABC):
     ) -> T:
         """Repeat `write` until the database can be written or the caller is cancelled.
 
-        For functions that are safe to run twice and whose effect must not be lost, such as a paid answer.
+        Use this for functions that can safely run twice and store something that must not be lost, such as a paid
+        answer.
         """
         call = partial(self.write, fn, *args, **kwargs)
         return await retried(call, StoreUnavailable, "store.write_delayed", function=fn.__name__)
@@ -130,7 +131,7 @@ class Store(ABC):
     async def read_within(
         self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Read with another time limit, which starts with `fn`."""
+        """Like `read`, but with another time limit, which starts when `fn` starts."""
 
     @abstractmethod
     async def back_up(self, target: Path) -> int:
@@ -146,7 +147,7 @@ class Store(ABC):
     @property
     @abstractmethod
     def trouble(self) -> str | None:
-        """Sentence about lost or damaged files, which only operators can repair."""
+        """Sentence about lost or damaged files, which only operators can repair; None if there are none."""
 
     @property
     def pulse(self) -> WriterHealth:
@@ -166,7 +167,7 @@ class Store(ABC):
         return ReaderHealth(len(pending), sum(map(bool, pending)), sum(max(0, reads - 1) for reads in pending))
 
     async def close(self) -> None:
-        """Store queued writes, end reads, close all connections and release all locks. May be called again."""
+        """Store queued writes, end reads, close all connections and release all locks. Can be called more than once."""
         if self._shutdown is None:
             self._is_open = False
             self._closed_at = time.monotonic()
@@ -175,11 +176,11 @@ class Store(ABC):
 
     @abstractmethod
     async def _run(self, writer: int, batch: list[WriteRequest]) -> Exception | None:
-        """Store a batch on one writer. Return the error that failed all of it, if any."""
+        """Store a batch on one writer. Return the error if the whole batch failed, else None."""
 
     @abstractmethod
     def _told(self, error: BaseException) -> BaseException:
-        """Translate an engine's error for callers. Return any other error unchanged."""
+        """Return an engine's error as an error for callers. Return any other error unchanged."""
 
     @abstractmethod
     async def _disconnect(self) -> None:
@@ -203,7 +204,7 @@ class Store(ABC):
                     self._arrived.clear()
                     await self._arrived.wait()
                     continue
-                # Leave an equal share to each idle writer.
+                # Leave an equal share of the queue to each idle writer.
                 share = -(-len(self._queue) // sum(not running for running in self._running))
                 batch = self._running[writer] = [self._queue.popleft() for _ in range(min(self.batch_size, share))]
                 self._admit_callers()

@@ -1,1 +1,1 @@
-"""State of tools besides their runs: approvals, todos, schedules, sub-agents."""
+"""State of tools, except for their runs: approvals, to-do lists, schedules and sub-agents."""

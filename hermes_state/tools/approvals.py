@@ -1,7 +1,8 @@
-"""Approvals: questions about tool calls, and grants of calls that need no question.
+"""Approvals: questions about tool calls, and grants that allow calls without a question.
 
-One transaction stores the question, enqueues it for the chat and pauses the turn. After the last answer the turn
-continues from its rows, as after a restart. A grant allows calls of one shape in a conversation or in the whole chat.
+One transaction stores the question, enqueues it for the chat and pauses the turn. After the last answer, the turn
+continues from its stored rows, as it would after a restart. A grant allows calls of one shape in a conversation or in
+the whole chat.
 """
 
 import re
@@ -36,7 +37,7 @@ class GrantKind(StrEnum):
 
 
 class Answerer(StrEnum):
-    """People besides the admins who may answer a question."""
+    """Who else, besides the admins, may answer a question."""
 
     STARTER = "starter"
     MODERATOR = "moderator"
@@ -64,7 +65,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: Millis
     expires_at: Millis
     decided_by: str | None
-    reason: str | None  # given with a denial
+    reason: str | None  # reason that a person gave for a denial
     answerer: Answerer
 
 
@@ -102,7 +103,7 @@ def ask(
     now: Millis,
     admin_chats: Sequence[ChatId] = (),
 ) -> None:
-    """Pause the turn and ask about its calls, also in `admin_chats` if an admin must answer. Raises `TurnMoved`."""
+    """Pause the turn and ask about its calls. Also ask in `admin_chats` if an admin must answer. Raises `TurnMoved`."""
     turn = pause_turn(db, claim)
     expires_at = now + round(minutes * 60_000)
     for number, question in enumerate(questions):
@@ -127,7 +128,7 @@ def ask(
 
 
 def load_approvals(db: Connection, call_message_id: MessageId) -> Mapping[str, Approval]:
-    """Load the questions about an answer's calls, by tool call id."""
+    """Load the questions about the tool calls of an answer, keyed by tool call id."""
     query = f"SELECT {columns(Approval, 'approvals')} FROM approvals WHERE call_message_id = ?"
     return {found.tool_call_id: found for found in select(db, Approval, query, (call_message_id,))}
 
@@ -142,7 +143,8 @@ def load_pending(
 ) -> list[PendingApproval]:
     """Load the open questions of a chat, oldest first. `is_admins` adds all questions for admins.
 
-    `shown_by` limits this to questions sent to the chat before then, because an answer cannot refer to later questions.
+    `shown_by` limits this to questions that were sent to the chat before this time, because an answer given at this
+    time cannot refer to later questions.
     """
     values = {"chat_id": chat_id, "is_admins": int(is_admins), "shown_by": shown_by}
     condition = _HERE if shown_by is None else f"{_HERE} AND {_SHOWN}"
@@ -153,7 +155,7 @@ def decide(
     db: Connection, one: PendingApproval, state: ApprovalState, by: str, reason: str | None, now: Millis, name: str = ""
 ) -> None:
     """Store a person's answer. After the last answer, the turn continues."""
-    # Other characters could format or hide parts of the line.
+    # Remove characters that could format or hide parts of the line.
     shown = " ".join(re.sub(r"[^\w .'-]|_", " ", name).split())[:40] or by
     _close(db, one, state, by, reason, f"{state.capitalize()} by {shown}", now)
 
@@ -170,7 +172,7 @@ def _close(
 def expire_pending(
     db: Connection, why_closed: Callable[[Connection, PendingApproval], str | None], now: Millis
 ) -> list[ChatId]:
-    """Close expired questions, and questions for which `why_closed` returns a reason. Return their chats."""
+    """Close expired questions, and questions for which `why_closed` returns a reason. Return the questions' chats."""
     overdue = {one.id for one in select(db, PendingApproval, f"{_PENDING} AND a.expires_at <= ?", (now,))}
     pending = select(db, PendingApproval, f"{_PENDING} ORDER BY a.id")
     reasons = {one: "Expired without an answer" if one.id in overdue else why_closed(db, one) for one in pending}
@@ -181,14 +183,14 @@ def expire_pending(
 
 
 def next_expiry(db: Connection) -> Millis | None:
-    """Return the time at which the next question expires; None without open questions."""
+    """Return the time at which the next question expires; None if no question is open."""
     query = """SELECT min(a.expires_at) FROM approvals a JOIN turns t ON t.id = a.turn_id
     WHERE a.state = 'pending' AND t.state = 'waiting'"""
     return scalar_or_none(db, Millis, query)
 
 
 def grant(db: Connection, approval: PendingApproval, scope: GrantKind, by: str, now: Millis) -> None:
-    """Allow calls of the approval's shape in its conversation or chat."""
+    """Allow all calls of the approval's shape, in its conversation or in its whole chat."""
     lineage_id = approval.lineage_id if scope is GrantKind.SESSION else 0
     query = """INSERT INTO tool_grants (chat_id, lineage_id, tool_name, shape, granted_by, created_at)
     VALUES (?, ?, ?, ?, ?, ?)
@@ -197,7 +199,7 @@ def grant(db: Connection, approval: PendingApproval, scope: GrantKind, by: str, 
 
 
 def load_grants(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> set[tuple[str, str, str]]:
-    """Load the tool, shape and grantor of each grant that holds in a conversation."""
+    """Load the grants that apply to a conversation: the tool, the shape and the person who allowed it."""
     query = "SELECT tool_name, shape, granted_by FROM tool_grants WHERE chat_id = ? AND lineage_id IN (0, ?)"
     return set(db.execute(query, (chat_id, lineage_id)).fetchall())
 
@@ -208,6 +210,6 @@ def revoke_grants(db: Connection, chat_id: ChatId) -> int:
 
 
 def list_grants(db: Connection, chat_id: ChatId) -> list[str]:
-    """Load a chat's grants, each as `tool: shape`."""
+    """Load a chat's grants, each as a string `tool: shape`."""
     query = "SELECT tool_name || ': ' || shape FROM tool_grants WHERE chat_id = ? ORDER BY id"
     return scalars(db, str, query, (chat_id,))

@@ -1,8 +1,8 @@
 """Schedules: messages that a chat receives at set times. They belong to the chat, not to a conversation.
 
 The transaction that sets a due schedule's next time also stores its inbox row, so no message is lost. The row's key
-contains the schedule and its local time. So each time occurs only once, even in the hour that repeats in autumn, or
-after the clock was set back.
+contains the schedule and its local time. So a message is sent only once for each time, even in the hour that repeats in
+autumn, or after the clock was set back.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ from hermes_state.text import counted
 from hermes_state.values import ChatId, InputKind, Millis, UserRef
 
 MAX_FIRED = 20
-"""Maximum number of schedules per transaction. Other writes run in between, and finding a next time can take 20 ms."""
+"""Maximum number of schedules fired per transaction. Finding a next time can take 20 ms, during which writes wait."""
 
 
 class ScheduleState(StrEnum):
     ACTIVE = "active"
     PAUSED = "paused"
-    DONE = "done"  # no time is left
+    DONE = "done"  # the schedule has no further times
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,14 +37,14 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     spec: str  # five cron fields, or a local date and time such as `2026-11-24T08:00`
     zone: str
     text: str
-    next_at: Millis | None  # None unless active
+    next_at: Millis | None  # None unless the schedule is active
     created_at: Millis
 
 
 class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
     id: int
     state: ScheduleState
-    fired_at: Millis | None  # clock time of its last message
+    fired_at: Millis | None  # when the schedule last fired, according to the clock at that time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,13 @@ class FiringPlan:
 
     key: str | None = None  # local time of the message to send; None: no message
     notes: tuple[str, ...] = ()  # facts about the message, for the model
-    next_at: Millis | None = None  # None: done or paused
+    next_at: Millis | None = None  # None: the schedule is done or paused
     refusal: str | None = None  # sentence for the chat that says why the schedule is paused
 
 
 _COLUMNS = columns(ScheduleRow, "schedules")
 _IS_REACHABLE = "NOT EXISTS (SELECT 1 FROM chats c WHERE c.id = chat_id AND c.unreachable_since IS NOT NULL)"
-"""SQL condition: the bot can write in the schedule's chat. Schedules of other chats wait."""
+"""SQL condition: the bot can write in the schedule's chat. Other schedules wait until it can."""
 
 
 def insert_schedule(db: Connection, schedule: NewSchedule) -> int:
@@ -93,7 +93,7 @@ def remove_schedule(db: Connection, schedule_id: int) -> None:
 
 
 def next_due(db: Connection, now: Millis) -> Millis | None:
-    """Return the time at which `fire_due` must run next (0: now); None without active schedules."""
+    """Return the time at which `fire_due` must run next (0: now); None if there are no active schedules."""
     query = f"""SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE}),
       (SELECT max(fired_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE})"""
     next_at, fired_at = db.execute(query).fetchone()
@@ -101,7 +101,7 @@ def next_due(db: Connection, now: Millis) -> Millis | None:
 
 
 def load_stranded(db: Connection) -> list[tuple[str, int]]:
-    """Load the names of chats in which the bot cannot write, with their number of schedules."""
+    """Load the names of chats in which the bot cannot write, each with its number of active schedules."""
     query = f"""SELECT chat_id, count(*) FROM schedules WHERE state = 'active' AND NOT {_IS_REACHABLE}
     GROUP BY chat_id ORDER BY chat_id"""
     return [(load_chat(db, chat_id).key.name, number) for chat_id, number in db.execute(query).fetchall()]
@@ -109,7 +109,7 @@ def load_stranded(db: Connection) -> list[tuple[str, int]]:
 
 @locks(chat="chat_id")
 def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
-    """Note that the bot can write again and tell the chat that its schedules continue. Return False if it has none."""
+    """Store that the bot can write again. Tell the chat that its schedules continue. Return False if it has none."""
     active = sum(row.state is ScheduleState.ACTIVE for row in load_schedules(db, chat_id))
     if not note_reach(db, chat_id, None) or not active:
         return False
@@ -123,7 +123,7 @@ def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
 def note_reach_of(
     db: Connection, platform: str, account: str, chat_ref: str, now: Millis, *, is_reachable: bool
 ) -> list[ChatId]:
-    """Store whether the bot can write in a chat and its threads. Return the chats whose schedules continue."""
+    """Store whether the bot can write in a chat and its threads. Return the chats in which schedules can continue."""
     query = "SELECT id FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     chats = scalars(db, ChatId, query, (platform, account, chat_ref))
     for chat_id in chats:
@@ -136,7 +136,7 @@ def note_reach_of(
 
 @locks(EVERYTHING)
 def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Millis) -> list[ChatId]:
-    """Fire due schedules, and schedules that fired after `now` because the clock was set back. Return their chats."""
+    """Fire due schedules, and those that fired "after" `now` because the clock was set back. Return the chats."""
     query = f"""SELECT {_COLUMNS} FROM schedules
     WHERE (state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now) AND {_IS_REACHABLE}
     LIMIT :limit"""
@@ -148,7 +148,7 @@ def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Mil
             over, key = ScheduleState.PAUSED, f"schedule:{row.id}:paused:{now}"
             reply = Reply(chat_id=row.chat_id, kind=OutboxKind.ERROR, markdown=decided.refusal, dedupe_key=key)
             outbox.enqueue(db, reply, now)
-        elif decided.key is not None and not waits(db, row):  # messages must not pile up in a busy chat
+        elif decided.key is not None and not waits(db, row):  # a schedule's messages must not pile up in a busy chat
             fire(db, row, decided.key, decided.notes, now)
         set_state(db, row.id, over if decided.next_at is None else ScheduleState.ACTIVE, decided.next_at)
         db.execute("UPDATE schedules SET fired_at = ? WHERE id = ?", (now, row.id))
@@ -156,9 +156,9 @@ def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Mil
 
 
 def waits(db: Connection, row: ScheduleRow, key: str = "____-__-__T%") -> bool:
-    """Return True while a message of the schedule waits.
+    """Return True if a message of the schedule is waiting in the inbox.
 
-    `key` is a LIKE pattern of times, by default of every local time.
+    `key` is a LIKE pattern for the message's local time. By default it matches every time.
     """
     query = f"SELECT EXISTS (SELECT 1 FROM inbox WHERE chat_id = ? AND {inbox.WAITS} AND event_ref LIKE ?)"
     return scalar(db, bool, query, (row.chat_id, f"{inbox.SCHEDULE_PREFIX}{row.id}:{key}"))
@@ -170,7 +170,7 @@ def drop_waiting(db: Connection, row: ScheduleRow, now: Millis) -> None:
 
 
 def fire(db: Connection, row: ScheduleRow, key: str, notes: tuple[str, ...], now: Millis) -> None:
-    """Store the schedule's message in the inbox, once for each key."""
+    """Store the schedule's message in the inbox. A message with the same `key` is stored only once."""
     chat = load_chat(db, row.chat_id).key
     message = NewInboxRow(
         platform=chat.platform,

@@ -1,6 +1,6 @@
 """Sub-agents: turns that answer a call of another turn, each in its own lineage.
 
-A call has one sub-agent. If the call runs again after a restart, it continues that turn or reads its report.
+A call has one sub-agent. If the call runs again after a restart, it continues the sub-agent's turn or reads its report.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.turns import RunningTurn, TurnClaim, load_running, require_running
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
 
-MAX_SUBAGENTS = 20  # sub-agents per answer
+MAX_SUBAGENTS = 20  # per calling turn
 
 
 class SubagentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ def open_subagent(
     VALUES (?, ?, 'running', ?, ?, ?, ?, ?)"""
     call = (parent.id, call_message_id, tool_call_id)
     turn_id = insert_row(db, TurnId, query, (parent.chat_id, lineage_id, parent.started_by, now, *call))
-    # With the origin of people's messages, the task survives compressions.
+    # The task gets the origin of people's messages, so that compressions keep it.
     said = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=task, turn_id=turn_id)
     append_to_tip(db, lineage_id, said, now)
     return load_running(db, turn_id)

@@ -1,4 +1,4 @@
-"""To-do list of a conversation. It belongs to the lineage."""
+"""A conversation's to-do list, which continues across compressions."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -26,7 +26,7 @@ class TodoRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """The item as a line of text for the model."""
+        """The item as a line of text that the model reads."""
         return f"{self.id}. [{self.state.value}] {self.text}"
 
 
@@ -38,7 +38,7 @@ def load_todos(db: Connection, lineage_id: LineageId) -> list[TodoRow]:
 def put_todos(
     db: Connection, lineage_id: LineageId, items: Sequence[TodoRow], now: Millis, *, is_whole: bool
 ) -> list[TodoRow]:
-    """Store new or changed items and return the list. `is_whole` removes all other items."""
+    """Store new or changed items and return the whole list. If `is_whole` is True, all other items are removed."""
     if is_whole:
         clear_todos(db, lineage_id)
     query = """INSERT INTO todos (lineage_id, id, text, state, updated_at) VALUES (?, ?, ?, ?, ?)
@@ -49,5 +49,5 @@ def put_todos(
 
 
 def clear_todos(db: Connection, lineage_id: LineageId) -> int:
-    """Delete a conversation's list. Return the number of items."""
+    """Delete a conversation's list. Return the number of deleted items."""
     return db.execute("DELETE FROM todos WHERE lineage_id = ?", (lineage_id,)).rowcount

@@ -1,11 +1,11 @@
 """PostgreSQL connections with the interface of SQLite connections, and the classes of their errors.
 
-psycopg does the work. This module hides differences from statements for both engines: the form of parameters, and the
-types of integers, booleans, sums and texts with a NUL.
+psycopg does the work. Both engines run the same statements, so this module converts what differs: placeholders,
+integers, booleans, sums, and strings with a NUL.
 
-Inside a transaction, a statement waits until its result, or a later one's, is needed. Then all waiting statements are
-sent in one round trip (libpq's pipeline mode), and their errors are raised. This happens at the end of a savepoint or
-at the COMMIT at the latest.
+Inside a transaction, a statement is not sent until its result or the result of a later statement is needed. Then all
+waiting statements are sent in one round trip (libpq's pipeline mode), and their errors are raised. This happens at the
+end of a savepoint or at the COMMIT at the latest.
 """
 
 import os
@@ -36,7 +36,7 @@ _PREPARED = 512  # statements prepared per connection; more than the store has
 GONE_SECONDS = 30
 """Seconds of silence after which a machine counts as lost.
 
-By default the server would keep the machine's locks for two hours.
+By default, the server would keep the machine's locks for two hours.
 """
 
 
@@ -47,7 +47,7 @@ class PostgresConnection:
     """Open connection in autocommit mode, wrapping psycopg's connection `raw`. Its owner closes it."""
 
     silence_seconds: float | None = None
-    """Longest wait for the server, which may hang while its connection is alive. None: no limit."""
+    """Maximum time to wait for a response, because a server can hang while its connection is alive. None: no limit."""
 
     def __init__(self, raw: "psycopg.Connection[tuple[Any, ...]]") -> None:
         self.raw = raw
@@ -69,9 +69,9 @@ class PostgresConnection:
         self._is_broken_off = False
         self._is_ending = False  # a ROLLBACK was sent and its result is pending
         self.share_trip: Callable[[bool], None] | None = None
-        """Hook for functions that share round trips: let the others run until each waits, then send all statements.
+        """Hook for functions that share round trips: run the others until each needs a result, then send everything.
 
-        With True, let the others run to their end. Raises the first error of any function.
+        If its argument is True, it runs the others to their end. Raises the first error of any function.
         """
 
     @classmethod
@@ -103,12 +103,12 @@ class PostgresConnection:
 
     @property
     def is_over(self) -> bool:
-        """True if the connection is lost, closed or broken off."""
+        """True if the connection was lost, closed, or cut by `break_off`."""
         return self._is_broken_off or self.raw.closed
 
     @property
     def in_transaction(self) -> bool:
-        """True even after a failed statement, and before the BEGIN is sent."""
+        """True inside a transaction, even after a failed statement or before the BEGIN is sent."""
         if self._waiting:
             return True
         if self._is_ending:
@@ -118,7 +118,7 @@ class PostgresConnection:
     def execute(self, sql: str, parameters: Any = (), /) -> "Result":
         """Run one statement with parameters, or any number of statements without parameters."""
         if self.share_trip is not None and sql.startswith("SAVEPOINT"):
-            self.share_trip(True)  # a savepoint must contain the changes of one function only
+            self.share_trip(True)  # a savepoint must contain only one function's changes
         if sql.startswith("ROLLBACK"):
             self._waiting.clear()  # discard the unsent statements since the BEGIN or savepoint
         if not parameters and not sql.startswith(("BEGIN", "COMMIT")):
@@ -128,7 +128,7 @@ class PostgresConnection:
         result = self._queue(sql, parameters)
         if not waits or len(self._waiting) >= 1_000:  # keeps memory bounded
             self.sync()
-        if sql == "COMMIT" and result.status != b"COMMIT":  # a function has swallowed an error
+        if sql == "COMMIT" and result.status != b"COMMIT":  # a function caught an error and did not raise it again
             raise psycopg.errors.InFailedSqlTransaction("the transaction failed; nothing was stored")
         return result
 
@@ -182,7 +182,7 @@ class PostgresConnection:
             raise failure
 
     def break_off(self) -> None:
-        """Cut the connection while a thread waits for the server. The owner must still close it."""
+        """Cut the connection, even while a thread is waiting for the server. The owner must still close it."""
         self._is_broken_off = True
         with suppress(OSError):  # already closed
             self._wire.shutdown(socket.SHUT_RDWR)
@@ -336,7 +336,7 @@ class Result:
 
 @lru_cache(maxsize=2 * _PREPARED)
 def _numbered(sql: str, has_names: bool) -> tuple[bytes, tuple[str, ...]]:
-    """Return `sql` with `$1` and so on in place of its parameters, and the names of named parameters."""
+    """Return `sql` with its parameters replaced with `$1`, `$2` and so on, and the names of named parameters."""
     names, marks = dict[str, int](), count(1)
 
     def written(token: re.Match[str]) -> str:
@@ -361,7 +361,7 @@ class _BoolDumper(Int8Dumper):
 
 
 class _StrDumper(StrDumperUnknown):
-    """Dump text without NUL, which PostgreSQL rejects."""
+    """Dump strings without NUL characters, which PostgreSQL rejects."""
 
     def dump(self, obj: str) -> Buffer | None:
         return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in obj else obj)
@@ -377,16 +377,16 @@ class _SumLoader(Loader):
 
 # Codes and classes of errors: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _SERVERS = frozenset({"08", "28", "40", "53", "55", "57", "58", "72", "F0"})
-"""Classes of errors that the server or other transactions cause.
+"""Classes of errors that are caused by the server or by other transactions.
 
 In order: connection, login, serialization, resources, locks, intervention, system, old snapshots, settings.
 """
 
 _SESSIONS = frozenset({"0A000", "25006", "26000", "42P05"})
-"""Error codes that a new session may avoid.
+"""Codes of errors that may not occur in a new session.
 
-Causes: a migration made a plan outdated, the server is read-only (a new replica), or a pooler lost or kept prepared
-statements.
+They have three causes: a migration made a plan outdated, the server has become a read-only replica, or a pooler mixed
+up prepared statements.
 """
 
 DAMAGE = frozenset({"XX001", "XX002"})  # a damaged table or index
@@ -395,12 +395,12 @@ RIGHTS = "42501"  # the role lacks a privilege
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Return True for errors that the statement did not cause, so that it can run again.
+    """Return True for errors that were not caused by the statement, which can therefore run again.
 
     Limits exceeded by a statement's own values (class 54) are excluded, because the statement would always fail.
     """
     code = error.sqlstate if isinstance(error, psycopg.Error) else None
-    if code is None:  # an error of the library
+    if code is None:  # raised by psycopg or libpq, not by the server
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     # The last two codes end a session whose transaction was idle or open for too long.
     return code[:2] in _SERVERS or code in _SESSIONS or code in ("25P03", "25P04")

@@ -1,11 +1,11 @@
-"""PostgreSQL advisory locks of a batch, which end with its transaction.
+"""PostgreSQL advisory locks of a batch. They are released when its transaction ends.
 
-The first lock covers everything. It is shared, or exclusive for functions that declare no chats. It is taken in a
-separate statement after `BEGIN`, so that the next statement sees the current chats, which cannot move until the end.
-The other locks follow in ascending order, so that batches cannot deadlock.
+Every batch takes the first lock: shared, or exclusive if a function declares no chats. A separate statement takes it
+after `BEGIN`, so that the next statement sees the current chats, which cannot move until the transaction ends. The
+other locks follow in ascending order, so that batches cannot deadlock.
 
-Keys are 64-bit hashes. Two chats with the same key only wait for each other. A chat that is not stored yet is locked by
-its key like any other.
+The keys of the other locks are 64-bit hashes of their names. If two chats have the same hash, they only wait for each
+other. A chat can be locked before it is stored, because only its name is hashed.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from operator import or_
 from hermes_state.store.locks import EVERYTHING, ROW_KINDS, LockKeys
 from hermes_state.store.sql import Connection, Cursor
 
-# Purpose: find the chats of rows, by kind of id.
+# Purpose: find the chats to which rows belong, by kind of row.
 _CHATS_OF = {
     "chat": "SELECT 'chat' AS kind, id, id AS chat_id FROM unnest(CAST(:chat AS bigint[])) AS id",
     "session": "SELECT 'session' AS kind, id, chat_id FROM sessions WHERE id = ANY(CAST(:session AS bigint[]))",
@@ -48,7 +48,7 @@ def begin(db: Connection, batch: Sequence[LockKeys]) -> list[list[int]]:
     db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # the role's default may differ; rows must be read after locking
     keys = reduce(or_, batch)
     if EVERYTHING in keys.names:
-        # Keys of two integers cannot collide with keys of one.
+        # A lock key of two integers cannot collide with a key of one integer.
         db.execute("SELECT pg_advisory_xact_lock(CAST(? AS integer), 0)", (0,))
         return [[*range(len(batch))]]
     db.execute("SELECT pg_advisory_xact_lock_shared(CAST(? AS integer), 0)", (0,))
@@ -69,13 +69,13 @@ def _take(db: Connection, keys: LockKeys) -> Cursor:
 
 @cache
 def _taking(kinds: tuple[str, ...], has_names: bool) -> str:
-    """Return the locking statement for these kinds of rows only, because each additional table costs time."""
+    """Return a statement that locks the chats of these kinds of rows. Other kinds are left out to save time."""
     of_rows = [_OF_ROWS.format(" UNION ALL ".join(_CHATS_OF[kind] for kind in kinds))] if kinds else []
     return _TAKE.format(" UNION ALL ".join([*of_rows, *([_OF_NAMES] if has_names else [])]))
 
 
 def _queues(batch: Sequence[LockKeys], taken: Iterable[tuple[str, int, int]]) -> list[list[int]]:
-    """Group functions that share locks. `taken` lists kind, id and lock of each row, or name, 0 and lock."""
+    """Group functions that share locks. Each item of `taken` is (kind, id, lock) or (name, 0, lock)."""
     led_to = defaultdict[tuple[str, int], set[object]](set)
     for kind, row_id, lock in taken:
         led_to[kind, row_id].add(lock)

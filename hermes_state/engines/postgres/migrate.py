@@ -1,10 +1,10 @@
 """PostgreSQL migrations.
 
-Each is a transaction that first takes an advisory lock and then reads the schema version. So if several nodes start
-together, the first node does the work.
+Each is a transaction that first takes an advisory lock and then reads the schema version. If several nodes start
+together, only the first one migrates.
 
-During an upgrade, nodes of the previous version continue with a schema that is one number ahead. A migration that they
-cannot work with sets the note `READABLE_FROM`.
+During an upgrade, nodes of the previous version continue to work with the new schema. A migration that would break them
+sets the note `READABLE_FROM`.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ FIRST = 13  # number of the first migration; earlier versions had no PostgreSQL
 _MARK, _OURS = "application", "hermes-gateway"
 _VERSION = "schema_version"
 READABLE_FROM = "schema_readable_from"
-"""Note with the lowest schema version of gateways that may use the database."""
+"""Key of the note with the lowest schema version of the gateways that can use the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Server:
 
     database: str
     role: str
-    schema: str | None  # schema of new tables; None if the search path leads to none
+    schema: str | None  # schema of new tables; None if the search path contains no existing schema
     version: int  # 150018 for 15.18
     encoding: str
     is_read_only: bool
@@ -45,7 +45,7 @@ class Server:
 
     @property
     def name(self) -> str:
-        """Name of the database in messages."""
+        """Name of the database for use in messages."""
         return f"the PostgreSQL database {self.database}"
 
 

@@ -16,7 +16,7 @@ from hermes_state.text import counted
 from hermes_state.values import ChatKey, Millis
 
 MAX_CLOCK_SECONDS = 60
-"""Largest allowed difference from the server's clock in seconds. Days and deadlines depend on the clock."""
+"""Maximum difference in seconds between a node's clock and the server's. Dates and deadlines depend on the clock."""
 
 POOLED = "store.url points to a pooler, but the locks of a node need one session: use the address of the server itself"
 NAME = "hermes-gateway"  # prefix of our sessions' names
@@ -76,7 +76,7 @@ class NodeStatus:
     id: str
     name: str
     label: str
-    """Name in messages, with the start of the id if another node has the same name."""
+    """Name for use in messages, followed by the start of the id if another node has the same name."""
     role: str
     version: str
     started_at: Millis
@@ -128,10 +128,10 @@ def session_name(node_id: str) -> str:
 
 
 def end_left_transactions(db: Connection, seconds: float = 2.0) -> int:
-    """End transactions that nodes without a seat left open for `seconds`. Return their number.
+    """End transactions that nodes without a seat have left open for `seconds`. Return their number.
 
-    The server ends idle transactions by itself. But if a node stops while sending a batch, the server waits for the
-    rest, and the batch's chats stay locked.
+    The server ends idle transactions by itself. But if a node stops while it sends a batch, the server waits for the
+    rest of the batch, whose chats stay locked.
     """
     query = f"""SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE datname = current_database() AND usename = current_user
@@ -184,7 +184,7 @@ def find_owner(db: Connection, account: str) -> NodeStatus | None:
 
 
 def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
-    """Return sentences about differences from the server's clock and from the settings of running nodes."""
+    """Return sentences on how `node` differs from the server's clock and from the settings of running nodes."""
     late = (scalar(db, int, _NOW) - now) // 1000
     found = []
     if abs(late) > MAX_CLOCK_SECONDS:
@@ -227,14 +227,14 @@ def _living_others(db: Connection, node: NodeInfo) -> list[NodeRow]:
 
 
 def _labels(nodes: Sequence[NodeInfo | NodeRow]) -> dict[str, str]:
-    """Return the names of nodes in messages, by id. An empty id means this node."""
+    """Return the nodes' names for use in messages, by id. An empty id means this node."""
     counts = Counter(node.name for node in nodes)
     ids = {node.id: node.id[:8] or "this one" for node in nodes}
     return {node.id: node.name if counts[node.name] == 1 else f"{node.name} ({ids[node.id]})" for node in nodes}
 
 
 def is_one_session(db: Connection) -> bool:
-    """Return True if the connection has its own session, which the server can end for silence. Changes nothing."""
+    """Return True if no pooler is in between, so that the server can end this session for silence. Changes nothing."""
     query = "SELECT set_config('idle_session_timeout', '1h', true), pg_backend_pid()"
     timeout, pid = db.execute(query).fetchone()
     return bool(pid == db.raw.info.backend_pid and timeout == "1h")  # type: ignore[attr-defined]  # PostgreSQL's
@@ -257,6 +257,6 @@ def save_settings(db: Connection, node: NodeInfo) -> None:
 
 @locks("nodes")
 def forget_gone(db: Connection, now: Millis) -> int:
-    """Note which nodes are gone, and delete those gone for a day. Return the number of deleted nodes."""
+    """Store which nodes are gone, and delete nodes that have been gone for a day. Return how many were deleted."""
     db.execute(f"UPDATE nodes n SET gone_at = :now WHERE gone_at IS NULL AND NOT {_LIVES}", {"now": now})
     return db.execute("DELETE FROM nodes WHERE gone_at < ?", (now - 86_400_000,)).rowcount

@@ -47,20 +47,20 @@ def open_target(url: str) -> Iterator[Connection]:
 
 
 def load_sequences(db: Connection) -> dict[str, int]:
-    """Load the highest id ever used, by table."""
+    """Load the highest id that each table has ever used."""
     query = "SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = current_schema()"
     return {name.removesuffix("_id_seq"): last or 0 for name, last in db.execute(query).fetchall()}
 
 
 def set_sequences(db: Connection, highest: dict[str, int]) -> None:
-    """Set each table's next id above the given one."""
+    """Make each table's next id higher than the given one."""
     for table, last in highest.items():
         if last:
             db.execute("SELECT setval(pg_get_serial_sequence(?, 'id'), ?)", (table, last))
 
 
 def make_search_index(db: Connection) -> None:
-    """Create the search index of copied messages. May run again after an interruption."""
+    """Create the search index of copied messages. Can be run again after an interruption."""
     last: int | None = 0
     while last is not None:
         db.execute("BEGIN")  # a failed transaction ends with the connection
@@ -73,7 +73,8 @@ def make_search_index(db: Connection) -> None:
 def open_offline_database(url: str) -> Iterator[PostgresConnection | None]:
     """Open a database for reading in one snapshot. Yield None if it has no tables yet.
 
-    Raises `DatabaseRejected` for a foreign database or a refused role, `StoreUnavailable` without a server.
+    Raises `DatabaseRejected` if the database belongs to another program or refuses the role, `StoreUnavailable` if no
+    server responds.
     """
     with _open(url) as db:
         is_made = load_version(db) > 0
@@ -84,8 +85,8 @@ def open_offline_database(url: str) -> Iterator[PostgresConnection | None]:
 def check_place(url: str, node: NodeInfo, now: Millis) -> bool:
     """Check, without changes, that a node may join a database. Return True if the database has tables.
 
-    Settings are compared if the schema is this version's; the seat always compares them. Raises the errors of
-    `open_offline_database`, `DatabaseRejected` for a pooler, and `ConfigError`.
+    Settings are compared only if the database has this version's schema, but taking a seat always compares them. Raises
+    the errors of `open_offline_database`, `DatabaseRejected` for a pooler, and `ConfigError`.
     """
     with _open(url) as db:
         version = load_version(db)

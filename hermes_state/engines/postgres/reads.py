@@ -1,10 +1,10 @@
-"""Reads, and functions that share round trips to the server (decision 24).
+"""Short reads that share a transaction, and functions that share round trips to the server (decision 24).
 
-Short reads that arrive together share a transaction. Reading a few rows is cheap for the server, but the round trips
-and the switch to the connection's thread and back are not.
+Short reads that arrive together share a transaction. Reading a few rows costs the server little, but each transaction
+needs round trips and a switch to the connection's thread and back.
 
 Functions that share round trips each run in a greenlet until they need a result. Then all their statements are sent at
-once (libpq's pipeline mode). Together they take as many round trips as the function that needs most.
+once (libpq's pipeline mode). Together they take as many round trips as the function that needs the most.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ MOST_TOGETHER = 16  # short reads per transaction; all of them wait until the la
 
 
 def milliseconds(seconds: float) -> int:
-    """Convert a time limit for the server, which reads 0 as no limit."""
+    """Convert a time limit to milliseconds for the server. Return at least 1, because 0 would mean no limit."""
     return max(1, int(seconds * 1000))
 
 
@@ -65,7 +65,7 @@ class ShortReads:
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot, and again if the shared transaction fails. Raises its error or the driver's."""
+        """Run `call` on one snapshot. Repeat it if the shared transaction fails. Raises its error or the driver's."""
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:
@@ -79,13 +79,13 @@ class ShortReads:
             while self._waiting:
                 reads, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
                 await self._read(reads)
-        finally:  # not later: a caller may read again before this task has ended
+        finally:  # done here because a caller may read again before this task has ended
             self._busy -= 1
 
     async def _read(self, reads: "Sequence[_ShortRead]") -> None:
         try:
             await self._run_job(partial(_read_together, reads))
-        except BaseException as error:  # an error of the connection
+        except BaseException as error:  # the connection failed
             for one in reads:
                 one.error = error
             if not isinstance(error, Exception):
@@ -119,7 +119,7 @@ class _ShortRead:
 
 
 def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
-    """Read in one transaction. Then repeat failed reads one by one, because one error fails all."""
+    """Read in one transaction. If one read fails, all fail, so repeat the failed reads one by one."""
     with _snapshot(db, READ_SECONDS):
         run_pipelined(db, [partial(one.run, db) for one in reads])
     for one in reads:
@@ -132,7 +132,7 @@ def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
 def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
     """Run functions concurrently inside the open transaction, so that they share round trips.
 
-    A function that begins a savepoint continues when all others have ended. The first error ends all functions and is
+    A function that begins a savepoint waits until all others have ended. The first error ends all functions and is
     raised. A server error reaches every function that waits for a result.
     """
     if len(functions) == 1:

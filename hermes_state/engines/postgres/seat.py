@@ -1,8 +1,9 @@
 """The seat of a node: one connection with the session locks for the node's work.
 
-A killed node loses its locks with its socket. The server ends the session of a stopped or disconnected node after a
-silence of some seconds (`idle_session_timeout`). The node measures the silence from its last answered request, so it
-gives up before the server does. Hints of other nodes arrive on the same connection, so a node with a seat misses none.
+If a node is killed, its socket closes and the server releases its locks. The server ends the session of a stopped or
+disconnected node after a silence of some seconds (`idle_session_timeout`). The node measures the silence from its last
+answered request, so it gives up before the server does. Hints from other nodes arrive on the same connection, so a node
+receives all hints while it has a seat.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ class PostgresSeat(Seat):
         self._arrived = asyncio.Event()
         self._answer: asyncio.Future[list[bytes]] | None = None
         self._values: list[bytes] = []
-        """Values of the answer received so far."""
+        """Values received so far for the current request."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read)
         self._task: asyncio.Task[None] | None = None
@@ -77,8 +78,8 @@ class PostgresSeat(Seat):
     ) -> Self:
         """Take a seat that the server ends after `seconds` of silence.
 
-        `on_lost` is called if the seat ends by itself, before `lost` is set. Raises `StoreUnavailable`, or
-        `DatabaseRejected` for a pooler.
+        If the seat ends by itself, `on_lost` is called and then `lost` is set. Raises `StoreUnavailable`, or
+        `DatabaseRejected` if `url` leads to a pooler.
         """
         try:
             db = await asyncio.to_thread(PostgresConnection.open, url)
@@ -132,7 +133,7 @@ class PostgresSeat(Seat):
         if self.lost.is_set():
             raise SeatLost("this node has lost its seat")
         answer: asyncio.Future[bytes] = self._loop.create_future()
-        # Retrieve the error of an answer whose caller may be gone.
+        # Retrieve the error even if the caller has stopped waiting; otherwise asyncio logs it.
         answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         self._requests.append((call, answer))
         self._arrived.set()
@@ -180,7 +181,7 @@ class PostgresSeat(Seat):
             self.lost.set()
 
     async def _execute(self, sql: str, parameters: list[bytes] | None = None) -> list[bytes]:
-        """Run one statement. Return the values of its row, if any."""
+        """Run one statement that returns at most one row. Return the row's values, or an empty list."""
         sent_at = self._sent_at = time.monotonic()
         answer: asyncio.Future[list[bytes]] = self._loop.create_future()
         self._answer, self._values = answer, []
@@ -190,7 +191,7 @@ class PostgresSeat(Seat):
             self._server.send_query_params(sql.encode(), parameters)
         await asyncio.wait({answer}, timeout=self._confirmed_at + self._seconds - sent_at)
         if not answer.done():
-            self._read()  # the answer may have arrived while the loop was busy
+            self._read()  # the response may have arrived while the loop was busy
         if not answer.done():
             raise TimeoutError
         values = answer.result()
@@ -198,12 +199,12 @@ class PostgresSeat(Seat):
         return values
 
     def _read(self) -> None:
-        """Read the server's messages: hints, an answer, or the end of the session."""
+        """Read the server's messages: hints, a response, or the end of the session."""
         try:
             self._server.consume_input()
             while (notice := self._server.notifies()) is not None:
                 if (hint := _hint_of(notice.extra)) is not None:
-                    self._loop.call_soon(self._on_hint, hint)  # called later: its errors must not affect the answer
+                    self._loop.call_soon(self._on_hint, hint)  # called later: its errors must not affect the request
             while self._answer is not None and not self._answer.done() and not self._server.is_busy():
                 if (result := self._server.get_result()) is None:  # the server is ready for the next statement
                     self._answer.set_result(self._values)
@@ -227,5 +228,5 @@ def _hint_of(payload: bytes) -> Hint | None:
 
 
 def _taken(locks: Sequence[SeatLock], places: bytes) -> set[SeatLock]:
-    """Return the locks whose positions the answer lists, such as `{1,3}`."""
+    """Return the locks at the positions (from 1) that the response `places` lists, such as `{1,3}`."""
     return {locks[int(place) - 1] for place in places.strip(b"{}").split(b",") if place}

@@ -29,7 +29,7 @@ T = TypeVar("T")
 REPEATS = 10  # retries of a batch that PostgreSQL aborted because of another transaction
 
 TAKEOVER_SECONDS = 5.0
-"""Seconds within which the server notices that a process with the lock was killed."""
+"""Seconds until the server notices that the process holding the lock was killed."""
 
 PAUSE_SECONDS = 5.0
 """Seconds after which the server ends an idle transaction, so that its chats do not stay locked."""
@@ -45,10 +45,10 @@ _REFUSED = re.compile(
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate|private key file|SSL was required|channel binding required|authentication method requirement"
 )
-"""Connection errors that waiting does not solve.
+"""Texts of connection errors that waiting does not solve.
 
-libpq has no codes for them. Messages in another language are not recognised, so the connection is retried as if the
-server were not up yet.
+libpq has no codes for these errors. If libpq's messages are in another language, they do not match, and the connection
+is retried as if the server were not up yet.
 """
 
 
@@ -63,7 +63,7 @@ RULES = TransactionRules(
 
 
 class _Session:
-    """Connection on its own thread, replaced when lost. If it `joins`, it takes the shared lock that blocks a copy."""
+    """Connection with its own thread, replaced if lost. If it `joins`, it takes the shared lock that blocks a copy."""
 
     def __init__(self, url: str, name: str, busy_seconds: float, *, joins: bool) -> None:
         self.pending = 0
@@ -82,7 +82,7 @@ class _Session:
         def note_end(job: asyncio.Future[Any]) -> None:
             self.pending -= 1
             if not job.cancelled():
-                job.exception()  # the caller has the error, or is gone
+                job.exception()  # the caller receives the error, unless it has stopped waiting
 
         job.add_done_callback(note_end)
         return await asyncio.shield(job)  # the thread finishes the job even without its caller
@@ -111,8 +111,8 @@ class _Session:
 
     def _prepare(self, db: PostgresConnection) -> None:
         if self._joins:
-            # Writes find rows by indexes, so one plan fits all values. The server would scan tables whose statistics
-            # are from the time when they were small.
+            # Writes find rows by indexes, so one plan fits all values. Otherwise the server would scan tables that have
+            # grown since their statistics were collected.
             db.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
             refusal = "the database is being copied, or a gateway of an older version uses it"
             _lock(db, _TOGETHER, refusal, "another process")
@@ -120,7 +120,7 @@ class _Session:
             db.execute(f"SET statement_timeout = {milliseconds(READ_SECONDS)}")
         pause, wait = milliseconds(PAUSE_SECONDS), int(self._busy_seconds * 1000)
         db.execute(f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait}")
-        db.execute("SET idle_session_timeout = 0")  # a role's own limit would end an unused connection
+        db.execute("SET idle_session_timeout = 0")  # a limit set for the role would end an unused connection
 
     def break_off(self) -> None:
         """Cut the connection, even while a job waits for it."""
@@ -150,7 +150,7 @@ class PostgresStore(Store):
     """
 
     batch_size = 32
-    """Smaller than for SQLite: a function takes longer, and all chats of a batch stay locked until the batch ends."""
+    """Smaller than for SQLite, because functions take longer and all chats of a batch stay locked until it ends."""
 
     def __init__(self, url: str, writers: int, readers: int, busy_seconds: float) -> None:
         super().__init__(name_of(url), writers)
@@ -168,8 +168,8 @@ class PostgresStore(Store):
         """Open the database at `url`, a `postgresql://` address, and migrate it to the newest schema.
 
         `busy_seconds` limits the wait of a write for other processes' locks and, with `CLOSE_SECONDS`, the time to
-        close. Raises `LockUnavailable` if a process holds the database exclusively, `DatabaseRejected` for a foreign
-        database (which is not changed) or a wrong name or password, or `StoreUnavailable`.
+        close. Raises `LockUnavailable` if a process holds the database exclusively, `DatabaseRejected` for another
+        program's database (which is not changed) or a wrong name or password, or `StoreUnavailable`.
         """
         store = cls(url, writers, readers, busy_seconds)
         async with AsyncExitStack() as undo:
@@ -268,19 +268,19 @@ class PostgresStore(Store):
 
 
 def name_of(url: str) -> str:
-    """Return the name of the database for messages, without the password."""
+    """Return the database's address for use in messages, without the password."""
     parts = conninfo_to_dict(url)
     return f"PostgreSQL database {parts.get('dbname', '')} at {parts.get('host', 'this machine')}"
 
 
 def unavailable(url: str, error: BaseException) -> StoreUnavailable:
-    """Return the error that tells callers about a failure of the server."""
+    """Return a `StoreUnavailable` that tells callers about a failure of the server."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return StoreUnavailable(f"{name_of(url)}: {lines[0]}")
 
 
 def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailable:
-    """Return the error for a failed start: `DatabaseRejected` if waiting does not help."""
+    """Return the error for a failed start: `DatabaseRejected` if waiting does not help, else `StoreUnavailable`."""
     told = unavailable(url, error)
     if error.sqlstate is None and _REFUSED.search(str(error)):
         return DatabaseRejected(f"{told}; see store.url, and docs/reference/operations.md, PostgreSQL")

@@ -19,7 +19,7 @@ from hermes_state.store.sql import Connection, load_note, save_note
 MAX_WORD_BYTES = 2_046  # longer words are cut: PostgreSQL accepts no more
 
 MAX_POSITION, MAX_PLACES = 16_000, 255
-"""Highest position, and maximum positions per word, for phrase searches. PostgreSQL's limits are 16,383 and 255."""
+"""Highest position of a word, and maximum number of its positions. PostgreSQL's limits are 16,383 and 255."""
 
 
 _BLOCK = 256
@@ -36,7 +36,7 @@ class _Folding(dict[int, str]):
             db.execute("CREATE VIRTUAL TABLE token USING fts5vocab(sample, instance)")
             between = [(one, f"x{chr(one)}x") for one in block if not 0xD800 <= one <= 0xDFFF]
             db.executemany("INSERT INTO sample(rowid, text) VALUES (?, ?)", between)
-            # If the text is still one token, the character belongs to words. The token omits it if it is an accent.
+            # If the text is still one token, the character is part of a word. An accent is missing from the token.
             joined = db.execute("SELECT doc, max(term) FROM token GROUP BY doc HAVING count(*) = 1")
             block.update((one, term[1:-1]) for one, term in joined)
         self.update(block)
@@ -47,7 +47,7 @@ _folding = _Folding()
 
 
 def tokens(text: str, *, is_query: bool = False) -> list[str]:
-    """Return the words of a row's text or a query's phrase, split and folded like FTS5's tokenizer does."""
+    """Return the words of a row's text or a query's phrase, split and folded as by FTS5's tokenizer."""
     cut = segment_query(text.rstrip()) if is_query else segment(text)
     words = filter(None, cut.translate(_folding).split(" "))
     return [
@@ -64,7 +64,7 @@ def mark(scope: str) -> str:
 def vector(text: str, scopes: Iterable[str]) -> str:
     """Return the `tsvector` of a row: words with their positions, then the scopes."""
     places: dict[str, list[int]] = {}
-    room = 900_000  # a `tsvector` above 1 MiB is an error; later words are not found
+    room = 900_000  # PostgreSQL rejects a `tsvector` above 1 MiB, so later words are left out and not found
     for position, word in enumerate(tokens(text), 1):
         found = places.get(word)
         if found is None:
@@ -93,7 +93,7 @@ def with_words(insert: str) -> str:
 
 
 def store_words(db: Connection, after: int, limit: int) -> int | None:
-    """Store the words of up to `limit` messages with ids above `after`. Return the last id; None if none is left."""
+    """Store the words of up to `limit` messages with ids above `after`. Return the last id; None without messages."""
     query = """SELECT id, text, body, chat_id, lineage_id, role, tool_name FROM messages
     WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"""
     rows = db.execute(query, (after, limit)).fetchall()
@@ -103,19 +103,19 @@ def store_words(db: Connection, after: int, limit: int) -> int | None:
     return rows[-1][0] if rows else None
 
 
-RENEWED_ROWS = 100  # rows per step of `renew_words`: about 20 ms, during which no other function writes
-VERSION_NOTE = "segment_version"  # version of all words, or of those up to a message id (`3:1200`)
+RENEWED_ROWS = 100  # rows per step of `renew_words`, which blocks other writes for about 20 ms
+VERSION_NOTE = "segment_version"  # version of all stored words, or of those up to a message id (`3:1200`)
 
 
 def load_renewed(db: Connection) -> int | None:
-    """Return the id of the last message whose words this version stored; None if it stored all words."""
+    """Return the id of the last message whose words were stored by this version; None if all were."""
     version, _, last = (load_note(db, VERSION_NOTE) or "").partition(":")
     return (int(last) if last else None) if version == str(SEGMENT_VERSION) else 0
 
 
 @locks(EVERYTHING)
 def renew_words(db: Connection) -> bool:
-    """Replace the next words that an earlier version stored. Return True if none are left."""
+    """Replace the words of the next messages that an earlier version stored. Return True if none are left."""
     done = load_renewed(db)
     last = store_words(db, done, RENEWED_ROWS) if done is not None else None
     save_note(db, VERSION_NOTE, f"{SEGMENT_VERSION}:{last}" if last is not None else str(SEGMENT_VERSION))

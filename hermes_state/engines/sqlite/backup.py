@@ -18,8 +18,9 @@ _PAGES_AT_ONCE = 1_024  # 4 MiB
 def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lambda: True) -> int:
     """Copy the open database `db` to the new file `target` (mode 0600). Return its size in bytes.
 
-    Blocks for seconds per gigabyte, so run this in a thread. While others write, `db` must be in a transaction: its
-    snapshot is copied, including damaged pages, and the write-ahead log grows. A failed copy leaves no `target`.
+    Blocks for seconds per gigabyte, so run this in a thread. While others write, `db` must be in a transaction, so that
+    its snapshot is copied. Meanwhile the write-ahead log grows. Damaged pages are copied too. A failed copy leaves no
+    `target`.
 
     Raises `StoreUnavailable` if `target` exists, the copy fails, or `may_go_on` returns False.
     """
@@ -43,10 +44,10 @@ def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lamb
             copy.execute("PRAGMA journal_mode = DELETE")  # no write-ahead log, so that the backup stays a single file
         flush(unfinished)
         try:
-            os.link(unfinished, target)  # fails if the name exists by now
+            os.link(unfinished, target)  # fails if another process has created `target` meanwhile
         except FileExistsError:
             raise
-        except OSError:  # the file system has no hard links, like that of many USB sticks
+        except OSError:  # the file system has no hard links, as on many USB sticks
             unfinished.rename(target)
         flush(target.parent)
         return target.stat().st_size
@@ -54,5 +55,5 @@ def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lamb
         raise StoreUnavailable(f"cannot write the backup {target}: {error}") from error
     finally:
         if unfinished is not None:
-            with contextlib.suppress(OSError):  # the first error is raised
+            with contextlib.suppress(OSError):  # an earlier error must stay visible
                 unfinished.unlink(missing_ok=True)

@@ -55,7 +55,7 @@ def is_busy(error: BaseException) -> bool:
 
 
 def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
-    """Return the error that tells callers about a failure of the database at `path`."""
+    """Return a `StoreUnavailable` that tells callers about a failure of the database at `path`."""
     code = _primary_code(error)
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and Room.is_used_up(path.parent):
         code = sqlite3.SQLITE_FULL
@@ -85,7 +85,7 @@ def check_engine() -> None:
 
 
 def check_ours(path: Path) -> None:
-    """Raise `DatabaseRejected` if the file belongs to another program or a newer version, or `StoreUnavailable`.
+    """Raise `DatabaseRejected` if another program or a newer version made the file. Also raises `StoreUnavailable`.
 
     SQLite reads the header as an immutable file, without locks or side files. Opening the file directly would release
     the locks of this process's other connections.
@@ -131,8 +131,8 @@ class StoreConnection(aiosqlite.Connection):
     """Connection in autocommit mode that runs whole functions on its own thread.
 
     aiosqlite has no public call for that, so `run` calls the inherited `_execute`. No other code uses private names of
-    aiosqlite, and a test fails if they disappear. An unclosed connection does not keep the process alive: losing
-    unacknowledged writes is better than a process that systemd must kill.
+    aiosqlite, and a test fails if they disappear. An unclosed connection does not keep the process alive. Its
+    unacknowledged writes are lost, but systemd need not kill the process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -168,7 +168,7 @@ def register_functions(db: sqlite3.Connection) -> None:
 
 
 def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous, busy_seconds: float) -> None:
-    """Tune the writing connection, after marking a new file as ours."""
+    """Configure the connection for writing. Mark a new file as a database of the gateway."""
     db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
     if not scalar(db, int, "PRAGMA page_count"):
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -177,12 +177,12 @@ def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous,
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA temp_store = MEMORY")
-    db.execute("PRAGMA cache_size = -1024")  # KiB; 64 MiB were no faster with a million messages
+    db.execute("PRAGMA cache_size = -1024")  # KiB; 64 MiB was no faster with a million messages
     db.execute("PRAGMA journal_size_limit = 67108864")  # bytes kept on disk after a checkpoint
 
 
 def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
-    """Limit SQLite's own wait for a lock, which blocks the thread, to a second. The writer limits the whole wait."""
+    """Limit SQLite's wait for a lock to a second, because it blocks the thread. The writer limits the total wait."""
     db.execute(f"PRAGMA busy_timeout = {int(min(1.0, busy_seconds) * 1000)}")
 
 
@@ -190,7 +190,7 @@ def prepare_reader(db: sqlite3.Connection, busy_seconds: float) -> None:
     db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
     db.execute("PRAGMA query_only = ON")
     db.execute("PRAGMA temp_store = MEMORY")
-    db.execute("PRAGMA cache_size = -128")  # KiB; every commit empties the cache, and searches were as fast with 512
+    db.execute("PRAGMA cache_size = -128")  # KiB; every commit empties the cache, and 512 KiB was no faster
 
 
 NETWORK_KINDS = frozenset(
@@ -199,7 +199,7 @@ NETWORK_KINDS = frozenset(
 
 
 def refuse_network_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> None:
-    """Raise `ConfigError` if `path` is on a network file system. Does nothing without a mount table."""
+    """Raise `ConfigError` if `path` is on a network file system. Does nothing if the system has no mount table."""
     try:
         table = mounts.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -213,7 +213,7 @@ def refuse_network_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo"))
 
 
 def _kind_of(path: Path, table: str) -> str:
-    """Return the file system type of the deepest mount point above `path`, or of the latest mount there."""
+    """Return the file system type at the deepest mount point above `path`, from the latest of the mounts there."""
     found, depth = "", -1
     for line in table.splitlines():
         fields = line.split(" ")

@@ -12,7 +12,7 @@ from hermes_state.errors import DatabaseRejected
 from hermes_state.store.sql import scalar
 
 _PATH_ONLY: int | None = getattr(os, "O_PATH", None)
-"""Flag for a descriptor without access to the content (Linux).
+"""Flag that opens a file without access to its content (Linux).
 
 Closing any other descriptor would release SQLite's locks.
 """
@@ -23,7 +23,7 @@ instead of creating an empty one. `hermes-gateway run --fresh` creates an empty 
 
 
 class DatabaseHandle:
-    """Descriptors of the database file, its log and its shared memory, from the time they were opened."""
+    """Descriptors of the database file, its log and its shared memory, as they were when the store opened them."""
 
     def __init__(self, path: Path) -> None:
         names = (path, *side_files(path))
@@ -34,11 +34,11 @@ class DatabaseHandle:
         }
 
     def uses(self, path: Path) -> bool:
-        """Return True if `path` is the name of one of the files, even of a missing file."""
+        """Return True if `path` names one of the database's files, even if that file is missing."""
         return path.parent.resolve() / path.name in {name.parent.resolve() / name.name for name in self._held}
 
     def find_loss(self) -> str | None:
-        """Return a sentence for operators about the first file that was moved, deleted or replaced."""
+        """Return a sentence for operators about a file that was moved, deleted or replaced; None if there is none."""
         for name, (descriptor, before) in self._held.items():
             held = before if descriptor is None else os.fstat(descriptor)
             try:
@@ -59,7 +59,7 @@ class DatabaseHandle:
 
 
 def side_files(path: Path) -> tuple[Path, Path]:
-    """Return the write-ahead log and the shared memory of the database at `path`, next to the real file."""
+    """Return the paths of the write-ahead log and the shared memory of the database at `path`. Follows links."""
     real = path.resolve()
     return real.with_name(real.name + "-wal"), real.with_name(real.name + "-shm")
 
@@ -87,13 +87,13 @@ def refuse_empty(db: sqlite3.Connection, path: Path) -> None:
 
 
 def marker_of(path: Path) -> Path:
-    """Return the marker of the database at `path`. Its name does not match patterns such as `state.db*`."""
+    """Return the path of the marker for the database at `path`. Deleting `state.db*` does not delete the marker."""
     return path.with_suffix(".made")
 
 
 def leave_marker(path: Path) -> None:
     """Write the marker of the database at `path` (mode 0600)."""
-    with suppress(OSError):  # exists already, or a full disk: not a reason to stop
+    with suppress(OSError):  # the marker exists already, or the disk is full: the gateway can run without it
         descriptor = os.open(marker_of(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(_MARKER)

@@ -1,6 +1,6 @@
 """Detach a failed search index from the messages, and merge the parts of an index.
 
-`hermes_state.search.index` rebuilds it.
+A failed index is rebuilt by `hermes_state.search.index`.
 """
 
 import sqlite3
@@ -11,7 +11,7 @@ SERVING = "messages_fts"  # name of the index that searches use
 
 
 def is_index_trouble(error: BaseException) -> bool:
-    """Return True for errors that a damaged search index may have caused."""
+    """Return True for errors that may be caused by a damaged search index."""
     if not isinstance(error, sqlite3.DatabaseError):
         return False
     is_corrupt = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF == sqlite3.SQLITE_CORRUPT
@@ -21,7 +21,7 @@ def is_index_trouble(error: BaseException) -> bool:
 
 
 def detach_index(db: Connection) -> bool:
-    """Detach the index, outside of a transaction. Return False if it is already detached or cannot be detached."""
+    """Detach the index by dropping its triggers. Return False if there are none or they cannot be dropped."""
     triggers = index_triggers(db)
     try:
         for name in triggers:
@@ -34,18 +34,18 @@ def detach_index(db: Connection) -> bool:
 def merge_step(db: Connection, index: str, *, merges_all: bool = False) -> bool:
     """Merge 200 pages of an index, in about 30 ms. Return True if there may be more to merge.
 
-    `merges_all` starts merging all parts into one, which later steps continue. An index filled in blocks needs that:
-    otherwise storing the next thousands of messages would include this work.
+    `merges_all` starts merging all parts into one, which later steps continue. An index that was filled in blocks needs
+    this. Otherwise the merging would slow down the next few thousand writes of messages.
     """
     before = scalar(db, int, "SELECT total_changes()")
     pages = -200 if merges_all else 200
     db.execute(f"INSERT INTO {index} ({index}, rank) VALUES ('merge', ?)", (pages,))
-    # FTS5's documentation: fewer than two changes mean that there was nothing to merge
+    # According to FTS5's documentation, fewer than two changes mean that there was nothing to merge.
     return scalar(db, int, "SELECT total_changes()") - before >= 2
 
 
 def merge_all(db: Connection, index: str = SERVING) -> None:
-    """Merge all parts of an index that no other process uses."""
+    """Merge all parts of an index into one. No other process may be using the index."""
     while merge_step(db, index, merges_all=True):
         pass
 

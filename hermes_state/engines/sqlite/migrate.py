@@ -37,7 +37,8 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
     """Apply all pending migrations to `db`, the open database at `path`, as its only writer and outside a transaction.
 
     A database with content is first copied to `backups/` next to it. Raises `DatabaseRejected` if a newer version wrote
-    the file, or an applied migration differs. A failed migration leaves the previous schema version.
+    the file, or an applied migration differs from this version's. A failed migration leaves the previous schema
+    version.
     """
     migrations = shipped_migrations() if migrations is None else migrations
     version = scalar(db, int, "PRAGMA user_version")
@@ -49,7 +50,7 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
     if version and pending:
         copy = path.parent / "backups" / f"{path.stem}-schema{version}-{time.strftime('%Y%m%d-%H%M%S')}.db"
         copy.unlink(missing_ok=True)  # left by a start that failed within this second
-        copy_into(db, copy)  # there is no other writer, so it needs no snapshot
+        copy_into(db, copy)  # without a transaction, because there is no other writer
     for migration in pending:
         _apply(db, migration)
     if not version and len(migrations) >= newest_schema():  # the index is still empty
@@ -60,9 +61,9 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
 
 
 def define_index(db: Connection, index: str, covered: str = "", only: str = "") -> None:
-    """Create a search index for messages that match `covered`, with its triggers.
+    """Create a search index, with its triggers, for messages that match the SQL condition `covered`.
 
-    If `only` is given, run only the statements that contain this text.
+    If `only` is given, run only the statements that contain this string.
     """
     for statement in statements(_INDEX.format(index=index, new=covered.format("new"), old=covered.format("old"))):
         if only in statement:

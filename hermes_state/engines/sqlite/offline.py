@@ -72,19 +72,19 @@ def _open_alone(path: Path, mode: Literal["ro", "rw"]) -> Iterator[sqlite3.Conne
 
 
 def load_sequences(db: Connection) -> dict[str, int]:
-    """Load the highest id ever used, for each table whose ids never repeat."""
+    """Load the highest id ever used, for each table that never reuses an id."""
     return dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
 
 
 def set_sequences(db: Connection, highest: dict[str, int]) -> None:
-    """Set each table's next id above the given one."""
+    """Make each table's next id higher than the given one."""
     for table in scalars(db, str, "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%AUTOINCREMENT%'"):
         db.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
         db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, highest[table]))
 
 
 def make_search_index(db: Connection) -> None:
-    """Merge the parts of the search index. Triggers have indexed the copied messages."""
+    """Merge the parts of the search index, in which triggers have already stored the copied messages."""
     merge_all(db)
 
 
@@ -92,7 +92,7 @@ def make_search_index(db: Connection) -> None:
 def open_offline_file(path: Path) -> Iterator[sqlite3.Connection | None]:
     """Open a database for reading while its daemon is not running. Yield None if it has no tables yet.
 
-    Raises `LockUnavailable` while a process holds its lock (ask that process), `DatabaseRejected` and
+    Raises `LockUnavailable` if a process holds the database's lock (ask that process instead), `DatabaseRejected` and
     `StoreUnavailable`.
     """
     refuse_held(path.with_name(path.name + ".lock"), what=f"the database {path}")
@@ -112,7 +112,7 @@ def open_offline_file(path: Path) -> Iterator[sqlite3.Connection | None]:
 
 
 def find_fault(db: Connection) -> str | None:
-    """Return the first fault found by SQLite's check of the file, if any. Reads every page: seconds per gigabyte."""
+    """Return the first fault that SQLite finds in the file, or None. Reads every page, in seconds per gigabyte."""
     verdict = scalar(db, str, "PRAGMA quick_check(1)")
     return f"The database is damaged: {verdict}" if verdict != "ok" else None
 

@@ -62,7 +62,7 @@ class _Reader:
         try:
             return call(db)
         finally:
-            self._deadline = float("inf")  # nothing may interrupt the end of the snapshot
+            self._deadline = float("inf")  # nothing may interrupt the ROLLBACK
             if db.in_transaction:
                 db.execute("ROLLBACK")
 
@@ -75,7 +75,7 @@ class _Reader:
 
 
 class SqliteStore(Store):
-    """The database of one gateway in one file. `open` it, and `close` it, which takes at most `busy_seconds`."""
+    """The database of one gateway in one file. `open` it, and always `close` it, which takes at most `busy_seconds`."""
 
     def __init__(
         self, path: Path, lock: FileLock, writer: StoreConnection, readers: list[_Reader], busy_seconds: float
@@ -102,9 +102,9 @@ class SqliteStore(Store):
     ) -> Self:
         """Create, migrate or open the database at `path`, and lock it (`<path>.lock`) until `close`.
 
-        `busy_seconds` limits the wait of a write while another process locks the file. `is_fresh` creates a database
-        where one was lost. Raises `ConfigError` on a network disk, `LockUnavailable` if another process has it open,
-        `DatabaseRejected` (the file is not changed), or `StoreUnavailable`.
+        `busy_seconds` limits the wait of a write while another process locks the file. `is_fresh` allows an empty
+        database where an earlier one was lost. Raises `ConfigError` on a network disk, `LockUnavailable` if another
+        process has it open, `DatabaseRejected` (the file is not changed), or `StoreUnavailable`.
         """
         connections.check_engine()
         refuse_network_disk(path)
@@ -163,7 +163,7 @@ class SqliteStore(Store):
             reader.pending -= 1
 
     async def back_up(self, target: Path) -> int:
-        # An open connection can still read a file that was deleted or replaced.
+        # An open connection can still read a file that has been deleted or replaced.
         if self._files.uses(target):
             raise StoreUnavailable(f"{target} is in use: name another file")
         # An hour is enough for a terabyte on a fast disk or 100 gigabytes on a slow one.
@@ -184,7 +184,7 @@ class SqliteStore(Store):
             except sqlite3.Error as error:
                 if is_index_trouble(error) and await self._writer.run(detach_index):
                     self.index_failed.set()
-                    continue  # messages are stored without the index, which is derived from them
+                    continue  # store messages without the index, which can be rebuilt from them
                 begun = started if self._is_open else min(started, self._closed_at)
                 if connections.is_busy(error) and time.monotonic() < begun + self._busy_seconds:
                     await asyncio.sleep(0.02)  # no event signals the release of another process's lock
@@ -221,7 +221,7 @@ class SqliteStore(Store):
 
 
 MAX_STEPS = 2_500
-"""Maximum number of SQLite virtual machine steps in a short read: some 100 rows, in less than a millisecond."""
+"""Maximum number of SQLite virtual machine steps in a short read: about 100 rows, in less than a millisecond."""
 SLOW_SECONDS = 0.02
 """Duration after which a read counts as slow, because of the disk or other threads. Usual reads take 0.1 ms."""
 
@@ -238,13 +238,13 @@ class ShortReader:
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, cached_statements=64)
         connections.prepare_reader(self._db, 0.0)
-        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 16_384)  # longest row of a short read
+        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 16_384)  # maximum size of a row in a short read
         self._db.set_progress_handler(self._is_over, _CHECK_STEPS)
         self._steps = 0
         self._began = self._paused_until = 0.0
 
     def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
-        """Read with `call` from one snapshot. Raises `ShortReadExceeded`."""
+        """Run `call` on one snapshot. Raises `ShortReadExceeded` if a reader's thread must run it instead."""
         self._began, self._steps = time.monotonic(), 0
         if self._began < self._paused_until:
             raise ShortReadExceeded
@@ -254,15 +254,15 @@ class ShortReader:
         except sqlite3.Error as error:
             if not (connections.is_trouble(error) or error.sqlite_errorcode == sqlite3.SQLITE_TOOBIG):
                 raise
-            raise ShortReadExceeded from error  # the retry on a thread reports the error
+            raise ShortReadExceeded from error  # the caller repeats the read on a thread, which reports the error
         finally:
-            self._steps = -MAX_STEPS  # nothing may interrupt the end of the snapshot
+            self._steps = -MAX_STEPS  # nothing may interrupt the ROLLBACK
             if self._db.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
             ended = time.monotonic()
             if ended - self._began > SLOW_SECONDS:
-                self._paused_until = ended + 5.0  # until then, all reads use the threads
+                self._paused_until = ended + 5.0  # until then, all reads run on threads
 
     def close(self) -> None:
         self._db.close()
