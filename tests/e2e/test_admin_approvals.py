@@ -555,7 +555,7 @@ async def test_the_web_chat_is_the_owners_direct_chat(tmp_path: Path, protocol: 
             await page.write("hello")
             await page.until_answered(1)
             await ask(world, line=" ".join(f"word{number}" for number in range(700)))
-            await page.until("May I use write_down? It is for Ann")
+            await page.until("May I use write_down? For Ann")
             await page.until("Press a button, or send /approve a1")
             shown_here = await page.html()
             assert 'value="/approve a1"' in shown_here

@@ -33,6 +33,6 @@ async def test_the_first_turn_imports_nothing_on_the_event_loop(
         started = time.time()
         await chat.ask("hello", "^echo: (.|\n)*hello")
         await world.script(match="refuse", error={"kind": "402"}, times=1)
-        await chat.ask("refuse", "no credit")
+        await chat.ask("refuse", "out of credit")
         await chat.ask('look [[tool:history_search {"query": "hello"}]]', "tool said: ")
         assert imported(world, started) == []

@@ -85,11 +85,11 @@ async def test_whoever_writes_while_the_disk_is_full_is_told_within_ten_seconds(
         assert await heard(world, 1, "hello", 15)
         filler = fill(world.home)
         await write_until_full(world)
-        assert await heard(world, 1, "its disk is full. Your message waits", 10)
+        assert await heard(world, 1, "its disk is full. Your message is not lost", 10)
         await asyncio.sleep(15)  # the time for which it fails is what is tried
         other = {"chat_id": 43} if is_telegram(world) else {"dm_user_id": BOB, "user_id": BOB}
         await speak(world, "are you there", **other)
-        assert await heard(world, 2, "its disk is full. Your message waits", 10)
+        assert await heard(world, 2, "its disk is full. Your message is not lost", 10)
         empty(filler)
         assert await heard(world, 2, "takes messages again", 20)
         await world.gateway.kill()
@@ -114,7 +114,7 @@ async def test_a_gateway_starts_with_a_full_disk_and_says_so(world: World, kind:
         assert re.search(r"XX +disk .*no message can be stored", report), report
         if kind == "bytes":
             await write_until_full(world)
-            assert await heard(world, 1, "its disk is full. Your message waits", 10)
+            assert await heard(world, 1, "its disk is full. Your message is not lost", 10)
         empty(filler)
         await speak(world, "are you there")
         assert await heard(world, 1, "takes messages again" if kind == "bytes" else "are you there", 30)

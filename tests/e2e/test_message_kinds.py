@@ -108,7 +108,7 @@ async def test_what_the_sdk_does_not_know_costs_no_message_in_webhook_mode(world
     assert await world.replies(1, match="what is this gift")
     await send(world, {"rich_message": {"blocks": [{"type": "divider"}]}}, 901)
     assert await world.replies(1, match="I cannot read “rich message”")
-    lines = [json.loads(line) for line in world.gateway.log_text().splitlines() if "partly_read" in line]
+    lines = [json.loads(line) for line in world.gateway.log_text().splitlines() if "partially_parsed" in line]
     assert [line["fields"] for line in lines] == [["message.reply_to_message.unique_gift.gift"], ["rich_message"]]
 
 

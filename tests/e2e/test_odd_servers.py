@@ -29,7 +29,7 @@ async def outcomes(world: World) -> list[str]:
 async def unfinished_call(chat: Chat) -> None:
     """A turn that failed behind the result of its tool, so that the next message follows that."""
     await chat.world.script(last_role="tool", error={"kind": "402"}, times=1)
-    await chat.ask(LOOK, "no credit")
+    await chat.ask(LOOK, "out of credit")
 
 
 async def test_a_chat_with_tool_calls_goes_on_at_a_server_that_wants_short_ids(chat: Chat) -> None:

@@ -88,7 +88,7 @@ async def test_a_no_makes_none_and_a_wrong_one_is_not_asked_about(world: World) 
     await world.gateway.start(**ZONE)
     await ask_for(world, cron="0 25 * * *")
     await world.say("remind us")
-    assert await world.replies(1, match="'25' is no hour")
+    assert await world.replies(1, match="'25' is not a valid hour")
     await ask_for(world, cron="0 8 * * mon-fri")
     await world.say("remind us")
     assert await world.replies(1, match="May I use")
@@ -103,7 +103,7 @@ async def test_a_turn_that_a_schedule_began_cannot_make_another(world: World) ->
     assert await world.replies(1, match="Schedule 1 is set")
     await ask_for(world, cron="@hourly")
     await world.say("/schedule run 1")
-    assert await world.replies(1, match="cannot add another")
+    assert await world.replies(1, match="cannot add schedules")
     assert world.query("SELECT count(*) FROM schedules") == [(1,)]
     assert world.query("SELECT DISTINCT purpose FROM model_calls") == [("schedule",)]
 

@@ -36,7 +36,7 @@ async def test_times_are_local(tmp_path: Path, protocol: ModelProtocol, platform
             assert is_now(told), told
         today = datetime.now(ZoneInfo(ZONE)).date()
         await chat.ask(f"/search hello --since {today}", "hello there")
-        await chat.ask(f"/search hello --since {today + timedelta(days=1)}", "Nothing matches")
+        await chat.ask(f"/search hello --since {today + timedelta(days=1)}", "No message matches")
 
 
 @pytest.mark.parametrize(("zone", "shown"), [("Europe/Berlin", "CEST"), ("Asia/Tehran", "+0330"), ("UTC", "UTC")])

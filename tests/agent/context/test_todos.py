@@ -139,7 +139,7 @@ async def test_a_list_can_be_replaced_or_changed_item_by_item(chat: Chat) -> Non
         ([{"id": 9, "state": "done"}], "there is no item 9"),
         ([{"text": "x", "state": "lost"}], "Invalid enum value 'lost'"),
         (["x"], "Expected `object`"),
-        ([{"text": "x"}] * (MAX_ITEMS + 1), "of 50 items"),
+        ([{"text": "x"}] * (MAX_ITEMS + 1), "the limit is 50"),
     ],
 )
 async def test_invalid_lists_change_nothing_and_give_the_reason(chat: Chat, items: list[Any], why: str) -> None:

@@ -149,7 +149,7 @@ def test_a_folder_wins_over_a_package_of_the_same_name(home: Path, site: Path) -
             "dict, which is not a ContextEngine",
         ),
         (ENGINE + "\n    async def get_tool_schemas(self): return []", "must not be async"),
-        (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'no name'}]", "no valid name"),
+        (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'no name'}]", "invalid name"),
         (ENGINE + "\n    def get_tool_schemas(self): return [{'name': 'x', 'parameters': {'type': 'list'}}]", "schema"),
     ],
 )

@@ -312,7 +312,7 @@ async def test_tool_rows_name_their_tool_and_calls(run: Run, home: Path) -> None
     [
         (("lineage", "telegram:777"), "No chat, session or message"),
         (("history", "m999"), "no message m999"),
-        (("search", "door", "--since", "yesterday"), "no date"),
+        (("search", "door", "--since", "yesterday"), "is not a date"),
         (("search", "door", "--chat", "telegram:777"), "No chat"),
         (("sessions", "telegram:777"), "No chat"),
     ],

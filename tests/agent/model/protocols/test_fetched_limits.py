@@ -169,7 +169,7 @@ async def test_a_refusal_states_no_limits_and_is_not_retried(
     async with dialled(server, "lab-32k") as model:
         with capture_logs() as logs:
             assert await model.fetch_limits() == expected
-    assert len([line for line in logs if line["event"].startswith("model.sizes_")]) == is_final
+    assert len([line for line in logs if line["event"].startswith("model.limits_")]) == is_final
     assert llm.questions == (1 if is_final else 2), "the single model, and the list if that may help"
 
 

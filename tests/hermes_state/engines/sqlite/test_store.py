@@ -595,5 +595,5 @@ def test_only_one_function_commits_writes() -> None:
         for line in file.read_text().splitlines()
         if 'execute("COMMIT")' in line or ".commit()" in line
     ]
-    nobody_uses_yet = ["copy.py", "migrate.py", "migrate.py", "repair.py", "repair.py", "offline.py"]
+    nobody_uses_yet = ["copy.py", "migrate.py", "migrate.py", "offline.py", "repair.py", "repair.py"]
     assert sorted(places) == ["batch.py", *nobody_uses_yet]
