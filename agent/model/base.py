@@ -88,8 +88,9 @@ class Payer:
 
     @classmethod
     def of(cls, conversation: ConversationRef) -> Self:
-        """Return the payer for a turn of a conversation. A sub-agent's calls are charged to the session that started
-        it.
+        """Return the payer for a turn of a conversation.
+
+        A sub-agent's calls are charged to the session that started it.
         """
         lineage_id, turn_id = conversation.paid_by or (conversation.lineage_id, conversation.turn_id)
         return cls(chat_id=conversation.chat_id, lineage_id=lineage_id, turn_id=turn_id)
@@ -174,7 +175,7 @@ _EFFORT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """Request fields that set reasoning effort and sampling. If they are refused, `after` returns the next form to try."""
+    """Request fields that set reasoning effort and sampling. After a refusal, `after` returns the next form to try."""
 
     wanted: tuple[ReasoningEffort | None, bool]
     """Reasoning effort that the call asks for, and True if the call has tools."""
@@ -240,8 +241,10 @@ class ChatModel(CalledModel, Protocol):
         """
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """Return the model's limits. This costs nothing, takes a few seconds at most, and never raises. Return None if
-        the provider cannot be reached, or might state more limits after a call.
+        """Return the model's limits.
+
+        This costs nothing, takes a few seconds at most, and never raises. Return None if the provider cannot be
+        reached, or might state more limits after a call.
         """
 
     async def close(self) -> None:

@@ -237,7 +237,7 @@ class PriceCatalog:
         return next((self._named[parts] for parts in map(_parts, spellings(name)) if parts in self._named), None)
 
     def _newest(self, name: str) -> Price | None:
-        """Return the price of this version, or of the family's newest; None if this is older than all listed versions."""
+        """Return the price of this version, or of the family's newest; None for a version older than all listed."""
         family, numbers = _parts(_core(name))
         versions = self._families.get(family)
         if versions is None or not (numbers or name.endswith("-latest")):

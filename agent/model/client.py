@@ -107,9 +107,7 @@ class RetryPolicy:
     """Longest pause that a provider may request. If it requests more, the call fails at once."""
 
     def pause(self, attempt: int, retry_after: float | None) -> float:
-        """Return the seconds to wait after attempt number `attempt` (1, 2, …), with random jitter so that chats do not
-        retry together.
-        """
+        """Return the seconds to wait after an attempt (1, 2, …), with jitter so that chats do not retry together."""
         backoff = Backoff(self.first_pause, self.max_pause).after(attempt) * random.uniform(0.75, 1.25)
         return max(backoff, retry_after or 0.0)
 
@@ -272,8 +270,9 @@ class ModelClient(BaseClient[ChatModel]):
         purpose: str,
         within: float | None = None,
     ) -> CompletedCall:
-        """Call the model until it answers. When another attempt is pointless or not allowed, raise the last
-        `ModelError`.
+        """Call the model until it answers.
+
+        When another attempt is pointless or not allowed, raise the last `ModelError`.
 
         Every failed or cancelled attempt is recorded in the ledger before anything else happens. The caller stores the
         row of the successful call together with the reply. If the provider reports no usage for a cancelled attempt, or

@@ -1,5 +1,7 @@
-"""Pooled HTTP connections to model providers, based on the aiohttp client that both SDKs contain. Only this module uses
-private names of `httpx2`: the SDKs' client creates its own aiohttp sessions and offers no public way to replace them.
+"""Pooled HTTP connections to model providers, based on the aiohttp client that both SDKs contain.
+
+Only this module uses private names of `httpx2`: the SDKs' client creates its own aiohttp sessions and offers no public
+way to replace them.
 """
 
 import functools

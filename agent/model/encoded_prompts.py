@@ -52,15 +52,17 @@ class KeptPrompt:
         return orjson.Fragment(b"[%b]" % b",".join(filter(None, parts)))
 
     def holds_for(self, rows: Transcript, made_for: tuple[object, ...]) -> bool:
-        """True if `rows` begin with the prefix's rows, nothing else changed, and later rows do not change its messages."""
+        """True if `rows` begin with the prefix's rows, nothing else changed, and later rows do not affect it."""
         if self.made_for != made_for or len(rows) < self.rows:
             return False
         return self.ends == (rows[0], rows[self.rows - 1]) and _are_answers_within(rows[self.rows :])
 
 
 def _settled_rows(transcript: Transcript) -> int:
-    """Return the number of initial rows whose messages no later row can change. The last of them is an answer, and the
-    next row is from a person, so later rows cannot be merged into their messages.
+    """Return the number of initial rows whose messages no later row can change.
+
+    The last of them is an answer, and the next row is from a person, so later rows cannot be merged into their
+    messages.
     """
     turns = 0
     for index in range(len(transcript) - 1, 0, -1):

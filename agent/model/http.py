@@ -229,8 +229,9 @@ class HttpChatModel(HttpModel, ABC):
     def _put_otherwise(
         self, error: errors.ModelError, request: ModelRequest, form: CallForm
     ) -> tuple[ModelRequest, CallForm]:
-        """Return the request and form to try after a refusal. Both are unchanged if the refusal does not suggest a
-        change.
+        """Return the request and form to try after a refusal.
+
+        Both are unchanged if the refusal does not suggest a change.
         """
 
     @abstractmethod

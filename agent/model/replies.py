@@ -120,12 +120,13 @@ class ReplyBuilder(ABC):
 
     @abstractmethod
     def finished(self) -> ModelReply:
-        """Return the complete reply. Raises `ReplyMalformed` if the reply broke off, `ContentRejected` if it was
-        filtered.
+        """Return the complete reply.
+
+        Raises `ReplyMalformed` if the reply broke off, `ContentRejected` if it was filtered.
         """
 
     def add_text(self, text: object) -> None:
-        """Add a piece of text. Raises `TypeError` if it is not a string, `ReplyMalformed` if the reply gets too long."""
+        """Add a piece of text. Raises `TypeError` for other types, `ReplyMalformed` if the reply gets too long."""
         self._add_shown(self._tags.feed(self.counted(text)))
 
     def _add_shown(self, added: str) -> None:
@@ -168,9 +169,10 @@ class ReplyBuilder(ABC):
         return text
 
     def built(self, *, is_cut_off: bool, reasoning: Callable[[str], Reasoning | None]) -> ModelReply:
-        """Return the reply, with its calls in the order in which they began. `is_cut_off`: the reply reached the output
-        limit. `reasoning` returns the reasoning to store, given the text between think tags. It is only called if there
-        are calls. Raises `ReplyMalformed` for a call without a name.
+        """Return the reply, with its calls in the order in which they began.
+
+        `is_cut_off`: the reply reached the output limit. `reasoning` returns the reasoning to store, given the text
+        between think tags. It is only called if there are calls. Raises `ReplyMalformed` for a call without a name.
         """
         self._show()
         text, thought = self._tags.finish(self._shown)

@@ -58,8 +58,9 @@ class ModelSize:
         return Tokens(min(DEFAULT_OUTPUT, self.max_output_tokens or DEFAULT_OUTPUT))
 
     def reserved_in(self, window: Tokens) -> Tokens:
-        """Return the tokens to reserve for the answer in a smaller window. The reserve shrinks first, down to a quarter
-        of the window. Only then does the room for prompts shrink.
+        """Return the tokens to reserve for the answer in a smaller window.
+
+        The reserve shrinks first, down to a quarter of the window. Only then does the room for prompts shrink.
         """
         lost = self.context_length - window
         return Tokens(min(self.reserved_output, max(window // 4, self.reserved_output - lost)))

@@ -1,6 +1,8 @@
-"""Parser for tool calls that a model wrote into its answer's text and its server did not extract. Every model family
-has its own markup, but the same parts: wrappers that contain calls, and calls with a name and arguments. The arguments
-are JSON or key-value pairs. Markup in code or in the middle of a sentence does not count as a call.
+"""Parser for tool calls that a model wrote into its answer's text and its server did not extract.
+
+Every model family has its own markup, but the same parts: wrappers that contain calls, and calls with a name and
+arguments. The arguments are JSON or key-value pairs. Markup in code or in the middle of a sentence does not count as a
+call.
 """
 
 import json
@@ -122,9 +124,7 @@ def is_code(before: str) -> bool:
 
 
 def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str, str, str]], int, bool]:
-    """Return the calls at `position` (name, arguments and source text), the index after them, and True if all wrappers
-    are closed.
-    """
+    """Return calls at `position` (name, arguments, source), the index after them, and True if no wrapper is open."""
     calls: list[tuple[str, str, str]] = []
     depth = 0
     while position < len(text):

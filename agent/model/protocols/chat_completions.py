@@ -63,8 +63,9 @@ def encoded_request(
     cache_ttl: CacheTtl | None = None,
     kept: KeptPromptCache | None = None,
 ) -> bytes:
-    """Return the HTTP request body, adapted to `faults`, with additional `fields`. If `cache_ttl` is None, there are no
-    cache breakpoints.
+    """Return the HTTP request body, adapted to `faults`, with additional `fields`.
+
+    If `cache_ttl` is None, there are no cache breakpoints.
     """
     reasoning_of = made_by("chat_completions", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     style = replace(request.style, reasoning_of=reasoning_of)
