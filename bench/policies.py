@@ -159,7 +159,7 @@ class Meter:
         return read, written
 
     def figures(self) -> dict[str, float]:
-        """Return the mean share of facts in prompts by group, the mean prompt size, the price, and the summary count."""
+        """Return the mean share of facts in prompts by group, the mean prompt size, the price, and the summaries."""
         shares = {group: sum(found) / len(found) for group, found in self._shown.items()}
         prompt = sum(self._prompts) / max(1, len(self._prompts))
         return {**shares, "prompt": prompt, "price": self.price, "summaries": len(self.summaries)}
