@@ -90,8 +90,7 @@ class Payer:
     def of(cls, conversation: ConversationRef) -> Self:
         """Return the payer for a turn of a conversation.
 
-        A sub-agent's calls are charged to the session that started it.
-        """
+        A sub-agent's calls are charged to the turn that started it."""
         lineage_id, turn_id = conversation.paid_by or (conversation.lineage_id, conversation.turn_id)
         return cls(chat_id=conversation.chat_id, lineage_id=lineage_id, turn_id=turn_id)
 
@@ -110,7 +109,7 @@ class Ledger(Protocol):
 
 
 class Caps(Protocol):
-    """Spending caps."""
+    """Checks spending caps before a model call."""
 
     async def check(self, payer: Payer) -> None:
         """Raise `SpendingCapExceeded` if `payer` has reached a cap."""
@@ -160,7 +159,7 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Limits of a model. None: not stated."""
+    """Limits of a model. A limit is None if it has not been stated."""
 
     context_length: Tokens | None = None
     max_output_tokens: Tokens | None = None

@@ -153,7 +153,7 @@ async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None])
 
 
 async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterator[Sequence[bytearray]]:
-    """Yield the complete lines of an event stream as they arrive. `buffer` holds its beginning."""
+    """Yield the complete lines of an event stream as they arrive. `buffer` holds the bytes already read."""
     piece: bytes | None = bytes(buffer)
     while piece is not None:
         if b"\n" in piece or b"\r" in piece:

@@ -27,7 +27,7 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tokens: Tokens | None = None
     """Longest prompt, if the provider limits prompts to less than the context window."""
     max_output_tokens: Tokens | None = None
-    """None: no separate limit."""
+    """Output limit. None if the model has no separate output limit."""
     sees_images: bool = False
 
 
@@ -36,11 +36,11 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
     input: float
     output: float
-    """Includes reasoning."""
+    """Price of output tokens, which include reasoning."""
     cache_read: float
     cache_write: float
     cache_write_1h: float | None = None
-    """Price of caching text for an hour, if that costs more than five minutes."""
+    """Price of caching text for an hour, if that costs more than for five minutes."""
     above_prompt_tokens: int = 0
     long_prompts: "Price | None" = None
     """Price of the entire call if its prompt is longer than `long_prompts.above_prompt_tokens`."""

@@ -65,7 +65,7 @@ class ToolContext:
     """Longest result, in characters, that this model will see."""
     sees_images: bool = False
     prompt: PromptStatus | None = None
-    """Status of the last prompt. None if no prompt has been measured yet, which happens after a restart."""
+    """Status of the turn's last prompt. None after a restart, until a prompt has been measured again."""
     call: tuple[MessageId, str] | None = None
     """Id of the stored answer that contains this call, and the call's own id."""
     delegate: "Callable[[tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]] | None" = None
@@ -130,8 +130,8 @@ class Tool:
     shape: Callable[[Any], str] = lambda arguments: "any"
     """Returns the kind of a call. An approval for `session` or `always` covers all calls of the same kind."""
     reach: Callable[[str], str] = lambda shape: "with any arguments" if shape == "any" else f"of the kind `{shape}`"
-    """Returns a description of the calls with a shape, worded to end a sentence. Ends with a line break after a code
-    block.
+    """Returns a description of all calls that have a given shape, worded to end a sentence. If it ends with a code
+    block, a line break follows.
     """
     instructs: Callable[[Any], bool] = lambda arguments: False
     """Returns True for a call that changes the instructions for later turns. In groups, only moderators can approve it.

@@ -110,7 +110,7 @@ def load_features() -> Mapping[str, tuple[re.Pattern[str], ...]]:
         written = _joined(lines).replace("<n>", r"(\d{1,9})(?![\d.]{0,9}\d)")
         for name, part in parts.items():
             written = written.replace(f"<{name}>", part)
-        return re.compile(written, re.ASCII)  # else `\b` would not match between Latin and Chinese
+        return re.compile(written, re.ASCII)  # otherwise `\b` would not match between Latin and Chinese characters
 
     listed = {name: [found] if isinstance(found, str) else found for name, found in stored.items()}
     return {name: tuple(map(pattern, found)) for name, found in listed.items()}
@@ -211,7 +211,7 @@ def _parsed(text: str) -> object:
 _QUOTING: Final = frozenset(
     {"input", "flagged_input", "failed_generation", "headers", "user_id", "request_id", "id", "provider_name", "url"}
 )
-"""Fields that quote the request or identify something. They contain no text about the error."""
+"""Fields that quote the request or contain ids. Their text does not describe the error."""
 _NAMING: Final = frozenset(
     {
         *("code", "type", "status", "statuscode", "status_code", "http_code", "error_code", "errorcode", "error_type"),
@@ -220,6 +220,6 @@ _NAMING: Final = frozenset(
 )
 """Fields that contain the name of the error."""
 _SAYING: Final = ("message", "msg", "detail", "error", "description", "title", "raw", "body", "text", "reason", "hint")
-"""Parts of the names of fields that contain text."""
+"""Substrings of the names of fields whose text describes the error."""
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
 """Pattern of an error name. Any other text could be a sentence or a key."""

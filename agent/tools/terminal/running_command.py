@@ -304,7 +304,7 @@ def _part(commands: Iterable[RunningCommand]) -> float:
 
 
 class SandboxMemory:
-    """Measures a sandbox from outside: the number of its processes and their memory, including unmapped memory."""
+    """Measures a sandbox from outside: its processes and their memory, and memory that no process has mapped."""
 
     def __init__(self, pid: int) -> None:
         """`pid`: the process waiting at the gate, whose descriptors 3, 4 and 5 are the lists of System V objects."""
