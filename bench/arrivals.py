@@ -111,7 +111,7 @@ class _Crowd:
             await asyncio.sleep(TICK_SECONDS)
 
     async def listen_for(self, seconds: float) -> None:
-        """Collect answers until none is missing, or for at most `seconds`."""
+        """Collect answers until all have arrived, but for at most `seconds`."""
         until = time.monotonic() + seconds
         while self._said and time.monotonic() < until:
             await self._look()

@@ -29,7 +29,7 @@ def peer(interpreter: str, here: Lab, model_url: str, folder: Path) -> Subject:
         "HOME": str(folder),
         "HERMES_HOME": str(home),
         "TELEGRAM_BOT_TOKEN": TOKEN,
-        "TELEGRAM_HOME_CHANNEL": "1",  # otherwise it sends every chat a hint that none is set
+        "TELEGRAM_HOME_CHANNEL": "1",  # otherwise it tells every chat that no home channel is set
         "GATEWAY_ALLOW_ALL_USERS": "true",
         "HERMES_TELEGRAM_DISABLE_FALLBACK_IPS": "1",
         "HERMES_TELEGRAM_TEXT_BATCH_DELAY_SECONDS": "0.08",  # the minimum; our gateway merges no messages either

@@ -239,7 +239,7 @@ def _size(messages: Messages) -> int:
 
 
 def _tail_from(messages: Messages, budget: int) -> int:
-    """Return the index from which at most `budget` tokens are kept.
+    """Return the index of the first message to keep, so that at most `budget` tokens are kept.
 
     The newest turn is always kept, and a tool result never stays without its call.
     """

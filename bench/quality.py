@@ -48,7 +48,7 @@ AUDIT = ("without_invented", "is_hollow")
 
 
 def facts(bench: Bench) -> list[Row]:
-    """Share of facts in the prompts during the second half of each month, compared with other policies."""
+    """Return the share of facts in prompts during the second half of each month, compared with other policies."""
     rows: list[Row] = []
     for who, bar in (("people", "100 %"), ("answers", "≥ 98 %"), ("arguments", ""), ("results", ""), ("documents", "")):
         rows += bench.row(f"facts of {who}, usual", bench.over(_shown(who), density=USUAL), bar)
@@ -99,7 +99,7 @@ def _against(bench: Bench, policy: str, group: str, *densities: float) -> Cell:
 
 
 def rules(bench: Bench) -> list[Row]:
-    """Rules, revoked rules, sentences that only look like rules, invented identifiers, and the newest request."""
+    """Return rows on rules, revoked rules, sentences that look like rules, invented identifiers, and requests."""
 
     def listed(kind: str, **options: Any) -> Cell:
         def cell(window: int) -> str:
@@ -131,7 +131,7 @@ def rules(bench: Bench) -> list[Row]:
 
 
 def waiting(bench: Bench) -> list[Row]:
-    """Turns that have to wait for a summary, and the number of compressions."""
+    """Return the share of turns that wait for a summary, and the number of compressions."""
 
     def waits(**options: Any) -> Cell:
         def cell(window: int) -> str:
@@ -157,7 +157,7 @@ def _share_waiting(one: Record) -> float:
 
 
 def without(bench: Bench) -> list[Row]:
-    """Figures with single features disabled, and the CPU time of rules, facts and audit."""
+    """Return figures with single features disabled, and the CPU time of rules, facts and audit."""
     rows: list[Row] = []
     for name, options in (("facts_share 0", {"facts_share": 0.0}), ("mode blocking", {"mode": "blocking"})):
         rows += bench.row(f"{name}: all facts, dense", bench.over(_shown("all"), **options))
@@ -198,7 +198,7 @@ def without(bench: Bench) -> list[Row]:
 
 
 def costs(bench: Bench) -> list[Row]:
-    """Rows for `docs/figures/quality-tables.md`: tokens, time and money that one compression costs."""
+    """Return rows for `docs/figures/quality-tables.md`: the tokens, time and money that one compression costs."""
     found = {}
     for window in SIZES:
         record = bench.run(window, USUAL)[0]

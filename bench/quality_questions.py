@@ -68,7 +68,7 @@ async def _listed(texts: Sequence[str]) -> str:
 
 
 def topics(bench: Bench) -> list[Row]:
-    """Share of facts on and off the topic of `/compress` that remain after one, three and ten compressions."""
+    """Return the share of facts on and off the `/compress` topic that remain after one, three and ten compressions."""
     found = [virtual(_focused(domain, bench.tools)) for domain in DOMAINS]
     return [
         (

@@ -103,7 +103,7 @@ class Passed:
     visits: int
     """Number of times that the walk enters the module from another module on the same thread."""
     calls_in: int
-    """Number of its functions' starts that another module caused, or no module."""
+    """Number of times that another module, or no module, called a function of this module."""
     starts: int
 
 
@@ -114,9 +114,9 @@ class Walk:
     starts: int
     functions: int
     calls: int
-    """Number of function starts that another module caused, or no module."""
+    """Number of function starts whose caller is in another module, or in no module."""
     edges: int
-    """Number of pairs of modules with such starts."""
+    """Number of pairs of calling and called modules."""
     modules: list[Passed]
     """Modules in the order in which they were first entered."""
 

@@ -99,7 +99,7 @@ async def _awaited_writes(folder: Path, rounds: int) -> list[Measure]:
     """Measure one coroutine and a hundred coroutines that await each write, compared with one commit per row.
 
     A shared commit saves less on disks that sync fast. So the hundred writers are also compared with a minimal
-    group-commit writer (`BareWriter`), which has the same disk.
+    group-commit writer (`BareWriter`) on the same disk.
     """
     texts = list(Corpus().messages(1_000))
     store = await SqliteStore.open(folder / "writes.db")

@@ -140,7 +140,7 @@ def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str,
             with suppress(ValueError, RecursionError):
                 value, end = _decode(text, end)
                 found = [(name, value)] if name else _of_json(value)
-                depth *= not isinstance(value, list)  # a list needs no closing wrapper
+                depth *= not isinstance(value, list)  # a list of calls needs no closing wrapper
         elif name:
             arguments = {}
             properties = schemas.get(name, {}).get("properties", {})

@@ -66,7 +66,7 @@ _APART = ("cache_creation_input_tokens", "cache_write_input_tokens", "cache_read
 
 
 def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
-    """Convert a `usage` whose prompt count includes cached tokens. Servers report those in several fields."""
+    """Convert a `usage` whose prompt count includes cached tokens. Servers use different fields for cached tokens."""
     total = _count(usage, prompt)
     if total is None or total > MAX_TOKENS:
         return None

@@ -14,7 +14,7 @@ from typing import Final
 
 from hermes_state.imports import defer
 
-defer("httpcore2")  # an unused transport that httpx2 imports along with its certificates
+defer("httpcore2")  # an unused transport, which httpx2 imports to load certificates
 
 EXTRAS: Final[Mapping[str, str]] = {"anthropic": "anthropic"}
 """Python package that each protocol needs. The pip extra and the `make` target are named after the protocol."""

@@ -110,7 +110,7 @@ def marked_parts(request: ModelRequest, kept: KeptPromptCache, cache_ttl: CacheT
             return None
         return _messages(messages, blake2b())
 
-    # Without tools, `body_parts` needs the calls of all messages to know the tools.
+    # If the request has no tools, `body_parts` finds the called tools in the complete messages.
     start = kept.beginning_of(request, render) if request.tools else NOTHING
     if start.rows and render(request.transcript[start.rows :], set(start.call_ids)) is None:
         start = NOTHING

@@ -216,7 +216,7 @@ _DETAILS: Final = "reasoning_details"
 _CONTENT: Final = "reasoning_content"
 _TEXTS: Final = (_CONTENT, "reasoning")
 _THINKING: Final = "thinking"
-"""Key of a stored block whose parts precede the text in a message's content."""
+"""Key of a stored block with reasoning that precedes the text in a message's content."""
 _EXTRAS: Final = "tool_calls"
 """Key of a stored block with the fields to send back with each call, by the call's index."""
 _CALL_EXTRAS: Final = ("extra_content", "provider_specific_fields")

@@ -119,7 +119,7 @@ _FAULTS: Final = {
     RequestFault.REPLAYED_REASONING: r"\Ainvalid_encrypted_content "
     r"|\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)",
 }
-"""Patterns for refusals. The first line that they search has a refusal's code and parameter, the next its text."""
+"""Patterns for refusals. They search a text whose first line is the refusal's code and parameter."""
 
 
 def fault_of(error: ModelError) -> RequestFault | None:
