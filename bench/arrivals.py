@@ -14,7 +14,7 @@ from bench.subjects import Lab
 CHAT_SECONDS = 5.0
 """Seconds between two messages in a chat, if the first is answered in time."""
 TICK_SECONDS = 0.05
-"""Seconds of a tick. Messages that are due within the same tick are written together."""
+"""Seconds between two writes. Messages that become due meanwhile are written together."""
 LATE_SECONDS = 30.0
 """Seconds to wait for late answers after the last message."""
 

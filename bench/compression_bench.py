@@ -71,7 +71,7 @@ WINDOW = 128_000
 LINEAR_BAR = 1.2
 PEER_BAR = 0.2
 STALL_BAR = 10.0
-"""In milliseconds."""
+"""Maximum stall of the event loop, in milliseconds."""
 RESERVED = 8_000
 """Tokens of the window that are reserved for the answer."""
 SPLIT_ROWS = 500

@@ -82,7 +82,7 @@ async def _open(opening: Awaitable[Store]) -> AsyncIterator[Store]:
 
 
 async def _awaited_writes(ours: Store, theirs: Store, rounds: int) -> Measure:
-    """Measure a row that is stored and awaited, as `make bench` does for SQLite alone."""
+    """Measure the time to store and await one row, as `make bench` does for SQLite alone."""
     texts = list(Corpus().messages(200))
     for store in (ours, theirs):
         await store.write(_create)

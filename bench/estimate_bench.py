@@ -20,13 +20,13 @@ from hermes_state.transcripts import EMPTY_BODY, View
 from hermes_state.values import Message, MessageId, MessageRole, Millis, Origin, ReportedTokens, SessionId
 
 COLD_BAR = 8.0
-"""Mean error in percent over all kinds of text, before the provider has reported any count."""
+"""Maximum mean error in percent over all kinds of text, before the provider has reported any count."""
 WARM_BAR = 3.0
-"""Mean error in percent after three reported counts."""
+"""Maximum mean error in percent after three reported counts."""
 SPEED_BAR = 10.0
-"""In MB/s."""
+"""Minimum speed of estimating, in MB/s."""
 MESSAGE_BAR = 0.2
-"""Milliseconds for a message of 4,000 characters, the longest that a chat platform accepts."""
+"""Maximum milliseconds for a message of 4,000 characters, the longest that a chat platform accepts."""
 _FRAME = 16
 
 Count = Callable[[str], int]

@@ -9,7 +9,7 @@ from bench.subjects import ROOT
 from tests.fakes.hostile_provider import hostile_provider
 
 BAR = 40.0
-"""Megabytes above the idle process."""
+"""Maximum memory above the idle process, in MB."""
 PROTOCOLS = ("chat_completions", "responses", "anthropic", "transcription")
 
 

@@ -12,7 +12,7 @@ from bench.measure import Measure, table
 from bench.subjects import ROOT
 
 BAR = 200.0
-"""In milliseconds."""
+"""Maximum CPU time for the import, in milliseconds."""
 ROUNDS = 15
 
 

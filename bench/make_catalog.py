@@ -37,7 +37,7 @@ MAKERS: Final[Mapping[str, str]] = {
     "zai": r"glm-",
     "minimax": r"minimax-",
 }
-"""For each maker in genai-prices: a pattern for the beginnings of its models' names that we support."""
+"""For each maker, by its name in genai-prices: a pattern for the beginnings of supported model names."""
 
 RESOLD: Final = re.compile(
     rf"(?:openai|anthropic|google|x-ai|deepseek|mistralai|meta|moonshotai|z-ai|minimax)/(?:{'|'.join(MAKERS.values())})"

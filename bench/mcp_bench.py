@@ -23,9 +23,9 @@ from hermes_state.values import SystemClock
 
 SERVER = Path(__file__).parents[1] / "tests" / "fakes" / "mcp_server.py"
 MEMORY_BAR = 30.0
-"""In MB."""
+"""Maximum memory that one server adds, in MB."""
 CALL_BAR = 10.0
-"""In milliseconds."""
+"""Maximum duration of a call, in milliseconds."""
 START_SECONDS = 20.0
 
 

@@ -62,11 +62,11 @@ SLACK = 1.0
 
 FLOODED_CHATS = 20
 FLOOD_CHARACTERS = 500_000
-"""Number of characters for each chat, 10 MB in all."""
+"""Number of characters that each chat receives, 10 MB in all."""
 FLOOD_CHUNK = 200
 FLOODS = 3
 LAG_BAR = 50.0
-"""Milliseconds that 99 % of the event loop's delays must not exceed."""
+"""Maximum delay of the event loop (99th percentile), in milliseconds."""
 
 EARLIER_CALLS = 2_000
 """Number of the conversation's calls in the ledger, spread over today."""

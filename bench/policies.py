@@ -34,7 +34,7 @@ TARGET_SHARE = 0.9
 """Length of a summary, as a share of the requested length."""
 FOCUS_SHARE = 0.65
 INVENTED_EVERY = 4
-"""One in this many lines is made up by the stand-in that invents."""
+"""The stand-in that invents makes up one in this many lines."""
 
 _NAME = re.compile(r"[\u4e00-\u9fff]{2}\d{4}|[A-Za-z0-9@_./:+-]*\d[A-Za-z0-9@_./:+-]*")
 _TARGET = re.compile(r"(?:about|~) ?([\d,]+) tokens")

@@ -56,7 +56,7 @@ async def hand_over(messages: int) -> Measure:
 
 
 async def _median(model: ChatCompletionsModel, sink: _Sink, transcript: Transcript) -> float:
-    view = (SessionId(len(transcript)), 1)  # as in a real conversation, whose prefix is encoded only once
+    view = (SessionId(len(transcript)), 1)  # as in a real conversation, so that the prefix is encoded only once
     request = ModelRequest(system="You are a test.", transcript=transcript, max_output_tokens=100, view=view)
     took = []
     for _ in range(ROUNDS):

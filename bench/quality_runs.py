@@ -74,7 +74,7 @@ class Bench:
     figures: dict[tuple[object, ...], Mapping[str, float]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     systems: dict[int, str] = field(default_factory=dict)
-    """System prompts including the tools that fit, by window."""
+    """System prompts by context window, each with the tools that fit."""
 
     def run(
         self,

@@ -20,7 +20,7 @@ LENGTH = 100_000
 BAR = 4.0
 """Maximum time for a text, as a multiple of the time for prose."""
 STALL_BAR = 10.0
-"""In milliseconds."""
+"""Maximum stall of the event loop, in milliseconds."""
 
 PROSE = (
     "The **gateway** keeps *every* message in `state.db`, see [the docs](https://example.org/a_b), and tells people.\n"

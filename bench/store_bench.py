@@ -220,7 +220,7 @@ def _search_index_size(folder: Path) -> Measure:
 
 
 async def _tip_lookup(folder: Path) -> Measure:
-    """Measure the search for the newest session in a chain of 1,000, compared with a single session."""
+    """Measure the look-up of a conversation's newest session, among 1,000 sessions compared with one."""
 
     def chain(db: sqlite3.Connection, chat_ref: str, length: int) -> LineageId:
         root = start(db, chat_ref)

@@ -36,15 +36,15 @@ from hermes_state.turns import RunningTurn
 from hermes_state.values import ModelCall, SystemClock, ToolCall, ToolEffect
 
 DISPATCH_BAR = 1.0
-"""In milliseconds."""
+"""Maximum time of a tool call beyond the bare function, in milliseconds."""
 MEMORY_BAR = 64.0
-"""In MB."""
+"""Maximum memory that a turn with large results adds, in MB."""
 IDLE_BAR = 3.0
-"""In MB."""
+"""Maximum memory of unused tools, in MB."""
 LAG_BAR = 50.0
-"""In milliseconds."""
+"""Maximum delay of the event loop (99th percentile), in milliseconds."""
 SANDBOX_BAR = 15.0
-"""In milliseconds."""
+"""Maximum time that the sandbox adds to a command, in milliseconds."""
 PAGE = 2_000_000
 """Number of characters in a web page."""
 RESULT = 1_000_000

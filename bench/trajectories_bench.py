@@ -16,9 +16,9 @@ from pathlib import Path
 from bench.measure import Measure
 
 TURNS_BAR = 2_000.0
-"""Turns per second."""
+"""Minimum number of turns per second."""
 MEMORY_BAR = 1.15
-"""Peak memory for the long file as a multiple of that for the short file."""
+"""Maximum peak memory for the long file, as a multiple of that for the short file."""
 LINES = 1_500
 EXCHANGES = 12
 _WORDS = "the register names a boat and the day on which it came in, 4471 fish, /srv/port/log.txt, Zürich; " * 5

@@ -53,9 +53,9 @@ from hermes_state.values import (
 
 ROWS = (20, 2_000)
 STALL_BAR = 10.0
-"""In milliseconds."""
+"""Maximum stall of the event loop, in milliseconds."""
 OVERHEAD_BAR = 3.0
-"""CPU milliseconds per turn: a third of the time allowed for passing a long prompt to the SDK."""
+"""Maximum CPU milliseconds per turn: a third of the time allowed for passing a long prompt to the SDK."""
 _KEY = ChatKey(platform="local", account="local", chat_ref="bench")
 _SENDER = UserRef("local:bench")
 _NOW = Millis(0)

@@ -159,7 +159,7 @@ async def _visit(
     """
     try:
         async with lab() as here:
-            # With uvloop, Python frames do not show where the loop is.
+            # asyncio's own loop, because uvloop has no Python frames for `LOOP` to find
             environ.set_result({**gateway_environ(here, folder), **WINDOW, "HERMES_EVENT_LOOP": "asyncio"})
             try:
                 if not await here.telegram.get("calls", method="getUpdates", count=1, wait=READY_SECONDS):
