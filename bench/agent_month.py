@@ -81,9 +81,7 @@ class VirtualLoop(asyncio.SelectorEventLoop, FixedClock):
 
 def virtual(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, run on a virtual clock."""
-    methods = {
-        name: getattr(StoreConnection, name) for name in ("run", "close")
-    }  # these methods run jobs in the connection's thread
+    methods = {name: getattr(StoreConnection, name) for name in ("run", "close")}  # these wait for a thread
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, VirtualLoop)

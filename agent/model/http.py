@@ -41,7 +41,7 @@ MAX_WAYS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sdk:
-    """Classes of a provider's SDK."""
+    """Client and error classes of a provider's SDK."""
 
     client: Callable[..., Any]  # builds the headers; the SDKs' clients have no common base class
     http_client: type[httpx2.AsyncClient]
@@ -105,7 +105,7 @@ class HttpChatModel(HttpModel, ABC):
 
     def __init__(self, endpoint: Endpoint, protocol: str, sdk: Sdk, base_url: str, path: str) -> None:
         super().__init__(endpoint, protocol, sdk, base_url)
-        self._address = self.base_url.rstrip("/") + path  # absolute, because the SDK joins addresses slowly
+        self._address = self.base_url.rstrip("/") + path  # absolute, because the SDK is slow at joining URLs
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
         self._kept = KeptPromptCache()

@@ -103,7 +103,7 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
     # Do not reserve more for models with longer answers, because conversations cannot use the reserved tokens.
     reserved = Tokens(max(1, min(8_192, context // 4)))
     if output is not None and output_from is SizeSource.CONFIGURED:
-        if context_from is not SizeSource.CONFIGURED:  # at most half, and leave 2,048 tokens for the prompt
+        if context_from is not SizeSource.CONFIGURED:  # at most half the window; leave 2,048 tokens for the prompt
             output = Tokens(min(output, max(1, context // 4, min(context // 2, context - 2_048))))
         reserved = output
     bound = known.max_input_tokens

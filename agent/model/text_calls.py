@@ -77,7 +77,7 @@ _decode: Final = json.JSONDecoder(strict=False).raw_decode
 
 
 def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> tuple[int, list[tuple[str, str]]] | None:
-    """Return the index at which calls begin in a text, and their names and arguments; None for a text without calls.
+    """Return the index at which a text's calls begin, and a list of their names and arguments; None without calls.
 
     The list is empty if the calls cannot be used, because they are broken, name unknown tools, or are followed by more
     text. It is also empty if `is_said` returns True for the text of a call.

@@ -142,7 +142,7 @@ def _of_account(answer: ErrorAnswer) -> ModelError | None:
         is_worth_it = afforded >= 1_024  # in tokens; a shorter answer is not worth a call
         return errors.OutputCapExceeded(what, cap=afforded) if is_worth_it else errors.QuotaExceeded(what)
     found = answer.found("above_allowance")
-    if found is not None and int(found[1]) < int(found[2]):  # this request can never succeed
+    if found is not None and int(found[1]) < int(found[2]):  # waiting does not help
         return errors.ContextOverflow(what, window=int(found[1]), is_of_account=True)
     if answer.says("long_context"):
         return errors.ContextOverflow(what)

@@ -204,7 +204,8 @@ def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) ->
 def sampling_fields(sampling: Mapping[str, float], effort: Mapping[str, Any]) -> dict[str, float]:
     """Return the temperature, or else `top_p`.
 
-    Newer models accept only one of the two. While thinking they accept no temperature, and `top_p` only from 0.95.
+    Newer models accept only one of the two. With thinking, they accept no temperature, and only a `top_p` of at least
+    0.95.
     """
     thinks = effort.get("thinking", {}).get("type") in ("adaptive", "enabled")
     if "temperature" in sampling:

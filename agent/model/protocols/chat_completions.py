@@ -233,7 +233,7 @@ def _joined(detail: Mapping[str, Any], further: StringIO) -> Mapping[str, Any]:
 
 
 def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) -> None:
-    """Add the stored reasoning to each message, in the form of its server.
+    """Add the stored reasoning to each message, in the form that its server uses.
 
     DeepSeek requires reasoning for every answer, including those of other models. Google requires a signature for the
     first call of each answer. `faults` says which of these rules the current server has.

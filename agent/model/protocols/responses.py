@@ -113,7 +113,7 @@ def _answer_items(message: WireMessage) -> list[Item]:
         outputs.append(called)
     last = len(outputs) - 1
     for index, item in reversed(message.get(REASONING, ())):
-        outputs.insert(min(index, last), item)  # the API refuses reasoning at the end
+        outputs.insert(min(index, last), item)  # the API refuses reasoning at the end of an answer
     return outputs
 
 
