@@ -1,4 +1,4 @@
-"""`python -m bench`: every figure with its bar, as one table, or those of the groups that are named."""
+"""Run the performance suite: `python -m bench [GROUP…]` prints every figure and its bar as one table."""
 
 from bench import (
     compression_bench,

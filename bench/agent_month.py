@@ -1,4 +1,4 @@
-"""A month through the real `Agent` and `Store`, by a virtual clock: nothing sleeps, and every wait is counted."""
+"""A month of chat through the real `Agent` and `Store` with a virtual clock: nothing sleeps, and waits are counted."""
 
 import asyncio
 import random
@@ -36,11 +36,11 @@ from tests.clients import client_of
 
 T = TypeVar("T")
 ANSWER_SECONDS, AUXILIARY_SECONDS = 1.0, (20.0, 40.0)
-"""Time of a model call for a turn, and of every other one: a summary, or notes of what leaves the view."""
+"""Seconds that a model call takes: one for a turn, and the range for any other call (a summary or memory notes)."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop, FixedClock):
-    """Event loop whose time jumps to the next timer whenever nothing runs, in no thread either."""
+    """Event loop that moves its time to the next timer when no task and no thread is running."""
 
     def __init__(self) -> None:
         self.running, self.seconds, loop = 0, 0.0, self
@@ -69,7 +69,7 @@ class VirtualLoop(asyncio.SelectorEventLoop, FixedClock):
         return self.counted(super().run_in_executor(executor, func, *args))
 
     def counted(self, job: asyncio.Future[T]) -> asyncio.Future[T]:
-        """A job of a thread: time stands until it is done."""
+        """Stop the clock until a thread's job has ended."""
 
         def end(_: object) -> None:
             self.running -= 1
@@ -80,8 +80,8 @@ class VirtualLoop(asyncio.SelectorEventLoop, FixedClock):
 
 
 def virtual(work: Coroutine[Any, Any, T]) -> T:
-    """Result of `work`, by a clock of its own."""
-    methods = {name: getattr(StoreConnection, name) for name in ("run", "close")}  # the ways to its threads
+    """Return the result of `work`, run on a virtual clock."""
+    methods = {name: getattr(StoreConnection, name) for name in ("run", "close")}  # these wait for a thread
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, VirtualLoop)
@@ -103,7 +103,7 @@ def virtual(work: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """Figures of one month with the agent."""
+    """Figures of one month that the agent played."""
 
     meter: Meter
     stand_in: StandIn
@@ -111,23 +111,23 @@ class Record:
     waits: list[float] = field(default_factory=list)
     """Seconds that each turn waited for a summary."""
     behind: list[bool] = field(default_factory=list)
-    """The newest request stands once behind the end marker and nowhere before it, by call."""
+    """For each call: True if the newest request is in the prompt only once, after the handoff's end marker."""
     pieces: Sequence[str] = ()
-    """The last prompt."""
+    """Messages of the last prompt, as text."""
     rules: str = ""
-    """Lines that are listed as rules in the last prompt."""
+    """Lines listed as standing rules in the last prompt."""
     listed: set[str] = field(default_factory=set)
-    """Lines that were listed as rules at any time."""
+    """Lines that any prompt has listed as standing rules."""
     flushes: int = 0
-    """Calls that took notes."""
+    """Number of calls that took memory notes."""
     invented: int = 0
-    """Identifiers that nobody said: most in one prompt."""
+    """Maximum number of invented identifiers in one prompt."""
     said: list[tuple[str, str]] = field(default_factory=list)
-    """Rules and the like, with their kind."""
+    """Rule sentences that people have said, each with its kind."""
     turn: RunningTurn | None = None
 
     def look(self, pieces: Sequence[str], said: str | None) -> None:
-        """A prompt, and the request that it is for."""
+        """Record a prompt and check it. `said`: the newest request, or None."""
         self.pieces = pieces
         before, marker, behind = "\n".join(pieces).rpartition(END_MARKER)
         if marker:
@@ -138,19 +138,22 @@ class Record:
             self.listed |= set(self.rules.splitlines())
 
     def kept_rules(self) -> int:
-        """Rules that stand word for word in the last prompt."""
+        """Return the number of rules that the last prompt contains word for word."""
         whole = "\n".join(self.pieces)
         return sum(text in whole for kind, text in self.said if kind == "rule")
 
     def listed_of(self, kind: str) -> tuple[int, int]:
-        """Sentences of a kind that are listed as rules (at the end, or what never was one at any time), of how many."""
+        """Return how many sentences of a kind are listed as rules, and how many there are.
+
+        The last prompt counts for rules, including revoked ones. For sentences that are not rules, any prompt counts.
+        """
         lines = self.rules if kind in ("rule", "taken back") else "\n".join(self.listed)
         found = [text in lines for one, text in self.said if one == kind]
         return sum(found), len(found)
 
 
 class MonthModel:
-    """Plays the month's answers, and writes its summaries as a stand-in does."""
+    """Model that plays back the month's answers and writes summaries with a `StandIn`."""
 
     route = "bench"
 
@@ -161,7 +164,7 @@ class MonthModel:
         self.number = self.step = 0
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """The next reply of the turn, or a summary."""
+        """Return the turn's next reply, or a summary."""
         record = self._record
         if [tool.name for tool in request.tools] == [MEMORY]:
             record.flushes += 1
@@ -194,16 +197,16 @@ class MonthModel:
         return None
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because there are no connections."""
 
     async def run_tool(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Result of a step of the script."""
+        """Return the result that the script has for a tool call."""
         numbers = [call["number"] for call in self.script["calls"]]
         return str(self.script["results"][numbers.index(arguments["step"])])
 
 
 class AgentMonth:
-    """A chat of a store, with an agent and its model."""
+    """A chat in a store, with an agent and its model."""
 
     def __init__(
         self,
@@ -215,7 +218,7 @@ class AgentMonth:
         settings: ContextSettings,
         tools: Sequence[Tool] = (),
     ) -> None:
-        """`tools`: what prompts list beside `run`, which is what the month calls; by default what reads the history."""
+        """`tools`: tools in the prompts, besides `run`, which the month calls. By default, the history tools."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self._store, self._loop = store, loop
@@ -231,7 +234,7 @@ class AgentMonth:
             run=self.model.run_tool,
         )
         registry = ToolRegistry([*(tools or recall_tools()), run])
-        notes = MemoryDirectory(path=Path(tempfile.gettempdir()) / "hermes-bench-no-notes")  # nothing is ever noted
+        notes = MemoryDirectory(path=Path(tempfile.gettempdir()) / "hermes-bench-no-notes")  # never exists
         writer = MemoryWriter(notes=notes, redact=lambda text: text, clock=loop)
         self.agent = SingleModelAgent(
             store=store,
@@ -253,7 +256,7 @@ class AgentMonth:
             self.record.compressions.append(event)
 
     async def play(self, month: Sequence[Turn], gap: float) -> AsyncIterator[int]:
-        """Run the month, a message every `gap` seconds; yields the number of each turn that is over."""
+        """Run the month with a message every `gap` seconds. Yield the number of each turn that has ended."""
         model, record = self.model, self.record
         for number, script in enumerate(month):
             await asyncio.sleep(max(0.0, number * gap - self._loop.time()))
@@ -268,7 +271,7 @@ class AgentMonth:
             yield number
 
     async def compress(self, topic: str | None = None, keep_turns: int | None = None) -> None:
-        """`/compress {topic}`; the record has the view behind it as a model is shown it."""
+        """Run `/compress {topic}`, and record the resulting view in the form that a model sees."""
         turn = self.record.turn
         assert turn is not None
         result = await self.agent.context.prepare_by_hand(turn.conversation, focus=topic, keep_turns=keep_turns)
@@ -277,7 +280,7 @@ class AgentMonth:
         self.record.look([piece_of(dict(one)) for one in chat_messages("", view.transcript, WireStyle())], None)
 
     async def start(self, script: Turn) -> RunningTurn:
-        """Let a person write, and begin the turn."""
+        """Store a person's message and start its turn."""
         received = await self._chat.receive(script["said"], sent_at=self._loop.now())
         documents = (Document(name="note.txt", text=script["document"]),) if script["document"] else ()
         prepared = {received: PreparedMessage(body=MessageBody(documents=documents))}

@@ -1,4 +1,4 @@
-"""Messages that come at a rate, whatever becomes of them."""
+"""Messages that arrive at a fixed rate, even if answers are late."""
 
 import asyncio
 import itertools
@@ -12,23 +12,23 @@ from bench.measure import percentile
 from bench.subjects import Lab
 
 CHAT_SECONDS = 5.0
-"""Time from one message of a chat to its next, as long as it is answered meanwhile."""
+"""Seconds between two messages in a chat, if the first is answered in time."""
 TICK_SECONDS = 0.05
-"""Messages that come within it are written at once."""
+"""Seconds between two writes. Messages that become due meanwhile are written together."""
 LATE_SECONDS = 30.0
-"""How long answers are waited for when the last message was written."""
+"""Seconds to wait for late answers after the last message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """What became of the messages."""
+    """Results of a run."""
 
     waits: Sequence[float]
-    """Seconds to the whole answer; so far, of those that got none."""
+    """Seconds until each complete answer. For unanswered messages, the seconds waited so far."""
     unanswered: int
     answered_per_second: float
     per_second: Mapping[str, float]
-    """How much each meter has gained."""
+    """Increase of each meter per second."""
 
     @property
     def p50(self) -> float:
@@ -52,7 +52,7 @@ async def arrivals(
     seconds: float,
     first_chat: int,
 ) -> Arrivals:
-    """Write `rate` messages a second, in as many chats as that needs, for so many `seconds` after a `warm_up`."""
+    """Write `rate` messages per second for `seconds`, after a `warm_up`, in as many chats as needed."""
     crowd = _Crowd(here, rate, first_chat)
     await crowd.write_for(warm_up)
     crowd.count_from_now()
@@ -70,7 +70,7 @@ async def arrivals(
 
 
 class _Crowd:
-    """People in chats of their own, each of whom waits for an answer before writing again."""
+    """People with one chat each, who wait for an answer before they write again."""
 
     def __init__(self, here: Lab, rate: float, first_chat: int) -> None:
         self._here = here
@@ -81,14 +81,14 @@ class _Crowd:
         self._counts_from = math.inf
         self._answered: list[float] = []
         self.answered = 0
-        """Answers since it was counted."""
+        """Number of answers since counting started."""
 
     def count_from_now(self) -> None:
         self._counts_from, self.answered = time.monotonic(), 0
 
     @property
     def waits(self) -> list[float]:
-        """Seconds of every message that counts."""
+        """Return the waiting times in seconds of all messages that count."""
         return [*self._answered, *(time.monotonic() - at for at in self._open)]
 
     @property
@@ -100,7 +100,7 @@ class _Crowd:
         return [at for at in self._said.values() if at >= self._counts_from]
 
     async def write_for(self, seconds: float) -> None:
-        """Write at the rate, and look for answers beside it."""
+        """Write messages at the rate, and collect answers meanwhile."""
         began, written = time.monotonic(), 0
         while (passed := time.monotonic() - began) < seconds:
             due = int(passed * self._rate) + 1 - written
@@ -111,7 +111,7 @@ class _Crowd:
             await asyncio.sleep(TICK_SECONDS)
 
     async def listen_for(self, seconds: float) -> None:
-        """Look for answers until there are no more to come, or it has taken so long."""
+        """Collect answers until all have arrived, but for at most `seconds`."""
         until = time.monotonic() + seconds
         while self._said and time.monotonic() < until:
             await self._look()
@@ -126,7 +126,7 @@ class _Crowd:
         for row in await self._here.new_answers():
             began = self._said.pop(row["chat_id"], None)
             if began is None:
-                continue  # an answer that is shown once more
+                continue  # an edit of an answer that has already been counted
             self.answered += 1
             self._idle.append(row["chat_id"])
             if began >= self._counts_from:

@@ -1,7 +1,7 @@
-"""The least that can run a hundred waiting writers: the yardstick for what our own writer costs on top.
+"""Minimal group-commit writer: the yardstick for the overhead of our own writer with a hundred waiting tasks.
 
-Futures, one thread, one `executemany` and one synced commit for everybody who waits. It keeps none of the store's
-promises: no functions, no errors, no foreign locks, no callers who give up, no bound.
+It uses futures, one thread, and one `executemany` and one synced commit for everyone who is waiting. It lacks all
+features of the store: functions as jobs, error handling, locks by other processes, cancelled callers, a size limit.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 class BareWriter:
-    """Commits texts in groups. `db` must allow use from another thread and hold the table `bench`."""
+    """Commits texts in groups. `db` must allow use from another thread and have a table `bench`."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -20,7 +20,7 @@ class BareWriter:
         self._thread = ThreadPoolExecutor(1)
 
     async def write(self, text: str) -> None:
-        """Return when `text` is on disk."""
+        """Return when `text` has been synced to disk."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((future, text))
         if not self._is_busy:

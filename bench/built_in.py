@@ -1,4 +1,4 @@
-"""The built-in tools of the gateway, as an agent of a default configuration offers them."""
+"""The gateway's built-in tools, as an agent with the default configuration offers them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +26,7 @@ from hermes_state.values import SystemClock
 
 @asynccontextmanager
 async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
-    """An agent as the daemon makes it, its files below `folder`, terminal and search on; nobody is told anything."""
+    """Yield an agent built like the gateway's, with terminal and search. Its files are below `folder`."""
     store = await SqliteStore.open(folder / "tools.db", synchronous="NORMAL")
     agent = make_full_agent(configured_in(folder), store)
     try:
@@ -37,13 +37,13 @@ async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
 
 
 def configured_in(folder: Path) -> LoadedConfig:
-    """The default configuration with a terminal and a search service, its files below `folder`."""
+    """Return the default configuration plus a terminal and a search service. All files are below `folder`."""
     more = {"HERMES_TERMINAL__ENABLED": "true", "HERMES_WEB__SEARCH": "brave", "HERMES_WEB__SEARCH_KEY": "key"}
     return load_config({"HOME": str(folder), "HERMES_HOME": str(folder), **more})
 
 
 def make_full_agent(loaded: LoadedConfig, store: Store) -> Agent:
-    """An agent with all built-in tools."""
+    """Return an agent with all built-in tools."""
     clock, files, live = SystemClock(), AttachmentFolder(loaded.attachments), LiveConfig(loaded)
     scaler = ImageScaler(files)
     tools = BuiltInTools(
@@ -69,4 +69,4 @@ def make_full_agent(loaded: LoadedConfig, store: Store) -> Agent:
 
 
 async def _ignore(ended: BackgroundCommand) -> None:
-    """Nobody is told."""
+    """Ignore notifications."""

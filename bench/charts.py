@@ -1,4 +1,4 @@
-"""Bar charts of the figures that matter, as SVG for `docs/figures`, drawn from the tables of the benchmarks."""
+"""Bar charts of the most important figures, drawn as SVG for `docs/figures` from the benchmarks' tables."""
 
 import re
 import statistics
@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from xml.sax.saxutils import escape
 
 FOLDER = Path(__file__).parent.parent / "docs/figures"
-Cell: TypeAlias = tuple[str, str]  # names of a row and a column
+Cell: TypeAlias = tuple[str, str]  # a row's name and a column's name
 HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 HEIGHT" font-family="sans-serif" font-size="13">
 <style>.page { fill: #ffffff } text { fill: #1f2328 } .c0 { fill: #2f6feb } .c1 { fill: #8c959f }
 @media (prefers-color-scheme: dark) { .page { fill: #0d1117 } text { fill: #e6edf3 } }</style>
@@ -19,7 +19,10 @@ SEARCH = "search 1,000,000 messages: {}, p50"
 
 
 class Chart(NamedTuple):
-    """Chart of some rows of a table. `names`: programs of the first and the second bars; `rows`: cells by label."""
+    """Chart of some rows of a table.
+
+    `names`: programs that the first and the second bars show. `rows`: table cells for each label.
+    """
 
     file: str
     title: str
@@ -73,7 +76,7 @@ CHARTS = (
 
 
 def write(tables: str, folder: Path = FOLDER) -> list[str]:
-    """Write each chart that the Markdown tables have all rows of, and return the names of the files."""
+    """Write each chart whose rows are all in the Markdown tables. Return the names of the files."""
     cells = cells_of(tables)
     whole = [chart for chart in CHARTS if all(cells.get(cell) for row in chart.rows.values() for cell in row)]
     for file, title, names, rows in whole:
@@ -83,7 +86,10 @@ def write(tables: str, folder: Path = FOLDER) -> list[str]:
 
 
 def cells_of(tables: str) -> dict[Cell, str]:
-    """Return the cells of Markdown tables. A row whose name begins with a dash belongs to the row above it."""
+    """Return the cells of Markdown tables.
+
+    If a row's name begins with a dash, it continues the name of the row above.
+    """
     found, heads, above = dict[Cell, str](), list[str](), ""
     for line in tables.splitlines():
         name, *cells = (cell.strip() for cell in line[1:-1].split("|"))
@@ -96,7 +102,7 @@ def cells_of(tables: str) -> dict[Cell, str]:
 
 
 def bar_chart(title: str, names: Sequence[str], bars: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Return an SVG with horizontal bars, a group for each label, in colours for light and dark mode."""
+    """Return an SVG with a group of horizontal bars for each label, in colours for light and dark mode."""
     top = max(_value(text) for _, figures in bars for text in figures)
     lines, y = [_text(16, 28, title)], 44
     for index, name in enumerate(names):
@@ -120,5 +126,5 @@ def _bar(index: int, x: int, y: int, width: int) -> str:
 
 
 def _value(text: str) -> float:
-    """Return the number in a cell; of a range, the middle."""
+    """Return the number in a cell, or the middle of a range."""
     return statistics.mean(float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text))

@@ -1,4 +1,4 @@
-"""`python -m bench.cluster_bench`: the figures of PostgreSQL and of several nodes, each with its bar, as one table."""
+"""Measure PostgreSQL and clusters: `python -m bench.cluster_bench` prints every figure and its bar as one table."""
 
 from bench import engines_bench, nodes_bench, search_bench, waits_bench
 from bench.groups import Groups, run_groups

@@ -1,8 +1,8 @@
-"""What compressing a conversation costs beside the model call: `python -m bench.compression_bench [--quick]`.
+"""Measure the cost of compressing a conversation, without the model: `python -m bench.compression_bench [--quick]`.
 
-With `BENCH_PEER=/path/to/python`, an interpreter of a virtual environment of its own into which
-`pip install hermes-agent==0.19.0` has put that program, its compressions of the same conversations are the yardstick,
-in the same run; the same stand-in answers for its model. Nothing here depends on it.
+Set `BENCH_PEER=/path/to/python` to compare with hermes-agent in the same run. That interpreter belongs to a separate
+virtual environment with `pip install hermes-agent==0.19.0`. hermes-agent compresses the same conversations, with the
+same stand-in for its model. The benchmark also works without it.
 """
 
 import argparse
@@ -61,25 +61,26 @@ from hermes_state.values import (
 )
 
 SIZES = ((200, 16), (1_000, 2), (4_000, 1), (20_000, 1))
-"""Messages, and how many times as long as usual they are: few fill a window only if they are long.
+"""Number of messages, and a factor for their length, because a few messages only fill a window if they are long.
 
-With these lengths hermes-agent needs about what is known of it: 60 / 84 / 239 ms for 202 / 1,000 / 4,004 messages."""
+With these factors, hermes-agent takes about its known times: 60 / 84 / 239 ms for 202 / 1,000 / 4,004 messages.
+"""
 STEPS = ((200, 1_000, 4), (1_000, 4_000, 1), (4_000, 20_000, 1))
-"""Few messages and many of the same length: the cost may grow with their number, and no faster."""
+"""Two numbers of messages with the same length. The cost must not grow faster than the number."""
 WINDOW = 128_000
 LINEAR_BAR = 1.2
 PEER_BAR = 0.2
 STALL_BAR = 10.0
-"""Milliseconds."""
+"""Maximum stall of the event loop, in milliseconds."""
 RESERVED = 8_000
-"""Tokens of the window, for the answer."""
+"""Tokens of the window that are reserved for the answer."""
 SPLIT_ROWS = 500
 
 _ids = itertools.count(1)
 
 
 class StandIn:
-    """A model that answers at once, with pieces of what it was asked."""
+    """Model that answers at once with pieces of the prompt."""
 
     route = "bench"
     name = "stand-in"
@@ -88,18 +89,18 @@ class StandIn:
         self.spent = 0.0
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """A summary for a prompt to summarise, a few words else."""
+        """Return a summary if the prompt asks for one, otherwise a few words."""
         began = time.process_time()
         text = peer_compressor.extract(request.transcript[-1].text or "")
         self.spent += time.process_time() - began
         return ModelReply(text=text, finish=FinishReason.STOP, usage=CanonicalUsage(input=1, output=1))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because there are no connections."""
 
 
 def run(quick: bool) -> list[Measure]:
-    """Every figure of a compression."""
+    """Return every figure for compressions."""
     rounds = 5 if quick else 9
     with _quiet():
         return [*_cost(rounds), asyncio.run(_stall(rounds)), asyncio.run(_split(rounds))]
@@ -107,7 +108,7 @@ def run(quick: bool) -> list[Measure]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log, which would be measured too."""
+    """Disable the log, whose cost would be measured too."""
     before = structlog.get_config()["wrapper_class"]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     try:
@@ -138,9 +139,9 @@ def _cost(rounds: int) -> list[Measure]:
 
 
 async def _ours(rows: Transcript, rounds: int) -> float:
-    """Median milliseconds from a view to a prepared compression.
+    """Return the median milliseconds from a view to a prepared compression.
 
-    Rows were measured when they were said: each turn sees to that.
+    The rows' token counts are already cached, because in the gateway every turn counts its rows.
     """
     times = []
     for _ in range(rounds):
@@ -153,7 +154,7 @@ async def _ours(rows: Transcript, rounds: int) -> float:
 
 
 def _job(rows: Transcript, estimator: Estimator | None) -> CompressionJob:
-    """The compression of a conversation; without an `estimator` its rows are not measured yet."""
+    """Return the compression job for a conversation. Without an `estimator`, the rows' tokens are not counted yet."""
     view = View(session=_SESSION, transcript=rows)
     request = ModelRequest(system="You are a test.", transcript=rows, max_output_tokens=RESERVED)
     limits = limits_of(WINDOW, RESERVED, LimitSettings())
@@ -211,7 +212,7 @@ def _of_peer(interpreter: str, transcripts: list[Transcript], rounds: int) -> li
 
 
 def _renumbered(rows: Transcript) -> Transcript:
-    """The same rows as if never seen: what is remembered of a row is remembered by its id."""
+    """Return the rows with new ids, so that no cache knows them."""
     shift = next(_ids) * 1_000_000
     return tuple(msgspec.structs.replace(row, id=MessageId(row.id + shift)) for row in rows)
 
@@ -248,9 +249,9 @@ _SESSION = Session(
 
 
 async def _stall(rounds: int) -> Measure:
-    """The longest anything else waited.
+    """Measure the longest time that other tasks wait.
 
-    Of the rounds the best one: what blocks the loop does so in each, what other programs do here does not.
+    The best of several rounds counts. Our own code blocks the loop in every round, other programs do not.
     """
     count, _ = SIZES[-1]
     rows = Conversation().transcript(count)
@@ -271,7 +272,7 @@ async def _stall(rounds: int) -> Measure:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[None]:
-    """The process as the gateway sets up its own."""
+    """Configure the process like the gateway's process."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
@@ -285,7 +286,10 @@ def prepared() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def heartbeat(seconds: float = 0.001) -> AsyncIterator[list[float]]:
-    """By how many seconds the loop was late, after each so many seconds inside the block."""
+    """Yield a list of delays in seconds: how late the event loop was at each beat.
+
+    `seconds`: time between two beats.
+    """
     lags: list[float] = []
 
     async def beat() -> None:
@@ -307,9 +311,9 @@ async def heartbeat(seconds: float = 0.001) -> AsyncIterator[list[float]]:
 
 
 async def _split(rounds: int) -> Measure:
-    """A child that refers to 500 rows, against a child that gets copies of them.
+    """Compare a child session that references 500 rows with one that copies them.
 
-    Each commits once. The quickest of the rounds, because the disk is not ours alone.
+    Each commits once. The fastest round counts, because other programs use the disk too.
     """
     texts = Conversation(3).transcript(SPLIT_ROWS)[:SPLIT_ROWS]
     with tempfile.TemporaryDirectory(prefix="split-bench-") as folder:
@@ -329,7 +333,7 @@ async def _split(rounds: int) -> Measure:
 
 
 def _filled(db: Connection, chat_ref: str, rows: Transcript) -> SplitPlan:
-    """A session of these rows, and a plan to go on with all of them behind a handoff."""
+    """Create a session with these rows. Return a plan to continue it with a handoff and references to all its rows."""
     key = ChatKey(platform="local", account="local", chat_ref=chat_ref)
     session = start_session(db, ensure_chat(db, key, ChatKind.LOCAL, None, Millis(0)), Millis(0))
     ids = [append(db, session.id, as_new_message(row), Millis(0)) for row in rows]
@@ -338,7 +342,7 @@ def _filled(db: Connection, chat_ref: str, rows: Transcript) -> SplitPlan:
 
 
 def _copying_split(db: Connection, plan: SplitPlan, now: Millis) -> None:
-    """What a split would be without references: the same child, with a copy of each row, which search leaves out."""
+    """Split without references: copy each row to the child, and leave the copies out of the search index."""
     ids = [(item,) for item in plan.context if not isinstance(item, NewMessage)]
     child_id = split(db, msgspec.structs.replace(plan, context=plan.context[:1]), now)
     rows = [db.execute(_COPIED, one).fetchone() for one in ids]

@@ -1,4 +1,4 @@
-"""A conversation as compressions meet it: people in several languages, answers, tools called side by side, results."""
+"""Test conversations for compressions: people in several languages, answers, parallel tool calls and their results."""
 
 import itertools
 import json
@@ -30,9 +30,9 @@ _PEOPLE = (("telegram:1", "Ada"), ("telegram:2", "Grace"))
 
 
 class Conversation:
-    """Messages of one chat, the same for the same seed: about a third of them are results of tools.
+    """Messages of one chat, the same for the same seed. About a third of them are tool results.
 
-    `length`: how many times as long as usual each message is. Few fill a window only if they are long.
+    `length`: factor for the length of each message. A few messages only fill a window if they are long.
     """
 
     def __init__(self, seed: int = 7, *, length: int = 1) -> None:
@@ -44,7 +44,7 @@ class Conversation:
         self._steps = itertools.count(1)
 
     def transcript(self, count: int, *, first_id: int = 1, session_id: int = 1) -> Transcript:
-        """The first `count` rows of it or a few more, whole turns only. The last of them waits for its answer."""
+        """Return at least `count` rows, in complete turns. The last row is a message without an answer yet."""
         rows: list[Message] = []
         for turn in itertools.count(1):
             if len(rows) >= count - 1:
@@ -118,7 +118,7 @@ class Conversation:
         return ToolCall(id=f"call_{number}", name=_TOOLS[number % len(_TOOLS)], arguments=json.dumps(arguments))
 
     def _result(self) -> str:
-        """A few words or many pages: most results are short, most of their text is in long ones."""
+        """Return a few words or many pages. Most results are short, but long results have most of the text."""
         size = min(20_000, int(self._chance.lognormvariate(6.2, 1.4)) * self._length)
         return f"step {next(self._steps)}\n{self._piece(self._chance.choice(self._returned), size)}"
 
@@ -128,7 +128,7 @@ class Conversation:
 
 
 def as_chat_messages(transcript: Sequence[Message]) -> list[Mapping[str, Any]]:
-    """The rows as a Chat Completions list, as other programs keep them."""
+    """Return the rows as a Chat Completions list, the format that other programs use."""
     return [_as_chat_message(row) for row in transcript]
 
 
@@ -145,7 +145,7 @@ def _as_chat_message(row: Message) -> Mapping[str, Any]:
 
 
 def as_new_message(row: Message) -> NewMessage:
-    """The row as one to be stored; no turn needs to exist for it."""
+    """Return the row as a new message to store. It belongs to no turn."""
     return NewMessage(
         role=row.role,
         origin=row.origin,

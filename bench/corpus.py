@@ -1,22 +1,22 @@
-"""Made-up chat text that costs a database what real text costs: words by Zipf's law, some Chinese, code and emoji."""
+"""Synthetic chat text that costs a database as much as real text: Zipf-distributed words, Chinese, code, emoji."""
 
 import random
 from collections.abc import Iterator
 
 RARE = "xylophonist"
-"""Stands in one message of 20,000."""
+"""Word that one message in 20,000 contains."""
 
 PHRASE = "copper lantern festival"
-"""Stands in one message of 5,000."""
+"""Phrase that one message in 5,000 contains."""
 
 COMMON = "the"
-"""Stands in most messages."""
+"""Word that most messages contain."""
 
 CHINESE = "数据"
-"""Two characters that stand in about one message of a hundred."""
+"""Two Chinese characters that about one message in a hundred contains."""
 
 EMOJI = "🎉"
-"""Stands in one message of 50."""
+"""Emoji that one message in 50 contains."""
 
 _SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "je", "ki", "lo", "mu", "na", "pe", "ro", "su", "ta", "tion", "er")
 _COMMON_WORDS = (
@@ -28,7 +28,10 @@ _SENTENCES = 40_000
 
 
 class Corpus:
-    """Messages without end, the same ones for the same seed. About 270 bytes each, every tenth Chinese."""
+    """Endless sequence of messages, the same for the same seed.
+
+    They have about 270 bytes each, and every tenth is Chinese.
+    """
 
     def __init__(self, seed: int = 1) -> None:
         self._random = random.Random(seed)
@@ -40,7 +43,7 @@ class Corpus:
         self._chinese = ["".join(self._random.choices(_HAN, k=28)) + "。" for _ in range(_SENTENCES // 10)]
 
     def messages(self, count: int) -> Iterator[str]:
-        """`count` messages."""
+        """Yield `count` messages."""
         for number in range(count):
             pool = self._chinese if number % 10 == 9 else self._sentences
             text = " ".join(self._random.choices(pool, k=3))

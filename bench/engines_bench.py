@@ -1,8 +1,8 @@
-"""PostgreSQL beside SQLite, without a gateway.
+"""Compare PostgreSQL with SQLite, without a gateway.
 
-Both keep what they acknowledge whatever happens to the machine, on the same disk. The server is one of its own with
-PostgreSQL's settings as they are delivered, on the same processors as the store: every trip to it costs both sides'
-time. The engines are measured in turns, so that other load on the machine meets both.
+Both sync every commit to the same disk. The benchmark starts its own PostgreSQL server with default settings, on the
+same CPUs as the store. A round trip therefore costs the CPU time of both sides. The two engines take turns, so that
+other load on the machine affects both.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ MOST_STATEMENTS = 18
 
 
 def run(quick: bool) -> list[Measure]:
-    """Every measure, on a server that is started for it. `quick`: fewer rounds."""
+    """Run every measurement on a server started for this purpose. `quick`: fewer rounds."""
     with (
         tempfile.TemporaryDirectory(prefix="engines-bench-", ignore_cleanup_errors=True) as folder,
         running_server(Path(folder), {}) as server,
@@ -78,11 +78,11 @@ async def _open(opening: Awaitable[Store]) -> AsyncIterator[Store]:
         await store.close()
 
 
-# --- one after the other
+# --- sequential
 
 
 async def _awaited_writes(ours: Store, theirs: Store, rounds: int) -> Measure:
-    """A row that is stored and awaited, as `make bench` measures it for SQLite alone."""
+    """Measure the time to store and await one row, as `make bench` does for SQLite alone."""
     texts = list(Corpus().messages(200))
     for store in (ours, theirs):
         await store.write(_create)
@@ -93,17 +93,17 @@ async def _awaited_writes(ours: Store, theirs: Store, rounds: int) -> Measure:
 
 
 async def _three_commits(ours: Store, theirs: Store, rounds: int) -> Measure:
-    """A turn that nothing else waits for."""
+    """Measure a turn while nothing else is waiting."""
     times: dict[Store, list[float]] = {ours: [], theirs: []}
     for round_, store in itertools.product(range(rounds + 1), times):
         took = [await _timed(plain_turn(store.write, 0)) for _ in range(50)]
-        if round_:  # the first one warms up
+        if round_:  # the first turn is a warm-up
             times[store] += took
     return _compared("one turn's three commits, p50", times[ours], times[theirs], 3)
 
 
 async def _splits(ours: Store, theirs: Store, rounds: int) -> Measure:
-    """A compression that keeps every row of a long view: the most that a split has to write."""
+    """Measure a compression that keeps every row of a long view, which is the largest possible split."""
     times: dict[Store, list[float]] = {ours: [], theirs: []}
     lineages = {store: await store.write(_long_session) for store in times}
     for _, store in itertools.product(range(3 * rounds), times):
@@ -113,7 +113,7 @@ async def _splits(ours: Store, theirs: Store, rounds: int) -> Measure:
             context=[row.id for row in view.transcript],
             row=CompressionRow(layer="manual", summary_kind="deterministic"),
         )
-        now = Millis(NOW + 60_000 * len(times[store]))  # keys of sessions tell their times
+        now = Millis(NOW + 60_000 * len(times[store]))  # session keys contain the time
         times[store].append(await _timed(store.write(_split, plan, now)))
     ours_ms, theirs_ms = (statistics.median(times[store]) * 1e3 for store in times)
     print(f"a split of {SPLIT_ROWS} rows takes SQLite {theirs_ms:.1f} ms")
@@ -135,11 +135,11 @@ async def _timed(work: Awaitable[object]) -> float:
 
 
 async def _turn_rates(several: Store, single: Store, sqlite: Store, rounds: int) -> list[Measure]:
-    """Turns per second of a hundred chats, each of which has one turn after the other."""
+    """Return the turns per second of a hundred chats. Each chat starts a turn when its previous turn has ended."""
     rates: dict[Store, list[float]] = {several: [], single: [], sqlite: []}
     for round_, store in itertools.product(range(rounds + 1), rates):
         rate = await _rate(store, 3)
-        if round_:  # the first one makes the chats
+        if round_:  # the first round creates the chats
             rates[store].append(rate)
     ours, one, file = (statistics.median(rates[store]) for store in rates)
     print(f"turns/s of the store alone: {one:.0f} with one writer, {ours:.0f} with {WRITERS}, SQLite {file:.0f}")
@@ -168,7 +168,7 @@ async def _rate(store: Store, turns: int) -> float:
 
 
 def _statements(server: Postgres) -> list[Measure]:
-    """Statements of a plain turn for each engine, from the first BEGIN to the last COMMIT."""
+    """Count the statements of a plain turn on each engine, from the first BEGIN to the last COMMIT."""
     with server.fresh_database() as url:
         counts = {"PostgreSQL": count_on_postgres(url), "SQLite": count_on_sqlite()}
     return [
@@ -177,7 +177,7 @@ def _statements(server: Postgres) -> list[Measure]:
     ]
 
 
-# --- what is written
+# --- the written row
 
 
 def _create(db: Connection) -> None:

@@ -1,7 +1,7 @@
-"""How far our estimates are from a real tokenizer's counts, and what they cost.
+"""Measure the error of our token estimates against a real tokenizer, and the cost of estimating.
 
-The tokenizer is needed here only: `pip install --require-hashes -r requirements/bench.txt`. Without it the errors are
-left out, and one line says so.
+Only this benchmark needs the tokenizer: `pip install --require-hashes -r requirements/bench.txt`. Without it, the
+benchmark leaves out the errors and prints a line that says so.
 """
 
 import random
@@ -20,20 +20,20 @@ from hermes_state.transcripts import EMPTY_BODY, View
 from hermes_state.values import Message, MessageId, MessageRole, Millis, Origin, ReportedTokens, SessionId
 
 COLD_BAR = 8.0
-"""Percent of mean error over the classes, before anything was reported."""
+"""Maximum mean error in percent over all kinds of text, before the provider has reported any count."""
 WARM_BAR = 3.0
-"""Percent, after three reports."""
+"""Maximum mean error in percent after three reported counts."""
 SPEED_BAR = 10.0
-"""MB/s."""
+"""Minimum speed of estimating, in MB/s."""
 MESSAGE_BAR = 0.2
-"""Milliseconds for a message of four thousand characters, the longest that a chat platform takes."""
+"""Maximum milliseconds for a message of 4,000 characters, the longest that a chat platform accepts."""
 _FRAME = 16
 
 Count = Callable[[str], int]
 
 
 def run() -> list[Measure]:
-    """Every figure of the estimator."""
+    """Return every figure of the estimator."""
     texts = passages()
     measures = _speed(texts)
     counts = {name: found for name in ("o200k_base", "cl100k_base") if (found := _tokenizer(name)) is not None}
@@ -72,7 +72,10 @@ def _cold(texts: Mapping[str, list[str]], count: Count) -> list[Measure]:
 
 
 def _warm(texts: Mapping[str, list[str]], name: str, count: Count) -> Measure:
-    """Conversations of every class, and mixed ones: each next prompt beside what the tokenizer makes of it."""
+    """Measure the mean error for conversations of each kind of text and of mixed kinds.
+
+    Each next prompt's estimate is compared with the tokenizer's count.
+    """
     chance = random.Random(4)
     everything = [text for samples in texts.values() for text in samples]
     errors = []

@@ -1,6 +1,6 @@
-"""Figures of the code itself, beside libraries worth reading: sizes, words, helpers, imports, headlines.
+"""Figures about the code itself, next to libraries worth reading: sizes, words, helpers, imports, docstrings.
 
-They hold nobody: they show where to look. `--show` lists the places behind a figure.
+They enforce nothing, but show where to look. `--show` lists the places behind a figure.
 """
 
 import argparse
@@ -20,13 +20,13 @@ ANCHORS = (
     *("httpx", "structlog", "APScheduler", "procrastinate", "nonebot2", "aiogram", "pydantic-ai-slim", "llm"),
     *("aiohttp", "python-telegram-bot", "discord.py"),
 )
-"""Libraries to compare with, those we learn from first. Whichever is not installed is left out."""
+"""Libraries to compare with; those that we learn from come first. Libraries that are not installed are left out."""
 MAX_FOLDER_MODULES = 15
-"""Modules that a folder holds before it is named as a large one."""
+"""Maximum number of modules in a folder that is not reported as large."""
 
 OF, QUESTION, SEE = "Of", "What …", "See"
 OPENINGS = {OF: OF, SEE: SEE} | dict.fromkeys(("What", "Whether", "Who", "Which", "How", "Where", "When"), QUESTION)
-"""First words of a headline that cannot be understood alone, by the column that counts them."""
+"""First words of docstrings that cannot be understood alone, by the column that counts them."""
 LAST_WORD = re.compile(r"(?:[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+)_*$")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -34,35 +34,35 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One thing that a figure counts, where it stands."""
+    """One item that a figure counts, and its location."""
 
     path: str
     line: int
     text: str
     group: str = ""
-    """Column of the figure, if it has several."""
+    """Column of the figure, if the figure has several."""
 
 
 def head_noun(class_name: str) -> str:
-    """Last word of a CamelCase name: `Request` of `SendRequest`, `HTTP` of `OverHTTP`."""
+    """Return the last word of a CamelCase name: `Request` for `SendRequest`, `HTTP` for `OverHTTP`."""
     found = LAST_WORD.search(class_name)
     return found[0].rstrip("_") if found else class_name
 
 
 def classes(module: Module) -> Iterator[Place]:
-    """Classes, each with its head noun as its group."""
+    """Yield all classes, grouped by the last word of their names."""
     for node in module.nodes:
         if isinstance(node, ast.ClassDef):
             yield Place(path=module.path, line=node.lineno, text=node.name, group=head_noun(node.name))
 
 
 def functions(module: Module) -> list[Function]:
-    """Functions and methods, nested ones too."""
+    """Yield functions and methods, including nested ones."""
     return [node for node in module.nodes if isinstance(node, Function)]
 
 
 def helpers_called_once(module: Module) -> Iterator[Place]:
-    """Private functions and methods whose name the module uses once, to call them."""
+    """Yield private functions and methods whose name occurs only once in the module, in a call."""
     called = {id(node.func) for node in module.nodes if isinstance(node, ast.Call)}
     uses: dict[str, list[bool]] = {}
     for node in module.nodes:
@@ -74,7 +74,7 @@ def helpers_called_once(module: Module) -> Iterator[Place]:
 
 
 def constants(module: Module) -> Iterator[Place]:
-    """Names in capitals that a module gives a value."""
+    """Yield upper-case names to which a module assigns a value."""
     for node in module.tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AnnAssign) and node.value is not None:
@@ -85,7 +85,7 @@ def constants(module: Module) -> Iterator[Place]:
 
 
 def broad_excepts(module: Module) -> Iterator[Place]:
-    """Handlers of `Exception`, `BaseException` or everything."""
+    """Yield exception handlers for `Exception`, `BaseException` or everything."""
     for node in module.nodes:
         if isinstance(node, ast.ExceptHandler):
             caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
@@ -95,7 +95,7 @@ def broad_excepts(module: Module) -> Iterator[Place]:
 
 
 def headlines(module: Module) -> Iterator[Place]:
-    """Docstrings, also those of attributes, whose first word leaves the reader without a noun or a verb."""
+    """Yield docstrings, including those of attributes, whose first word is not a useful noun or verb."""
     for node in module.nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             text = node.value.value.strip()
@@ -113,7 +113,7 @@ SHOWN: dict[str, Callable[[Module], Iterable[Place]]] = {
 
 
 def figures(modules: Sequence[Module]) -> dict[str, dict[str, float]]:
-    """Every figure of a code base: the rows of the table, each with one number or more."""
+    """Return every figure of a code base: the table's rows, each with one or more numbers."""
     found = {name: [place for module in modules for place in find(module)] for name, find in SHOWN.items()}
     written = [function for module in modules for function in functions(module)]
     sizes = [(function.end_lineno or function.lineno) - function.lineno + 1 for function in written]
@@ -140,21 +140,21 @@ def figures(modules: Sequence[Module]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """Contents of one folder, side by side.
+    """Contents of one folder, without its subfolders.
 
-    `__init__` and `__main__` do not count, and what lies in a package counts as the package.
+    `__init__` and `__main__` do not count. A package inside the folder counts as one item.
     """
 
     lines: int
-    """With all that lies below."""
+    """Number of lines, including everything below the folder."""
     modules: int
     packages: int
     edges: int
-    """Pairs of modules and packages of which one imports the other."""
+    """Number of pairs of modules or packages in which one imports the other."""
 
 
 def folders(modules: Sequence[Module]) -> dict[str, Folder]:
-    """Every package of a code base, by its dotted name."""
+    """Return every package of a code base by its dotted name."""
     graph = import_graph(modules)
     return {name: _folder(name, modules, graph) for name in sorted(one.name for one in modules if one.is_package)}
 
@@ -173,7 +173,7 @@ def _folder(package: str, modules: Sequence[Module], graph: Graph) -> Folder:
 
 
 def _part_of(package: str, name: str) -> str:
-    """Module or package directly in `package` to which a module belongs; empty for those elsewhere."""
+    """Return the direct child of `package` that contains a module; empty for a module outside the package."""
     if not name.startswith(f"{package}."):
         return ""
     part = name.removeprefix(f"{package}.").split(".")[0]
@@ -190,7 +190,7 @@ def _is_private(function: Function) -> bool:
 
 
 def table(columns: dict[str, dict[str, dict[str, float]]]) -> str:
-    """The code bases side by side as a Markdown table."""
+    """Return a Markdown table that compares the code bases."""
     [first, *_] = columns.values()
     rows = [["", *columns]]
     for name, numbers in first.items():
@@ -200,7 +200,7 @@ def table(columns: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def folder_table(found: dict[str, Folder]) -> str:
-    """The folders as a Markdown table, and which of them are large."""
+    """Return the folders as a Markdown table, followed by the names of the large folders."""
     rows = [["folder", "lines", "modules", "packages", "imports between them"]]
     rows += [
         [name, *(f"{n:,}" for n in (one.lines, one.modules, one.packages, one.edges))] for name, one in found.items()
@@ -210,7 +210,7 @@ def folder_table(found: dict[str, Folder]) -> str:
 
 
 def main() -> None:
-    """Print the figures, or the places behind one of them. Ends well, whatever they say."""
+    """Print the figures, or the places behind one of them. The exit code is always 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.figures", description=__doc__)
     parser.add_argument("--json", action="store_true", help="the same as data")
     parser.add_argument("--show", choices=SHOWN, help="places in our code behind a figure, instead of the figures")

@@ -1,7 +1,7 @@
-"""The floor: a minimal bot that does what any bot must, and nothing that ours promises beyond it.
+"""The "floor": a minimal bot that does only what every bot must do.
 
-A raw long-poll loop, one model call, one SQLite commit per message (WAL, synchronous=FULL), one sendMessage.
-Order per chat is kept. Every figure of the gateway is read as a multiple of this.
+It has a long-polling loop, and one model call, one SQLite commit (WAL, synchronous=FULL) and one sendMessage per
+message. It answers each chat's messages in order. The gateway's figures are read as multiples of this bot's figures.
 """
 
 import argparse
@@ -18,7 +18,7 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS m (id INTEGER PRIMARY KEY, chat INTEGER, ro
 
 
 class FloorBot:
-    """One bot between a Bot API server and a model."""
+    """Bot between a Bot API server and a model."""
 
     def __init__(self, telegram_url: str, model_url: str, token: str, database: str, *, streams: bool) -> None:
         self._telegram = f"{telegram_url}/bot{token}/"

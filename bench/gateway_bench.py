@@ -1,7 +1,7 @@
-"""Messages end to end over the fakes: the gateway against the floor, in one run.
+"""End-to-end comparison of the gateway with the floor, a minimal bot, in the same run.
 
-The floor (`floor_bot.py`) is a minimal bot with one SQLite commit per message. Every process but this one is the same
-for both: the fake services run as processes of their own. The model streams 13 words, or says them at once.
+The floor (`floor_bot.py`) makes one SQLite commit per message. The fake services run in separate processes, which are
+the same for both bots. The model streams 13 words, or sends them all at once.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ Ask = Callable[[Lab, Subject], Awaitable[Traffic]]
 
 
 async def run(quick: bool) -> list[Measure]:
-    """One chat and 50, with a model that streams, one that answers at once and one that takes two seconds."""
+    """Measure one chat and 50 chats, with models that stream, answer at once, or answer after two seconds."""
     rounds, again = (40, 1) if quick else (200, 3)
     measures = []
     for how, chunk in (("", WORD), (", a model that answers at once", AT_ONCE)):
@@ -43,7 +43,7 @@ async def run(quick: bool) -> list[Measure]:
 
 
 async def crowd(quick: bool) -> list[Measure]:
-    """Many chats at once: each gets its answers, nothing is lost."""
+    """Measure many chats at once. Each must get all its answers."""
     again = 1 if quick else 3
     [some, many] = await _beside_the_floor(
         lambda here, subject: bursts(here, subject, again, chats=200, per_chat=5),
@@ -53,7 +53,7 @@ async def crowd(quick: bool) -> list[Measure]:
 
 
 async def streaming(quick: bool) -> list[Measure]:
-    """Two hundred chats whose answers take four seconds to stream: previews, and edits of them, come beside."""
+    """Measure 200 chats whose answers stream for four seconds each. The gateway also sends and edits previews."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lags = folder / "lags.json"
@@ -64,7 +64,7 @@ async def streaming(quick: bool) -> list[Measure]:
             await here.speak(pause=4 / 13)
             await here.say(1, "Go on.")
             await here.answers(1)
-            await lags_of(subject, lags)  # those of starting, and of the first answer
+            await lags_of(subject, lags)  # discard the delays from the start and the first answer
             found = await burst(here, subject, 1 if quick else 3, chats=200)
             late = await lags_of(subject, lags)
     name = "200 chats whose answers stream for 4 s"
@@ -75,7 +75,7 @@ async def streaming(quick: bool) -> list[Measure]:
 
 
 async def discord(quick: bool) -> list[Measure]:
-    """The same messages on Discord, beside Telegram's in the same run."""
+    """Measure the same messages on Discord and on Telegram in the same run."""
     found = []
     with tempfile.TemporaryDirectory() as name:
         for platform in ("telegram", "discord"):
@@ -98,7 +98,7 @@ async def discord(quick: bool) -> list[Measure]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """The same messages to two bots."""
+    """Results of two bots for the same messages."""
 
     ours: Traffic
     yardstick: Traffic
@@ -126,7 +126,7 @@ class Beside:
 
 
 async def _beside_the_floor(*asks: Ask, chunk: int = WORD) -> list[Beside]:
-    """What each of `asks` finds for the floor, then for the gateway; the model says `chunk` characters at a time."""
+    """Run each of `asks` with the floor, then with the gateway. The model sends `chunk` characters at a time."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with (

@@ -1,4 +1,4 @@
-"""Groups of measures, all of them or those that are named on the command line."""
+"""Command line that runs groups of measurements: all of them, or only the named ones."""
 
 import argparse
 import asyncio
@@ -10,11 +10,11 @@ from bench import charts
 from bench.measure import Measure, table
 
 Groups = Mapping[str, Callable[[bool], Sequence[Measure] | Coroutine[Any, Any, Sequence[Measure]]]]
-"""Each is told whether a first look is enough."""
+"""Functions that run a group, by group name. The argument is True for a quick run."""
 
 
 def run_groups(module: str, description: str | None, groups: Groups) -> NoReturn:
-    """Run them, print the table and write its charts; the exit code says whether every bar holds."""
+    """Run groups, print a table and write its charts. The exit code is 0 if every bar is met."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--quick", action="store_true", help="smaller databases, fewer messages and rounds")
     parser.add_argument("groups", nargs="*", help=f"all of them by default: {', '.join(groups)}")

@@ -1,4 +1,4 @@
-"""Memory that hostile replies take: one of each kind over each protocol, by a process that does nothing else."""
+"""Measure the memory that hostile replies use. A separate process reads one reply of each kind with each protocol."""
 
 import asyncio
 import json
@@ -9,12 +9,12 @@ from bench.subjects import ROOT
 from tests.fakes.hostile_provider import hostile_provider
 
 BAR = 40.0
-"""Megabytes above idle."""
+"""Maximum memory above the idle process, in MB."""
 PROTOCOLS = ("chat_completions", "responses", "anthropic", "transcription")
 
 
 async def run(quick: bool) -> list[Measure]:
-    """The most that any of them took; `quick`: over one protocol."""
+    """Measure the reply that uses most memory. `quick`: with only one protocol."""
     worst: tuple[float, str] = (0.0, "")
     for protocol in PROTOCOLS[:1] if quick else PROTOCOLS:
         async with hostile_provider(protocol) as url:

@@ -1,6 +1,6 @@
-"""What the command line takes to import: `hermes-gateway --help` against a Python that does nothing.
+"""Measure the import time of the command line: `hermes-gateway --help` compared with a Python that does nothing.
 
-Processor time of the whole process: what else runs on the machine does not count, and nothing in it waits.
+It uses the process's CPU time, so that other programs and waiting do not count.
 """
 
 import resource
@@ -12,12 +12,12 @@ from bench.measure import Measure, table
 from bench.subjects import ROOT
 
 BAR = 200.0
-"""Milliseconds."""
+"""Maximum CPU time for the import, in milliseconds."""
 ROUNDS = 15
 
 
 def run(quick: bool) -> list[Measure]:
-    """The command line, less what Python takes to start; the two take turns."""
+    """Measure the command line's CPU time minus Python's own start. The two processes take turns."""
     bare, ours = [], []
     for _ in range(5 if quick else ROUNDS):
         bare.append(_processor_ms("-c", "pass"))

@@ -1,4 +1,4 @@
-"""A daemon of both platforms from its start on: first poll, first answer, memory; and beside people who ask nothing."""
+"""Measure a gateway with both platforms from its start: first poll, first answer, memory, half-open connections."""
 
 import asyncio
 import socket
@@ -13,14 +13,14 @@ from bench.subjects import Lab, Subject, gateway, lab
 from bench.traffic import CHATS, sequence
 
 SETTLE_SECONDS = 2.0
-"""Let what was left behind settle: memory has no event."""
+"""Seconds to wait until memory use has settled, because there is no event for that."""
 SLICE = 100
-"""Messages after which memory is read."""
+"""Number of messages after which memory is measured."""
 HALF_OPEN = 1_000
 
 
 async def start(quick: bool) -> list[Measure]:
-    """Several starts: each to its first poll, at rest, through ten answers."""
+    """Start the gateway several times. Measure the time to its first poll, its idle memory, and ten answers."""
     polled, idle, answered, first, tenth = [], [], [], [], []
     for _ in range(2 if quick else 5):
         async with _idle() as (here, subject):
@@ -53,7 +53,7 @@ async def start(quick: bool) -> list[Measure]:
 
 
 async def growth(quick: bool) -> list[Measure]:
-    """Memory gained while 50 chats write, first against idle, then over the last fifth."""
+    """Measure how much memory grows while 50 chats write: over the first half, and over the last fifth."""
     slices = 10 if quick else 100
     async with _idle() as (here, subject):
         memory = [subject.memory_mb]
@@ -75,7 +75,7 @@ async def growth(quick: bool) -> list[Measure]:
 
 
 async def half_open(quick: bool) -> list[Measure]:
-    """Answers on Telegram while somebody holds the web chat's port with requests that never end."""
+    """Measure answers on Telegram while clients send the web chat requests that never end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     web_chat = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(port)}
@@ -92,7 +92,7 @@ async def half_open(quick: bool) -> list[Measure]:
 
 
 async def _hold_open(port: int) -> None:
-    """Open a connection, begin a request, and again as soon as the server has closed it."""
+    """Open a connection and begin a request. Repeat whenever the server has closed the connection."""
     while True:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -106,7 +106,7 @@ async def _hold_open(port: int) -> None:
 
 @asynccontextmanager
 async def _idle() -> AsyncIterator[tuple[Lab, Subject]]:
-    """A gateway of both platforms at rest."""
+    """Yield an idle gateway with both platforms."""
     with tempfile.TemporaryDirectory() as name:
         async with lab() as here, gateway(here, Path(name), has_discord=True) as subject:
             await here.speak()

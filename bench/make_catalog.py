@@ -1,11 +1,11 @@
-"""Catalog of models: `make catalog` takes the prices in `agent/model/catalog.json` from genai-prices.
+"""Import model prices: `make catalog` updates the prices in `agent/model/catalog.json` from genai-prices.
 
-It lies beside what else only development needs, because genai-prices takes half a second to import. The sizes in the
-file are kept by hand and stay as they are; where genai-prices knows another context window, that is printed.
+This module is not part of the product, because genai-prices takes half a second to import. The sizes in the catalog are
+maintained by hand and stay unchanged. If genai-prices states a different context window, the difference is printed.
 
-What becomes a price: models that write text, of the makers below, by the names that these use themselves, and of
-OpenRouter's names those of the same makers that they do not use. Everybody may host models with open weights, at any
-price or none, so those that are named by their parameters (`llama-3.3-70b`) are not listed.
+The catalog gets the prices of models that write text, from the makers below, under the names that the makers use. From
+OpenRouter it adds names of the same makers' models that the makers do not use. Anybody can host open-weight models at
+any price, so models named by their number of parameters (`llama-3.3-70b`) are left out.
 """
 
 import json
@@ -37,33 +37,34 @@ MAKERS: Final[Mapping[str, str]] = {
     "zai": r"glm-",
     "minimax": r"minimax-",
 }
-"""Beginnings of the names that makers give to what we can speak to, by the maker's name in genai-prices."""
+"""For each maker, by its name in genai-prices: a pattern for the beginnings of supported model names."""
 
 RESOLD: Final = re.compile(
     rf"(?:openai|anthropic|google|x-ai|deepseek|mistralai|meta|moonshotai|z-ai|minimax)/(?:{'|'.join(MAKERS.values())})"
     r"|qwen/.*-(?:max|plus|flash|turbo)\b"
 )
-"""OpenRouter's names for models of the same makers, and for what Alibaba alone sells."""
+"""Pattern for OpenRouter's names for models of the same makers, and for models that only Alibaba sells."""
 
 OTHER_TRADES: Final = re.compile(
     r"\b(?:audio|banana|computer|embed|embedding|guard|image|live|moderation|ocr|omni|oss|realtime|research|robotics"
     r"|safeguard|search|tts|voice)\b|\.ft\b|:"
 )
-"""Words in the names of models that do something else than to write, that are paid for something else as well, or that
-are another model in a special mode."""
+"""Words in the names of models that do something other than write text, that charge for something other than text, or
+that are another model in a special mode.
+"""
 
 PARAMETERS: Final = re.compile(r"\d+b\b")
-"""Sizes in the names of models with open weights; Mistral sells some of its own by them."""
+"""Number of parameters in the names of open-weight models. Mistral also sells some models under such names."""
 
 OTHER_UNITS: Final = re.compile(r"output_(?!mtok)|requests|hours|pages|chars")
-"""Units by which text is not paid."""
+"""Units that do not measure text."""
 
 WINDOW_TOLERANCE: Final = 0.05
-"""Share by which two figures for a window may differ: 1,000,000 and 1,048,576 are the same."""
+"""Relative difference that two context windows may have: 1,000,000 and 1,048,576 count as equal."""
 
 
 def main() -> None:
-    """Writes the file anew and says what needs a look."""
+    """Rewrite the catalog file, and print what should be checked."""
     catalog = with_prices(json.loads(CATALOG.read_bytes()))
     CATALOG.write_text(rendered(catalog))
     print(f"{CATALOG.name}: {len(catalog['prices'])} prices of {catalog['prices_taken_from']}")
@@ -72,7 +73,11 @@ def main() -> None:
 
 
 def with_prices(catalog: Mapping[str, Any]) -> dict[str, Any]:
-    """The catalog with the prices of today, or of when the same version was read: the same data give the same file."""
+    """Return the catalog with today's prices.
+
+    If the version of genai-prices has not changed, use the prices of the day when it was imported, so that the same
+    data produce the same file.
+    """
     source = f"genai-prices {version('genai-prices')}"
     is_same = catalog["prices_taken_from"] == source
     day = date.fromisoformat(catalog["prices_taken_on"]) if is_same else datetime.now(UTC).date()
@@ -81,7 +86,7 @@ def with_prices(catalog: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def listed(day: date) -> dict[str, dict[str, Any]]:
-    """Price by name, as few names as `PriceCatalog` needs to find all of them."""
+    """Return prices by name, with only the names that `PriceCatalog` needs to find them all."""
     models: dict[str, dict[str, Any]] = {}
     for provider in providers:
         if provider.id in MAKERS:
@@ -106,7 +111,7 @@ def _is_unknown(found: Price | None) -> bool:
 
 
 def _own_prices(provider: Provider, day: date) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every name with its price: ids before other names, and those without a date first."""
+    """Yield every name with its price: ids before other names, and names without a date first."""
     named = [
         (len(list(spellings(name))) > 1, not model.id.lower().startswith(name), name, price)
         for model in provider.models
@@ -131,18 +136,18 @@ def _is_wanted(name: str) -> bool:
 
 
 def _names_of(model: ModelInfo) -> set[str]:
-    """Its id and the names that it is matched by, as far as they are whole names."""
+    """Return the model's id and the complete names that it is matched by."""
     return {name.lower().rstrip("-@") for name in (model.id, *_matched(model.match))}
 
 
-def _matched(clause: Any) -> Iterator[str]:  # the kinds of clauses have no parent
+def _matched(clause: Any) -> Iterator[str]:  # the clause types have no common base class
     for one in (*getattr(clause, "or_", ()), *getattr(clause, "and_", ())):
         yield from _matched(one)
     yield from (value for key, value in vars(clause).items() if key in ("equals", "starts_with"))
 
 
 def _price_of(model: ModelInfo, day: date) -> dict[str, Any] | None:
-    """The price of a day; where it depends on the hour, the dearest."""
+    """Return the price on a given day. If it depends on the time of day, return the highest price."""
     if not isinstance(model.prices, list):
         return _listed(model.id, model.prices)
     started, hourly = [], []
@@ -156,12 +161,15 @@ def _price_of(model: ModelInfo, day: date) -> dict[str, Any] | None:
 
 
 def _listed(name: str, prices: ModelPrice) -> dict[str, Any] | None:
-    """A price with that of the cache, which is that of other input unless it is said; for Claude, Anthropic's rule."""
+    """Return a price for the catalog, including cache prices.
+
+    A missing cache price equals the input price or, for Claude models, follows Anthropic's ratios.
+    """
     units = {unit: value for unit, value in vars(prices).items() if value is not None}
     if not {"input_mtok", "output_mtok"} <= units.keys() or any(map(OTHER_UNITS.search, units)):
         return None
     if "transcribe" in name:
-        units["input_mtok"] = units.get("input_audio_mtok", units["input_mtok"])  # what it is sent
+        units["input_mtok"] = units.get("input_audio_mtok", units["input_mtok"])  # the input is audio
     tiers = {tier.start for value in units.values() if isinstance(value, TieredPrices) for tier in value.tiers}
     is_claude = "claude" in name
     price = _completed({unit: getattr(value, "base", value) for unit, value in units.items()}, is_claude)
@@ -186,7 +194,7 @@ def _completed(units: Mapping[str, Decimal], is_claude: bool) -> dict[str, Any]:
 
 
 def disagreements() -> Iterator[str]:
-    """Models whose context window is another one in genai-prices, as sentences."""
+    """Yield a sentence for each model whose context window is different in genai-prices."""
     models = [
         (model.id.lower(), model.context_window, provider.id) for provider in providers for model in provider.models
     ]
@@ -200,7 +208,7 @@ def disagreements() -> Iterator[str]:
 
 
 def rendered(catalog: Mapping[str, Any]) -> str:
-    """JSON with a line for each model, so that a change can be read."""
+    """Return JSON with one line per model, so that diffs are easy to read."""
     parts = []
     for key, value in catalog.items():
         text = json.dumps(value)

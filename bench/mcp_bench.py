@@ -1,4 +1,7 @@
-"""What MCP servers cost the gateway: `make bench ARGS=mcp`. Memory at rest with one beside none, and a call."""
+"""Measure the cost of MCP servers for the gateway: `make bench ARGS=mcp`.
+
+Compares the idle memory with one server and without, and measures the duration of a call.
+"""
 
 import asyncio
 import json
@@ -20,14 +23,14 @@ from hermes_state.values import SystemClock
 
 SERVER = Path(__file__).parents[1] / "tests" / "fakes" / "mcp_server.py"
 MEMORY_BAR = 30.0
-"""MB."""
+"""Maximum memory that one server adds, in MB."""
 CALL_BAR = 10.0
-"""Milliseconds."""
+"""Maximum duration of a call, in milliseconds."""
 START_SECONDS = 20.0
 
 
 async def run(quick: bool) -> list[Measure]:
-    """Memory of a gateway with a server, above one without; the time of a call."""
+    """Measure the memory that one server adds to the gateway, and the duration of a call."""
     none, one = [], []
     for _ in range(2 if quick else 5):
         none.append(await _at_rest({}))
@@ -41,7 +44,7 @@ async def run(quick: bool) -> list[Measure]:
 
 
 async def _at_rest(servers: dict[str, Any]) -> float:
-    """Memory of a gateway with these servers once they are connected."""
+    """Return the memory in MB of a gateway that is connected to these servers."""
     with tempfile.TemporaryDirectory(prefix="mcp-bench-") as name:
         log = Path(name) / "mcp.log"
         for block in servers.values():
@@ -51,13 +54,13 @@ async def _at_rest(servers: dict[str, Any]) -> float:
             await here.telegram.get("calls", method="getUpdates", count=1, wait=30)
             async with asyncio.timeout(START_SECONDS):
                 while servers and not await asyncio.to_thread(log.exists):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)  # that of another process
+                    await asyncio.sleep(0.05)  # the file is written by another process
             await asyncio.sleep(2 * SETTLE_SECONDS)
             return subject.memory_mb
 
 
 async def _call(rounds: int) -> Measure:
-    """A call of a server over standard input and output that answers at once."""
+    """Measure a call to a server that uses standard input and output and answers at once."""
     with tempfile.TemporaryDirectory(prefix="mcp-bench-") as name:
         clock, took = SystemClock(), []
         registry = ServerRegistry(ImageStore(files=AttachmentFolder(Path(name)), clock=clock), clock, lambda text: text)
@@ -65,11 +68,11 @@ async def _call(rounds: int) -> Measure:
             registry.configure([ServerSettings(name="a", command=sys.executable, args=(str(SERVER),))], group)
             async with asyncio.timeout(START_SECONDS):
                 while registry.statuses()[0].state is not ServerState.CONNECTED:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)  # nothing waits for a server
+                    await asyncio.sleep(0.05)  # no turn waits for a server
             look = registry.by_name["a__look"]
             for _ in range(rounds):
                 began = time.perf_counter()
-                await look.run({"boat": "Anna"}, cast(Any, None))  # a text needs no context
+                await look.run({"boat": "Anna"}, cast(Any, None))  # text results need no context
                 took.append((time.perf_counter() - began) * 1e3)
             await registry.close()
     return Measure(name="a call at an MCP server, p50", ours=percentile(took, 0.5), unit="ms", bar=CALL_BAR)

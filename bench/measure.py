@@ -1,4 +1,4 @@
-"""One figure of the performance suite: what we measured, what it is compared with, and the bar it has to meet."""
+"""One figure of the performance suite: the measured value, the value it is compared with, and the bar it must meet."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from hermes_state.values import ModelCall
 class Measure:
     """A figure and its bar.
 
-    With a `yardstick` (the same work done by something else in the same run) the bar is about `ours / yardstick`,
-    because absolute figures differ from machine to machine; without one it is about `ours` itself.
+    `yardstick` is the figure of another program that did the same work in the same run. With a yardstick, the bar
+    limits the ratio `ours / yardstick`, because absolute figures depend on the machine. Without one, it limits `ours`.
     """
 
     name: str
@@ -26,18 +26,18 @@ class Measure:
     bar: float
     yardstick: float | None = None
     at_least: bool = False
-    """The bar is a minimum; otherwise it is a maximum."""
+    """True if the bar is a minimum, False if it is a maximum."""
     slack: float = 0.0
-    """By so much, in `unit`, ours may be above the yardstick even where the ratio is beyond its bar."""
+    """Difference to the yardstick, in `unit`, that is accepted even if the ratio misses its bar."""
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the yardstick."""
+        """Return our figure divided by the yardstick."""
         return None if self.yardstick is None else self.ours / self.yardstick
 
     @property
     def holds(self) -> bool:
-        """Whether the bar is met."""
+        """Return True if the bar is met."""
         if self.slack and self.yardstick is not None and self.ours <= self.yardstick + self.slack:
             return True
         value = self.ours if self.ratio is None else self.ratio
@@ -45,11 +45,11 @@ class Measure:
 
 
 PEER = "BENCH_PEER"
-"""Variable that names an interpreter with hermes-agent."""
+"""Environment variable with the path of a Python interpreter that has hermes-agent."""
 
 
 def peer_output(interpreter: str, script: str, arguments: Sequence[str], folder: str) -> Sequence[Any]:
-    """List that a script prints as JSON in its last line, run by an interpreter that has another program."""
+    """Run a script with another program's interpreter. Return the JSON list in its last line of output."""
     environ = {"PATH": os.environ["PATH"], "HOME": folder, "HERMES_HOME": f"{folder}/home"}
     command = [interpreter, str(Path(script).resolve()), *arguments]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
@@ -60,12 +60,12 @@ def peer_output(interpreter: str, script: str, arguments: Sequence[str], folder:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that so large a share of them does not exceed."""
+    """Return the value that this share of the values does not exceed."""
     return sorted(values)[min(len(values) - 1, round(len(values) * share))]
 
 
 def resident_mb(line: str = "VmRSS:", *, is_reset: bool = False) -> float:
-    """Resident memory of this process, now (`VmRSS:`) or at most (`VmHWM:`) since the last reset."""
+    """Return this process's resident memory: now (`VmRSS:`), or the maximum since the last reset (`VmHWM:`)."""
     if is_reset:
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text().splitlines()
@@ -73,14 +73,14 @@ def resident_mb(line: str = "VmRSS:", *, is_reset: bool = False) -> float:
 
 
 def table(measures: Sequence[Measure]) -> str:
-    """The measures as a Markdown table."""
+    """Return the measurements as a Markdown table."""
     lines = ["| measure | ours | yardstick | ratio | bar | holds |", "|---|---:|---:|---:|---:|---|"]
     lines += [_line(measure) for measure in measures]
     return "\n".join(lines)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that also reads well as text; the first row is its head."""
+    """Return a Markdown table that is also aligned as plain text. The first row is the header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in (rows[0], rule, *rows[1:])]
@@ -104,7 +104,7 @@ def _number(value: float) -> str:
 
 
 class NoFailures:
-    """A ledger for calls that all work: one that fails ends the benchmark."""
+    """Ledger for calls that must all succeed: a failed call ends the benchmark."""
 
     async def record(self, payer: Payer, call: ModelCall) -> None:
         if call.outcome != "ok":

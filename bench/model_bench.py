@@ -1,7 +1,7 @@
-"""What a model call costs beside the same request through the bare SDK, and what floods of text do to the event loop.
+"""Measure the overhead of a model call over the bare SDK, and how floods of text affect the event loop.
 
-The provider is a process of its own that repeats what the fake model has once said (`replay.py`). The bare SDK sends
-the very request that the gateway has sent, through its own typed client, and reads the text out of the reply.
+The provider is a separate process that replays recorded answers of the fake model (`replay.py`). The bare SDK sends
+exactly the gateway's request, through its typed client, and reads the text of the reply.
 """
 
 import argparse
@@ -58,18 +58,18 @@ from tests.fakes.proc import Proc
 REPLY_CHARACTERS = 1_000
 ROWS = (1, 60)
 SLACK = 1.0
-"""Milliseconds that a call may take longer than the bare one, if that is more than a tenth."""
+"""Milliseconds by which a call may exceed the bare SDK's time, if this is more than a tenth of that time."""
 
 FLOODED_CHATS = 20
 FLOOD_CHARACTERS = 500_000
-"""In each chat: 10 MB in all."""
+"""Number of characters that each chat receives, 10 MB in all."""
 FLOOD_CHUNK = 200
 FLOODS = 3
 LAG_BAR = 50.0
-"""Milliseconds, of all moments but each hundredth."""
+"""Maximum delay of the event loop (99th percentile), in milliseconds."""
 
 EARLIER_CALLS = 2_000
-"""In the ledger of the conversation, spread over today."""
+"""Number of the conversation's calls in the ledger, spread over today."""
 _PRICE = Price(input=1.0, output=4.0, cache_read=0.1, cache_write=1.25)
 _LIMIT = MicroUsd(10**12)
 
@@ -78,19 +78,19 @@ Ask = Callable[[], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """How one protocol is spoken by us and by the bare SDK."""
+    """How our model and the bare SDK use one protocol."""
 
     name: str
     path: str
     model: str
     make: Callable[..., ChatModel]
     bare: Callable[[str], Any]
-    """The SDK's client for an address."""
+    """Returns the SDK's client for a base URL."""
     say: Callable[[Any, dict[str, Any]], Awaitable[str]]
 
 
 async def run(quick: bool) -> list[Measure]:
-    """Every protocol, streamed and whole, a short and a longer prompt; then the floods."""
+    """Measure every protocol, with and without streaming, with short and longer prompts. Then measure the floods."""
     measures: list[Measure] = []
     with tempfile.TemporaryDirectory(prefix="model-bench-") as name:
         folder = Path(name)
@@ -105,7 +105,10 @@ async def run(quick: bool) -> list[Measure]:
 
 
 async def recorded(characters: int, chunk: int) -> dict[str, Recorded]:
-    """What the fake model says to each kind of request: so much text, in chunks of so many characters."""
+    """Record the fake model's answer to each kind of request.
+
+    Each answer has `characters` characters, in chunks of `chunk` characters.
+    """
     replies = {}
     text = ("The tide comes in twice a day, and with it the boats. " * (characters // 54 + 1))[:characters]
     async with Proc("fake_llm.py") as fake, aiohttp.ClientSession() as http:
@@ -145,7 +148,7 @@ async def _calls(protocol: Protocol, url: str, streams: bool, folder: Path, roun
 
 
 async def _call(protocol: Protocol, url: str, streams: bool, rows: int, folder: Path, rounds: int) -> tuple[float, ...]:
-    """Median milliseconds of the bare SDK, of a line to the model, and of one with caps whose calls are recorded."""
+    """Return a call's median milliseconds: with the bare SDK, with our client, and with caps and ledger too."""
     async with AsyncExitStack() as stack:
         model = _model(protocol, url, streams)
         stack.push_async_callback(model.close)
@@ -169,8 +172,8 @@ async def _call(protocol: Protocol, url: str, streams: bool, rows: int, folder: 
 
 
 async def _side_by_side(*asks: Ask, rounds: int) -> tuple[float, ...]:
-    """Median milliseconds of each: they take turns, and each goes first as often as the others."""
-    [said] = {await ask() for ask in asks for _ in range(5)}  # the first ones open connections
+    """Return the median milliseconds of each function. They take turns, and each is equally often the first."""
+    [said] = {await ask() for ask in asks for _ in range(5)}  # the first calls open connections
     assert len(said) == REPLY_CHARACTERS
     took: list[list[float]] = [[] for _ in asks]
     gc.collect()
@@ -197,7 +200,7 @@ async def _ask_and_record(line: ModelClient, request: ModelRequest, store: Store
 
 
 class _Shown:
-    """A sink as that of a preview: it keeps the newest text."""
+    """Sink for text that keeps only the newest text, like a preview."""
 
     text = ""
 
@@ -210,7 +213,7 @@ def _record(db: Connection, payer: Payer, call: ModelCall) -> None:
 
 
 def _with_earlier_calls(db: Connection) -> Payer:
-    """A conversation that has been busy."""
+    """Create a conversation with earlier calls in the ledger."""
     now = SystemClock().now()
     key = ChatKey(platform="local", account="local", chat_ref="bench")
     chat_id = chats.ensure_chat(db, key, ChatKind.LOCAL, None, now)
@@ -320,12 +323,12 @@ PROTOCOLS: Final = (
 
 
 async def _flood(protocol: Protocol, url: str) -> Measure:
-    """How late the loop is while long answers come to many chats as fast as they can be read."""
+    """Measure how late the event loop is while many chats receive long answers as fast as possible."""
     model = _model(protocol, url, streams=True)
     line = ModelClient(model, NoFailures(), price=_PRICE)
     request = _request(1, Payer())
     try:
-        await _ask(line, request)  # the first call loads what the HTTP library has put off
+        await _ask(line, request)  # the first call loads modules that the HTTP library imports late
         async with heartbeat() as lags:
             for _ in range(FLOODS):
                 said = await asyncio.gather(*(_ask(line, request) for _ in range(FLOODED_CHATS)))
@@ -336,14 +339,14 @@ async def _flood(protocol: Protocol, url: str) -> Measure:
 
 
 async def _flood_gateway(url: str, folder: Path) -> Measure:
-    """The same with everything that the gateway does beside: previews, and the answers stored, cut and sent."""
+    """Measure the flood through the whole gateway, which also sends previews, and stores and splits answers."""
     lags_file = folder / "lags.json"
     async with lab() as fakes, aiohttp.ClientSession() as http:
         here = replace(fakes, model=Control(url, http))
         async with gateway(here, folder, command=("bench.watched_gateway", str(lags_file))) as subject:
             await here.say(1, "Go on.")
             await here.answers(1)
-            await lags_of(subject, lags_file)  # those of starting, and of the first call
+            await lags_of(subject, lags_file)  # discard the delays from the start and the first call
             for number in range(FLOODS):
                 told, first = await _count(http, url), 100 * (number + 1)
                 asking = range(first, first + FLOODED_CHATS)

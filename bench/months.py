@@ -1,7 +1,7 @@
-"""Months of a chat, made up: what people, answers, calls, results and documents say, and which facts are among it.
+"""Synthetic months of chat: messages, answers, tool calls with results, documents, and the facts in them.
 
-A fact is an identifier that stands in one sentence and nowhere else, beside a made-up name. Rules, what takes them
-back, what holds once, and casual sentences with a rule's words are said in between.
+A fact is an identifier that only one sentence contains, next to a made-up name. People also state rules, revoke some of
+them, make one-time wishes, and use a rule's words in casual sentences.
 """
 
 import json
@@ -16,26 +16,26 @@ import msgspec
 from bench.policies import Turn, tokens
 
 SPEAKERS = {"people": 30, "answers": 25, "arguments": 15, "results": 20, "documents": 10}
-"""Whose sentence a fact stands in, of a hundred."""
+"""Where facts are stated, in percent."""
 USUAL, DENSE = 0.8, 3.4
-"""Facts in 1,000 tokens."""
+"""Facts per 1,000 tokens."""
 _SENTENCES = Path(__file__).parents[1] / "tests" / "agent" / "context" / "carried"
 _SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "je", "ki", "lo", "mu", "na", "pe", "ro", "su", "ta", "ver", "zin")
 _HAN = "青岚松石柳湖云山海风竹梅兰桥塔灯河沙雪雁枫桐泉岩溪川岸峰林谷"
 
 
 class Domain(msgspec.Struct, frozen=True, kw_only=True):
-    """Words of one kind of chat."""
+    """Words for one kind of chat."""
 
     language: str
     prose: tuple[tuple[str, ...], ...]
-    """Parts of a sentence, of each of which one is taken."""
+    """Parts of a sentence. One alternative of each part is chosen."""
     nouns: tuple[str, ...]
     topics: tuple[str, ...]
     said: tuple[str, ...]
-    """Sentences with a fact."""
+    """Templates of sentences with a fact."""
     noise: tuple[str, ...]
-    """Lines of results, of which the numbers change."""
+    """Templates of lines in tool results, whose numbers change."""
     rules: tuple[str, ...]
     taken_back: tuple[tuple[str, str], ...]
     once: tuple[str, ...]
@@ -45,7 +45,10 @@ DOMAINS = msgspec.toml.decode((Path(__file__).with_suffix(".toml")).read_bytes()
 
 
 def month(domain: str, turns: int, density: float, *, length: int = 1, seed: int = 3) -> list[Turn]:
-    """So many turns, as `policies.simulate` wants them; `length`: how many times as long as usual, 0 for small talk."""
+    """Return the turns of a month in the form that `policies.simulate` needs.
+
+    `length`: factor for the length of messages. 0 means small talk.
+    """
     return list(_Month(DOMAINS[domain], random.Random(f"{domain} {seed}"), density, length).turns(turns))
 
 
@@ -60,7 +63,10 @@ class _Month:
             yield self._turn(number, wanted.get(number, []))
 
     def _sentences(self, count: int) -> dict[int, list[tuple[str, str]]]:
-        """Rules and the like by the turn in which they are said: rules in the first quarter, taken back in the next."""
+        """Return rule sentences by the number of their turn.
+
+        Rules are stated in the first quarter of the month and revoked in the second.
+        """
         words, placed = self._words, dict[int, list[tuple[str, str]]]()
 
         def place(share: float, kind: str, text: str) -> None:
@@ -138,7 +144,7 @@ class _Month:
         return "".join(self._chance.choices(_SYLLABLES, k=4)).capitalize()
 
     def _fact(self, who: str) -> tuple[tuple[str, str, str, str, str], str]:
-        """Value, speaker, topic, name and noun of a fact, and the sentence with it."""
+        """Return a fact (value, source, topic, name, noun) and the sentence that states it."""
         chance, words = self._chance, self._words
         number = chance.randrange(10_000, 99_999)
         forms = [
@@ -164,7 +170,10 @@ class _Month:
 
 
 def sentences() -> list[dict[str, str]]:
-    """The corpus of rule sentences, each with its half: the blind one was written without a look at any pattern."""
+    """Return the corpus of rule sentences, each with its half.
+
+    The blind half was written by someone who had not seen the patterns that detect rules.
+    """
     halves = {"open": _SENTENCES / "rule_sentences.toml", "blind": _SENTENCES / "rule_sentences_blind.toml"}
     return [
         {**one, "half": half}

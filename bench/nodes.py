@@ -1,4 +1,4 @@
-"""Bots as processes between fake services that are processes too, and nodes of a cluster that make up one of them."""
+"""Bots and cluster nodes as processes, connected to fake services that are separate processes."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -13,18 +13,18 @@ from bench.subjects import WORDS, Lab, Subject, gateway, lab
 from tests.postgres import connect
 
 AT_ONCE = chat_completions(WORDS)
-"""A model that has its answer ready."""
+"""Replay of a model that answers at once."""
 POSTGRESQL = "PostgreSQL"
 POLL_SECONDS = 60.0
-"""Longest wait for the first poll of a bot: hermes-agent takes a while to start."""
+"""Longest wait for a bot's first poll, in seconds. hermes-agent starts slowly."""
 
 Meter = Callable[[], float]
-"""Something that only grows, such as the seconds of processor time that a process has used so far."""
+"""Returns a value that only grows, such as the CPU seconds that a process has used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """A bot with fake services of its own."""
+    """A bot with its own fake services."""
 
     name: str
     here: Lab
@@ -32,10 +32,10 @@ class Side:
     folder: Path
     stack: AsyncExitStack
     meters: dict[str, Meter] = field(default_factory=dict)
-    """Processor time of each process."""
+    """CPU time of each process."""
 
     async def start(self, name: str, make: Callable[[Path], Subject]) -> None:
-        """Start a process of the bot with a folder of its own, and wait until the bot is served."""
+        """Start a process of the bot in its own folder, and wait until the bot polls for messages."""
         folder = self.folder / name
         folder.mkdir()
         process = await self.stack.enter_async_context(make(folder))
@@ -43,14 +43,14 @@ class Side:
         self.meters[name] = lambda: process.cpu_seconds
 
     async def start_gateway(self, name: str, **changes: str) -> None:
-        """Start our gateway, its environment changed."""
+        """Start our gateway with changes to its environment."""
         environ = {"HERMES_MODEL__BASE_URL": self.model_url, **changes}
         await self.start(name, lambda folder: gateway(self.here, folder, changes=environ))
 
 
 @asynccontextmanager
 async def side(name: str, folder: Path, model: Mapping[str, Recorded] = AT_ONCE) -> AsyncIterator[Side]:
-    """A side without a bot yet; `model`: what it answers."""
+    """Yield a side that has no bot yet. `model`: the answers to replay."""
     async with AsyncExitStack() as stack:
         place = _made(folder / name.replace(" ", "-"))
         provider = await stack.enter_async_context(replaying(place, model))
@@ -64,7 +64,7 @@ async def side(name: str, folder: Path, model: Mapping[str, Recorded] = AT_ONCE)
 
 @asynccontextmanager
 async def nodes(count: int, folder: Path, address: str, model: Mapping[str, Recorded] = AT_ONCE) -> AsyncIterator[Side]:
-    """So many nodes on one database; the first of them serves the bot."""
+    """Yield `count` nodes that share one database. The first node serves the bot."""
     async with side(f"{count} nodes", folder, model) as made:
         made.meters[POSTGRESQL] = partial(family_cpu_seconds, server_pid(address))
         for number in range(1, count + 1):
@@ -74,7 +74,7 @@ async def nodes(count: int, folder: Path, address: str, model: Mapping[str, Reco
 
 
 def server_pid(address: str) -> int:
-    """Process of the server that has this database."""
+    """Return the id of the server process for this database."""
     with connect(address) as db:
         return parent_of(db.execute("SELECT pg_backend_pid()").fetchone()[0])
 

@@ -1,8 +1,8 @@
-"""Turns per second of three nodes between the fake services, beside one gateway on SQLite in the same run.
+"""Compare the turns per second of three nodes with one gateway on SQLite, in the same run.
 
-Everything is a process: a fake Telegram and a model that answers at once (`replay.py`) for each side, the gateways,
-PostgreSQL with its settings as they are delivered. The sides are measured in turns, and what an answer costs each
-process is printed: all of them share the machine's processors, those that only measure, too.
+Everything is a separate process: the gateways, PostgreSQL with default settings, and, for each side, a fake Telegram
+and a model that answers at once (`replay.py`). The sides take turns. The CPU time of each process per answer is
+printed, because all processes, even the benchmark's own, share the machine's CPUs.
 """
 
 import itertools
@@ -22,13 +22,14 @@ from tests.postgres import running_server
 NODES = 3
 CHATS = 100
 PEER_CHATS = 20
-"""Chats that write to hermes-agent. It works in ten at a time, and a hundred would take it minutes to begin."""
+"""Number of chats that write to hermes-agent. It works on ten at a time, so a hundred would need minutes to get going.
+"""
 SQLITE = "one gateway on SQLite"
 BARS = {SQLITE: 0.5, PEER_NAME: 3.0}
 
 
 async def run(quick: bool) -> list[Measure]:
-    """The sides in turns, several times. `quick`: once, and shorter."""
+    """Measure the sides in turns, several times. `quick`: once, for a shorter time."""
     with tempfile.TemporaryDirectory(prefix="nodes-bench-", ignore_cleanup_errors=True) as name:
         async with AsyncExitStack() as stack:
             sides = await _started(stack, Path(name))
@@ -49,7 +50,7 @@ async def run(quick: bool) -> list[Measure]:
 
 
 async def _started(stack: AsyncExitStack, folder: Path) -> list[Side]:
-    """The sides, ours first."""
+    """Start the sides and return them, ours first."""
     server = stack.enter_context(running_server(folder / "postgres", {}))
     address = stack.enter_context(server.fresh_database())
     several = await stack.enter_async_context(nodes(NODES, folder, address))
@@ -65,7 +66,7 @@ async def _started(stack: AsyncExitStack, folder: Path) -> list[Side]:
 
 
 async def _in_turns(sides: Sequence[Side], rounds: int, seconds: float) -> dict[str, Conversations]:
-    """The middle of several rounds for each side, by its turns per second."""
+    """Return each side's median round, by turns per second."""
     found: dict[str, list[Conversations]] = {one.name: [] for one in sides}
     for number, one in itertools.product(range(1, rounds + 1), sides):
         chats = range(10_000 * number, 10_000 * number + (PEER_CHATS if one.name == PEER_NAME else CHATS))
@@ -77,7 +78,7 @@ async def _in_turns(sides: Sequence[Side], rounds: int, seconds: float) -> dict[
 
 
 def _described(found: Mapping[str, Conversations]) -> str:
-    """What an answer took, and what it cost each process."""
+    """Return a table of the time per answer and the CPU time of each process per answer."""
     names = list(dict.fromkeys(name for one in found.values() for name in one.cpu_ms))
     rows = [["processor time of an answer", "turns/s", "p50, ms", *(f"{name}, ms" for name in names)]]
     for name, one in found.items():

@@ -1,4 +1,7 @@
-"""Text of every class that conversations are made of, to measure estimates on. Nothing here was fitted to."""
+"""Sample texts of every kind that conversations contain, for measuring estimates.
+
+The estimator was not tuned on them.
+"""
 
 import base64
 import hashlib
@@ -40,7 +43,7 @@ _EMOJI = "😀😂🙏🎉🔥✨💡🚀👍😅❤️🥳🤔👀💯🌱☕�
 
 
 def passages() -> Mapping[str, list[str]]:
-    """Every class with some texts of about a message's length or more."""
+    """Return texts of each kind. Most are at least as long as a chat message."""
     chance = random.Random(20)
     ours = sorted((_ROOT / "hermes_state").glob("*.py"))[:12]
     return {

@@ -1,8 +1,8 @@
-"""Run by another interpreter, which has hermes-agent: what its compressions of given conversations cost.
+"""Measure hermes-agent's compressions of given conversations. Run by an interpreter that has hermes-agent.
 
-`python peer_compressor.py ROUNDS WINDOW:FILE…`: each file holds a Chat Completions list, to be compressed for a model
-with so many tokens of context. Prints a JSON list of milliseconds of processor time, the median of the rounds. Imports
-nothing of ours, and nothing but the stand-in below answers for its model.
+`python peer_compressor.py ROUNDS WINDOW:FILE…`: each file has a Chat Completions list, which is compressed for a model
+with a context window of this many tokens. Prints a JSON list with the median milliseconds of CPU time for each. It
+imports nothing of our code. The stand-in below replaces the model.
 """
 
 import importlib
@@ -20,14 +20,14 @@ PIECE_CHARACTERS = 400
 
 
 def extract(prompt: str) -> str:
-    """A model's summary, without a model: pieces of the prompt at equal distances under headings, whole words only."""
+    """Return a stand-in for a model's summary: whole words from the prompt at equal distances, under headings."""
     indexes = [len(prompt) * number // len(TITLES) for number in range(len(TITLES))]
     pieces = [" ".join(prompt[index : index + PIECE_CHARACTERS].split()[1:-1]) for index in indexes]
     return "\n\n".join(f"## {title}\n- {piece}" for title, piece in zip(TITLES, pieces, strict=True))
 
 
 class _StandIn:
-    """Answers for the model, and knows how much time it took for that."""
+    """Stand-in for the model that measures its own CPU time."""
 
     spent = 0.0
     asked = 0

@@ -1,7 +1,7 @@
-"""hermes-agent as a bot beside ours: as it is delivered, without what ours is measured without, too.
+"""hermes-agent as a bot to compare with, in its default settings except for features that our bot disables too.
 
-`BENCH_PEER=/path/to/python` names an interpreter of a virtual environment of its own into which
-`pip install 'hermes-agent[messaging]==0.19.0'` has put that program.
+`BENCH_PEER=/path/to/python` is an interpreter of a separate virtual environment with `pip install
+'hermes-agent[messaging]==0.19.0'`.
 """
 
 import json
@@ -20,19 +20,19 @@ MISSING = (
 
 
 def peer(interpreter: str, here: Lab, model_url: str, folder: Path) -> Subject:
-    """Its gateway as a child process, with its state in `folder`."""
+    """Return hermes-agent's gateway as a child process, with its state in `folder`."""
     home = folder / "home"
     home.mkdir()
-    (home / "config.yaml").write_text(json.dumps(_config(here, model_url)))  # JSON is YAML
+    (home / "config.yaml").write_text(json.dumps(_config(here, model_url)))  # valid YAML
     environ = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
         "HERMES_HOME": str(home),
         "TELEGRAM_BOT_TOKEN": TOKEN,
-        "TELEGRAM_HOME_CHANNEL": "1",  # else every chat is told that there is none
+        "TELEGRAM_HOME_CHANNEL": "1",  # otherwise it tells every chat that no home channel is set
         "GATEWAY_ALLOW_ALL_USERS": "true",
         "HERMES_TELEGRAM_DISABLE_FALLBACK_IPS": "1",
-        "HERMES_TELEGRAM_TEXT_BATCH_DELAY_SECONDS": "0.08",  # less is not taken: ours merges nothing
+        "HERMES_TELEGRAM_TEXT_BATCH_DELAY_SECONDS": "0.08",  # the minimum; our gateway merges no messages either
     }
     command = ["-m", "hermes_cli.main", "gateway", "run"]
     return Subject(PEER_NAME, command, environ, "Connecting to Telegram", python=interpreter, folder=folder)
@@ -42,7 +42,7 @@ def _config(here: Lab, model_url: str) -> dict[str, object]:
     telegram = {
         "base_url": f"{here.telegram.url}/bot",
         "base_file_url": f"{here.telegram.url}/file/bot",
-        "fallback_ips": ["149.154.167.220"],  # not used: without one it asks the internet for some
+        "fallback_ips": ["149.154.167.220"],  # unused, but without an address it asks the internet for some
     }
     return {
         "model": {

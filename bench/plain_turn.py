@@ -1,4 +1,4 @@
-"""A plain turn through the store's own functions (message, turn, answer), and what that sends to an engine."""
+"""A plain turn (message, start, answer) through the store's functions, and its number of statements per engine."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,10 @@ _numbers = itertools.count(1)
 
 
 async def plain_turn(write: Callable[..., Awaitable[Any]], chat: int, *, is_idle: bool = False) -> None:
-    """A message, its turn and its answer; where its chat `is_idle`, the turn starts in the message's transaction."""
+    """Store a message, its turn and its answer.
+
+    If the chat `is_idle`, the turn starts in the same transaction that stores the message.
+    """
     stored = await write(admit, _event(chat, may_start=is_idle), NOW)
     turn = stored.started or await write(_start, stored.chat_id, [stored.inbox_id], NOW)
     await write(journal.finish_turn, turn, _ANSWER, NOW)
@@ -67,7 +70,7 @@ _ANSWER = ModelAnswer(
 
 
 def _event(chat: int, *, may_start: bool) -> AcceptedEvent:
-    """A message as intake hands it over."""
+    """Return a message in the form in which the gateway accepts it."""
     number = next(_numbers)
     key = ChatKey(platform="telegram", account="bot", chat_ref=str(chat))
     message = InboundMessage(
@@ -94,14 +97,14 @@ def _event(chat: int, *, may_start: bool) -> AcceptedEvent:
 
 
 def count_on_postgres(url: str) -> int:
-    """Trips to the server in a plain turn."""
+    """Return the number of round trips to the server in a plain turn."""
     with contextlib.closing(PostgresConnection.open(url)) as db:
         _run_turn(db, ON_POSTGRES)
         return count_trips(db.raw, lambda: _run_turn(db, ON_POSTGRES))
 
 
 def count_on_sqlite() -> int:
-    """Statements of a plain turn on SQLite."""
+    """Return the number of SQLite statements in a plain turn."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None, factory=_Counting)) as db:
         register_functions(db)
         migrate(db, Path("memory.db"))
@@ -112,7 +115,7 @@ def count_on_sqlite() -> int:
 
 
 class _Counting(sqlite3.Connection):
-    """Counts what is sent, which leaves out what triggers do."""
+    """Counts the statements that are sent. Statements in triggers do not count."""
 
     count = 0
 

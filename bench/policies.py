@@ -1,7 +1,8 @@
-"""Other ways to keep a conversation inside a window, on plain message lists, and what is measured of every way.
+"""Other policies for keeping a conversation inside a context window, and the figures that are measured for each policy.
 
-Imports nothing of ours: `python policies.py FILE` is run by an interpreter that has hermes-agent 0.19.0, with months as
-JSON, and prints one JSON list of figures. The same stand-ins answer there for the model that summarises.
+It imports nothing of our code, so that `python policies.py FILE` also runs with an interpreter that has hermes-agent
+0.19.0. FILE has months as JSON. The output is one JSON list of figures. The stand-ins below replace the model that
+writes summaries.
 """
 
 import importlib
@@ -20,7 +21,7 @@ from typing import Any, Literal
 StandInKind = Literal["shortens", "omits", "invents"]
 Messages = list[dict[str, Any]]
 Turn = Mapping[str, Any]
-"""A turn of a month: `said`, `document`, `calls` with `results`, `answer`, `facts` and `sentences`."""
+"""A turn of a month, with `said`, `document`, `calls`, their `results`, `answer`, `facts` and `sentences`."""
 
 TITLES = (
     *("Active Task", "Goal", "Constraints & Preferences", "Completed Actions", "Active State", "In Progress"),
@@ -28,12 +29,12 @@ TITLES = (
     "Critical Context",
 )
 CACHED_PRICE, OUTPUT_PRICE = 0.1, 5.0
-"""Prices of a token, of the prompt's price."""
+"""Price of a cached token and of an output token, as multiples of the input price."""
 TARGET_SHARE = 0.9
-"""Length of a summary, of the length that was asked for."""
+"""Length of a summary, as a share of the requested length."""
 FOCUS_SHARE = 0.65
 INVENTED_EVERY = 4
-"""Lines of a summary of which the inventing stand-in makes up one."""
+"""The stand-in that invents makes up one in this many lines."""
 
 _NAME = re.compile(r"[\u4e00-\u9fff]{2}\d{4}|[A-Za-z0-9@_./:+-]*\d[A-Za-z0-9@_./:+-]*")
 _TARGET = re.compile(r"(?:about|~) ?([\d,]+) tokens")
@@ -47,21 +48,21 @@ _PIECE = re.compile(r"\S[^\n。]{1,170}(?:[。\n]|(?<=[.!?]) |\s|$)")
 
 
 def tokens(text: str) -> int:
-    """Tokens of a text as the stand-in for a provider counts them."""
+    """Return the number of tokens in a text, as a provider's stand-in counts them."""
     narrow = len(text.encode("ascii", "ignore"))
     return narrow // 4 + (len(text) - narrow) * 3 // 4
 
 
 @lru_cache(maxsize=60_000)
 def names(piece: str) -> frozenset[str]:
-    """Identifiers that stand in a text, whole."""
+    """Return the identifiers in a text."""
     return frozenset(match.rstrip(".:/-+") for match in _NAME.findall(piece))
 
 
 class StandIn:
-    """Writes summaries without a model: lines of what it is shown, at equal distances, under the usual headings.
+    """Writes summaries without a model: lines from the prompt, at equal distances, under the usual headings.
 
-    `omits`: no identifier of theirs. `invents`: every fourth line has an identifier that nobody ever said.
+    `omits`: the lines lose their identifiers. `invents`: every fourth line has an identifier that nobody ever used.
     """
 
     def __init__(self, kind: StandInKind) -> None:
@@ -70,7 +71,7 @@ class StandIn:
         self._chance = random.Random(5)
 
     def write(self, prompt: str) -> str:
-        """The summary that a prompt asks for."""
+        """Return the summary that a prompt asks for."""
         found = _TARGET.search(prompt)
         room = int(found[1].replace(",", "")) * TARGET_SHARE if found else 900.0
         material = "\n".join(match[2] or match[4] or "" for match in _MATERIAL.finditer(prompt)) or prompt
@@ -90,7 +91,7 @@ class StandIn:
         )
 
     def _spread(self, pieces: Sequence[str], room: float) -> list[str]:
-        """Lines at equal distances that take about so many tokens together."""
+        """Return lines at equal distances, with about `room` tokens in total."""
         whole = sum(map(tokens, pieces)) or 1
         count = min(len(pieces), max(1, int(len(pieces) * room / whole)))
         lines = [pieces[at * len(pieces) // count] for at in range(count)] if pieces else []
@@ -108,10 +109,10 @@ class StandIn:
 
 
 class Meter:
-    """Figures of one month: facts that the model is shown, tokens, and what they cost."""
+    """Figures of one month: the share of facts that prompts contain, token counts, and the price."""
 
     def __init__(self, turns: int, *, every: bool = False) -> None:
-        """Looks at the second half of so many turns, or at `every` one."""
+        """`turns`: number of turns, of which only the second half is measured. `every`: measure all turns."""
         self._from = 0 if every else turns // 2
         self._said: list[tuple[str, str, str]] = []
         self._shown: dict[str, list[float]] = defaultdict(list)
@@ -120,14 +121,14 @@ class Meter:
         self.price = 0.0
         self.read = self.read_by_summaries = 0
         self.summaries: list[tuple[int, int]] = []
-        """Tokens that were read and written."""
+        """Numbers of tokens that each summary call read and wrote."""
 
     def say(self, facts: Iterable[Sequence[str]]) -> None:
-        """Facts of a turn: each its value, who said it, and its topic."""
+        """Add a turn's facts. Each has a value, a source and a topic."""
         self._said += [(fact[0], fact[1], fact[2]) for fact in facts]
 
     def look(self, turn: int, pieces: Sequence[str]) -> None:
-        """The prompt of a turn's first call."""
+        """Measure the prompt of a turn's first call."""
         if turn < self._from or not self._said:
             return
         shown = frozenset[str]().union(*map(names, pieces))
@@ -140,7 +141,7 @@ class Meter:
         self._prompts.append(sum(map(tokens, pieces)))
 
     def call(self, pieces: Sequence[str], written: int) -> tuple[int, int]:
-        """A call for a turn; returns the tokens of its prompt, and how many of them a cache knows."""
+        """Count a turn's call. Return its prompt's tokens, and how many of these are cached."""
         same = next((at for at, pair in enumerate(zip(pieces, self._before, strict=False)) if pair[0] != pair[1]), None)
         cached = sum(map(tokens, pieces[: min(len(pieces), len(self._before)) if same is None else same]))
         whole = sum(map(tokens, pieces))
@@ -150,7 +151,7 @@ class Meter:
         return whole, cached
 
     def summary(self, prompt: str, text: str) -> tuple[int, int]:
-        """A call for a summary; no cache knows its prompt."""
+        """Count a summary call, whose prompt is never cached."""
         read, written = tokens(prompt), tokens(text)
         self.read_by_summaries += read
         self.price += read + written * OUTPUT_PRICE
@@ -158,14 +159,14 @@ class Meter:
         return read, written
 
     def figures(self) -> dict[str, float]:
-        """Shares of facts that were shown by group, mean tokens of a prompt, the price, and compressions."""
+        """Return the mean share of facts in prompts by group, the mean prompt size, the price, and the summaries."""
         shares = {group: sum(found) / len(found) for group, found in self._shown.items()}
         prompt = sum(self._prompts) / max(1, len(self._prompts))
         return {**shares, "prompt": prompt, "price": self.price, "summaries": len(self.summaries)}
 
 
 def piece_of(message: dict[str, Any]) -> str:
-    """All that a model reads of a message, with the arguments of calls as their words."""
+    """Return all text that a model reads in a message, with calls' arguments as readable JSON."""
     content = message.get("content") or ""
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     calls = [_spoken(call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
@@ -181,16 +182,16 @@ def _spoken(arguments: str) -> str:
 
 
 Policy = Callable[[Messages, Meter], Messages]
-"""Makes room before a model call."""
+"""Removes messages before a model call, if necessary."""
 
 
 def keep_everything(window: int, stand_in: StandIn) -> Policy:
-    """Nothing is ever left out, as if there were no window."""
+    """Never remove anything, as if the window had no limit."""
     return lambda messages, meter: messages
 
 
 def drop_oldest(window: int, stand_in: StandIn) -> Policy:
-    """From half of the window on the oldest turns go, until a quarter of it is used."""
+    """When half of the window is used, drop the oldest turns until only a quarter is used."""
 
     def room(messages: Messages, meter: Meter) -> Messages:
         if _size(messages) < window // 2:
@@ -201,11 +202,12 @@ def drop_oldest(window: int, stand_in: StandIn) -> Policy:
 
 
 def lean(window: int, stand_in: StandIn) -> Policy:
-    """Emulation of upstream's newest policy, from its description.
+    """Emulate the newest upstream policy, from its description.
 
-    From 75 % of the window on: a tail of 2.5 % of it (10,000 to 25,000 tokens, 20 % of the window at most), a log of
-    4,000 tokens, 1,750 of identifiers, the most frequent first, and the newest 6,000 of people's messages: these three
-    take 20 % of the window at most. Results of more than 1,500 characters before the newest six rounds become stubs.
+    It runs when 75 % of the window is used. It keeps a tail of 2.5 % of the window (10,000 to 25,000 tokens, but at
+    most 20 % of the window). Before the tail come a log of 4,000 tokens, 1,750 tokens of the most frequent identifiers,
+    and the newest 6,000 tokens of people's messages. These three are scaled down to at most 20 % of the window. Tool
+    results over 1,500 characters become stubs, except in the newest six rounds.
     """
     anchors: Counter[str] = Counter()
     people: list[str] = []
@@ -237,7 +239,10 @@ def _size(messages: Messages) -> int:
 
 
 def _tail_from(messages: Messages, budget: int) -> int:
-    """Index from which so many tokens are kept: the newest turn in any case, never a result without its call."""
+    """Return the index of the first message to keep, so that at most `budget` tokens are kept.
+
+    The newest turn is always kept, and a tool result never stays without its call.
+    """
     start = max(at for at, message in enumerate(messages) if message["role"] == "user")
     used = _size(messages[start:])
     for at in range(start - 1, 0, -1):
@@ -250,7 +255,7 @@ def _tail_from(messages: Messages, budget: int) -> int:
 
 
 def _within(texts: Sequence[str], room: float) -> list[str]:
-    """As many of the first texts as so many tokens hold."""
+    """Return as many of the first texts as fit into `room` tokens."""
     used = list(accumulate(tokens(text) + 1 for text in texts))
     return [text for text, upto in zip(texts, used, strict=True) if upto <= room]
 
@@ -267,7 +272,10 @@ def _stubbed(tail: Messages) -> Messages:
 
 
 def hermes_agent(window: int, stand_in: StandIn) -> Policy:
-    """The compressor of hermes-agent, with its own settings; to be had in an interpreter that has it."""
+    """Return hermes-agent's compressor with its default settings.
+
+    This only works in an interpreter that has hermes-agent.
+    """
     engine: Any = importlib.import_module("agent.context_compressor")
     compressor = engine.ContextCompressor("bench", quiet_mode=True, config_context_length=window)
 
@@ -296,7 +304,7 @@ REMEDIES = {"keep everything": keep_everything, "drop oldest": drop_oldest, "lea
 def simulate(
     month: Sequence[Turn], system: str, window: int, make: Callable[[int, StandIn], Policy]
 ) -> dict[str, float]:
-    """Figures of a month under a policy, with the stand-in that shortens."""
+    """Return the figures of a month under a policy, with the stand-in that shortens."""
     meter, policy = Meter(len(month)), make(window, StandIn("shortens"))
     messages: Messages = [{"role": "system", "content": system}]
     for number, turn in enumerate(month):

@@ -1,4 +1,4 @@
-"""How long it takes to hand a long prompt to the provider: rendering, encoding, and the SDK, up to the last byte."""
+"""Measure the time to pass a long prompt to the provider: rendering, encoding and the SDK, up to the last byte."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ ROUNDS = 15
 
 
 class _Sink:
-    """A provider that notes when a request is complete and answers at once."""
+    """Fake provider that notes when a request is complete and answers at once."""
 
     received_at = 0.0
 
@@ -40,7 +40,7 @@ class _Sink:
 
 
 async def hand_over(messages: int) -> Measure:
-    """Milliseconds until a prompt of so many messages is with the provider, less those of one message."""
+    """Measure the milliseconds until the provider has a prompt of `messages` messages, minus those for one message."""
     sink = _Sink()
     server = await asyncio.start_server(sink.serve, "127.0.0.1", 0, limit=2**24)
     port = server.sockets[0].getsockname()[1]
@@ -56,7 +56,7 @@ async def hand_over(messages: int) -> Measure:
 
 
 async def _median(model: ChatCompletionsModel, sink: _Sink, transcript: Transcript) -> float:
-    view = (SessionId(len(transcript)), 1)  # as the turns of a conversation have it, whose beginning is encoded once
+    view = (SessionId(len(transcript)), 1)  # as in a real conversation, so that the prefix is encoded only once
     request = ModelRequest(system="You are a test.", transcript=transcript, max_output_tokens=100, view=view)
     took = []
     for _ in range(ROUNDS):

@@ -1,8 +1,8 @@
-"""What compressions keep: `make quality`, months of three chats on three windows, as one table beside other policies.
+"""Measure what compressions keep: `make quality` prints a table for three chats, three windows and other policies.
 
-With `BENCH_PEER=/path/to/python`, an interpreter that has hermes-agent 0.19.0, that program runs through the same
-months; without it a line says that it is left out. `ARGS="--windows 32 facts"` takes some
-windows and groups, `ARGS=costs` makes the table of what a compression costs.
+`BENCH_PEER=/path/to/python`: interpreter with hermes-agent 0.19.0, which then runs through the same months. Without it,
+a line says that hermes-agent is left out. `ARGS="--windows 32 facts"` selects windows and groups. `ARGS=costs` prints
+the cost of a compression instead.
 """
 
 import argparse
@@ -36,19 +36,19 @@ from bench.quality_questions import corpus, search, topics
 from bench.quality_runs import LEAN, PEER_NAME, SIZES, Bench, Cell, Row, span
 
 LONG = {128_000: (250, 8)}
-"""The same where ten compressions take longer than a month."""
+"""Number of turns and length factor for windows in which ten compressions need more than the usual month."""
 MODELS = ("gpt-5-mini", "claude-sonnet-4-5", "claude-opus-4-5")
 READ_A_SECOND, WRITTEN_A_SECOND = 5_000, 60
-"""Tokens a second of a model that writes a summary."""
+"""Tokens per second that a summary model reads and writes."""
 AUDIT = ("without_invented", "is_hollow")
-"""Functions that look through a summary."""
+"""Functions that check a summary."""
 
 
 # ---- facts
 
 
 def facts(bench: Bench) -> list[Row]:
-    """Shares of facts in the prompt, of the second half of each month, against other policies."""
+    """Return the share of facts in prompts during the second half of each month, compared with other policies."""
     rows: list[Row] = []
     for who, bar in (("people", "100 %"), ("answers", "≥ 98 %"), ("arguments", ""), ("results", ""), ("documents", "")):
         rows += bench.row(f"facts of {who}, usual", bench.over(_shown(who), density=USUAL), bar)
@@ -85,7 +85,7 @@ def _shown(group: str) -> Callable[[Record], float]:
 
 
 def _against(bench: Bench, policy: str, group: str, *densities: float) -> Cell:
-    """A figure of ours by the same one of another policy."""
+    """Return a cell with the ratio of our figure to another policy's figure."""
 
     def cell(window: int) -> str | None:
         pairs = [(bench.run(window, density), bench.other(policy, window, density)) for density in densities]
@@ -99,7 +99,7 @@ def _against(bench: Bench, policy: str, group: str, *densities: float) -> Cell:
 
 
 def rules(bench: Bench) -> list[Row]:
-    """Rules, what was taken back, traps, inventions and the newest request."""
+    """Return rows on rules, revoked rules, sentences that look like rules, invented identifiers, and requests."""
 
     def listed(kind: str, **options: Any) -> Cell:
         def cell(window: int) -> str:
@@ -131,7 +131,7 @@ def rules(bench: Bench) -> list[Row]:
 
 
 def waiting(bench: Bench) -> list[Row]:
-    """Turns that wait for a summary, and how often there is one."""
+    """Return the share of turns that wait for a summary, and the number of compressions."""
 
     def waits(**options: Any) -> Cell:
         def cell(window: int) -> str:
@@ -157,7 +157,7 @@ def _share_waiting(one: Record) -> float:
 
 
 def without(bench: Bench) -> list[Row]:
-    """The same without single parts; and what rules, facts and audit cost."""
+    """Return figures with single features disabled, and the CPU time of rules, facts and audit."""
     rows: list[Row] = []
     for name, options in (("facts_share 0", {"facts_share": 0.0}), ("mode blocking", {"mode": "blocking"})):
         rows += bench.row(f"{name}: all facts, dense", bench.over(_shown("all"), **options))
@@ -186,7 +186,7 @@ def without(bench: Bench) -> list[Row]:
         invented = Bench(bench.windows, bench.tools).over(lambda one: one.invented, "{:.0f}", kind="invents")
         rows += bench.row("without audit: invented identifiers", invented, "", [32_768])
     both: dict[str, Any] = {name: partial(timed, getattr(summary, name)) for name in AUDIT}
-    known_line.cache_clear()  # these months ran before, and what they left is not for the collector to walk over now
+    known_line.cache_clear()  # so that garbage collection does not have to visit objects of earlier months
     with prepared(), patch.multiple(summary, **both), patch.object(compressor, "carried", timed_rows):
         Bench([32_768], bench.tools).run(32_768)
     cost = f"{spent[0] * 1e3 / leaving[0]:.3f} ms"
@@ -198,7 +198,7 @@ def without(bench: Bench) -> list[Row]:
 
 
 def costs(bench: Bench) -> list[Row]:
-    """Lines for `docs/figures/quality-tables.md`: tokens, time and money of one compression."""
+    """Return rows for `docs/figures/quality-tables.md`: the tokens, time and money that one compression costs."""
     found = {}
     for window in SIZES:
         record = bench.run(window, USUAL)[0]
@@ -217,7 +217,7 @@ def costs(bench: Bench) -> list[Row]:
     for model in MODELS:
         price = price_of(model, {})
         assert price is not None
-        # The summary, and the next prompt, of which no cache knows what stands behind the system prompt.
+        # The cost of the summary, plus the next prompt, which is not cached after the system prompt.
         paid = {
             window: (read * price.input + written * price.output + after * (price.input - price.cache_read)) / 10_000
             for window, (_, after, read, written) in found.items()
@@ -239,7 +239,7 @@ GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
 
 
 async def _all_tools() -> Sequence[Tool]:
-    """The built-in tools, for their schemas: no month calls one."""
+    """Return the built-in tools. Prompts contain their schemas, but no month calls them."""
     with tempfile.TemporaryDirectory(prefix="quality-") as folder:
         async with agent_with_all_tools(Path(folder)) as agent:
             return agent.offers.registry.available()

@@ -1,4 +1,4 @@
-"""Rows of the quality bench that ask for something: rule sentences, the topic of `/compress`, searches."""
+"""Rows of the quality bench about queries: rule sentences, the topic of `/compress`, and searches."""
 
 import json
 import re
@@ -22,11 +22,11 @@ from hermes_state.transcripts import NewMessage, append
 from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, MessageRole, Millis, Origin, TurnId, UserRef
 
 QUERIES, LARGE = 100, 200_000
-"""Facts of a chat that are searched for, and rows of a long one."""
+"""Number of facts per chat to search for, and number of rows in a long chat."""
 
 
 def corpus(bench: Bench) -> list[Row]:
-    """Sentences of the corpus, each typed in a chat of its language that is then compressed by hand."""
+    """Type the corpus into chats of each language, compress them, and count the sentences listed as rules."""
     found: dict[tuple[str, str], list[bool]] = {}
     for language in sorted({one["language"] for one in sentences()}):
         ours = [one for one in sentences() if one["language"] == language]
@@ -47,7 +47,10 @@ def corpus(bench: Bench) -> list[Row]:
 
 
 async def _listed(texts: Sequence[str]) -> str:
-    """Rules that are listed once so many messages were compressed; a chat of less than 12 is too short for it."""
+    """Return the listed rules after compressing these messages.
+
+    Chats of fewer than 12 messages are too short for rules.
+    """
     filler = "Thanks, I have taken note of that and go on with the other things that were asked for before. " * 6
     empty = {"document": "", "calls": (), "results": (), "answer": filler, "facts": (), "sentences": ()}
     script: list[Turn] = [{**empty, "said": text} for text in ("Hello!", *texts, "And now?", "Thank you.")]
@@ -65,7 +68,7 @@ async def _listed(texts: Sequence[str]) -> str:
 
 
 def topics(bench: Bench) -> list[Row]:
-    """Facts on the topic of `/compress` against those beside it, after one, three and ten compressions."""
+    """Return the share of facts on and off the `/compress` topic that remain after one, three and ten compressions."""
     found = [virtual(_focused(domain, bench.tools)) for domain in DOMAINS]
     return [
         (
@@ -98,7 +101,7 @@ async def _focused(domain: str, tools: Sequence[Tool]) -> list[tuple[float, floa
 
 
 def search(bench: Bench) -> list[Row]:
-    """One `history_search` for each of many facts, by how it is asked for."""
+    """Search for many facts with one `history_search` each, by the kind of query."""
     return [*virtual(_searched(bench.tools)), *virtual(_large())]
 
 
@@ -136,7 +139,7 @@ async def _searched(tools: Sequence[Tool]) -> list[Row]:
 
 
 async def _large() -> list[Row]:
-    """A search that finds nothing as it is typed: one word is misspelt, one was never said."""
+    """Measure a search that needs both fallbacks, because one word is misspelt and another was never used."""
 
     def fill(db: Connection, texts: Sequence[str]) -> LineageId:
         session = ensure_active(db, ensure_chat(db, key, ChatKind.DIRECT, None, Millis(0)), Millis(0))
@@ -174,7 +177,7 @@ async def _large() -> list[Row]:
 
 
 def _queries(domain: str, value: str, who: str, topic: str, key: str, noun: str) -> dict[str, str]:
-    """Ways to ask for a fact, by name."""
+    """Return queries for a fact, by the name of their kind."""
     if who in ("arguments", "documents"):
         return {who: f"{key} {noun}"}
     if domain == "Chinese":
@@ -188,7 +191,7 @@ async def _ask(context: ToolContext, query: str) -> str:
 
 
 def _ids(text: str) -> set[int]:
-    """Messages that a search has found."""
+    """Return the ids of the messages that a search has found."""
     return {int(number) for number in re.findall(r"^m(\d+) ", text, re.MULTILINE)}
 
 

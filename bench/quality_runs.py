@@ -1,4 +1,4 @@
-"""Runs of the quality bench: every month once, with the agent and with other policies, and lines of its table."""
+"""Runs of the quality bench: every month once with the agent and once with each other policy, and rows of its table."""
 
 import json
 import os
@@ -22,11 +22,11 @@ from hermes_state.store.writer import Store
 T = TypeVar("T")
 Cell = Callable[[int], str | None]
 Row = tuple[str, Mapping[int, str], str]
-"""Name, cells by window, and the figure to reach."""
+"""Name of the measurement, cells by window, and the target."""
 
 PEER_NAME, LEAN = "hermes-agent 0.19.0", "lean, emulated"
 SIZES = {8_192: (120, 2), 32_768: (190, 2), 128_000: (160, 8), 200_000: (110, 8)}
-"""Turns of a month, and how long they are, by window."""
+"""Number of turns in a month and their length factor, by window."""
 GAP = 45.0
 """Seconds between two messages."""
 DEFAULTS = ContextSettings()
@@ -65,16 +65,16 @@ async def played(
 
 @dataclass(slots=True)
 class Bench:
-    """Every month of this bench, each run once."""
+    """All months of this bench. Each is run only once."""
 
     windows: Sequence[int]
     tools: Sequence[Tool] = ()
-    """Tools that prompts list; none: those that read the history."""
+    """Tools in the prompts. Empty: only the history tools."""
     records: dict[tuple[object, ...], Record] = field(default_factory=dict)
     figures: dict[tuple[object, ...], Mapping[str, float]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     systems: dict[int, str] = field(default_factory=dict)
-    """System prompts, with the tools that fit, by window."""
+    """System prompts by context window, each with the tools that fit."""
 
     def run(
         self,
@@ -86,7 +86,7 @@ class Bench:
         shape: tuple[int, int] | None = None,
         **options: object,
     ) -> list[Record]:
-        """A month of each chat with the agent."""
+        """Return the records of one month for each chat, played with the agent."""
         settings = replace(DEFAULTS, **options)
 
         async def play(script: Sequence[Turn], domain: str) -> Record:
@@ -104,7 +104,7 @@ class Bench:
         return [self.records[key] for key in keys.values()]
 
     def other(self, policy: str, window: int, density: float) -> list[Mapping[str, float]] | None:
-        """Figures of another policy."""
+        """Return the figures of another policy; None if they are missing."""
         keys = {domain: (policy, domain, window, density) for domain in DOMAINS}
         for domain, key in keys.items():
             if key not in self.figures:
@@ -130,7 +130,7 @@ class Bench:
         self.figures |= {(PEER_NAME, *key): figures for key, figures in zip(keys, found, strict=True)}
 
     def row(self, name: str, cell: Cell, bar: str = "", windows: Sequence[int] = ()) -> list[Row]:
-        """A line of the table; a note instead where a cell cannot be had."""
+        """Return a row of the table. If a cell is missing, return no row and note its name."""
         cells = {window: cell(window) for window in windows or self.windows if window in self.windows}
         if None in cells.values():
             self.left_out.append(name)
@@ -138,7 +138,7 @@ class Bench:
         return [(name, {window: text or "" for window, text in cells.items()}, bar)] if cells else []
 
     def over(self, measure: Callable[[Record], float], form: str = "{:.0%}", **options: Any) -> Cell:
-        """The lowest and the highest of the three chats."""
+        """Return a cell with the lowest and the highest value of the three chats."""
         return lambda window: span(self.run(window, **options), measure, form)
 
 

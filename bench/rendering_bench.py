@@ -1,6 +1,6 @@
-"""What rendering costs: texts that a hostile model writes, against ordinary prose of their length, on each platform.
+"""Measure the cost of rendering hostile model output on each platform, compared with ordinary prose of the same length.
 
-Processor time of one thread, the two in turn; the stall is of an event loop whose thread renders all of them.
+The times are CPU time of one thread. The stall is measured in an event loop while a thread renders all texts.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from platforms.telegram import rendering as telegram
 
 LENGTH = 100_000
 BAR = 4.0
-"""Most time that a text takes, as a multiple of what prose takes."""
+"""Maximum time for a text, as a multiple of the time for prose."""
 STALL_BAR = 10.0
-"""Milliseconds."""
+"""Maximum stall of the event loop, in milliseconds."""
 
 PROSE = (
     "The **gateway** keeps *every* message in `state.db`, see [the docs](https://example.org/a_b), and tells people.\n"
@@ -49,7 +49,7 @@ Renderer: TypeAlias = Callable[[str], Sequence[object]]
 
 
 def on_the_web(text: str) -> Sequence[object]:
-    """HTML of each part of `text`, made anew."""
+    """Return the HTML of each part of `text`, without using the cache."""
     return [to_html.__wrapped__(part) for part in split_parts(text, 100_000)]
 
 
@@ -57,14 +57,14 @@ RENDERERS: Mapping[str, Renderer] = {"Telegram": telegram.render, "Discord": dis
 
 
 def seconds(render: Renderer, text: str) -> float:
-    """Processor time that one rendering takes in its thread."""
+    """Return the CPU seconds that one rendering takes in the current thread."""
     before = time.thread_time()
     render(text)
     return time.thread_time() - before
 
 
 def run(quick: bool) -> list[Measure]:
-    """The worst of the hostile texts on each platform, and the longest stall while all of them are rendered."""
+    """Measure the slowest hostile text on each platform, and the longest stall while all texts are rendered."""
     rounds = 2 if quick else 5
     prose = PROSE * (LENGTH // len(PROSE))
     measures = []
@@ -78,7 +78,10 @@ def run(quick: bool) -> list[Measure]:
 
 
 async def _stall(rounds: int) -> Measure:
-    """The longest anything else waited, in the best of the rounds: what other programs do here is not in each."""
+    """Measure the longest time that other tasks wait.
+
+    The best round counts, because other programs do not cause delays in every round.
+    """
     longest = []
     with prepared():
         for _ in range(rounds):

@@ -1,8 +1,8 @@
-"""A model provider that answers from memory: `python -m bench.replay FILE`.
+"""Model provider that replays recorded answers: `python -m bench.replay FILE`.
 
-It says the same to every request of a kind, and so quickly that what its clients do is what takes the time. FILE is
-JSON: `Recorded` by kind. The address is printed when all is ready. `GET /last` gives the body of the last request,
-`GET /count` how many answers were said to their end.
+All requests of the same kind get the same answer. It is fast, so that the client's own work dominates the measured
+time. FILE is JSON with a `Recorded` for each kind. The provider prints its address when it is ready. `GET /last`
+returns the body of the last request, `GET /count` the number of answers that were sent completely.
 """
 
 import asyncio
@@ -30,31 +30,31 @@ _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """An answer as a provider has sent it."""
+    """Answer as a provider sent it."""
 
     content_type: str
     frames: list[str]
-    """The events of a stream, each sent by itself, or one whole body."""
+    """Events of a stream, each of which is sent separately, or one complete body."""
     pause: float = 0.0
-    """Seconds before each of them but the first."""
+    """Seconds to wait before each frame except the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """A running provider."""
+    """Running provider."""
 
     url: str
     pid: int
 
 
 def kind_of(path: str, *, streams: bool) -> str:
-    """Under which an answer is kept."""
+    """Return the key under which an answer is stored."""
     return f"{path} {'streamed' if streams else 'whole'}"
 
 
 @asynccontextmanager
 async def replaying(folder: Path, replies: Mapping[str, Recorded]) -> AsyncIterator[Provider]:
-    """The provider as a process of its own."""
+    """Run the provider as a separate process."""
     file = folder / "replies.json"
     file.write_bytes(msgspec.json.encode(replies))
     process = await asyncio.create_subprocess_exec(
@@ -70,7 +70,7 @@ async def replaying(folder: Path, replies: Mapping[str, Recorded]) -> AsyncItera
 
 
 def chat_completions(text: str, *, pieces: int = 1, seconds: float = 0.0) -> dict[str, Recorded]:
-    """An answer to every request of chat completions; a stream has so many `pieces` over so many `seconds`."""
+    """Return an answer to all chat completions requests. A stream has `pieces` pieces, spread over `seconds`."""
     size = math.ceil(len(text) / pieces)
     deltas = [_chunk({"content": text[at : at + size]}) for at in range(0, len(text), size)]
     ends = _chunk({}, "stop") + _event({"choices": [], "usage": _USAGE}) + "data: [DONE]\n\n"

@@ -1,10 +1,10 @@
-"""How many messages one, two and three nodes take, and what runs out first: `python -m bench.scale [--quick]`.
+"""Measure the load that one, two and three nodes can handle: `python -m bench.scale [--quick]`.
 
-Messages come at 1, 10 and 100 a second, however long their answers take, in as many chats as that needs; the model
-streams each answer for two seconds, which the waits contain. Each number of nodes has a database and fake services of
-its own; PostgreSQL has its settings as they are delivered. All of it runs on this machine. Processor time is in percent
-of one processor. The last column has what is used most, of what there is of it: one processor for each node, all of
-the machine's for PostgreSQL; or the machine itself, once that has nothing left for anybody.
+Messages arrive at 1, 10 and 100 per second, even if answers are late, in as many chats as needed. The model streams
+each answer for two seconds, which the waiting times include. Each number of nodes has its own database and fake
+services. PostgreSQL has its default settings. Everything runs on this machine. CPU time is in percent of one CPU. The
+last column names the resource that is closest to its limit, and the share of it that is used. A node can use one CPU,
+PostgreSQL all of the machine's CPUs. If the whole machine is busy, the column names the machine.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from tests.postgres import Postgres, connect, running_server
 RATES = (1, 10, 100)
 MODEL_SECONDS, PIECES = 2.0, 13
 BUSY = 0.95
-"""Share of the machine's processors from which on it has nothing left."""
+"""Share of the machine's CPU time above which the whole machine counts as busy."""
 COUNTED = {"shared_preload_libraries": "pg_stat_statements"}
-"""Setting of a server that counts its statements."""
+"""Setting that makes a PostgreSQL server count its statements."""
 MACHINE, STATEMENTS, COMMITS = "machine", "statements", "commits"
 
 _STATEMENTS = """SELECT coalesce(sum(calls), 0) FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
@@ -42,7 +42,7 @@ _CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_da
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """How long a run is looked at, in seconds."""
+    """Length of a run in seconds."""
 
     warm_up: float
     measured: float
@@ -53,7 +53,7 @@ NODES, QUICK_NODES = (1, 2, 3), (1, 3)
 
 
 class Watched:
-    """A database, looked at by somebody who may see everything."""
+    """Database watched by a user who can see all statistics."""
 
     def __init__(self, ask: Callable[[str], int]) -> None:
         self._ask = ask
@@ -70,7 +70,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a number of nodes made of a rate of messages."""
+    """Results for a number of nodes and a message rate."""
 
     nodes: int
     rate: int
@@ -79,12 +79,12 @@ class Load:
     most_connections: int
 
     def share(self, process: str) -> float:
-        """Part of one processor."""
+        """Return the CPU time that a process used, as a share of one CPU."""
         return self.found.per_second[process]
 
     @property
     def bottleneck(self) -> tuple[float, str]:
-        """What runs out first, and how much of it is used: a part of what there is."""
+        """Return the used share of the resource that is closest to its limit, and its name."""
         turns = self.found.answered_per_second * self.found.p50
         processors = os.cpu_count() or 1
         used = [
@@ -99,7 +99,7 @@ class Load:
 
 
 async def run(quick: bool) -> list[Load]:
-    """Every number of nodes with every rate."""
+    """Measure every number of nodes with every rate."""
     length = QUICK_LENGTH if quick else LENGTH
     loads = []
     with (
@@ -150,7 +150,7 @@ async def _load(side: Side, watched: Watched, count: int, rate: int, number: int
     )
 
 
-# --- what is printed
+# --- output
 
 
 def _node(number: int) -> str:
@@ -158,7 +158,7 @@ def _node(number: int) -> str:
 
 
 def _line(load: Load) -> str:
-    """What became of one rate, while the others are still to come."""
+    """Return a progress line for one rate."""
     late = f", {load.found.unanswered} without an answer" if load.found.unanswered else ""
     fakes = sum(load.share(name) for name in ("Telegram", "model", "bench"))
     return (
@@ -168,7 +168,7 @@ def _line(load: Load) -> str:
 
 
 def table(loads: list[Load]) -> str:
-    """The sizes, as docs/figures/performance-tables.md has them."""
+    """Return the table for docs/figures/performance-tables.md."""
     head = ["nodes", "messages/s", "answered/s", "p50", "p95", "longest", "connections", "statements/s", "commits/s"]
     rows = [[*head, "bot's node", "other nodes", "PostgreSQL", "runs out first"]]
     for load in loads:
@@ -195,7 +195,7 @@ def _percent(share: float) -> str:
 
 
 def main() -> None:
-    """Print the table; there is no bar."""
+    """Print the table. This benchmark has no bar."""
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few seconds of each, and not of two nodes")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Ten thousand schedules: what a start takes beside none, and how soon one that is due is answered."""
+"""Measure ten thousand schedules: the cost at start, and the delay until a due schedule is answered."""
 
 import asyncio
 import statistics
@@ -19,11 +19,11 @@ COUNT = 10_000
 CHATS = 1_000
 FIRST_CHAT = 7_000
 DUE_SECONDS = 10.0
-"""Seconds from the seeding on at which one is due: the gateway is up by then."""
+"""Seconds from creating the schedules until one is due. The gateway has started by then."""
 
 
 async def run(quick: bool) -> list[Measure]:
-    """Starts with and without schedules, turn about."""
+    """Start the gateway with and without schedules, in turns."""
     polled: dict[int, list[float]] = {0: [], COUNT: []}
     memory: dict[int, list[float]] = {0: [], COUNT: []}
     answered: list[float] = []
@@ -63,14 +63,17 @@ async def run(quick: bool) -> list[Measure]:
 
 
 async def _answer_after(here: Lab, due: Millis) -> float:
-    """Seconds from the time of a schedule to its answer."""
+    """Return the seconds from a schedule's due time to its answer."""
     due_at = time.monotonic() + due / 1_000 - time.time()
     [row] = await here.answers(1)
     return float(row["t"] - due_at)
 
 
 async def _seed(path: Path, count: int) -> Millis:
-    """A database with so many schedules in so many chats; returns when the first is due, all others in hours."""
+    """Create a database with `count` schedules in `CHATS` chats.
+
+    Return the time at which the first schedule is due. All others are due at least an hour later.
+    """
     store = await SqliteStore.open(path, synchronous="NORMAL")
     try:
         now = Millis(time.time_ns() // 1_000_000)

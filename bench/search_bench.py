@@ -1,7 +1,7 @@
-"""Search on PostgreSQL, among as many messages as an active team writes in some years.
+"""Measure search on PostgreSQL, in as many messages as an active team writes in several years.
 
-The database is filled as a file and copied to the server, as `hermes-gateway store copy` does it. The file has the
-same messages as the one of `make bench`.
+The database is created as a file and copied to the server, like with `hermes-gateway store copy`. It has the same
+messages as the database of `make bench`.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ _SEARCHES = [*usual_searches(rare=5, phrase=5, common=10, chinese=15), emoji_sea
 
 
 async def run(quick: bool) -> list[Measure]:
-    """Each search many times. `quick`: among a tenth of the messages."""
+    """Measure each search many times. `quick`: in a tenth of the messages."""
     messages = FEWER if quick else MESSAGES
     with (
         tempfile.TemporaryDirectory(prefix="search-bench-", ignore_cleanup_errors=True) as name,

@@ -1,4 +1,4 @@
-"""Databases that are full of messages, and searches in them."""
+"""Databases filled with messages, and searches in them."""
 
 import contextlib
 import itertools
@@ -30,7 +30,7 @@ _RAW_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Something that is looked for, and the most milliseconds that it may take."""
+    """Search query, and its maximum duration in milliseconds."""
 
     name: str
     query: str
@@ -39,7 +39,7 @@ class Search:
 
 
 def usual_searches(*, rare: float, phrase: float, common: float, chinese: float) -> list[Search]:
-    """What is looked for everywhere, by its bar."""
+    """Return the searches that every engine runs, each with its bar."""
     return [
         Search(name="a rare word", query=RARE, bar=rare),
         Search(name="a phrase", query=f'"{PHRASE}"', bar=phrase),
@@ -49,12 +49,12 @@ def usual_searches(*, rare: float, phrase: float, common: float, chinese: float)
 
 
 def emoji_search(bar: float) -> Search:
-    """Something that is no word."""
+    """Return a search for something that is not a word."""
     return Search(name="an emoji", query=EMOJI, bar=bar)
 
 
 async def timed_searches(store: Store, where: str, searches: Sequence[Search]) -> list[Measure]:
-    """How long each takes `where` it is looked for."""
+    """Measure the duration of each search. `where` names the database in the figures."""
     chat_id = await store.read(lambda db: ChatId(db.execute("SELECT min(id) FROM chats").fetchone()[0]))
     measures = []
     for one in searches:
@@ -70,7 +70,7 @@ async def timed_searches(store: Store, where: str, searches: Sequence[Search]) -
 
 
 def fill(path: Path, messages: int) -> None:
-    """Fill the database at `path` as years of use would, only faster: the rows and triggers are the same."""
+    """Fill the database at `path` like years of use, but faster. Rows and triggers are the same."""
     with raw_connection(path) as db:
         sessions = [start(db, f"chat-{number}") for number in range(CHATS)]
         for batch in batched(enumerate(Corpus(4).messages(messages)), 5_000):
@@ -81,13 +81,13 @@ def fill(path: Path, messages: int) -> None:
 
 
 def start(db: Connection, chat_ref: str) -> Session:
-    """A chat, and its session."""
+    """Create a chat and its session."""
     key = ChatKey(platform="local", account="local", chat_ref=chat_ref)
     return start_session(db, ensure_chat(db, key, ChatKind.LOCAL, None, NOW), NOW)
 
 
 def message(text: str) -> NewMessage:
-    """What somebody says."""
+    """Return a person's message."""
     return NewMessage(
         role=MessageRole.USER, origin=Origin.HUMAN, text=text, sender_ref="local:bench", sender_name="Bench"
     )
@@ -95,7 +95,7 @@ def message(text: str) -> NewMessage:
 
 @contextlib.contextmanager
 def raw_connection(path: Path, *, check_same_thread: bool = True) -> Iterator[sqlite3.Connection]:
-    """sqlite3 as a careful program would use it: one thread, one connection, everything synced."""
+    """Open sqlite3 as a careful program would: one thread, one connection, and every commit synced."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=check_same_thread)) as db:
         for pragma in _RAW_PRAGMAS:
             db.execute(f"PRAGMA {pragma}")
@@ -104,7 +104,7 @@ def raw_connection(path: Path, *, check_same_thread: bool = True) -> Iterator[sq
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items, so many at a time."""
+    """Yield the items in lists of at most `size`."""
     iterator = iter(items)
     while batch := list(itertools.islice(iterator, size)):
         yield batch

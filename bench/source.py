@@ -1,4 +1,4 @@
-"""Python source as data: the modules of this checkout or of an installed library, and what they import."""
+"""Python source as data: the modules of this checkout or of an installed library, and their imports."""
 
 import ast
 import subprocess
@@ -10,45 +10,45 @@ from typing import TypeGuard
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVELOPMENT = ("tests/", "bench/")
-"""Folders of the checkout that are not the product."""
+"""Folders of the checkout that are not part of the product."""
 TEST_FOLDERS = frozenset({"test", "tests"})
-"""Folders that some libraries install and that are not the library."""
+"""Folders that some libraries install although they are not part of the library."""
 
 Graph = Mapping[str, Collection[str]]
-"""Names, each with those that it points to."""
+"""For each name, the names that it points to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """One file, read."""
+    """One parsed file."""
 
     name: str
-    """Dotted; that of a package for its `__init__`."""
+    """Dotted name. An `__init__` has the name of its package."""
     path: str
-    """Relative to the root of the checkout or the library."""
+    """Path relative to the root of the checkout or library."""
     text: str
     lines: int
     tree: ast.Module
     nodes: Sequence[ast.AST]
-    """All of the tree."""
+    """All nodes of the tree."""
 
     @property
     def is_package(self) -> bool:
-        """True for an `__init__`."""
+        """True if the file is an `__init__.py`."""
         return self.path.endswith("__init__.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """One imported module, wherever in the importing one it is asked for."""
+    """One imported module. The import can be anywhere in the importing module."""
 
     target: str
     is_for_types: bool
-    """Stands behind `if TYPE_CHECKING`: never run."""
+    """True for an import inside `if TYPE_CHECKING`, which never runs."""
 
 
 def parse(path: str, text: str) -> Module:
-    """A module from its text; `path` says how it is named."""
+    """Parse a module. Its name is derived from `path`."""
     parts = path.removesuffix(".py").removesuffix("/__init__").split("/")
     tree = ast.parse(text)
     nodes = tuple(ast.walk(tree))
@@ -56,14 +56,14 @@ def parse(path: str, text: str) -> Module:
 
 
 def product() -> list[Module]:
-    """Modules of the product: Python files that git tracks, less tests and benchmarks."""
+    """Return the product's modules: Python files tracked by git, without tests and benchmarks."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     names = [name for name in listed.splitlines() if not name.startswith(DEVELOPMENT) and (ROOT / name).exists()]
     return [parse(name, (ROOT / name).read_text("utf-8")) for name in names]
 
 
 def library(distribution: str) -> list[Module]:
-    """Modules of an installed distribution, without its tests; empty where it is not installed."""
+    """Return the modules of an installed distribution, without its tests. Empty if it is not installed."""
     try:
         files = metadata.files(distribution) or []
     except metadata.PackageNotFoundError:
@@ -73,7 +73,7 @@ def library(distribution: str) -> list[Module]:
 
 
 def imports(module: Module, known: Collection[str]) -> Iterator[Import]:
-    """Modules among `known` that a module imports, also inside its functions."""
+    """Yield imports of `known` modules, including imports inside functions."""
     guarded = {
         id(node) for found in module.nodes if _is_for_types(found) for part in found.body for node in ast.walk(part)
     }
@@ -84,7 +84,7 @@ def imports(module: Module, known: Collection[str]) -> Iterator[Import]:
 
 
 def import_graph(modules: Iterable[Module], *, with_types: bool = False) -> Graph:
-    """Imports between these modules; those for type checkers only if asked for."""
+    """Return the imports between these modules. `with_types`: include imports for type checkers only."""
     named = {module.name: module for module in modules}
     return {
         name: {found.target for found in imports(module, named) if with_types or not found.is_for_types}
@@ -93,7 +93,7 @@ def import_graph(modules: Iterable[Module], *, with_types: bool = False) -> Grap
 
 
 def cycles(graph: Graph) -> list[set[str]]:
-    """Sets of names that all reach one another, largest first (Kosaraju's algorithm)."""
+    """Return groups of names that all reach one another, largest first (Kosaraju's algorithm)."""
     reversed_graph: dict[str, list[str]] = {name: [] for name in graph}
     for name, targets in graph.items():
         for target in targets:
@@ -106,7 +106,7 @@ def cycles(graph: Graph) -> list[set[str]]:
 
 
 def _finishing_order(graph: Graph, start: str, seen: set[str]) -> list[str]:
-    """Names reached from `start` that were not `seen` before, each after all that it leads to."""
+    """Return names reached from `start` that are not in `seen`. Each comes after all names that it leads to."""
     if start in seen:
         return []
     seen.add(start)

@@ -1,4 +1,7 @@
-"""Function starts of the product while a message is worked on, and the figures of such a sequence."""
+"""Recorder for the product's function calls while it handles a message, and figures about such a sequence.
+
+The figures count function starts.
+"""
 
 import asyncio
 import inspect
@@ -11,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 LOOP = asyncio.events.Handle._run.__code__
-"""Below it stands the frame that runs the event loop, which calls nothing of what the loop runs."""
+"""Code of the event loop's frame. Frames below it on the stack run the loop, and did not call the task."""
 RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -21,22 +24,22 @@ class Step(NamedTuple):
     module: str
     function: str
     caller: str
-    """Module of the nearest function of the product below it on the stack; empty for none."""
+    """Module of the nearest product function below it on the stack. Empty if there is no such function."""
     thread: int
 
 
 class Recorder:
-    """Starts of the product's named functions while it is on; `hook` has to be the profile function of each thread."""
+    """Records starts of the product's named functions. `hook` must be the profile function of every thread."""
 
     def __init__(self, modules: Mapping[str, str]) -> None:
-        """`modules`: dotted names by file."""
+        """`modules`: dotted module names by file."""
         self._modules = modules
         self._tasks: set[asyncio.Task[Any]] = set()
         self._idle_tasks: set[asyncio.Task[Any] | None] = set()
         self._steps: list[Step] = []
         self._is_on = False
         self.last_at = 0.0
-        """Monotonic seconds of the last start or resumption."""
+        """Monotonic time in seconds of the last start or resumption."""
 
     def start(self) -> None:
         self._tasks, self._steps, self._is_on = set(), [], True
@@ -47,17 +50,17 @@ class Recorder:
         return self._steps
 
     def ignore(self) -> None:
-        """Stop, and never again count what the tasks do that have started anything since."""
+        """Stop, and from now on ignore all tasks that have started a function since `start`."""
         self.stop()
         self._idle_tasks |= self._tasks
 
     @property
     def ignored(self) -> list[str]:
-        """Names of the tasks that do not count."""
+        """Return the names of the ignored tasks."""
         return sorted(task.get_name() for task in self._idle_tasks if task is not None)
 
     def hook(self, frame: FrameType, event: str, _argument: object) -> None:
-        """Profile function of a thread."""
+        """Record a call. This is the profile function of a thread."""
         if not self._is_on or event != "call":
             return
         code = frame.f_code
@@ -83,43 +86,43 @@ class Recorder:
 def _running_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
-    except RuntimeError:  # a thread without an event loop
+    except RuntimeError:  # the thread has no event loop
         return None
 
 
 def _is_resumed(code: CodeType, offset: int) -> bool:
-    """True for a generator or coroutine that goes on: the argument of its RESUME instruction says so."""
+    """True if a generator or coroutine is resumed, according to the argument of its RESUME instruction."""
     return bool(code.co_flags & RESUMED and code.co_code[offset + 1] & 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """One module on a walk."""
+    """Figures of one module on a walk."""
 
     module: str
     visits: int
-    """Starts of its functions that follow a start in another module on the same thread."""
+    """Number of times that the walk enters the module from another module on the same thread."""
     calls_in: int
-    """Starts of its functions by another module, or by none."""
+    """Number of times that another module, or no module, called a function of this module."""
     starts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """Way of one message, as figures."""
+    """Figures of one message's path through the product."""
 
     starts: int
     functions: int
     calls: int
-    """Starts by another module, or by none."""
+    """Number of function starts whose caller is in another module, or in no module."""
     edges: int
-    """Pairs of modules between which there were such."""
+    """Number of pairs of calling and called modules."""
     modules: list[Passed]
-    """In the order in which they were first entered."""
+    """Modules in the order in which they were first entered."""
 
 
 def walk_of(steps: Sequence[Step]) -> Walk:
-    """The figures of a sequence of function starts."""
+    """Return the figures of a sequence of function starts."""
     crossing = [step for step in steps if step.caller != step.module]
     starts, calls_in = Counter(step.module for step in steps), Counter(step.module for step in crossing)
     visits: Counter[str] = Counter()

@@ -1,8 +1,8 @@
-"""How fast the store is: `python -m bench.store_bench [--quick | --messages N]`.
+"""Measure the speed of the store: `python -m bench.store_bench [--quick | --messages N]`.
 
-Yardsticks are plain sqlite3 on the same disk in the same run, in turns with ours, so that other load on the machine
-meets both. The big database is built once per run in a temporary folder (about a minute and 600 MB; --quick: a tenth;
---messages: searches alone, among so many).
+The yardsticks are plain sqlite3 on the same disk in the same run. They and our store take turns, so that other load on
+the machine affects both. Each run creates a large database in a temporary folder (about a minute and 600 MB). `--quick`
+uses a tenth of the messages. `--messages` measures only searches, in N messages.
 """
 
 import argparse
@@ -33,19 +33,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 RARE_CHAT = 17
-"""Number of the chat where the rare word is said."""
+"""Number of the chat that contains the rare word."""
 DIFFERENT_MESSAGES = 1_000_000
-"""More are the same ones, said again."""
+"""Maximum number of distinct messages. A larger database repeats them."""
 
 
 def run(quick: bool) -> list[Measure]:
-    """Every measure of the store. `quick`: a tenth of the rows, for a first look."""
+    """Run every measurement of the store. `quick`: with a tenth of the rows."""
     with tempfile.TemporaryDirectory(prefix="store-bench-") as folder:
         return asyncio.run(_run(Path(folder), 100_000 if quick else 1_000_000, 5 if quick else 9))
 
 
 def run_searches(messages: int) -> list[Measure]:
-    """The measures of search alone, among so many messages."""
+    """Run only the search measurements, in this many messages."""
     with tempfile.TemporaryDirectory(prefix="store-bench-") as folder:
         return asyncio.run(_run_searches(Path(folder) / "big.db", messages))
 
@@ -96,10 +96,10 @@ def _insert_and_commit(db: sqlite3.Connection, text: str) -> None:
 
 
 async def _awaited_writes(folder: Path, rounds: int) -> list[Measure]:
-    """One coroutine that awaits each write, and a hundred of them, against sqlite3 with a commit per row.
+    """Measure one coroutine and a hundred coroutines that await each write, compared with one commit per row.
 
-    How much a shared commit saves is the disk's doing: the cheaper a sync, the less. So the hundred are also held
-    against the least that can serve them, whatever the disk.
+    A shared commit saves less on disks that sync fast. So the hundred writers are also compared with a minimal
+    group-commit writer (`BareWriter`) on the same disk.
     """
     texts = list(Corpus().messages(1_000))
     store = await SqliteStore.open(folder / "writes.db")
@@ -145,7 +145,7 @@ async def _awaited_writes(folder: Path, rounds: int) -> list[Measure]:
 
 
 async def _rate_of_a_hundred(write: Callable[[str], Awaitable[None]], texts: list[str]) -> float:
-    """Writes per second of a hundred coroutines, each of which writes `texts` one after the other."""
+    """Return the writes per second of a hundred coroutines that each write `texts` one by one."""
 
     async def write_all() -> None:
         for text in texts:
@@ -168,7 +168,7 @@ def _bare(path: Path) -> Iterator[BareWriter]:
 
 
 async def _search_index_cost(folder: Path, rounds: int) -> Measure:
-    """An awaited append with its index entries, against one without the trigger that makes them."""
+    """Measure an awaited append with search index, compared with one without the index's trigger."""
     texts = list(Corpus(2).messages(500))
     stores = [await SqliteStore.open(folder / "indexed.db"), await SqliteStore.open(folder / "plain.db")]
     await stores[1].write(_drop_index_trigger)
@@ -220,7 +220,7 @@ def _search_index_size(folder: Path) -> Measure:
 
 
 async def _tip_lookup(folder: Path) -> Measure:
-    """The newest session of a chain of 1,000, against one that was never compressed."""
+    """Measure the look-up of a conversation's newest session, among 1,000 sessions compared with one."""
 
     def chain(db: sqlite3.Connection, chat_ref: str, length: int) -> LineageId:
         root = start(db, chat_ref)
@@ -251,7 +251,7 @@ async def _tip_lookup(folder: Path) -> Measure:
 
 
 def _repeat(path: Path, messages: int) -> None:
-    """Let everything be said again until there are so many messages."""
+    """Copy the messages until the database has `messages` messages."""
     again = """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, indexed, created_at)
       SELECT session_id, chat_id, lineage_id, seq + :first, role, origin, text, 1, created_at
       FROM messages WHERE id > :said AND id <= :until"""
@@ -269,7 +269,7 @@ async def _searches(store: Store, messages: int) -> list[Measure]:
 
 
 async def _search_in_other_words(store: Store, messages: int) -> Measure:
-    """A search in one chat for common words, one that only another chat knows, and a rare one without a letter."""
+    """Measure a search in one chat for common words, a word that only other chats contain, and a misspelt rare word."""
     lineage_of = "SELECT s.lineage_id FROM sessions s JOIN chats c ON c.id = s.chat_id WHERE c.chat_ref = ?"
     lineage_id = await store.read(lambda db: LineageId(db.execute(lineage_of, (f"chat-{RARE_CHAT}",)).fetchone()[0]))
     query = f"the of and {PHRASE.split()[-1]} {RARE.replace('i', '')}"
@@ -285,7 +285,7 @@ async def _search_in_other_words(store: Store, messages: int) -> Measure:
 
 
 async def _stalls(store: Store, messages: int) -> list[Measure]:
-    """The longest anything waited while ten chats append 10,000 messages to a full database."""
+    """Measure the longest waits while ten chats append 10,000 messages to a full database."""
     sessions = [await store.write(start, f"stall-{number}") for number in range(10)]
     texts = list(Corpus(5).messages(1_000))
     waits: list[float] = []
@@ -326,7 +326,7 @@ def _timed(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> floa
 
 @contextlib.contextmanager
 def _schema_only(path: Path, indexed: bool) -> Iterator[sqlite3.Connection]:
-    """Our schema without our writer; if not `indexed`, without the trigger that feeds the search index."""
+    """Open a database with our schema but without our writer. If not `indexed`, drop the search index's trigger."""
     with raw_connection(path) as db:
         migrate(db, path)
         if not indexed:

@@ -1,4 +1,4 @@
-"""What is stored already costs nothing: a database of a million messages, a chat of a thousand turns."""
+"""Measure whether stored data slows down new messages: a million messages, and a chat with a thousand turns."""
 
 import statistics
 import tempfile
@@ -20,7 +20,7 @@ SEED_SLICE = 2_000
 
 
 async def full(quick: bool) -> list[Measure]:
-    """The same burst with an empty database and with one that holds many messages, turn about."""
+    """Measure the same messages with an empty and a full database, in turns."""
     stored = 100_000 if quick else 1_000_000
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
@@ -35,7 +35,7 @@ async def full(quick: bool) -> list[Measure]:
                 place.mkdir(exist_ok=True)
                 async with lab() as here, gateway(here, place) as subject:
                     await here.speak()
-                    # The same message of a chat is answered once only: every round has chats of its own.
+                    # A repeated message is answered only once, so each round uses different chats.
                     times.append((await sequence(here, subject, 40, chat_id=10 + number)).p50)
                     rates.append((await burst(here, subject, 10, first_chat=10_000 * (number + 1))).per_second)
     name = f"with {stored:,} messages stored"
@@ -58,7 +58,7 @@ async def full(quick: bool) -> list[Measure]:
 
 
 async def long(quick: bool) -> list[Measure]:
-    """Time outside the model call in a chat with many turns behind it, against a fresh chat of the same run."""
+    """Measure the time outside the model call in a chat with many turns, compared with a new chat in the same run."""
     turns = 100 if quick else 1_000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -83,12 +83,12 @@ async def _outside_model(here: Lab, chat_id: int) -> float:
     began = await here.say(chat_id, "how long does this take?")
     [row] = await here.answers(1)
     requests = await here.model.get("requests", since=earlier[-1]["seq"] if earlier else 0, count=1, wait=10)
-    [request] = [one for one in requests if one["outcome"] == "ok"]  # an unknown output limit is refused once
+    [request] = [one for one in requests if one["outcome"] == "ok"]  # the model refuses an unknown output limit once
     return float((row["t"] - began - request["seconds"]) * 1000)
 
 
 async def _fill(path: Path, messages: int, chat_ref: str = "999") -> None:
-    """A database with one chat that holds so many messages."""
+    """Create a database with one chat that has `messages` messages."""
     store = await SqliteStore.open(path)
     try:
         now = SystemClock().now()

@@ -1,4 +1,4 @@
-"""What is measured end to end: the gateway and the floor, processes between fake services that are processes too."""
+"""The programs that are measured end to end, gateway and floor, and the fake services. All are separate processes."""
 
 import asyncio
 import json
@@ -22,36 +22,36 @@ TOKEN = "123456:LABTOKEN"
 READY_SECONDS = 60.0
 ANSWER_SECONDS = 120.0
 ANSWER_SLICE = 100
-"""Answers that are waited for at a time: the service looks through all of these at each new one."""
+"""Number of answers to wait for at a time, because the service checks all of them when a new one arrives."""
 _SHOWS = "sendMessage|editMessageText"
 DISCORD_USERS = 10**17
 WORDS = "The tide comes in twice every day, and with it all fishing boats."
 WORD = 5
-"""Characters: thirteen times as many are all 13 words."""
+"""Number of characters in a chunk. Thirteen chunks contain all 13 words."""
 AT_ONCE = len(WORDS)
 
 
 @dataclass(slots=True)
 class Lab:
-    """The fake services of one measurement; people write on `platform`."""
+    """Fake services of one measurement. People write on `platform`."""
 
     telegram: Control
     discord: Control
     model: Control
     processes: Mapping[str, int]
-    """Process of each service."""
+    """Process id of each service."""
     platform: Literal["telegram", "discord"] = "telegram"
     seen: int = 0
-    """Journal row of the last answer that was waited for."""
+    """Journal row of the last answer that was returned."""
 
     async def speak(self, *, chunk: int = WORD, pause: float = 0.0) -> None:
-        """Let the model say 13 words from now on, `chunk` characters at a time with `pause` seconds after each."""
+        """Make the model send 13 words from now on, `chunk` characters at a time with `pause` seconds after each."""
         await self.model.delete("script")
         await self.model.post("script", {"text": WORDS, "chunk_chars": chunk, "chunk_delay": pause, "times": -1})
         await self.model.post("config", {"log_bodies": False})
 
     async def say(self, chat_id: int, text: str) -> float:
-        """Write to the bot; returns when (monotonic seconds, the same clock in every process)."""
+        """Write to the bot. Return the time in monotonic seconds, which all processes share."""
         began = time.monotonic()
         await self.write([(chat_id, text)])
         return began
@@ -65,7 +65,7 @@ class Lab:
             await self.discord.post("message", [{"dm_user_id": n, "user_id": n, "content": text} for n, text in people])
 
     async def answers(self, count: int) -> list[dict[str, Any]]:
-        """Wait for `count` answers after those that were waited for before; `chat` of each is where."""
+        """Wait for the next `count` answers and return them. The `chat` of each is its chat."""
         service, kind, chat = (
             (self.telegram, {"method": "sendMessage"}, "chat_id")
             if self.platform == "telegram"
@@ -82,8 +82,10 @@ class Lab:
         return rows
 
     async def new_answers(self, least: int = 0, seconds: float = 0.0) -> list[dict[str, Any]]:
-        """Whole answers on Telegram that came since those that were waited for before: `least` or more of them, or as
-        many as there are after so many seconds."""
+        """Return complete new answers on Telegram.
+
+        Waits until there are at least `least`, or until `seconds` have passed.
+        """
         query = {"method": _SHOWS, "match": f"^{WORDS}$", "count": least, "wait": seconds, "since": self.seen}
         rows: list[dict[str, Any]] = await self.telegram.get("sent", **query)
         if rows:
@@ -93,7 +95,7 @@ class Lab:
 
 @asynccontextmanager
 async def lab() -> AsyncIterator[Lab]:
-    """Three fake services, gone at the end."""
+    """Run the three fake services."""
     services = {
         "telegram": Proc("fake_telegram.py", "--token", TOKEN),
         "discord": Proc("fake_discord.py"),
@@ -161,12 +163,12 @@ class Subject:
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time used so far."""
+        """Return the CPU seconds used so far."""
         return cpu_seconds(self._process.pid)
 
     @property
     def switches(self) -> int:
-        """Context switches of all threads that there are now."""
+        """Return the number of context switches of all current threads."""
         tasks = Path(f"/proc/{self._process.pid}/task").glob("*/status")
         lines = [line.split() for task in tasks for line in task.read_text().splitlines() if "ctxt_switches" in line]
         return sum(int(line[1]) for line in lines)
@@ -177,7 +179,7 @@ class Subject:
 
     @property
     def memory_mb(self) -> float:
-        """Resident memory now."""
+        """Return the resident memory in MB."""
         for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
@@ -185,7 +187,7 @@ class Subject:
 
 
 async def lags_of(subject: Subject, file: Path) -> list[float]:
-    """By how many seconds the loop of a `watched_gateway` was late since this was last asked."""
+    """Return the event loop delays of a `watched_gateway` in seconds, since the last call."""
     subject.tell(signal.SIGUSR1)
     while (written := await asyncio.to_thread(_taken, file)) is None:  # noqa: ASYNC110  # that of another process
         await asyncio.sleep(0.01)
@@ -203,14 +205,17 @@ def _taken(file: Path) -> bytes | None:
 
 
 def floor(here: Lab, folder: Path, *, streams: bool) -> Subject:
-    """The minimal bot. `streams`: how it asks the model."""
+    """Return the minimal bot. `streams`: True if it asks the model to stream."""
     command = ["-m", "bench.floor_bot", "--telegram", here.telegram.url, "--model", f"{here.model.url}/v1"]
     command += ["--token", TOKEN, "--database", str(folder / "floor.db"), *(["--streams"] if streams else [])]
     return Subject("floor", command, {"PATH": os.environ["PATH"]}, json.dumps({"ready": "floor"}))
 
 
 def gateway_environ(here: Lab, folder: Path) -> dict[str, str]:
-    """Environment of a gateway with Telegram in `folder`, merging off as for the floor."""
+    """Return the environment of a gateway with Telegram and its files in `folder`.
+
+    Like the floor, it merges no messages.
+    """
     return {
         **{name: os.environ[name] for name in ("PATH", "HERMES_EVENT_LOOP") if name in os.environ},
         "HOME": str(folder),
@@ -221,13 +226,13 @@ def gateway_environ(here: Lab, folder: Path) -> dict[str, str]:
         "HERMES_MODEL__NAME": "lab-8000k",
         "HERMES_MODEL__BASE_URL": f"{here.model.url}/v1",
         "HERMES_MODEL__CONTEXT_LENGTH": "8000000",
-        "HERMES_AUXILIARY__TITLE": "off",  # what a turn takes is measured, and the floor names nothing
+        "HERMES_AUXILIARY__TITLE": "off",  # the floor creates no titles, and only turns should be measured
         "HERMES_LOCAL__ENABLED": "false",
         "HERMES_LOGGING__FORMAT": "json",
         "HERMES_LOGGING__FILE": "false",
         "HERMES_ACCESS__ALLOW_ALL": "true",
         "HERMES_SESSIONS__MERGE_SECONDS": "0",
-        "HERMES_SESSIONS__MESSAGES_PER_MINUTE": "0",  # one writes as much as many people
+        "HERMES_SESSIONS__MESSAGES_PER_MINUTE": "0",  # one person writes as much as many people do
     }
 
 
@@ -239,7 +244,10 @@ def gateway(
     command: Sequence[str] = ("gateway", "run"),
     changes: Mapping[str, str] = MappingProxyType({}),
 ) -> Subject:
-    """The gateway as a child process. `command`: the module, and what it is given; `changes`: of the environment."""
+    """Return the gateway as a child process.
+
+    `command`: the Python module and its arguments. `changes`: changes to the environment.
+    """
     environ = {**gateway_environ(here, folder), **changes}
     if has_discord:
         environ |= {

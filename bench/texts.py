@@ -1,7 +1,7 @@
-"""Sentences that users and operators can read: `make texts` lists them by place, with file and line.
+"""List the sentences that users and operators can read: `make texts` shows them by place, with file and line.
 
-Sources are string literals of the product, help texts, descriptions of settings, page templates and their script. A
-value that the program fills in is shown as `…`. `ARGS=--faults` lists only sentences that break a rule of this page.
+Sources are the product's string literals, help texts, setting descriptions, page templates and their script. A value
+that the program fills in is shown as `…`. `ARGS=--faults` lists only sentences that break a rule of this module.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from itertools import groupby
 from bench.source import ROOT, Module, product
 
 MAX_WORDS = 25
-"""Words in one sentence."""
+"""Maximum number of words in a sentence."""
 HABITS = {
     "a clause instead of a noun": r"\b[Ww](?:hoever|homever|hatever)\b|^(?:[Ww]ho|[Ww]hat|[Ww]hether) (?!.*\?)",
     "a participle before its subject": r"^(?:Refused|Understood|Kept|Known|Meant|Shown|Allowed|Told) (?:is|are)\b",
@@ -26,7 +26,7 @@ HABITS = {
     "told instead of receives": r"\b(?:is|are|was|were) told\b",
     "figures of speech": r"\b(?:rests|signs? of life|at work|takes nothing|let in by)\b",
 }
-"""Kinds of sentences that make readers stumble, each with the expression that finds it."""
+"""Kinds of sentences that are hard to read, each with the expression that finds them."""
 
 _LOGGERS = frozenset({"log", "_log", "logger"})
 _FOR_MODELS = re.compile(
@@ -48,7 +48,7 @@ _SHOWN_ATTRIBUTE = re.compile(r'\b(?:aria-label|placeholder|title|alt)="([^"{]+)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sentence:
-    """One sentence and where the product states it."""
+    """One sentence and its location in the product."""
 
     place: str
     path: str
@@ -57,14 +57,14 @@ class Sentence:
 
 
 def faults(text: str) -> list[str]:
-    """Rules that a sentence breaks; empty for a good one."""
+    """Return the rules that a sentence breaks. Empty for a good sentence."""
     count = len(_WORD.findall(re.sub(r"`[^`]*`|https?://\S+", "x", text)))
     found = [f"{count} words"] if count > MAX_WORDS else []
     return found + [name for name, pattern in HABITS.items() if re.search(pattern, text)]
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """Sentences of a text with at least three words; labels and single words are left out."""
+    """Return the sentences of a text that have at least three words, so labels and single words are left out."""
     for part in _SENTENCE_END.split(text):
         sentence = " ".join(part.split())
         words = [word for word in sentence.split(" ") if _WORD.match(word.lstrip('“"`*(…'))]
@@ -74,7 +74,7 @@ def sentences_of(text: str) -> Iterator[str]:
 
 @cache
 def all_sentences() -> tuple[Sentence, ...]:
-    """Every sentence of the product, sorted by place, file and line."""
+    """Return every sentence of the product, sorted by place, file and line."""
     found = [sentence for module in product() for sentence in texts_of(module)]
     found += _settings()
     for page in sorted((ROOT / "platforms/local").glob("**/*")):
@@ -84,7 +84,7 @@ def all_sentences() -> tuple[Sentence, ...]:
 
 
 def texts_of(module: Module) -> Iterator[Sentence]:
-    """Sentences in the literals of a module, and in the help texts of its commands."""
+    """Return the sentences in a module's literals and in the help texts of its commands."""
     skipped: set[int] = set()
     raised: set[int] = set()
     for node in module.nodes:
@@ -114,7 +114,7 @@ def _literal(node: ast.AST) -> str:
 
 
 def _is_unseen(call: ast.Call) -> bool:
-    """True for log calls and compiled patterns, whose strings nobody reads as sentences."""
+    """True for log calls and compiled patterns, whose strings users do not read as sentences."""
     match call.func:
         case ast.Attribute(value=ast.Name(id=name)):
             return name in _LOGGERS or name == "re"
@@ -159,7 +159,7 @@ def _of_page(path: str, text: str) -> Iterator[Sentence]:
 
 
 def lines(found: Iterable[Sentence], *, only_faults: bool) -> Iterator[str]:
-    """The list as people read it: a heading for each place, then file, line and sentence."""
+    """Return the list for people: a heading for each place, then file, line and sentence."""
     for place, group in groupby(found, key=lambda sentence: sentence.place):
         shown = [(sentence, faults(sentence.text)) for sentence in group]
         shown = [pair for pair in shown if pair[1] or not only_faults]

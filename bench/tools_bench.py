@@ -1,6 +1,7 @@
-"""What tools cost beside their own work: `make bench ARGS=tools`.
+"""Measure the overhead of tools: `make bench ARGS=tools`.
 
-Calls of a real runner on a real store: the time of one beside the bare function, and a turn whose tools return 100 MB.
+It runs calls with a real runner on a real store. It measures the time of a call beyond the bare function, and a turn
+whose tools return 100 MB.
 """
 
 import asyncio
@@ -35,32 +36,32 @@ from hermes_state.turns import RunningTurn
 from hermes_state.values import ModelCall, SystemClock, ToolCall, ToolEffect
 
 DISPATCH_BAR = 1.0
-"""Milliseconds."""
+"""Maximum time of a tool call beyond the bare function, in milliseconds."""
 MEMORY_BAR = 64.0
-"""MB."""
+"""Maximum memory that a turn with large results adds, in MB."""
 IDLE_BAR = 3.0
-"""MB."""
+"""Maximum memory of unused tools, in MB."""
 LAG_BAR = 50.0
-"""Milliseconds."""
+"""Maximum delay of the event loop (99th percentile), in milliseconds."""
 SANDBOX_BAR = 15.0
-"""Milliseconds."""
+"""Maximum time that the sandbox adds to a command, in milliseconds."""
 PAGE = 2_000_000
-"""Characters of a page of the web."""
+"""Number of characters in a web page."""
 RESULT = 1_000_000
-"""Characters of one large result."""
+"""Number of characters in one large result."""
 _CALL = ModelCall(purpose="turn", route="bench", model="bench", outcome="ok", usage=None, took_ms=0)
 _WORDS = "the register names a boat and the day on which it came in, and what it brought; "
 
 
 @tool(description="Looks.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY)
 async def look(arguments: dict[str, Any], context: ToolContext) -> str:
-    """Answers at once."""
+    """Return at once."""
     return "fine"
 
 
 @tool(description="Reads much.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY)
 async def read_much(arguments: dict[str, Any], context: ToolContext) -> str:
-    """A result of its own each time."""
+    """Return a large new result."""
     return (f"{arguments['n']} {_WORDS}" * (RESULT // len(_WORDS) + 1))[:RESULT]
 
 
@@ -75,7 +76,7 @@ class _Bench:
         return ToolContext.of(self.turn, self.store)
 
     async def round(self, calls: Sequence[ToolCall]) -> float:
-        """Seconds from the stored answer of a model to its stored results."""
+        """Run the calls of one answer. Return the seconds from the stored answer to the stored results."""
         step = ModelAnswer(text="", call=_CALL, reported_prompt_tokens=None, calls=tuple(calls))
         message = await self.store.write(journal.append_calls, self.turn, step, self.runner.clock.now())
         began = time.perf_counter()
@@ -103,7 +104,7 @@ async def _bench() -> AsyncIterator[_Bench]:
 
 
 async def run(quick: bool) -> list[Measure]:
-    """Dispatch of one call, and a turn of large results."""
+    """Measure the dispatch of one call, a turn with large results, and the other costs of tools."""
     measures = [
         await _dispatch(50 if quick else 300),
         *await _flood(3 if quick else 10),
@@ -122,7 +123,7 @@ async def run(quick: bool) -> list[Measure]:
 
 
 async def _schemas() -> Measure:
-    """Prints what the schemas of all built-in tools take in prompts of three windows."""
+    """Measure the share of the threshold that tool schemas use, and print their sizes for three windows."""
     with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
         async with agent_with_all_tools(Path(folder)) as agent:
             tools, shares = agent.offers.registry.available(), []
@@ -136,7 +137,7 @@ async def _schemas() -> Measure:
 
 
 async def _idle_memory() -> Measure:
-    """What tools, notes and skills take of a process in which nobody uses them."""
+    """Measure the memory that unused tools, notes and skills take in a process."""
     command = (sys.executable, "-m", "bench.tools_memory")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
@@ -156,7 +157,7 @@ async def _dispatch(rounds: int) -> Measure:
 
 
 async def _flood(rounds: int) -> list[Measure]:
-    """So many rounds of ten results of 1 MB each, in one turn."""
+    """Measure `rounds` rounds of ten results of 1 MB each, in one turn."""
     async with _bench() as bench:
         await bench.round([ToolCall(id="first", name=read_much.name, arguments='{"n": 0}')])
         gc.collect()
@@ -174,7 +175,10 @@ async def _flood(rounds: int) -> list[Measure]:
 
 
 async def _page(rounds: int) -> list[Measure]:
-    """A page of 2 MB, from a server in a process of its own; the first is not counted, it loads the HTTP client."""
+    """Measure fetching a page of 2 MB from a separate process.
+
+    The first call loads the HTTP client and does not count.
+    """
     rest = f"{_WORDS * 4}<a href='/next'>the day</a> on which it came in."
     paragraphs = "\n".join(f"<p>{number}: {rest}</p>" for number in range(PAGE // len(rest)))
     page = f"<html><head><title>Boats</title></head><body><article>{paragraphs}</article></body></html>"
@@ -183,7 +187,7 @@ async def _page(rounds: int) -> list[Measure]:
         settings = FetchSettings(is_public=lambda address: True)
         tool = fetch_tool(lambda: settings, lambda text: False, lambda: None)
         await tool.run({"url": url}, bench.context)
-        for _ in range(rounds):  # without the heartbeat, which takes more than this
+        for _ in range(rounds):  # not during the heartbeat, which uses more CPU time than the fetch
             began = time.thread_time()
             await tool.run({"url": url}, bench.context)
             spent.append(time.thread_time() - began)
@@ -201,7 +205,7 @@ async def _page(rounds: int) -> list[Measure]:
 
 @asynccontextmanager
 async def _served(page: str) -> AsyncIterator[str]:
-    """Address of a page on loopback."""
+    """Yield the loopback address of a page."""
     with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
         (Path(folder) / "page.html").write_text(page)
         server = await asyncio.create_subprocess_exec(
@@ -220,7 +224,7 @@ async def _served(page: str) -> AsyncIterator[str]:
 
 
 async def _sandbox(rounds: int) -> Measure:
-    """A command that does nothing, beside the same without a sandbox; the two take turns."""
+    """Measure a command that does nothing, with and without a sandbox, in turns."""
     ours, bare = [], []
     with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
         for _ in range(rounds):
@@ -237,7 +241,7 @@ async def _sandbox(rounds: int) -> Measure:
 
 
 async def _command_output(size: str) -> list[Measure]:
-    """A command that writes as fast as it can."""
+    """Measure a command that writes output as fast as it can."""
     with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
         gc.collect()
         before = resident_mb("VmRSS:", is_reset=True)

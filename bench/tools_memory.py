@@ -1,7 +1,8 @@
-"""What the tools take of an idle process: run by `bench.tools_bench` in a process of its own, prints MB.
+"""Print the memory in MB that tools take in an idle process. `bench.tools_bench` runs this as a separate process.
 
-First everything is imported that an agent needs without them; what is gained after that is theirs: their modules, an
-agent that offers all of them, notes of ten chats and thirty skills, none of it used.
+First it imports everything that an agent without tools needs. The memory gained after that belongs to the tools. It
+covers their modules, an agent that offers all of them, and the notes of ten chats and thirty skills, none of which is
+used.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from pathlib import Path
 from bench.measure import resident_mb
 
 TOOLS = ("agent.tools", "agent.memory", "gateway.daemon.agent", "bench")
-"""Modules that are measured, or import what is."""
+"""Modules that are measured, or that import measured modules."""
 _LIST = "import sys, bench.built_in; print(*sys.modules)"
 _SKILL = "---\nname: skill-{0}\ndescription: How matter {0} is dealt with here, step by step.\n---\n# Matter {0}\n"
 

@@ -1,4 +1,4 @@
-"""Messages to a bot, one after the other or many at once, and what they take it."""
+"""Messages to a bot, one after the other or many at once, and the time and CPU that they cost."""
 
 import statistics
 import time
@@ -11,24 +11,25 @@ from bench.subjects import ANSWER_SECONDS, Lab, Subject
 
 CHATS = 50
 WARM_UP = 5
-"""Messages of a chat that do not count: they open connections."""
+"""Number of messages in a chat that do not count, because they open connections."""
 TALK_WARM_UP = 3
-"""The same where many chats talk at once."""
+"""The same number for many chats that write at once."""
 TAKEN, TAKEN_SECONDS = 10, 0.05
-"""Answers that are looked for at a time, and how long for: each look costs the service some time."""
+"""Maximum number of answers to wait for at a time, and for how many seconds. Each request costs the service CPU time.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What some messages came to."""
+    """Results for some messages."""
 
     took: Sequence[float]
-    """Milliseconds from writing to the answer: of messages that were written one after the other."""
+    """Milliseconds from message to answer. Only measured for messages written one after the other."""
     per_second: float
     cpu_ms: float
-    """Processor time of the bot for each."""
+    """CPU milliseconds of the bot per message."""
     switches: float
-    """Context switches of the bot for each."""
+    """Context switches of the bot per message."""
 
     @property
     def p50(self) -> float:
@@ -40,7 +41,7 @@ class Traffic:
 
 
 async def sequence(here: Lab, subject: Subject, rounds: int, *, chat_id: int = 1) -> Traffic:
-    """Messages of one chat, each after the answer to the one before."""
+    """Measure messages in one chat. Each is written after the previous answer."""
     took = []
     for number in range(rounds + WARM_UP):
         if number == WARM_UP:
@@ -52,7 +53,7 @@ async def sequence(here: Lab, subject: Subject, rounds: int, *, chat_id: int = 1
 
 
 async def burst(here: Lab, subject: Subject, per_chat: int, *, chats: int = CHATS, first_chat: int = 1_000) -> Traffic:
-    """Messages of many chats at once; each chat gets as many answers as it has written messages."""
+    """Measure messages in many chats at once. Each chat must get an answer to every message."""
     meter = _Meter(subject)
     numbers = range(first_chat, first_chat + chats)
     await here.write([(chat, f"message {number}") for number in range(per_chat) for chat in numbers])
@@ -64,7 +65,7 @@ async def burst(here: Lab, subject: Subject, per_chat: int, *, chats: int = CHAT
 
 
 async def bursts(here: Lab, subject: Subject, rounds: int, *, per_chat: int = 10, chats: int = CHATS) -> Traffic:
-    """The middle of several bursts, in chats of their own each."""
+    """Return the median of several bursts. Each burst uses different chats."""
     found = [
         await burst(here, subject, per_chat, chats=chats, first_chat=10_000 * (number + 1)) for number in range(rounds)
     ]
@@ -73,14 +74,14 @@ async def bursts(here: Lab, subject: Subject, rounds: int, *, per_chat: int = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
-    """What chats came to in each of which one message follows on the answer to the one before."""
+    """Results for chats that write again as soon as they get an answer."""
 
     count: int
     seconds: float
     p50: float
-    """Milliseconds from writing to the answer."""
+    """Median milliseconds from message to answer."""
     cpu_ms: Mapping[str, float]
-    """Processor time of each process for an answer."""
+    """CPU milliseconds of each process per answer."""
 
     @property
     def per_second(self) -> float:
@@ -90,9 +91,10 @@ class Conversations:
 async def conversations(
     here: Lab, meters: Mapping[str, Callable[[], float]], seconds: float, chats: Sequence[int]
 ) -> Conversations:
-    """Write in each chat as soon as it has its answer, for so many seconds after each chat's first messages.
+    """Write in each chat as soon as it has an answer.
 
-    `meters`: seconds of processor time that each process has used so far.
+    The measurement takes `seconds`, after some warm-up messages in each chat. `meters` return the CPU seconds that each
+    process has used.
     """
     talk = _Talk(here, chats)
     await talk.begin()
@@ -109,7 +111,7 @@ async def conversations(
 
 
 class _Talk:
-    """Chats that all have one message without an answer."""
+    """Chats that each have one unanswered message."""
 
     def __init__(self, here: Lab, chats: Sequence[int]) -> None:
         self._here = here
@@ -117,18 +119,18 @@ class _Talk:
         self._said: dict[int, float] = {}
         self._came_at = time.monotonic()
         self.took: list[float] = []
-        """Seconds of each answer that came."""
+        """Seconds until each answer that has arrived."""
 
     async def begin(self) -> None:
         await self._write(self._chats)
 
     async def go_on(self) -> None:
-        """Take the answers that have come, and write in their chats."""
+        """Collect new answers, and write again in their chats."""
         if answered := await self._take():
             await self._write(answered)
 
     async def end(self) -> None:
-        """Take the answers that still come."""
+        """Collect the remaining answers."""
         while self._said:
             await self._take()
 
@@ -148,7 +150,7 @@ class _Talk:
 
 
 class _Meter:
-    """What a bot has taken since now."""
+    """Measures a bot's CPU time and context switches from now on."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject

@@ -1,7 +1,7 @@
-"""What compressing files of trajectories costs beside the model: `make bench ARGS=trajectories`.
+"""Measure the cost of compressing trajectory files, without the model: `make bench ARGS=trajectories`.
 
-Real processes of the command, without a model: how many turns of a file of conversations with tools one core reads,
-judges and writes in a second, and what memory that takes for a file, and for one four times as long.
+It runs the real command as a process, without a model, on conversations with tools. It measures how many turns per
+second one core reads, checks and writes, and the memory for a file and for one four times as long.
 """
 
 import json
@@ -16,15 +16,15 @@ from pathlib import Path
 from bench.measure import Measure
 
 TURNS_BAR = 2_000.0
-"""Turns a second."""
+"""Minimum number of turns per second."""
 MEMORY_BAR = 1.15
-"""Peak memory for the long file over that for the short one."""
+"""Maximum peak memory for the long file, as a multiple of that for the short file."""
 LINES = 1_500
 EXCHANGES = 12
 _WORDS = "the register names a boat and the day on which it came in, 4471 fish, /srv/port/log.txt, Zürich; " * 5
 
 
-# The kernel's own figure for a child begins with what its parent had.
+# The kernel's figure for a child process starts with its parent's peak.
 _MEASURED = """
 import atexit, re, sys, time
 from gateway.cli import main
@@ -38,7 +38,7 @@ main()
 
 
 def run(is_quick: bool) -> Sequence[Measure]:
-    """Both measures, on files of some megabytes."""
+    """Run both measurements on files of several megabytes."""
     lines = LINES // 5 if is_quick else LINES
     with tempfile.TemporaryDirectory() as folder:
         short_file, long_file = Path(folder) / "short.jsonl", Path(folder) / "long.jsonl"
@@ -66,7 +66,7 @@ def run(is_quick: bool) -> Sequence[Measure]:
 
 
 def _write(path: Path, lines: int) -> int:
-    """Writes so many conversations, each too long; returns the number of their turns."""
+    """Write `conversations` that are all too long. Return their number of turns."""
     said = [{"from": "system", "value": "You keep the register."}]
     for number in range(EXCHANGES):
         said += [
@@ -85,7 +85,7 @@ def _write(path: Path, lines: int) -> int:
 
 
 def _compress(folder: Path, source: Path) -> tuple[float, float]:
-    """Processor seconds of the command for a file, and its peak memory in MB."""
+    """Return the CPU seconds of the command for a file, and its peak memory in MB."""
     target = folder / f"{source.name}.{time.monotonic_ns()}"
     words = ("compress", source, target, "--summary-model", "none", "--target-max-tokens", "1500")
     environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "HERMES_HOME": str(folder / "home")}

@@ -1,6 +1,7 @@
-"""What looking after the window costs a turn that needs no compression: `python -m bench.turn_bench`.
+"""Measure the cost of checking the context window in a turn without compression: `python -m bench.turn_bench`.
 
-Turns of a real agent on a real store whose model answers at once, against the same with an agent that measures nothing.
+It runs turns of a real agent on a real store with a model that answers at once, and compares them with an agent that
+does not measure its prompts.
 """
 
 import argparse
@@ -52,16 +53,16 @@ from hermes_state.values import (
 
 ROWS = (20, 2_000)
 STALL_BAR = 10.0
-"""Milliseconds."""
+"""Maximum stall of the event loop, in milliseconds."""
 OVERHEAD_BAR = 3.0
-"""Milliseconds of processor time for each turn: a third of what handing over a long prompt may take."""
+"""Maximum CPU milliseconds per turn: a third of the time allowed for passing a long prompt to the SDK."""
 _KEY = ChatKey(platform="local", account="local", chat_ref="bench")
 _SENDER = UserRef("local:bench")
 _NOW = Millis(0)
 
 
 class InstantModel:
-    """Answers at once, with a count of tokens that fits what it is sent."""
+    """Answers at once, and reports a plausible token count."""
 
     route = "bench"
     name = "instant"
@@ -71,12 +72,12 @@ class InstantModel:
         return None
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """The same words each time."""
+        """Return the same text each time."""
         usage = CanonicalUsage(input=self.prompt_tokens, output=5)
         return ModelReply(text="All is well.", finish=FinishReason.STOP, usage=usage)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because there are no connections."""
 
 
 def _show_nothing(text: str) -> None:
@@ -84,13 +85,13 @@ def _show_nothing(text: str) -> None:
 
 
 def run(quick: bool) -> list[Measure]:
-    """The overhead of a turn, in short and in long conversations."""
+    """Measure the overhead per turn in short and in long conversations."""
     overheads = [asyncio.run(_overhead(rows, 40 if quick else 120)) for rows in ROWS]
     return [*overheads, asyncio.run(_stall(ROWS[-1], 5))]
 
 
 async def _overhead(count: int, rounds: int) -> Measure:
-    """Processor time of one turn's model call, with everything around it, less that of one that measures nothing."""
+    """Measure the CPU time of one turn with its model call, minus that of an agent that measures nothing."""
     with tempfile.TemporaryDirectory(prefix="turn-bench-") as folder:
         store = await SqliteStore.open(Path(folder) / "turns.db", synchronous="NORMAL")
         turn = await store.write(started_turn, Conversation().transcript(count))
@@ -118,15 +119,15 @@ async def _overhead(count: int, rounds: int) -> Measure:
 
 
 async def _stall(count: int, rounds: int) -> Measure:
-    """The longest that anything else waits for a conversation's first turn in a process, which measures every row.
+    """Measure how long other tasks wait during the first turn of a conversation, which counts all its tokens.
 
-    Of the rounds the best one: what blocks the loop does so in each, what other programs do here does not.
+    The best of several rounds counts. Our own code blocks the loop in every round, other programs do not.
     """
     longest = []
     with tempfile.TemporaryDirectory(prefix="turn-bench-") as folder, prepared():
         for number in range(rounds):
             store = await SqliteStore.open(Path(folder) / f"{number}.db", synchronous="NORMAL")
-            # Another conversation in each round: the rows of the same one would be known by their ids and words.
+            # Each round uses a new conversation, because the token counts of known rows are cached.
             turn = await store.write(started_turn, Conversation(number).transcript(count))
             agent, handle = _agent(store), _handle(store, InstantModel())
             async with heartbeat() as lags:
@@ -159,7 +160,7 @@ def _handle(store: Store, model: InstantModel) -> ModelHandle:
 
 
 class _NoController(ContextController):
-    """Takes the window's part out of an agent: it makes the request, and looks at nothing."""
+    """Replaces an agent's handling of the context window. It creates the request, but measures nothing."""
 
     async def make_room(
         self,
@@ -190,7 +191,7 @@ class _NoController(ContextController):
         )
 
     async def after_reply(self, *args: object, **options: object) -> None:
-        """Nothing is learned."""
+        """Learn nothing."""
 
 
 def _measure_nothing(agent: Agent) -> None:
@@ -207,7 +208,7 @@ def _measure_nothing(agent: Agent) -> None:
 
 
 def started_turn(db: Connection, rows: Transcript) -> RunningTurn:
-    """A turn that was just asked for, behind a conversation of these rows."""
+    """Return a new turn after a conversation with these rows."""
     chat_id = chats.ensure_chat(db, _KEY, ChatKind.LOCAL, None, _NOW)
     session = ensure_active(db, chat_id, _NOW)
     for row in rows[:-1]:

@@ -1,8 +1,8 @@
-"""How long people wait when a node of a cluster is killed or stopped, or when one hears `/stop` of another's turn.
+"""Measure waiting times in a cluster when a node is killed or stopped, and for `/stop` of another node's turn.
 
-Three gateways as processes of their own, `cluster.seat_seconds` as it is delivered, PostgreSQL that syncs every commit;
-the fake services are in this process. Everything that is promised is looked at, too, after each fault: every message
-in one turn, each answered once, in order.
+Three gateways run as separate processes, with the default `cluster.seat_seconds` and a PostgreSQL that syncs every
+commit. The fake services run in this process. After each fault, the benchmark also checks that every message is in
+exactly one turn and is answered once, in order.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from tests.postgres import Postgres, running_server
 PLACES = [*(Place(number) for number in range(101, 109)), Place(-100)]
 OWNER, WORKERS = "owner", ("two", "three")
 STOPPED_SECONDS = 12.0
-"""When a stopped node goes on: others have long had its work."""
+"""Seconds after which a stopped node continues. Other nodes have taken over its work long before."""
 STOPS = 5
 
 Fault = Callable[[Cluster], Awaitable[None]]
 
 
 async def run(quick: bool) -> list[Measure]:
-    """Three clusters for each fault. `quick`: one."""
+    """Measure three clusters for each fault. `quick`: one."""
     rounds = 1 if quick else 3
     with _server() as server:
         return [
@@ -49,7 +49,7 @@ async def run(quick: bool) -> list[Measure]:
 
 
 async def stop(quick: bool) -> list[Measure]:
-    """`/stop` several times, each time of another turn of the other node."""
+    """Send `/stop` several times, each time for another turn on the other node."""
     with _server() as server:
         async with _cluster(server) as cluster:
             took = await _stops(cluster, 2 if quick else STOPS)
@@ -67,7 +67,7 @@ def _server() -> Iterator[Postgres]:
 
 @asynccontextmanager
 async def _cluster(server: Postgres, **changes: str) -> AsyncIterator[Cluster]:
-    """Fake services and a database; no node is started yet."""
+    """Yield fake services and a database, without any started node."""
     settings: Mapping[str, str] = {
         "HERMES_ACCESS__ALLOW_ALL": "true",
         "HERMES_SESSIONS__MERGE_SECONDS": "0",
@@ -83,7 +83,7 @@ async def _cluster(server: Postgres, **changes: str) -> AsyncIterator[Cluster]:
 
 
 async def _longest_wait(server: Postgres, fault: Fault) -> float:
-    """Most seconds from the fault, or from a message that was written later, to the answer."""
+    """Return the longest wait in seconds, from the fault or from a later message to its answer."""
     async with _cluster(server) as cluster:
         await cluster.start(OWNER, HERMES_SESSIONS__MAX_TURNS="3")
         await cluster.start(*WORKERS)
@@ -123,7 +123,7 @@ def _busiest_worker(cluster: Cluster) -> str:
 
 
 async def _stops(cluster: Cluster, count: int) -> list[float]:
-    """Seconds from `/stop` until the turn's node has given its model call up, and the person reads that it has."""
+    """Return the seconds from `/stop` until the model call has ended and the person has been told."""
     await cluster.start(OWNER, HERMES_SESSIONS__MAX_TURNS="1")
     await cluster.hold(match="fill it")
     await cluster.say("fill it", chat_id=43)

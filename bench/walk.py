@@ -1,8 +1,9 @@
-"""Path of one Telegram message through the product: the modules it passes, and how often each of them is entered.
+"""Path of one Telegram message through the product: which modules it enters, and how often.
 
-The daemon runs in this process, between fake services that are processes of their own. Counted are starts of named
-functions on all threads (no lambdas and comprehensions), from the arrival of a message until its answer is delivered
-and nothing of the product runs any more. What also runs while nobody writes, such as the heartbeat, does not count.
+The gateway runs in this process. The fake services are separate processes. The benchmark counts starts of named
+functions (no lambdas or comprehensions) on all threads. It counts from the arrival of a message until its answer is
+delivered and no function of the product runs any more. Work that also runs while nobody writes, such as the heartbeat,
+does not count.
 """
 
 import argparse
@@ -29,31 +30,33 @@ from bench.steps import Recorder, Walk, walk_of
 from bench.subjects import READY_SECONDS, Lab, gateway_environ, lab
 
 WARM_UP = 2
-"""Messages of a chat before the one that is walked."""
+"""Number of messages in a chat before the measured one."""
 SETTLED_SECONDS = 0.4
-"""Silence after which everything that a message caused has ended: loopback and a model that answers at once."""
+"""Seconds without a function start after which a message counts as finished. This is enough for a model that answers at
+once.
+"""
 IDLE_SECONDS = 2.5
-"""Time in which whatever runs by the clock shows itself once."""
+"""Seconds in which every periodic task runs at least once."""
 MAX_MESSAGES = 60
-"""Messages of a chat after which a compression by itself is not waited for any more."""
+"""Maximum number of messages to write while waiting for an automatic compression."""
 WINDOW = {
     "HERMES_MODEL__NAME": "lab-32k",
     "HERMES_MODEL__CONTEXT_LENGTH": "32768",
     "HERMES_MODEL__MAX_OUTPUT_TOKENS": "8192",
 }
-"""A model that a short conversation fills."""
+"""Settings of a model whose window a short conversation fills."""
 FILLER = "We looked at the harbour, the old bridge and the market, and wrote down what each of them costs. " * 12
 
 
 class Person:
-    """Writes to the bot and follows what becomes of it."""
+    """Writes to the bot and waits for the results."""
 
     def __init__(self, here: Lab, recorder: Recorder) -> None:
         self.here = here
         self._recorder = recorder
 
     async def say(self, chat_id: int, text: str) -> Walk:
-        """Say something; returns the walk once everything is settled."""
+        """Write a message. Return its walk when all work has ended."""
         sent = await self.here.telegram.get("sent")
         self.here.seen = sent[-1]["seq"] if sent else 0
         self._recorder.start()
@@ -67,36 +70,36 @@ class Person:
             await asyncio.sleep(left)
 
     async def talk(self, chat_id: int, count: int) -> None:
-        """Say so many long things."""
+        """Write `count` long messages."""
         for number in range(count):
             await self.say(chat_id, f"Message {number}. {FILLER}")
 
     async def wait(self) -> None:
-        """Write nothing for a while: what runs then is none of a message's."""
+        """Write nothing for a while. Tasks that run meanwhile belong to no message."""
         self._recorder.start()
         await asyncio.sleep(IDLE_SECONDS)
         self._recorder.ignore()
 
     async def summaries(self) -> int:
-        """Summaries that the model was asked for so far."""
+        """Return the number of summaries that the model has been asked for."""
         return len(await self.here.model.get("requests", summary="true"))
 
 
 async def plain_message(person: Person) -> Walk:
-    """A message in a chat that has seen a few."""
+    """Return the walk of a message in a chat with some earlier messages."""
     for number in range(WARM_UP):
         await person.say(1, f"hello {number}")
     return await person.say(1, "and now?")
 
 
 async def compress_by_hand(person: Person) -> Walk:
-    """`/compress` after ten messages and their answers."""
+    """Return the walk of `/compress` after ten messages and their answers."""
     await person.talk(2, 10)
     return await person.say(2, "/compress")
 
 
 async def compress_before_the_call(person: Person) -> Walk:
-    """The message at which a conversation has become too long."""
+    """Return the walk of the message that makes a conversation too long."""
     before = await person.summaries()
     for number in range(MAX_MESSAGES):
         walk = await person.say(3, f"Message {number}. {FILLER}")
@@ -106,7 +109,7 @@ async def compress_before_the_call(person: Person) -> Walk:
 
 
 async def refused_by_the_provider(person: Person) -> Walk:
-    """A message for which the model turns out to be too small."""
+    """Return the walk of a message that the provider refuses because the model's window is too small."""
     await person.talk(4, 10)
     [*_, last] = await person.here.model.get("requests")
     size = {"context": last["prompt_tokens"], "max_output": 1_024}
@@ -120,11 +123,11 @@ WALKS: dict[str, Callable[[Person], Awaitable[Walk]]] = {
     "message with compression before the call": compress_before_the_call,
     "message refused by the provider (overflow)": refused_by_the_provider,
 }
-"""The last one changes what is known of the model."""
+"""The last walk must come last, because the gateway learns the model's real size from it."""
 
 
 def walk(names: Sequence[str], modules: Sequence[Module]) -> tuple[dict[str, Walk], list[str]]:
-    """Run these walks over the modules; returns them, and the names of the tasks that were left out.
+    """Run the named walks. Return them, and the names of the ignored tasks.
 
     Replaces the environment and the arguments of this process.
     """
@@ -150,16 +153,19 @@ def walk(names: Sequence[str], modules: Sequence[Module]) -> tuple[dict[str, Wal
 async def _visit(
     recorder: Recorder, folder: Path, names: Sequence[str], environ: Future[dict[str, str]], ended: threading.Event
 ) -> dict[str, Walk]:
-    """Run the fakes, hand over the `environ` of a daemon between them, and stop it when all has been said."""
+    """Run the fake services and the walks, then stop the gateway.
+
+    `environ` receives the gateway's environment.
+    """
     try:
         async with lab() as here:
-            # uvloop's frames do not show what runs the loop.
+            # asyncio's own loop, because uvloop has no Python frames for `LOOP` to find
             environ.set_result({**gateway_environ(here, folder), **WINDOW, "HERMES_EVENT_LOOP": "asyncio"})
             try:
                 if not await here.telegram.get("calls", method="getUpdates", count=1, wait=READY_SECONDS):
                     raise RuntimeError("the gateway has not started")
                 person = Person(here, recorder)
-                await person.say(9, "hello")  # the first message of all opens connections
+                await person.say(9, "hello")  # the first message opens connections
                 await person.wait()
                 return {name: await WALKS[name](person) for name in names}
             finally:
@@ -172,11 +178,11 @@ async def _visit(
 
 
 def _serve(recorder: Recorder) -> None:
-    """Run the daemon as its command does, until it is told to stop."""
+    """Run the gateway with its command, until it is told to stop."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
     command, target = next(iter(scripts.items()))
     module, _, function = target.partition(":")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # until the daemon has a handler of its own
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # until the gateway installs its own handler
     sys.argv = [command, "run"]
     threading.setprofile(recorder.hook)
     sys.setprofile(recorder.hook)
@@ -191,7 +197,7 @@ def _serve(recorder: Recorder) -> None:
 
 
 def report(walks: Mapping[str, Walk], modules: Sequence[Module]) -> str:
-    """The walks as tables: totals, and the modules of each."""
+    """Return tables of the walks: totals, and the modules of each walk."""
     head = ["walk", "function starts", "functions", "modules", "calls between modules", "pairs of modules"]
     totals = [
         [name, *(f"{n:,}" for n in (one.starts, one.functions, len(one.modules), one.calls, one.edges))]
@@ -210,7 +216,7 @@ def report(walks: Mapping[str, Walk], modules: Sequence[Module]) -> str:
 
 
 def main() -> None:
-    """Walk, and print what was passed."""
+    """Run the walks and print their figures."""
     parser = argparse.ArgumentParser(prog="python -m bench.walk", description=__doc__)
     parser.add_argument("--all", action="store_true", help="also a command and messages that compress")
     parser.add_argument("--json", action="store_true", help="the same as data")

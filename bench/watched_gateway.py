@@ -1,6 +1,7 @@
 """The gateway with a heartbeat in its event loop: `python -m bench.watched_gateway FILE [SECONDS]`.
 
-At each SIGUSR1 it writes to FILE, as JSON, by how many seconds the loop was late since the one before, at each beat.
+On each SIGUSR1, it writes a JSON list to FILE: by how many seconds the loop was late at each beat since the last
+signal.
 """
 
 import asyncio

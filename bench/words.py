@@ -1,4 +1,4 @@
-"""Words of docstrings and comments that are hard to read, and the length of sentences in the documentation."""
+"""Counts of hard-to-read words in docstrings and comments, and sentence lengths in the documentation."""
 
 import ast
 import io
@@ -11,13 +11,13 @@ from bench.source import ROOT, Module
 
 COUNTED = ("what", "one", "it", "behind", "nobody", "whoever")
 _UNREAD = re.compile(r"^( *)```.*?^\1```|<!--.*?-->|^(?:#|\||    ).*?$", re.DOTALL | re.MULTILINE)
-"""Parts of a page that are no sentences: code, comments, headings and tables."""
+"""Parts of a page that are not sentences: code, comments, headings and tables."""
 _PARAGRAPH_END = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )")
 _SENTENCE_END = re.compile(r"(?<=[.!?:])[*)\"]*\s+(?=[A-Z`*\"\[(/])")
 
 
 def prose(module: Module) -> Iterator[str]:
-    """Yield the docstrings of a module, also those of attributes, and its comments."""
+    """Yield a module's docstrings, including those of attributes, and its comments."""
     for node in module.nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value
@@ -27,13 +27,13 @@ def prose(module: Module) -> Iterator[str]:
 
 
 def per_ten_thousand(texts: Iterable[str]) -> dict[str, float]:
-    """Return how often each counted word occurs in 10,000 words of the texts."""
+    """Return how often each counted word occurs per 10,000 words of the texts."""
     words = Counter(word for text in texts for word in re.findall(r"[a-z]+", text.lower()))
     return {word: round(words[word] * 10_000 / max(1, words.total()), 1) for word in COUNTED}
 
 
 def sentences(page: str) -> list[int]:
-    """Return the number of words of each sentence of a Markdown page.
+    """Return the number of words in each sentence of a Markdown page.
 
     >>> sentences("# Title\\n\\nTwo words. Then three more.\\n\\n| a | table |\\n")
     [2, 3]

@@ -26,7 +26,7 @@ from hermes_state.values import (
 
 
 class FinishReason(StrEnum):
-    """Reason why a model stopped. A reply that the provider filtered or broke off is an error instead."""
+    """Reason why a model stopped. A reply that was filtered or broken off raises an error instead."""
 
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
@@ -34,14 +34,15 @@ class FinishReason(StrEnum):
 
 
 DEFAULT_MAX_TOKENS: Final = 32_000
-"""Output limit of an unknown model for replies that must not be cut off. Every current model allows it."""
+"""Output limit for an unknown model when a reply must not be cut off. Every current model allows this limit."""
 CacheTtl: TypeAlias = Literal["5m", "1h"]
-"""Time to live of a cached prompt after its last use. Writing costs twice the input price for 1h, 1.25 times for 5m."""
+"""How long a prompt stays cached after its last use. Caching costs twice the input price for 1h, 1.25 times for 5m.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Address of a model, time limits in seconds, and fields of its requests."""
+    """Settings of one model: its address, time limits in seconds, and request fields."""
 
     model: str
     api_key: str
@@ -49,9 +50,9 @@ class Endpoint:
     """Root URL of the API. None: the official API of the protocol."""
     connect_seconds: float = 5.0
     read_seconds: float = 120.0
-    """Maximum wait for a response, and for each further piece of it. Without streaming: time for the whole reply."""
+    """Maximum wait for a response, and then for each later piece. Without streaming: time for the whole reply."""
     first_piece_seconds: float = 300.0
-    """Maximum wait for the first piece of a reply while the connection is kept alive. Models can think first."""
+    """Maximum wait for a reply's first piece while the server keeps the connection alive. The model may be thinking."""
     streams: bool = True
     max_output_tokens: int | None = None
     """Upper bound on the output limit of a request."""
@@ -65,7 +66,7 @@ class Endpoint:
     sends_cache_key: bool | None = None
     """Send `cache_key` with chat completions. None: only to OpenAI, because some other servers refuse the field."""
     default_max_tokens: int = DEFAULT_MAX_TOKENS
-    """Output limit for Anthropic's API if a request sets none. Ideally the model's full output limit."""
+    """Output limit for Anthropic's API if a request sets none. Best set to the model's full output limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payer:
-    """Chat and conversation that pay for a call. All None: the call only counts towards the day's costs."""
+    """Chat and conversation that a call is charged to. All None: the call only counts towards the daily total."""
 
     chat_id: ChatId | None = None
     lineage_id: LineageId | None = None
@@ -87,7 +88,9 @@ class Payer:
 
     @classmethod
     def of(cls, conversation: ConversationRef) -> Self:
-        """Return the payer for a conversation and its turn. The caller pays for a sub-agent."""
+        """Return the payer for a turn of a conversation.
+
+        A sub-agent's calls are charged to the turn that started it."""
         lineage_id, turn_id = conversation.paid_by or (conversation.lineage_id, conversation.turn_id)
         return cls(chat_id=conversation.chat_id, lineage_id=lineage_id, turn_id=turn_id)
 
@@ -96,7 +99,7 @@ class Ledger(Protocol):
     """Record of model calls with their payers, and of learned output limits."""
 
     async def record(self, payer: Payer, call: ModelCall) -> None:
-        """Store the row of a call. Raises `StoreUnavailable`."""
+        """Store a call's ledger row. Raises `StoreUnavailable`."""
 
     async def output_cap(self, route: str, model: str) -> int | None:
         """Return the output limit in tokens that the provider recently stated for this model."""
@@ -106,7 +109,7 @@ class Ledger(Protocol):
 
 
 class Caps(Protocol):
-    """Spending caps."""
+    """Checks spending caps before a model call."""
 
     async def check(self, payer: Payer) -> None:
         """Raise `SpendingCapExceeded` if `payer` has reached a cap."""
@@ -120,27 +123,26 @@ class ModelRequest:
     transcript: Transcript
     tools: tuple[ToolSchema, ...] = ()
     may_call_tools: bool = True
-    """False forces an answer. The tools stay listed, so that the prompt's bytes do not change."""
+    """False forces a text answer. The tools stay in the request, so that the cached prompt stays valid."""
     max_output_tokens: int | None
     """Output limit. None for a summary, which must not be cut off."""
     output_cap: int | None = None
-    """Largest useful output limit, given the free room and the model's own limit. Sent to APIs that require a limit."""
+    """Highest output limit that the model and the free context allow. Sent to APIs that require a limit."""
     style: WireStyle = field(default_factory=WireStyle)
     reasoning_effort: ReasoningEffort | None = None
-    """Reasoning effort chosen for the conversation. None: as in the model's settings."""
+    """Reasoning effort chosen for the conversation. None: the effort in the model's settings."""
     payer: Payer = field(default_factory=Payer)
     view: tuple[SessionId, int] | None = None
-    """Session and version of the view that the rows come from. Versions only grow. None: the rows are not a view."""
+    """Session of the view that the rows come from, and the view's version number. None: the rows are not a view."""
     cache_key: str = ""
-    """Key shared by requests with the same beginning, for providers that route by such a key.
-
-    A request without a key is not marked for caching, because caching a prompt that is sent once costs a quarter more.
+    """Key shared by requests with the same beginning, for providers that route by it. A request without a key is sent
+    only once, so it is not marked for caching: that would cost a quarter more.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """Complete reply: text, calls, or both. Call ids are not empty and are unique within a reply."""
+    """Complete reply: text, tool calls, or both. Every call has an id that is unique within the reply."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
@@ -148,7 +150,7 @@ class ModelReply:
     usage: CanonicalUsage | None
     """Usage as reported by the provider."""
     reasoning: Reasoning | None = None
-    """Reasoning before the calls, if the API expects it back with their results."""
+    """Reasoning before the tool calls, if the API expects it back with their results."""
     cost: MicroUsd | None = None
     """Cost as reported by the provider."""
     refused: tuple[ModelError, ...] = ()
@@ -157,7 +159,7 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Limits of a model. None: not stated."""
+    """Limits of a model. A limit is None if it has not been stated."""
 
     context_length: Tokens | None = None
     max_output_tokens: Tokens | None = None
@@ -172,10 +174,10 @@ _EFFORT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """Request fields for the settings of a call. After a refusal, `after` returns the next variant to try."""
+    """Request fields that set reasoning effort and sampling. After a refusal, `after` returns the next form to try."""
 
     wanted: tuple[ReasoningEffort | None, bool]
-    """Reasoning effort of the call, and True if it has tools."""
+    """Reasoning effort that the call asks for, and True if the call has tools."""
     sampling: Mapping[str, float]
     """Temperature and similar settings. Some models accept only one of them, or none."""
     efforts: Sequence[Mapping[str, Any]]
@@ -189,7 +191,7 @@ class CallForm:
         return {**self.sampling, **self.efforts[self.index]}
 
     def after(self, error: ModelError) -> Self | None:
-        """Return the next form to try; None if no setting caused the error."""
+        """Return the next form to try; None if the settings did not cause the error."""
         text = refusal_text(error)
         for name in self.sampling:
             if name in text:
@@ -199,14 +201,14 @@ class CallForm:
 
 
 def refusal_text(error: ModelError) -> str:
-    """Return the beginning of a refusal if its reason is unknown. Empty for all other errors."""
+    """Return the beginning of a refusal's text if its reason is unknown. Return "" for all other errors."""
     response = getattr(error.__cause__, "response", None)  # set by the status errors of both SDKs
     is_unclear = type(error) in (ModelError, ModelNotFound, ShapeRejected)
     return response.text[:4_000] if is_unclear and response is not None else ""
 
 
 def with_fields(body: Mapping[str, Any], *further: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request body with more fields. Later fields win, and objects are merged one level deep."""
+    """Return a request body with added fields. Later values win, and objects are merged one level deep."""
     whole = dict(body)
     for name, value in (item for fields in further for item in fields.items()):
         before = whole.get(name)
@@ -215,12 +217,12 @@ def with_fields(body: Mapping[str, Any], *further: Mapping[str, Any]) -> dict[st
 
 
 def made_by(route: str, model: str) -> str:
-    """Return the value of `Reasoning.made_by` for a model: protocol (the first part of the route) and name."""
+    """Return the value of `Reasoning.made_by` for a model: its protocol (the first part of the route) and its name."""
     return f"{route.partition(':')[0]}:{model}"
 
 
 class CalledModel(Protocol):
-    """Model that can be called, at one route."""
+    """Model that can be called through one route."""
 
     route: str
     """Protocol and host, for the ledger and for learned limits. Never contains a credential."""
@@ -238,9 +240,10 @@ class ChatModel(CalledModel, Protocol):
         """
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """Return the model's limits. This costs nothing, takes a few seconds at most, and never raises.
+        """Return the model's limits.
 
-        None if the provider cannot be reached, or may know more after a call.
+        This costs nothing, takes a few seconds at most, and never raises. Return None if the provider cannot be
+        reached, or might state more limits after a call.
         """
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """Bounded reading of provider responses, so that no reply uses too much memory or time.
 
 Bodies are decompressed in small pieces, both for our code and for the SDKs. Whatever the request asked for, a server
-can send a stream of events or one JSON value, and may never end it.
+might send a stream of events or one JSON value, and might never end it.
 """
 
 import asyncio
@@ -20,14 +20,13 @@ import orjson
 from hermes_state.errors import ModelNotFound, ReplyMalformed
 
 MAX_BODY_BYTES: Final = 3_000_000
-"""Maximum size of an event, and of a reply without streaming. Several times the longest reply of any model.
-
-Decoded, the value can use ten times as much memory.
+"""Maximum size of an event, and of a reply that is not streamed. This is several times the longest reply of any model.
+The decoded value can use ten times as much memory.
 """
 MAX_VALUES: Final = 200_000
 """Maximum number of JSON values in one event: in memory, an empty list is twenty times as large as its text."""
 PIECE_BYTES: Final = 65_536
-"""Size to which decompressed pieces are split: as large as those from the network."""
+"""Maximum size of a decompressed piece: the usual size of a piece from the network."""
 
 
 def guards(base_url: str) -> dict[str, list[Callable[[Any], Awaitable[None]]]]:
@@ -38,7 +37,7 @@ def guards(base_url: str) -> dict[str, list[Callable[[Any], Awaitable[None]]]]:
         url = request.url
         if (url.scheme, url.host, url.port) != (home.scheme, home.host, home.port):
             raise ModelNotFound("the provider's address redirects to another one")
-        request.headers["Accept-Encoding"] = "gzip, deflate"  # other codings buffer megabytes first
+        request.headers["Accept-Encoding"] = "gzip, deflate"  # other encodings buffer megabytes first
 
     return {"request": [stay], "response": [_bound]}
 
@@ -46,17 +45,17 @@ def guards(base_url: str) -> dict[str, list[Callable[[Any], Awaitable[None]]]]:
 async def _bound(response: httpx2.Response) -> None:
     coding = response.headers.get("content-encoding", "").strip().lower()
     if response.is_success and coding in ("", "identity"):
-        return  # the pieces are small, and the reader counts their bytes
+        return  # pieces are small, and `read_json` and `read_events` count their bytes
     is_readable = coding in ("", "identity", "gzip", "deflate")
     if response.is_success and not is_readable:
         raise ReplyMalformed("the reply has a content coding that was not requested")
     packed = httpx2.Response(response.status_code, headers=response.headers, stream=response.stream)
-    most = sys.maxsize if response.is_success else 64_000 * is_readable  # errors state their reason first
+    most = sys.maxsize if response.is_success else 64_000 * is_readable  # an error states its reason at the beginning
     response.stream = _BoundedStream(packed, most)
     response.headers.pop("content-encoding", None)
-    response.encoding = "utf-8"  # some encoding names make Python decompress again
+    response.encoding = "utf-8"  # some charset names make Python decompress again
     if response.is_error:
-        await response.aread()  # the SDKs would leave the response open on cancellation
+        await response.aread()  # if cancelled, the SDKs would leave the response open
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
@@ -101,12 +100,12 @@ async def _rest_of(pieces: AsyncIterator[bytes], body: bytearray) -> bytearray:
 def _add(body: bytearray, piece: bytes | bytearray) -> None:
     body += piece
     if len(body) > MAX_BODY_BYTES:
-        body.clear()  # the error's traceback would keep it alive
+        body.clear()  # the error's traceback would keep the text in memory
         raise ReplyMalformed(f"the reply, or an event in it, has more than {MAX_BODY_BYTES:,} bytes")
 
 
 _VALUE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[,\[{]', re.DOTALL)
-"""Strings and the beginnings of other values. Matches at least once per value."""
+"""Pattern for strings and the beginnings of other values. Matches at least once per JSON value."""
 
 
 def _value(text: bytearray) -> object:
@@ -118,14 +117,14 @@ def _value(text: bytearray) -> object:
         known: object = orjson.loads(text)
         return known
     # The standard library also accepts lone surrogates and NaN.
-    with suppress(ValueError, RecursionError):  # suppressed: as our error's context it would keep the text alive
+    with suppress(ValueError, RecursionError):  # our error must not refer to this one, which holds the text
         value: object = json.loads(text)
         return value
     raise ReplyMalformed("the provider's answer is not JSON")
 
 
 async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None]) -> AsyncIterator[object]:
-    """Yield the events of a stream, or the single JSON value of a body. Such a body calls `advance` when it begins.
+    """Yield the events of a stream, or the single JSON value of a body. Call `advance` when a single value begins.
 
     Raises `ReplyMalformed` for an event that is too long or not JSON.
     """
@@ -154,7 +153,7 @@ async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None])
 
 
 async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterator[Sequence[bytearray]]:
-    """Yield the complete lines of an event stream as they arrive. `buffer` holds its beginning."""
+    """Yield the complete lines of an event stream as they arrive. `buffer` holds the bytes already read."""
     piece: bytes | None = bytes(buffer)
     while piece is not None:
         if b"\n" in piece or b"\r" in piece:
@@ -168,16 +167,15 @@ async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterat
 
 
 SLICE_SECONDS: Final = 0.0002
-"""Longest time that one stream keeps the event loop busy, in seconds: about ten events.
-
-With twenty streams, other tasks wait up to ten milliseconds. A pause after every event would use a fifth more CPU time.
+"""Longest time in seconds that one stream keeps the event loop busy, enough for about ten events. With twenty streams,
+other tasks wait up to ten milliseconds. Pausing after every event would use a fifth more CPU time.
 """
 
 
 async def checkpoint(slice_end: float) -> float:
     """Let other tasks run if a stream has used up its slice of the event loop. Return the end of the current slice.
 
-    Received bytes are otherwise read without a pause, tens of kilobytes at a time. Twenty such streams would repeatedly
+    Without this, received bytes are read without a pause, tens of kilobytes at a time. Twenty streams would repeatedly
     block all other tasks for a tenth of a second.
     """
     if time.perf_counter() < slice_end:

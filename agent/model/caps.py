@@ -40,7 +40,7 @@ def midnight(day: date, zone: tzinfo | None) -> Millis:
 
 
 SETTLED_MILLIS = 10 * 60_000
-"""Age after which a call is certainly in the ledger: far longer than the retries of a write."""
+"""Age after which a call is certainly in the ledger. Retrying a failed write takes far less time."""
 
 
 class DailyUsage:
@@ -49,7 +49,7 @@ class DailyUsage:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._since = Millis(0)
-        self._until = Millis(0)  # end of the calls in `_cost`
+        self._until = Millis(0)  # `_cost` includes the calls before this time
         self._cost = MicroUsd(0)
 
     async def cost(self, since: Millis, now: Millis) -> MicroUsd:
@@ -59,7 +59,7 @@ class DailyUsage:
         begun, known = self._until, self._cost
         until = Millis(max(begun, now - SETTLED_MILLIS))
         settled, recent = await self._store.read(cost_around, begun, until)
-        if since == self._since and until > self._until:  # else a concurrent check was faster
+        if since == self._since and until > self._until:  # otherwise a concurrent check has already updated the sum
             self._until, self._cost = until, MicroUsd(known + settled)
         return MicroUsd(known + settled + recent)
 
@@ -90,7 +90,7 @@ def _check_cap(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
 
 
 class StoreLedger:
-    """Ledger and learned output limits in the store. Implements `base.Ledger`."""
+    """Stores the ledger and learned output limits in the database. Implements `base.Ledger`."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock

@@ -1,8 +1,8 @@
 """Catalog of well-known models: their sizes and prices from `catalog.json`, and the cost of a call.
 
-The sizes in that file are maintained by hand, per family of models. If hosts differ, the file has the smaller figure.
-The prices are those of the model makers; `make catalog` imports them from genai-prices, a development dependency. The
-configuration overrides both, and figures from the provider override the sizes.
+The sizes in that file are maintained by hand, per model family. If hosts state different sizes, the file has the
+smaller one. The prices are those of the model makers; `make catalog` imports them from genai-prices, a development
+dependency. The configuration overrides both, and figures from the provider override the sizes.
 """
 
 import math
@@ -23,11 +23,11 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a family of models, in tokens."""
 
     context_length: Tokens | None = None
-    """None if a local server sets the window when it starts."""
+    """Context window. None if a local server sets it when it starts."""
     max_input_tokens: Tokens | None = None
     """Longest prompt, if the provider limits prompts to less than the context window."""
     max_output_tokens: Tokens | None = None
-    """None: no separate limit."""
+    """Output limit. None if the model has no separate output limit."""
     sees_images: bool = False
 
 
@@ -36,14 +36,14 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
     input: float
     output: float
-    """Includes reasoning."""
+    """Price of output tokens, which include reasoning."""
     cache_read: float
     cache_write: float
     cache_write_1h: float | None = None
-    """Price of caching text for an hour, if that costs more."""
+    """Price of caching text for an hour, if that costs more than for five minutes."""
     above_prompt_tokens: int = 0
     long_prompts: "Price | None" = None
-    """Price of an entire call whose prompt is longer than its `above_prompt_tokens`."""
+    """Price of the entire call if its prompt is longer than `long_prompts.above_prompt_tokens`."""
     is_estimated: bool = False
     """True if the price was listed for another model of the family, or under another form of the name."""
 
@@ -52,7 +52,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of `catalog.json`."""
 
     sizes_taken_on: str
-    """Month in which the makers published these figures."""
+    """Month in which the sizes were copied from the makers' pages."""
     sizes: dict[str, KnownModel]
     """Sizes by name pattern. If several patterns match, the longest wins."""
     prices_taken_from: str
@@ -83,7 +83,7 @@ def known_model(model: str) -> KnownModel | None:
 def sees_images(model: str) -> bool:
     """True if a model is known to accept images, by its family or its name."""
     known = known_model(model)
-    seeing = re.compile(  # also models whose window is unknown
+    seeing = re.compile(  # includes models whose context window is unknown
         r".*(?:vision|[-_]vl(?:[-_]|$)|\dvl(?:-|$)|llava|minicpm-v|internvl|moondream)|gemma[34]|llama4|mistral-small3"
     )
     return (known is not None and known.sees_images) or any(map(seeing.match, _names(model)))
@@ -101,7 +101,7 @@ _CLOUD = re.compile(
 
 
 def spellings(model: str) -> Iterator[str]:
-    """Yield the names under which a model may be listed.
+    """Yield the names under which a model might be listed.
 
     For `openai/gpt-5-2025-08-07` they include `gpt-5-2025-08-07` and `gpt-5`.
     """
@@ -121,15 +121,15 @@ def makers_name(name: str) -> str:
 
 
 def has_local_tag(model: str) -> bool:
-    """True if a name has a tag of a local server, such as `:20b`."""
+    """True if a name has a local server's tag, such as `:20b`."""
     name = model.strip().lower()
-    # Resellers' tags for other routes to the same model, and Amazon's revisions.
+    # Not local: resellers' tags for other routes to the same model, and Amazon's revisions.
     is_hosted = re.search(r":(?:free|batch|nitro|floor|exacto|extended|online|thinking|beta|\d+)$", name)
     return bool(_TAG.search(name)) and not (is_hosted or FINE_TUNED.match(name))
 
 
 def _names(model: str) -> Iterator[str]:
-    """Yield every spelling, including those of a fine-tuned model's base and of the maker's name."""
+    """Yield all spellings of a name, of the maker's name, and of a fine-tuned model's base model."""
     name = _TAG.sub("", FINE_TUNED.sub(r"\1", model.strip().lower()))
     yield from spellings(name)
     yield from spellings(makers_name(name))
@@ -161,9 +161,9 @@ def price_of(
     """Return the price of a model; None if the price is unknown.
 
     `configured` maps name patterns to `input`, `output` and, optionally, `cache_read` and `cache_write`. The longest
-    pattern that matches one of the name's `spellings` wins, before the catalog. Cache prices default to the input
-    price. For Claude models they default to Anthropic's ratios: a tenth to read, 1.25 times to cache for five minutes,
-    twice for an hour.
+    pattern that matches one of the name's `spellings` wins; without a match, the catalog is searched. Cache prices
+    default to the input price. For Claude models they default to Anthropic's ratios: a tenth to read, 1.25 times to
+    cache for five minutes, twice for an hour.
     """
     names = list(spellings(model))
     matching = [pattern for pattern in configured if any(fnmatchcase(name, pattern.lower()) for name in names)]
@@ -187,7 +187,7 @@ def _for_an_hour(price: Price) -> Price:
 
 
 class PriceCatalog:
-    """Prices by model name, including names that are not listed but belong to a listed family.
+    """Prices by model name, with estimates for unlisted models of a listed family.
 
     A family is a name without version and date: `gpt-5.4-mini` and `gpt-6.1-mini` both belong to `gpt mini`. An
     unlisted version gets the price of the newest listed version.
@@ -204,9 +204,10 @@ class PriceCatalog:
 
     def __init__(self, models: Mapping[str, Price]) -> None:
         self._named = {_parts(name): price for name, price in models.items()}
-        """Prices by words and numbers in any order: `claude-3.5-haiku` is also `claude-haiku-3-5`."""
+        """Prices by the name's words and numbers in any order: `claude-3.5-haiku` and `claude-haiku-3-5` are the same.
+        """
         self._families: dict[tuple[str, ...], dict[float, Price]] = {}
-        """Prices by words (the family), then by version."""
+        """Prices by the name's words (the family), then by version."""
         newest_first = sorted(models, reverse=True)
         for name in sorted(newest_first, key=lambda name: (DATE.search(name) is not None, len(name))):
             self._named.setdefault(_parts(DATE.sub("", name)), models[name])
@@ -225,7 +226,7 @@ class PriceCatalog:
             return FREE
         if (known := self._known(name)) is not None:
             return known
-        has_parameters = re.search(r"\d+b(?![a-z0-9])", name)  # as in the names of open-weight models
+        has_parameters = re.search(r"\d+b(?![a-z0-9])", name)  # the names of open-weight models contain such sizes
         if has_local_tag(name) or FINE_TUNED.match(name) or has_parameters:
             return None
         name = makers_name(name)
@@ -236,7 +237,7 @@ class PriceCatalog:
         return next((self._named[parts] for parts in map(_parts, spellings(name)) if parts in self._named), None)
 
     def _newest(self, name: str) -> Price | None:
-        """Return the price of this version in the family, else of the newest; None below the oldest listed version."""
+        """Return the price of this version, or of the family's newest; None for a version older than all listed."""
         family, numbers = _parts(_core(name))
         versions = self._families.get(family)
         if versions is None or not (numbers or name.endswith("-latest")):
@@ -258,5 +259,5 @@ def _parts(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _version(numbers: tuple[str, ...]) -> float:
-    """Return a version as a decimal number, so 4.20 is older than 4.3. A name without a version is the oldest."""
+    """Return a version as a decimal number, so 4.20 is older than 4.3. A missing version counts as the oldest."""
     return float(f"{numbers[0]}.{''.join(numbers[1:])}") if numbers else 0.0

@@ -1,4 +1,4 @@
-"""Clients for models. They check spending caps, retry and price calls, and contain a circuit breaker.
+"""Clients for models. They check spending caps, retry calls, calculate costs, and contain a circuit breaker.
 
 Only this module retries a model call. The SDKs' own retries are disabled.
 """
@@ -30,7 +30,7 @@ T = TypeVar("T")
 MAX_FAILURES = 3
 """Consecutive failed calls, each including its retries, after which the circuit opens."""
 OPEN_SECONDS = (30.0, 60.0, 300.0)
-"""Seconds for which a circuit stays open: at first, after a failed trial, and after every further failed trial."""
+"""Seconds for which a circuit stays open: at first, after one failed trial, and after two or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class CircuitState:
     seconds: float
     """Seconds until the next trial."""
     why: str
-    """Fault of the route, worded to follow the model's name in a sentence."""
+    """What is wrong with the route, worded to follow the model's name in a sentence."""
 
 
 class CircuitBreaker:
@@ -81,7 +81,7 @@ class CircuitBreaker:
             self._failures = 0
             return
         if self.open is not None:
-            return  # concurrent calls may fail together, and a call may be made despite an open circuit
+            return  # already open: concurrent calls can fail together, and some calls ignore an open circuit
         self._failures += 1
         self._why = remedy.trouble
         if not self._times_opened and self._failures < MAX_FAILURES:
@@ -98,16 +98,16 @@ class RetryPolicy:
     """Pauses between the attempts of a call, in seconds. `Remedy.attempts` limits the attempts per kind of error."""
 
     max_attempts: int = 6
-    """Maximum number of attempts of one call, across all kinds of errors."""
+    """Maximum number of attempts per call, counting all kinds of errors."""
     first_pause: float = 0.5
-    """Pause after the first attempt. Each further pause is twice as long."""
+    """Pause after the first attempt. Each later pause is twice as long as the one before."""
     max_pause: float = 8.0
-    """Longest pause, unless the provider asks for more."""
+    """Longest pause, unless the provider asks for a longer one."""
     max_retry_after: float = 30.0
     """Longest pause that a provider may request. If it requests more, the call fails at once."""
 
     def pause(self, attempt: int, retry_after: float | None) -> float:
-        """Return the seconds to wait after attempt number `attempt` (1, 2, …), with jitter to spread out the chats."""
+        """Return the seconds to wait after an attempt (1, 2, …), with jitter so that chats do not retry together."""
         backoff = Backoff(self.first_pause, self.max_pause).after(attempt) * random.uniform(0.75, 1.25)
         return max(backoff, retry_after or 0.0)
 
@@ -159,8 +159,8 @@ class BaseClient(Generic[M]):
         Every failed attempt is recorded in the ledger before anything else happens. While the circuit breaker is
         tripped, only one attempt is made. Raises the last `ModelError`.
 
-        `attempt` passes the complete text so far to its argument. `within`: seconds for all attempts together.
-        `estimate` returns the usage of an attempt that broke off, given its text.
+        `attempt` makes one call and passes the text received so far to its argument. `within`: seconds for all attempts
+        together. `estimate` returns the usage of an attempt that broke off, given its text.
         """
         failures: Counter[str] = Counter()
         is_tripped = self.breaker.is_tripped
@@ -176,7 +176,7 @@ class BaseClient(Generic[M]):
                 failures[remedy_for(error).outcome] += 1
                 pause = None if is_tripped else self._pause(error, failures, tried)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
-                    if deadline is None or loop.time() < deadline:  # else our own time limit was to blame
+                    if deadline is None or loop.time() < deadline:  # otherwise our own time limit caused the failure
                         self.breaker.failed(error)
                     raise
                 await asyncio.sleep(pause)
@@ -210,7 +210,7 @@ class BaseClient(Generic[M]):
             raise
 
     async def _record_refused(self, refused: Sequence[errors.ModelError], payer: Payer, purpose: str) -> None:
-        """Record the refused calls that a `ChatModel` itself repeated in another form."""
+        """Record the refused calls that the `ChatModel` then repeated in another form."""
         for error in refused:
             await self.ledger.record(payer, self.row(purpose, remedy_for(error).outcome, 0))
 
@@ -220,7 +220,7 @@ class BaseClient(Generic[M]):
         was_shown = has_text and tried.on_text is not None
         attempts = remedy.attempts + (isinstance(error, errors.ReplyUnfinished) and not was_shown)
         is_hopeless = failures[remedy.outcome] >= attempts or failures.total() >= policy.max_attempts
-        # Another attempt would hang just as long. After a stall (a subclass), the server still runs, so retry.
+        # Another attempt would take just as long. A stall (a subclass) is retried, because the server still runs.
         fell_silent = type(error) is errors.ModelTimeout and has_text
         if is_hopeless or fell_silent or (retry_after or 0.0) > policy.max_retry_after:
             return None
@@ -236,7 +236,7 @@ class BaseClient(Generic[M]):
         is_estimated: bool = False,
         cost: MicroUsd | None = None,
     ) -> ModelCall:
-        """Return a call's row for the ledger. `cost`: reported by the provider, overrides the price list."""
+        """Return a call's row for the ledger. A `cost` reported by the provider overrides the price list."""
         if cost is None and usage is not None:
             cost = cost_of(usage, self._price)
             is_estimated = is_estimated or (self._price is not None and self._price.is_estimated)
@@ -259,7 +259,7 @@ class ModelClient(BaseClient[ChatModel]):
     _has_asked_memory = False
 
     def expire_learned(self) -> None:
-        """Make the next call read the output limit again, because another process may have learned it."""
+        """Make the next call read the output limit again, because another process might have learned a new one."""
         self._has_asked_memory = False
 
     async def complete(
@@ -270,7 +270,9 @@ class ModelClient(BaseClient[ChatModel]):
         purpose: str,
         within: float | None = None,
     ) -> CompletedCall:
-        """Call the model until it answers. If further attempts are pointless, raise the last `ModelError`.
+        """Call the model until it answers.
+
+        When another attempt is pointless or not allowed, raise the last `ModelError`.
 
         Every failed or cancelled attempt is recorded in the ledger before anything else happens. The caller stores the
         row of the successful call together with the reply. If the provider reports no usage for a cancelled attempt, or
@@ -307,7 +309,7 @@ class ModelClient(BaseClient[ChatModel]):
         """Return the request with its output limit lowered to the highest that the model is known to accept."""
         if not self._has_asked_memory:
             self._has_asked_memory = True
-            with suppress(errors.StateError):  # the limit can be learned again
+            with suppress(errors.StateError):  # if this fails, a refusal states the limit again
                 self._output_cap = await self.ledger.output_cap(self.route, self.name) or self._output_cap
         cap, wanted = self._output_cap, request.max_output_tokens
         if cap is None or (request.output_cap or cap + 1) <= cap:
@@ -315,7 +317,7 @@ class ModelClient(BaseClient[ChatModel]):
         return replace(request, output_cap=cap, max_output_tokens=None if wanted is None else min(wanted, cap))
 
     async def _learn_cap(self, *refusals: errors.ModelError) -> None:
-        """Remember limits of the model itself. Limits caused by the prompt or the credit apply to one call only."""
+        """Remember the model's own limit. A limit caused by the prompt or the credit applies only to that call."""
         for error in refusals:
             cap = error.cap if isinstance(error, errors.OutputCapExceeded) and error.is_of_model else None
             if cap is None or cap < MIN_OUTPUT_ROOM or cap == self._output_cap:
@@ -341,7 +343,7 @@ class _Attempt:
 
 
 async def record_cancelled(ledger: Ledger, payer: Payer, call: ModelCall) -> None:
-    """Record a cancelled call. Delays the cancellation by at most one second; a queued write is made in any case."""
+    """Record a cancelled call. This delays the cancellation by at most one second; a queued write still completes."""
     with suppress(errors.StateError, TimeoutError):
         async with asyncio.timeout(1.0):
             await ledger.record(payer, call)

@@ -1,6 +1,6 @@
 """Pooled HTTP connections to model providers, based on the aiohttp client that both SDKs contain.
 
-Only this module uses private names of `httpx2`: the SDKs' client creates its own aiohttp sessions, and has no public
+Only this module uses private names of `httpx2`: the SDKs' client creates its own aiohttp sessions and offers no public
 way to replace them.
 """
 
@@ -17,7 +17,7 @@ from agent.model.bodies import guards
 
 
 def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: Endpoint) -> httpx2.AsyncClient:
-    """Return an SDK's HTTP client for one provider, with our aiohttp sessions and the proxies of the environment."""
+    """Return an SDK's HTTP client for one provider, with our aiohttp sessions and the environment's proxy settings."""
     client: Any = kind(
         verify=ssl_context(),
         timeout=httpx2.Timeout(connect=endpoint.connect_seconds, read=endpoint.read_seconds, write=30.0, pool=10.0),
@@ -51,5 +51,5 @@ def _new_session() -> aiohttp.ClientSession:
 
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
-    """Return the shared TLS context. Each further context would block the event loop for 20 ms and use a megabyte."""
-    return ssl.create_default_context()  # same as for the platforms; httpx2's own context imports another transport
+    """Return the shared TLS context. Creating another would block the event loop for 20 ms and use a megabyte."""
+    return ssl.create_default_context()  # httpx2's own would import another transport

@@ -1,7 +1,7 @@
 """Cache of encoded prompt prefixes, so that a call in a long conversation only encodes its new rows.
 
-A prefix ends where later rows can no longer change its bytes. It is valid for one version of one view in one style. The
-prefixes of the least recently used conversations are evicted.
+Later rows never change a prefix's bytes. A prefix is valid for one version of a view and one wire style. The least
+recently used prefixes are evicted.
 """
 
 from collections import OrderedDict
@@ -17,12 +17,12 @@ from agent.model.wire import is_shown
 from hermes_state.values import Message, MessageRole, Origin, Transcript
 
 MIN_KEPT_ROWS: Final = 32
-"""Minimum number of rows to cache. Fewer rows are encoded in a tenth of a millisecond."""
+"""Minimum number of rows to cache. Encoding fewer rows takes only a tenth of a millisecond."""
 MIN_NEW_ROWS: Final = 16
 """Minimum number of rows by which a prefix grows."""
 
 Render: TypeAlias = Callable[[Transcript, set[str]], Sequence[Any] | None]
-"""Function that renders rows as elements of a prompt and adds their call ids. None if they depend on other rows."""
+"""Function that renders rows as prompt elements and adds their call ids. Returns None if they depend on other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,36 +32,37 @@ class KeptPrompt:
     rows: int = 0
     """Number of rows in the prefix."""
     encoded: tuple[bytes, ...] = ()
-    """Comma-separated JSON of the elements, in pieces. Joining the pieces would fragment the memory."""
+    """The elements as comma-separated JSON, in pieces. Joining the pieces would fragment memory."""
     call_ids: frozenset[str] = frozenset()
     ends: tuple[Message, ...] = ()
     """The first and the last row."""
     made_for: tuple[object, ...] = ()
-    """Everything except the rows that determines the bytes."""
+    """All values, besides the rows, that determine the bytes."""
 
     @property
     def size(self) -> int:
-        """Memory in bytes, with about 500 for the object itself."""
+        """Memory use in bytes, including about 500 for the object itself."""
         return 500 + sum(map(getsizeof, self.encoded))
 
     def before(self, elements: Sequence[Any], at: int = 0) -> Any:
-        """Return the complete list as JSON: the first `at` elements, this prefix, then the other elements."""
+        """Return the complete list as JSON, with this prefix inserted after the first `at` elements."""
         if not self.rows:
             return elements
         parts = (orjson.dumps(elements[:at])[1:-1], *self.encoded, orjson.dumps(elements[at:])[1:-1])
         return orjson.Fragment(b"[%b]" % b",".join(filter(None, parts)))
 
     def holds_for(self, rows: Transcript, made_for: tuple[object, ...]) -> bool:
-        """True if `rows` begin with these rows in the same style, and later rows do not change their messages."""
+        """True if `rows` begin with the prefix's rows, nothing else changed, and later rows do not affect it."""
         if self.made_for != made_for or len(rows) < self.rows:
             return False
         return self.ends == (rows[0], rows[self.rows - 1]) and _are_answers_within(rows[self.rows :])
 
 
 def _settled_rows(transcript: Transcript) -> int:
-    """Return the number of rows at the beginning whose messages no later row can change.
+    """Return the number of initial rows whose messages no later row can change.
 
-    They end with an answer, and the next row is from a person, so later rows cannot join their messages.
+    The last of them is an answer, and the next row is from a person, so later rows cannot be merged into their
+    messages.
     """
     turns = 0
     for index in range(len(transcript) - 1, 0, -1):
@@ -103,7 +104,7 @@ class KeptPromptCache:
             return NOTHING
         made_for = (*view, request.style, *further)
         known = self._dropped(view[0])
-        if not known.rows and known.made_for == made_for:  # failed before, and more rows do not help
+        if not known.rows and known.made_for == made_for:  # rendering failed before, and later rows cannot change that
             self._keep(view[0], known)
             return NOTHING
         if not known.holds_for(rows, made_for):

@@ -1,7 +1,7 @@
 """Escaping of people's text, so that a model cannot mistake it for a line or a tag of the gateway.
 
-Characters are compared by their appearance. Invisible characters are skipped, all brackets and digits of Unicode count,
-and a non-Latin letter matches any Latin letter.
+Characters are compared by their appearance. Invisible characters are skipped, all Unicode brackets and digits are
+recognised, and a non-Latin letter matches any Latin letter.
 """
 
 import re
@@ -14,9 +14,9 @@ from types import MappingProxyType
 _LONGEST = 22
 _BRACKET, _ANY_LETTER, _NO_LATIN = "[", "?", "!"
 _LINE = re.compile(r"[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]+")
-"""Line as a model may see it. Any control character except a tab, and any separator, may end a line."""
+"""Pattern for a line as a model might see it. Any control character except a tab, and any separator, can end a line."""
 _ANGLE = re.compile(r"<(?!/?(?:[a-ce-pr-z0-9]|d[a-np-z]|q[a-tv-z]))|[^\w\s\x00-\x7f]", re.IGNORECASE)
-"""Possible start of a closing tag. The first letters rule out most tags."""
+"""Pattern for a possible closing tag. Checking its first letters rules out most other tags."""
 
 
 def escaped(text: str) -> str:
@@ -27,7 +27,7 @@ def escaped(text: str) -> str:
 
 
 def enclosed(text: str) -> str:
-    """Return the text with a backslash inserted into everything that looks like the closing tag of its block."""
+    """Return the text with a backslash in each string that looks like the closing tag of a block around it."""
     if text.isascii() and "<" not in text:
         return text
     return _ANGLE.sub(lambda found: found[0] + "\\" * _closes_block(text, found.start()), text)
@@ -38,9 +38,9 @@ def attribute(value: str) -> str:
     return one_line(value, {'"': "'", "<": "(", ">": ")"})[:128]
 
 
-@lru_cache(maxsize=1_024)  # used for every row on every call
+@lru_cache(maxsize=1_024)  # called for every row on every model call
 def shown_name(name: str) -> str:
-    """Return a person's name for a stamp. The name cannot close the brackets or start a new line."""
+    """Return a person's name for a stamp, changed so that it cannot close the brackets or start a new line."""
     return one_line(name, {"[": "(", "]": ")", "Ps": "(", "Pe": ")"})[:64] or "?"
 
 
@@ -106,7 +106,7 @@ def _folded(character: str) -> str:
 
 
 def _passes_for(seen: Iterable[str], words: Sequence[str]) -> bool:
-    """True if these folded characters can be read as one of `words`, at their beginning."""
+    """True if the folded characters can be read as text that starts with one of `words`."""
     label = [*islice(seen, _LONGEST)]
     return any(
         len(label) >= len(word)

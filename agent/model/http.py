@@ -2,7 +2,7 @@
 
 We encode a request as JSON once and pass the bytes to `client.post`, which returns the open response. The SDK adds
 address, headers, timeouts and proxies, and raises its errors. We do not use its typed requests and chunks, because
-plain JSON takes a hundredth of the time. `bodies` reads the responses. See
+decoding plain JSON takes a hundredth of the time. `bodies` reads the responses. See
 docs/decisions/0026-model-calls-through-the-sdks-clients.md.
 """
 
@@ -34,16 +34,16 @@ log = structlog.get_logger()
 OPEN_RESPONSE: Final[Mapping[str, Any]] = {"cast_to": httpx2.Response, "stream": True}
 """Arguments that make an SDK's `get` and `post` return a response whose body has not been read yet."""
 MAX_FETCH_SECONDS: Final = 5.0
-"""Time limit in seconds for all requests for a model's limits together. Meanwhile a user waits for an answer."""
+"""Time limit in seconds for fetching a model's limits, in total. A user may be waiting for an answer meanwhile."""
 MAX_WAYS: Final = 16
-"""Maximum number of forms of a request to try; no server should refuse that many."""
+"""Maximum number of request forms to try. No server should refuse this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sdk:
-    """Classes of a provider's SDK."""
+    """Client and error classes of a provider's SDK."""
 
-    client: Callable[..., Any]  # knows the headers; the SDKs' clients have no class in common
+    client: Callable[..., Any]  # builds the headers; the SDKs' clients have no common base class
     http_client: type[httpx2.AsyncClient]
     refusal: type[Exception]
     """Error for a response with an error status."""
@@ -59,7 +59,7 @@ class HttpModel:
         self._endpoint = endpoint
         self._sdk = sdk
         self._client = sdk.client(
-            api_key=endpoint.api_key or "none",  # else the SDK reads the environment, or refuses to start
+            api_key=endpoint.api_key or "none",  # without a key, the SDK would read the environment or fail
             base_url=base_url,
             max_retries=0,
             default_headers=dict(endpoint.extra_headers),
@@ -76,7 +76,7 @@ class HttpModel:
 
     @contextmanager
     def _translated(self, asked: ModelRequest | None = None) -> Iterator[None]:
-        """Translate all exceptions of a call into kinds of `ModelError`. `asked`: the request of the call."""
+        """Translate all exceptions of a call into kinds of `ModelError`. `asked`: the request that was sent."""
         try:
             yield
         except self._sdk.refusal as refusal:
@@ -105,17 +105,17 @@ class HttpChatModel(HttpModel, ABC):
 
     def __init__(self, endpoint: Endpoint, protocol: str, sdk: Sdk, base_url: str, path: str) -> None:
         super().__init__(endpoint, protocol, sdk, base_url)
-        self._address = self.base_url.rstrip("/") + path  # absolute, because the SDK joins addresses slowly
+        self._address = self.base_url.rstrip("/") + path  # absolute, because the SDK is slow at joining URLs
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
         self._kept = KeptPromptCache()
-        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # dropped in this order
+        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # the first one is dropped first
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
-        """Index of the accepted form per effort, with and without tools."""
+        """Index of the accepted form, by reasoning effort and by whether the request has tools."""
         self._faults: frozenset[str] = frozenset()
         self._shape = 0
-        """Shape of conversations that the server accepts, as a `WireStyle.shape`."""
+        """Message list shape that the server accepts, as in `WireStyle.shape`."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call. After some refusals, try other forms of the request, and remember the accepted form."""
@@ -141,7 +141,7 @@ class HttpChatModel(HttpModel, ABC):
                 before = payload
                 while payload == before:
                     other = self._put_otherwise(error, request, form)
-                    # A refusal without a reason is often about the shape, so try the milder change.
+                    # A refusal without a reason is often about the list's shape, so try the stricter shape first.
                     strictest = {errors.ShapeRejected: TEXT, errors.ModelError: STRICT}.get(type(error), 0)
                     if other == (request, form) and request.style.shape < strictest:
                         stricter = replace(request.style, shape=request.style.shape + 1)
@@ -158,7 +158,7 @@ class HttpChatModel(HttpModel, ABC):
                 return replace(reply, refused=refused)
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """Return the model's limits (see `ChatModel.fetch_limits`). If the server refuses, they count as not stated."""
+        """Return the model's limits (see `ChatModel.fetch_limits`). If the server refuses, return empty limits."""
         try:
             async with asyncio.timeout(MAX_FETCH_SECONDS):
                 return await self._stated_limits()
@@ -177,7 +177,7 @@ class HttpChatModel(HttpModel, ABC):
                     await self._read(payload, reply, bound)
             except TimeoutError as error:
                 with suppress(errors.ReplyMalformed):
-                    return reply.finished()  # the reply is complete, only the end of the stream is missing
+                    return reply.finished()  # the reply is complete; only the end of the stream is missing
                 raise errors.ModelStallTimeout("the provider keeps the connection open but sends nothing") from error
             return reply.finished()
         except errors.ModelError as error:
@@ -191,7 +191,7 @@ class HttpChatModel(HttpModel, ABC):
 
         def advance() -> None:
             nonlocal advanced
-            if (now := loop.time()) > advanced + 0.02:  # a timer per word would cost as much as reading the word
+            if (now := loop.time()) > advanced + 0.02:  # setting a timer for each word would cost as much as reading it
                 advanced = now
                 bound.reschedule(now + self._endpoint.read_seconds + 0.1)  # on silence, the HTTP timeout fires first
 
@@ -223,13 +223,16 @@ class HttpChatModel(HttpModel, ABC):
     def _begun(
         self, request: ModelRequest, form: CallForm, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
-        """Return the body of the HTTP request, and an empty reply builder."""
+        """Return the HTTP request body and an empty builder for its reply."""
 
     @abstractmethod
     def _put_otherwise(
         self, error: errors.ModelError, request: ModelRequest, form: CallForm
     ) -> tuple[ModelRequest, CallForm]:
-        """Return the request and form to try after a refusal; unchanged if the refusal does not suggest a change."""
+        """Return the request and form to try after a refusal.
+
+        Both are unchanged if the refusal does not suggest a change.
+        """
 
     @abstractmethod
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> Sequence[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Assembly of replies from a provider's events. Replies are bounded, and their text can always be stored."""
+"""Assembly of replies from a provider's events. The size of replies is limited, and their text can always be stored."""
 
 import json
 import re
@@ -18,29 +18,30 @@ from hermes_state.text import ends_in_half, well_formed
 from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall
 
 MAX_CHARACTERS: Final = 800_000
-"""Longest reply including its calls. No model writes more, so this stops an endless stream."""
+"""Maximum length of a reply, including its tool calls. No model writes more, so this stops an endless stream."""
 MAX_CALLS: Final = 128
 """Maximum number of tool calls in a reply."""
 MAX_ITEMS: Final = 5_000
-"""Maximum number of other parts in a reply."""
+"""Maximum number of other parts in a reply, such as reasoning blocks."""
 
 
 @dataclass(slots=True)
 class _PartialCall:
     index: int
-    """Our index of the call in the reply. The server may state a different index."""
+    """The call's index in our reply. The server's index can be different."""
     id: str
     name: str = ""
-    arguments: StringIO = field(default_factory=StringIO)  # a list of single characters is eighty times as large
+    arguments: StringIO = field(default_factory=StringIO)  # a list of single characters would be eighty times as large
     length: int = 0
     """Number of characters in the arguments."""
     last: str = ""
-    """Last piece of the arguments."""
+    """Last piece of the arguments that was not empty."""
     looks: int = 0
-    """Number of attempts to parse the arguments. The cost of each attempt grows with their length."""
+    """Number of attempts to parse the arguments, which is limited because each attempt parses them from the beginning.
+    """
 
     def add(self, name: str, arguments: str) -> None:
-        """Add a piece. Its name may be a continuation, a longer version or a repetition of the call's name."""
+        """Add a piece. Its name can continue, extend or repeat the call's name."""
         self.name = name if name.startswith(self.name) else self.name + name
         if not self._is_repeated(arguments):
             self.arguments.write(arguments)
@@ -48,7 +49,7 @@ class _PartialCall:
             self.last = arguments or self.last
 
     def is_followed(self, call_id: str, name: str, arguments: str) -> bool:
-        """True if a piece with the same index begins a new call. Some servers send the same index for all, or none."""
+        """True if a piece with the same index begins a new call. Some servers send no index, or the same for all."""
         if not name:  # some servers send a new id with every piece
             return False
         if call_id and self.id and call_id != self.id:
@@ -57,7 +58,7 @@ class _PartialCall:
         return (is_more or name != self.name) and self._is_whole()
 
     def _is_repeated(self, arguments: str) -> bool:
-        """True if the piece repeats all arguments: some servers send the complete call again at the end."""
+        """True if the piece repeats all arguments, because some servers send the complete call again at the end."""
         return 2 < len(arguments) == self.length and arguments == self.arguments.getvalue() and self._is_whole()
 
     def _is_whole(self) -> bool:
@@ -79,7 +80,7 @@ class ReplyBuilder(ABC):
     cost: MicroUsd | None = None
     """Cost as reported by the provider."""
     is_stream = True
-    """True if the reply arrives in pieces and may therefore break off."""
+    """True if the reply arrives in pieces and can therefore break off."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         """`on_text` receives the complete text so far, each time it grows. `made_by`: see `Reasoning`."""
@@ -89,7 +90,7 @@ class ReplyBuilder(ABC):
         self._is_begun = False
         self._shown = ""
         self._clear = 0
-        """Length of the text that is known to contain no call."""
+        """Length of the initial text that is known to contain no tool call."""
         self._unshown = StringIO()
         self._unshown_length = 0
         self.length = 0
@@ -119,10 +120,13 @@ class ReplyBuilder(ABC):
 
     @abstractmethod
     def finished(self) -> ModelReply:
-        """Return the complete reply. Raises `ReplyMalformed` if it broke off, `ContentRejected` if it was filtered."""
+        """Return the complete reply.
+
+        Raises `ReplyMalformed` if the reply broke off, `ContentRejected` if it was filtered.
+        """
 
     def add_text(self, text: object) -> None:
-        """Add a piece of the answer. Raises `TypeError` if this is not text, `ReplyMalformed` if it is too long."""
+        """Add a piece of text. Raises `TypeError` for other types, `ReplyMalformed` if the reply gets too long."""
         self._add_shown(self._tags.feed(self.counted(text)))
 
     def _add_shown(self, added: str) -> None:
@@ -167,8 +171,8 @@ class ReplyBuilder(ABC):
     def built(self, *, is_cut_off: bool, reasoning: Callable[[str], Reasoning | None]) -> ModelReply:
         """Return the reply, with its calls in the order in which they began.
 
-        `is_cut_off`: the reply reached the output limit. `reasoning` is only called if there are calls, with the text
-        between think tags. Raises `ReplyMalformed` for a call without a name.
+        `is_cut_off`: the reply reached the output limit. `reasoning` returns the reasoning to store, given the text
+        between think tags. It is only called if there are calls. Raises `ReplyMalformed` for a call without a name.
         """
         self._show()
         text, thought = self._tags.finish(self._shown)
@@ -210,7 +214,7 @@ class ReplyBuilder(ABC):
 
 
 def _is_said(source: str, request: ModelRequest) -> bool:
-    """True if the conversation already contains the text of this call, for example as a quotation."""
+    """True if the conversation already contains the text of this call, which the model then probably quotes."""
     said = [request.system, *(row.text or "" for row in request.transcript)]
     said += [row.body.quote.text for row in request.transcript if row.body.quote is not None]
     said += [document.text for row in request.transcript for document in row.body.documents]
@@ -219,7 +223,7 @@ def _is_said(source: str, request: ModelRequest) -> bool:
 
 
 def padded_json(value: object) -> str:
-    """Return the JSON of a stored value, plus ten blanks per object and list to reflect their memory use.
+    """Return a value's JSON, padded with ten blanks for each object and list because these use more memory.
 
     >>> len(padded_json({"a": []}))
     29
@@ -229,20 +233,20 @@ def padded_json(value: object) -> str:
 
 
 def serialized_reasoning(made_by: str, blocks: object) -> Reasoning:
-    """Return reasoning for the database. Raises `ReplyMalformed` for blocks that would make every later call fail."""
+    """Return the reasoning to store. Raises `ReplyMalformed` for blocks that would make every later call fail."""
     try:
         text = well_formed(json.dumps(blocks, ensure_ascii=False, allow_nan=False))
-        orjson.dumps([[[[[[[[orjson.loads(text)]]]]]]]])  # as deep as in a request
+        orjson.dumps([[[[[[[[orjson.loads(text)]]]]]]]])  # nested as deeply as in a request
     except (ValueError, TypeError, RecursionError) as error:
         raise ReplyMalformed("the reply has reasoning that cannot be sent back") from error
     return Reasoning(made_by=made_by, blocks=text)
 
 
 def _whole_calls(partial: list[_PartialCall]) -> tuple[ToolCall, ...]:
-    """Return the calls with unique ids. Some servers send no ids, or the same id for all calls."""
+    """Return the calls with unique ids, because some servers send no ids or repeat them."""
     calls: list[ToolCall] = []
     for index, call in enumerate(partial):
-        if not (name := well_formed(call.name.partition("<|")[0])):  # gpt-oss may leave markup after the name
+        if not (name := well_formed(call.name.partition("<|")[0])):  # gpt-oss can leave markup after the name
             raise ReplyMalformed("the reply has a tool call without a name")
         call_id = well_formed(call.id) or f"call_{index}"
         while any(earlier.id == call_id for earlier in calls):

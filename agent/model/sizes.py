@@ -1,7 +1,7 @@
 """Model sizes: context window, longest prompt and longest answer.
 
-Each figure comes from the first of these sources that states it: the configuration, the provider, the catalog. If none
-does, a default is used that suits nearly every model. The result always leaves room for a prompt.
+Each size comes from the first of these sources that states it: the configuration, the provider, the catalog. If none of
+them does, a default that suits nearly every model is used. The output limit always leaves room for a prompt.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class SizeSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Size of a model and the source of each figure, without anything learned from refusals."""
+    """Limits of a model and the source of each. Limits learned from refusals are not included."""
 
     context_length: Tokens
     context_from: SizeSource
@@ -58,9 +58,9 @@ class ModelSize:
         return Tokens(min(DEFAULT_OUTPUT, self.max_output_tokens or DEFAULT_OUTPUT))
 
     def reserved_in(self, window: Tokens) -> Tokens:
-        """Return the reserve for the answer in a smaller window.
+        """Return the tokens to reserve for the answer in a smaller window.
 
-        The reserve shrinks before the room for prompts, down to a quarter of the window.
+        The reserve shrinks first, down to a quarter of the window. Only then does the room for prompts shrink.
         """
         lost = self.context_length - window
         return Tokens(min(self.reserved_output, max(window // 4, self.reserved_output - lost)))
@@ -75,7 +75,7 @@ class ModelSize:
 
 
 def room_beside(prompt: EstimatedTokens, window: Tokens) -> int:
-    """Return the tokens that a prompt leaves free, with a margin of 5 % or 256 tokens for errors of the estimate."""
+    """Return the tokens that a prompt leaves free, less a margin for estimation errors (5 % or 256 tokens)."""
     return window - prompt - max(256, prompt * 5 // 100)
 
 
@@ -83,7 +83,7 @@ UNKNOWN_LIMITS: Final = ModelLimits()
 
 
 def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNOWN_LIMITS) -> ModelSize:
-    """Return the size of the model with this name. If both figures are configured, they are used unchanged.
+    """Return the limits of the named model. If window and output limit are configured, both are used unchanged.
 
     >>> size = model_size("gpt-4o", ModelLimits(context_length=Tokens(100_000)))
     >>> size.context_length, size.context_from.value, size.max_output_tokens, size.output_from.value
@@ -100,15 +100,15 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
     stated, context_from = _first((size.context_length, source) for size, source in sources)
     output, output_from = _first((size.max_output_tokens, source) for size, source in sources)
     context = Tokens(ASSUMED_CONTEXT) if stated is None else stated
-    # Do not reserve more for models with longer answers: conversations cannot use the reserve.
+    # Do not reserve more for models with longer answers, because conversations cannot use the reserved tokens.
     reserved = Tokens(max(1, min(8_192, context // 4)))
     if output is not None and output_from is SizeSource.CONFIGURED:
-        if context_from is not SizeSource.CONFIGURED:  # at most half, and leave 2,048 tokens for the prompt
+        if context_from is not SizeSource.CONFIGURED:  # at most half the window; leave 2,048 tokens for the prompt
             output = Tokens(min(output, max(1, context // 4, min(context // 2, context - 2_048))))
         reserved = output
     bound = known.max_input_tokens
     if bound is not None and not bound < context <= (known.context_length or 0):
-        bound = None  # no real limit, or the window is not the one in the catalog
+        bound = None  # not a real limit, or the actual window differs from the catalog's
     return ModelSize(
         context_length=context,
         context_from=context_from,

@@ -1,7 +1,8 @@
-"""Tool calls that a model wrote into the text of its answer, and that its server did not extract.
+"""Parser for tool calls that a model wrote into its answer's text and its server did not extract.
 
 Every model family has its own markup, but the same parts: wrappers that contain calls, and calls with a name and
-arguments. The arguments are JSON or pairs. Code and sentences about markup do not count as calls.
+arguments. The arguments are JSON or key-value pairs. Markup in code or in the middle of a sentence does not count as a
+call.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, Final, TypeAlias
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the offered tools, by name."""
 MAX_MARKERS: Final = 200
-"""Maximum number of markers to examine. The cost of each grows with the length of the text before it."""
+"""Maximum number of possible calls to examine. The cost of each grows with the length of the text before it."""
 
 _BAR: Final = r"[|\uff5c]"
 _PREFIX: Final = r"(?:\w{1,20}:|[a-z]{1,20}_|[|\uff5c\u2016 ]{1,4}DSML[|\uff5c\u2016 ]{1,4}(?:\w:)?)?"
@@ -44,12 +45,12 @@ _BEGIN: Final = re.compile(
     re.MULTILINE,
 )
 _BEGUN: Final = re.compile(
-    # Without groups, because Python cannot restore groups inside possessive quantifiers.
+    # Group names are removed, because Python cannot restore groups inside possessive quantifiers.
     rf"(?:{re.sub('P<[a-z]+>', ':', _WRAPPER.pattern)}){{0,16}}+(?:[\[{{]|{_ELEMENT}|.{{0,40}}(?:{_HARMONY})"
     r"|[\w.:-]{1,99}\s*[\[({<]|(?:<\w+>\s*)+[^<>]*</|\w+\s*\nAction Input:|\Z)",
     re.MULTILINE,
 )
-"""Wrappers and the beginning of a call, complete or not, except inside a sentence."""
+"""Pattern for wrappers and the beginning of a call, which can be incomplete. Does not match inside a sentence."""
 _WORDS: Final = ("```tool_", "Action:\n```json", "to=functions.", "functools", "function_call:", "tool_call:")
 _PARTIAL: Final = re.compile(
     r"(?:<[^<>\n]{0,48}|\[[A-Za-z_ ]{0,16}|^```tool_\w{0,4}|"
@@ -59,7 +60,7 @@ _PARTIAL: Final = re.compile(
     + r")\Z",
     re.MULTILINE,
 )
-"""End of a text that more text can turn into a call."""
+"""Pattern for the end of a text that could become a call when more text arrives."""
 _HEAD: Final = re.compile(
     rf"{_ELEMENT}\s*[\"']?(?P<element>[\w.-]+)[\"']?\s*>?\s*|(?:<\|start\|>\w+)?(?:<\|channel\|>)?(?:\w+\s+)?"
     rf"(?:to=|call:|function<{_BAR}tool\u2581sep{_BAR}>|\[Calling tool:\s*)?(?:functions?[.:])?(?P<name>[\w.-]+)"
@@ -76,7 +77,7 @@ _decode: Final = json.JSONDecoder(strict=False).raw_decode
 
 
 def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> tuple[int, list[tuple[str, str]]] | None:
-    """Return the index at which calls begin in a text, and their names and arguments; None for a text without calls.
+    """Return the index at which a text's calls begin, and a list of their names and arguments; None without calls.
 
     The list is empty if the calls cannot be used, because they are broken, name unknown tools, or are followed by more
     text. It is also empty if `is_said` returns True for the text of a call.
@@ -105,7 +106,7 @@ def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> t
 
 
 def first_doubt(text: str, start: int) -> int:
-    """Return the first index after `start` where a call may begin in a growing text, or else the text's length."""
+    """Return the first index after `start` where a call might begin in a growing text, or else the text's length."""
     for begin in islice(_BEGIN.finditer(text, start), MAX_MARKERS):
         if _BEGUN.match(text, begin.start()) is not None and not is_code(text[: begin.start()]):
             return begin.start()
@@ -123,7 +124,7 @@ def is_code(before: str) -> bool:
 
 
 def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str, str, str]], int, bool]:
-    """Return name, arguments and source of the calls at `position`, the index after them, and if all are closed."""
+    """Return calls at `position` (name, arguments, source), the index after them, and True if no wrapper is open."""
     calls: list[tuple[str, str, str]] = []
     depth = 0
     while position < len(text):
@@ -139,7 +140,7 @@ def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str,
             with suppress(ValueError, RecursionError):
                 value, end = _decode(text, end)
                 found = [(name, value)] if name else _of_json(value)
-                depth *= not isinstance(value, list)  # a list needs no closing wrapper
+                depth *= not isinstance(value, list)  # a list of calls needs no closing wrapper
         elif name:
             arguments = {}
             properties = schemas.get(name, {}).get("properties", {})

@@ -18,7 +18,7 @@ from hermes_state.text import well_formed
 from hermes_state.values import CanonicalUsage, ModelCall
 
 PURPOSE: Final = "transcription"
-"""Purpose of these calls in the ledger."""
+"""Purpose under which the ledger lists transcription calls."""
 MAX_CHARACTERS: Final = 200_000
 """Maximum length of a transcription. People speak about 1,000 characters per minute."""
 

@@ -21,15 +21,16 @@ from hermes_state.values import CanonicalUsage, Message, MicroUsd, micro_usd
 MAX_TOKENS = 100_000_000
 """Highest plausible token count of one call. A higher count could block a conversation, or overflow the database."""
 UsageFormat: TypeAlias = Literal["chat_completions", "responses", "anthropic"]
-"""API that defines the field names of a `usage`."""
+"""API whose field names a `usage` object has."""
 
 
 def normalize_usage(usage: object, format: UsageFormat | None = None) -> CanonicalUsage | None:
-    """Convert a provider's `usage`, a mapping or an SDK object. None if there is no count for the prompt.
+    """Convert a provider's `usage`, a mapping or an SDK object. Return None if it has no prompt count.
 
-    If `format` is None, the field names decide. The totals of chat completions and responses include tokens read from
-    and written to the cache, so both are subtracted from `input`. The totals of Anthropic, and of proxies that only
-    rename its fields, exclude them. `reasoning` is part of `output`. Texts, booleans and negative numbers are ignored.
+    If `format` is None, the field names decide. The prompt counts of chat completions and responses include tokens read
+    from and written to the cache, so both are subtracted to get `input`. Anthropic's prompt counts, and those of
+    proxies that only rename its fields, exclude them. `output` includes `reasoning`. Counts that are strings, booleans
+    or negative are ignored.
 
     >>> normalize_usage(
     ...     {"prompt_tokens": 900, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 800}}
@@ -41,7 +42,7 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
         if _field(usage, "prompt_tokens") is not None:  # check first: some servers add the fields of other APIs
             format = "chat_completions"
         elif any(_field(usage, name) is not None for name in cached):
-            format = "anthropic"  # without cache counts, its fields equal those of responses
+            format = "anthropic"  # without cache counts, Anthropic's field names equal those of responses
     if format == "chat_completions":
         return _openai_usage(usage, prompt="prompt_tokens", output="completion_tokens")
     if format != "anthropic":
@@ -61,11 +62,11 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
 
 
 _APART = ("cache_creation_input_tokens", "cache_write_input_tokens", "cache_read_input_tokens")
-"""Field names of Anthropic. Proxies may use them for counts that are not included in the prompt count."""
+"""Anthropic's field names. Proxies can use them for counts that are not included in the prompt count."""
 
 
 def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
-    """Convert a `usage` whose prompt count includes cached tokens. Servers report those in several fields."""
+    """Convert a `usage` whose prompt count includes cached tokens. Servers use different fields for cached tokens."""
     total = _count(usage, prompt)
     if total is None or total > MAX_TOKENS:
         return None
@@ -78,7 +79,7 @@ def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage 
         )
     )
     done, cached = _bounded(usage, output), sum(_bounded(usage, name) for name in _APART)
-    # The prompt count excludes the cached tokens if they exceed it, or if the total shows it.
+    # If there are more cached tokens than prompt tokens, or the total says so, the prompt count excludes them.
     if cached > total or (cached > 0 and _count(usage, "total_tokens") == total + done + cached):
         total = min(total + read + written, MAX_TOKENS)
     read = min(read, total)
@@ -93,7 +94,7 @@ def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage 
 
 
 def reported_cost(usage: object) -> MicroUsd | None:
-    """Return the cost reported by a provider such as OpenRouter. None for 0, which means that the price is unknown."""
+    """Return the cost reported by a provider such as OpenRouter; None for 0, which means that the price is unknown."""
     cost = _amount(_field(usage, "cost"))
     if _field(usage, "is_byok") is True:  # with the user's own key, `cost` is only the reseller's fee
         cost += _amount(_field(_field(usage, "cost_details"), "upstream_inference_cost"))
@@ -123,14 +124,14 @@ def _count(holder: object, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a prompt or a part: estimated tokens of the text before scaling, and the number of images."""
+    """Size of a prompt or of a part of it: the text's estimated tokens before scaling, and the number of images."""
 
     text: int
     images: int
 
     @property
     def tokens(self) -> int:
-        """Total tokens, with 1,000 per image, a value between those of small and large images."""
+        """Total tokens. Each image counts as 1,000 tokens, a value between those of small and large images."""
         return self.text + self.images * 1_000
 
     def __add__(self, other: "Size") -> "Size":
@@ -153,7 +154,7 @@ def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> Canonical
 
 
 def rows_size(rows: Iterable[Message], style: WireStyle, sizes: RowTokenCache = ROW_TOKENS) -> Size:
-    """Return the size of rows in their wire form. Reads every row, so keep the result."""
+    """Return the size of rows in their wire form. This reads every row, so keep the result."""
     text_of, limit, is_shared = sizes.text_tokens, style.max_result_characters, style.is_shared
     text, images, maker = 0, 0, style.reasoning_of
     for row in rows:

@@ -1,13 +1,12 @@
 """Wire form of a transcript: stored rows as the message list of the chat completions API.
 
 Every protocol starts from this form. The same rows produce the same bytes on every call, which keeps the provider's
-prompt cache valid. A new row changes no earlier message, except that it can join the last one.
+prompt cache valid. A new row changes no earlier message, except that its text can be added to the last message.
 
-The list is always valid. The user speaks first and roles alternate. Results follow their calls in call order. A call
-without a result gets a stub, and a result without a call is dropped.
-
-A handoff between a user message or tool result and the next words of people becomes an assistant message. Anywhere
-else, the handoff is a user message, or begins the user message that follows.
+The list is always valid. The user speaks first and roles alternate. Tool results follow their calls in call order. A
+call without a result gets a placeholder result, and a result without a call is dropped. A handoff between a user
+message or tool result and people's next text becomes an assistant message. Anywhere else, the handoff is a user
+message, or begins the user message that follows.
 """
 
 import re
@@ -27,7 +26,7 @@ from agent.model.escaping import attribute, enclosed, escaped, one_line, shown_n
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript, TurnId, recall_id
 
-WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON, which is only serialised elsewhere
+WireMessage: TypeAlias = dict[str, Any]  # JSON for the provider; other modules only serialise it
 _Part: TypeAlias = dict[str, Any]  # content part of a message
 
 NOTHING_RETURNED = "(the tool returned nothing)"
@@ -36,19 +35,19 @@ LOST_RESULT = "[no result: nothing is recorded of how this call ended]"
 INTERRUPTED = "[this answer was interrupted here]"
 UNNAMED_TOOL = "unnamed"
 NOTICE = "[gateway notice]"
-"""Prefix of every line that the gateway itself writes for the model. People's lines cannot begin with it."""
+"""Prefix of every line that the gateway itself writes for the model. People's text cannot have such lines."""
 REASONING = "reasoning"
 """Key for an answer's reasoning: the blocks stored by the protocol."""
 BEGINS_LATER = f"{NOTICE} Earlier messages are not shown."
-"""User message before an answer at the start of the list. Providers require the user to speak first."""
+"""User message inserted before an answer that starts the list. Providers require the user to speak first."""
 
 
 STRICT = 1
-"""Shape with call ids of nine letters and digits, text in every message, and an answer after tool results."""
+"""List shape with call ids of nine letters and digits, text in every message, and an answer after tool results."""
 TEXT = 2
-"""Shape that consists only of alternating user and assistant texts, including system prompt, calls and results."""
+"""List shape in which everything, even system prompt, calls and results, is alternating user and assistant text."""
 GO_ON = f"{NOTICE} There is no new message. Continue from here."
-"""User message after an answer at the end of the list. Not every server continues an answer."""
+"""User message appended if the list ends with an answer. Not every server continues an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +55,10 @@ class WireStyle:
     """Style of the wire form. Keep it constant for a session, because a change alters the bytes."""
 
     is_shared: bool = False
-    """True if several people write. Their rows then carry their names."""
+    """True if several people write in the chat. Each of their rows then shows the sender's name."""
     zone: tzinfo = UTC
     max_result_characters: int = 100_000
-    """Maximum length of a tool result. The rest is cut off, with a hint on how to continue. The row stays complete."""
+    """Maximum length of a tool result in a prompt. A longer result is cut, with a hint on how to read on."""
     image_urls: Mapping[int, str] = field(default_factory=dict)
     """Data URLs by attachment id. Other images are only mentioned."""
     image_notes: Mapping[tuple[int, int], str] = field(default_factory=dict)
@@ -67,7 +66,7 @@ class WireStyle:
     shape: int = 0
     """Shape of the list that the server accepts: `STRICT`, `TEXT`, or 0 for the usual shape."""
     reasoning_of: str = ""
-    """Model whose reasoning is added to its calls, as in `Reasoning.made_by`. Empty: none.
+    """Model whose reasoning is added to its calls, as in `Reasoning.made_by`. Empty: no reasoning is added.
 
     The message contains the reasoning under `REASONING`. The protocol then moves it to the right place for its API.
     """
@@ -89,7 +88,7 @@ def chat_messages(
 
 @dataclass(frozen=True, slots=True)
 class TracedMessages:
-    """Message list with the source rows of each message. The system prompt and stubs have no rows."""
+    """Message list with the source rows of each message. The system prompt and placeholder results have no rows."""
 
     messages: list[WireMessage] = field(default_factory=list)
     sources: list[tuple[Message, ...]] = field(default_factory=list)
@@ -143,7 +142,7 @@ def traced_messages(
 
 
 def is_shown(row: Message) -> bool:
-    """True for a row that appears in the messages. Blank texts do not, because providers refuse them."""
+    """True if the row appears in the messages. Rows with blank text do not, because providers refuse them."""
     if row.role is MessageRole.ASSISTANT:
         return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
     return row.role is MessageRole.USER and (_is_personal(row) or _has_words(row))
@@ -159,10 +158,10 @@ def _people_follow(transcript: Transcript, index: int) -> bool:
 
 
 def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
-    """Return the result row of each call, by the call's row and id.
+    """Return each call's result row, by the row and id of the call.
 
-    A result belongs to the nearest earlier row with a call of its id. Results without a call, second results of a call,
-    and results whose call is before a handoff are left out.
+    A result belongs to the nearest earlier row that has a call with the same id. Results without a call, second results
+    for a call, and results whose call is before a handoff are left out.
     """
     open_calls: dict[str, int] = {}
     results: dict[tuple[int, str], Message] = {}
@@ -242,13 +241,13 @@ def _unique_id(call_id: str, row: Message, index: int, used: set[str]) -> str:
 
 
 def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
-    # Models invent names such as `functions.look`. The call got an error result, but providers would refuse the name.
+    # Models invent names such as `functions.look`, which providers refuse. The stored call has an error result.
     name, arguments = re.sub(r"[^A-Za-z0-9_-]", "_", call.name[:64]) or UNNAMED_TOOL, call.arguments
     try:
         is_object = isinstance(orjson.loads(arguments), dict)
     except orjson.JSONDecodeError:
         is_object = False
-    if not is_object:  # no provider accepts this, so wrap the text in a valid object
+    if not is_object:  # no provider accepts invalid arguments, so wrap them in a valid object
         arguments = orjson.dumps({"not_a_json_object": arguments}).decode() if arguments.strip() else "{}"
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -257,7 +256,7 @@ def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
 
 
 def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireStyle) -> None:
-    """Add one user message for adjacent rows. Rows of one turn by the same sender get only one stamp."""
+    """Add one user message for adjacent rows. Only the first of a sender's rows in the same turn gets a stamp."""
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
         traced.add({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])}, rows[0])
         return
@@ -290,7 +289,7 @@ def _from_gateway(origin: Origin, text: str) -> str:
 
 
 def _is_personal(row: Message) -> bool:
-    """True for a row with a person's words, including edit notices. The gateway must not appear as their author."""
+    """True for a row with a person's words, including edit notices, which must not look like the gateway's text."""
     return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
 
 
@@ -301,13 +300,13 @@ def _stamp(row: Message, style: WireStyle) -> str:
     return stamp
 
 
-@lru_cache(maxsize=8_192)  # a long transcript is stamped again on every call
+@lru_cache(maxsize=8_192)  # cached, because every call renders the whole transcript's stamps again
 def _minute(minutes: int, zone: tzinfo) -> str:
     return datetime.fromtimestamp(minutes * 60, zone).isoformat(" ", "minutes")[:16]
 
 
 def _human_text(row: Message) -> str:
-    """Return a person's words, then each attachment in a block that its text cannot close."""
+    """Return a person's text, then each attachment in a block that the attachment's text cannot close."""
     text = escaped(row.text or "") if _has_words(row) else ""
     body = row.body
     if body is EMPTY_BODY:

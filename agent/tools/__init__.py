@@ -1,4 +1,4 @@
-"""Tools that a model may call. A registry lists the tools, checks the arguments of a call and runs the call.
+"""Tools that a model can call. A registry lists the tools, checks the arguments of each call and runs it.
 
 >>> from hermes_state.values import ToolCall
 >>> @tool(

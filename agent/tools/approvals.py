@@ -1,6 +1,6 @@
 """Approvals of tool calls: which calls need a person's approval, and the question that people see.
 
-Only commands and buttons can answer. Text in a tool result never counts as an answer.
+People can only answer with commands and buttons. Text in a tool result never counts as an answer.
 """
 
 import re
@@ -24,19 +24,19 @@ NO_ADMIN = (
 
 @dataclass(slots=True, kw_only=True)
 class CallPlan:
-    """Calls of one answer, sorted into ready calls, refused calls and calls that need approval."""
+    """Tool calls of one model answer, sorted into ready calls, refused calls and calls that need approval."""
 
     access: ToolAccess
     context: ToolContext
     grants: Collection[tuple[str, str, str]] = ()
-    """Saved approvals, each with its tool, its shape and the person who approved."""
+    """Saved approvals, each with the tool's name, the call's shape and the person who approved."""
     admin_chats: Sequence[ChatId] = ()
     ready: list[ReadyCall] = field(default_factory=list)
     refused: list[tuple[ToolCall, ToolReply]] = field(default_factory=list)
     asking: list[tuple[ReadyCall, Answerer]] = field(default_factory=list)
 
     def add(self, one: ReadyCall, answer: Approval | None) -> None:
-        """Sort a call into the right list. `answer`: earlier approval of the call, if any."""
+        """Sort a call into the right list. `answer`: a person's earlier decision about this call, or None."""
         policy, context = self.access.policy(one.tool, self.context.chat), self.context
         answerer = self._answerer_of(one, policy)
         if answerer is None and answer is None:
@@ -65,7 +65,7 @@ class CallPlan:
         return Answerer.STARTER if policy is not Policy.ALLOW and one.may_need_approval else None
 
     def _is_granted(self, one: ReadyCall, answerer: Answerer) -> bool:
-        """Return True if a saved approval covers the call, and the person who gave it may still approve such calls."""
+        """Return True if a saved approval covers the call, and the person who gave it can still approve such calls."""
         givers = [by for tool, shape, by in self.grants if one.shape and (tool, shape) == (one.tool.name, one.shape)]
         is_admins = answerer is Answerer.ADMIN and not any(self.access.is_admin(UserRef(by)) for by in givers)
         return bool(givers) and answerer is not Answerer.MODERATOR and not is_admins
@@ -127,19 +127,19 @@ _NOT_PLAIN = re.compile(
 """Any character except ASCII and common letters, which are always visible."""
 _SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F, 0x17B4, 0x17B5, 0x2800)))
 
-_WORD, _LATIN = re.compile(r"(?<!\\)\w+"), re.compile("[A-Za-z]")  # a letter after a backslash belongs to an escape
+_WORD, _LATIN = re.compile(r"(?<!\\)\w+"), re.compile("[A-Za-z]")  # a letter after a backslash is an escape code
 _LOOK_ALIKE = re.compile(
     "[\u0131\u0251\u0261\u0370-\u058f\u13a0-\u13ff\u2c80-\u2cff\ua4d0-\ua4ff\uff21-\uff5a\U0001d400-\U0001d7ff]"
 )
-"""Letters of scripts with letters that look Latin."""
+"""Letters of scripts in which some letters look Latin."""
 _WHOLE_WORD = re.compile(r"(?<!\w)[асеорухѕіјԁһԛԝАВЕКМНОРСТУХЅІЈονΑΒΕΖΗΙΚΜΝΟΡΤΥΧ]+(?!\w)")  # noqa: RUF001 - that is the point
 """Words made up entirely of letters that look Latin."""
 _GAP = re.compile(r"[^\S\n]{60,}|(?:[^\S\n]{0,59}\n){12,}")
-"""White space that pushes the following words out of sight."""
+"""White space long enough to push the words after it out of sight."""
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Return a text as a code block that its content cannot close. Invisible characters are shown as codes."""
+    """Return a text as a code block that its own content cannot close. Invisible characters become visible codes."""
     text = _visible(text)
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -147,14 +147,14 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def inline(text: str) -> str:
-    """Return a complete name as inline code, or as a code block if the name is long or contains backticks."""
+    """Return a name, never shortened, as inline code, or as a code block if it is long or contains backticks."""
     shown = re.sub(r"^ | $", r"\\u0020", _visible(text)).replace("\n", r"\u000a")
     shown = _WHOLE_WORD.sub(_coded, shown) if _LATIN.search(shown) else shown
     return f"`{shown}`" if shown and "`" not in shown and len(shown) <= 200 else f"\n{fenced(shown)}\n"
 
 
 def _visible(text: str) -> str:
-    """Replace invisible characters by their codes, because people must see everything that they approve."""
+    """Replace invisible characters with visible codes, because people must see everything that they approve."""
     text = _NOT_PLAIN.sub(_shown, printable(text))
     if not text.isascii():
         text = _WORD.sub(lambda word: _LOOK_ALIKE.sub(_coded, word[0]) if _LATIN.search(word[0]) else word[0], text)
@@ -171,7 +171,7 @@ def _shown(found: re.Match[str]) -> str:
     character, before = found[0], found.string[max(0, found.start() - 1) : found.start()]
     # Emoji and non-Latin scripts need these characters.
     joins = character in "\u200c\u200d\ufe0f" and not before.isascii() and unicodedata.category(before)[0] in "LMS"
-    # Format characters, separators, and characters without a meaning.
+    # Format characters, separators, and unassigned characters.
     is_hidden = unicodedata.category(character) in {"Cf", "Zl", "Zp", "Co", "Cn"} or character in _SELECTORS
     is_hidden = is_hidden or "FILLER" in unicodedata.name(character, "")
     return f"\\u{ord(character):04x}" if is_hidden and not joins else character

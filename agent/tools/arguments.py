@@ -1,6 +1,7 @@
-"""Tool arguments: a type declares them, provides their JSON schema, and parses the arguments of a call.
+"""Tool arguments.
 
-Plugins and MCP servers provide a JSON schema instead. Error messages tell the model how to correct its call.
+A Python type declares them, provides their JSON schema, and parses a call's arguments. Tools of plugins and MCP servers
+can have a JSON schema instead of a type. Error messages tell the model how to correct its call.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of declared arguments. `Meta` describes a field for models and limits its values."""
+    """Base class for the arguments of a tool. A field's `Meta` describes it for models and limits its values."""
 
 
 def parsed(text: str, declared: type[Arguments] | Mapping[str, Any]) -> Any:  # the declared type, or a dict
@@ -40,7 +41,7 @@ def parsed(text: str, declared: type[Arguments] | Mapping[str, Any]) -> Any:  # 
 
 
 def schema_of(declared: type[Arguments] | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the JSON schema of declared arguments.
+    """Return the JSON schema of an arguments type.
 
     >>> class Open(Arguments, frozen=True):
     ...     id: str
@@ -58,9 +59,9 @@ def _generated(declared: type[Arguments]) -> Mapping[str, Any]:
 
 
 def _flat(place: Mapping[str, Any], components: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a schema without references, titles, null and empty defaults, because every request pays for its size."""
+    """Return a schema without references, titles, null types and empty defaults, to make every request cheaper."""
     flat = dict(place)
-    if "anyOf" in flat:  # a type or null
+    if "anyOf" in flat:  # keep the type, drop null
         flat |= flat.pop("anyOf")[0]
     if "$ref" in flat:
         named = components[flat.pop("$ref")]
@@ -77,7 +78,7 @@ def _flat(place: Mapping[str, Any], components: Mapping[str, Mapping[str, Any]])
 def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call as a dict that matches `schema`, with defaults for missing arguments.
 
-    Checks only the top level: plugins and servers check nested values themselves. Raises `ToolError`.
+    Only the top level is checked, because plugins and servers check nested values themselves. Raises `ToolError`.
 
     >>> checked_arguments('{"id": "m12"}', {"properties": {"id": {"type": "string"}, "limit": {"default": 10}}})
     {'id': 'm12', 'limit': 10}

@@ -26,7 +26,10 @@ class NoteChange(Arguments, frozen=True):
 
 
 def memory_tool(notes: MemoryDirectory) -> Tool:
-    """Return the tool `memory`. It writes only notes of its own chat, and notes about a person only in their turns."""
+    """Return the tool `memory`.
+
+    It writes notes only for its own chat, and notes about a person only in turns that this person started.
+    """
 
     @tool(
         description="Save a note for later conversations. `user`: who the person is and how they want things done; "
@@ -71,7 +74,7 @@ def change_notes(notes: MemoryDirectory, chat_id: ChatId, person: Person | None,
 # ---- skills
 
 _MAX_FILES: Final = 50
-"""Maximum number of files listed for a skill."""
+"""Maximum number of a skill's files that are listed."""
 
 
 class _SkillFile(Arguments, frozen=True):
@@ -81,7 +84,7 @@ class _SkillFile(Arguments, frozen=True):
 
 
 def skill_tool(catalog: SkillCatalog) -> Tool:
-    """Return the tool `skill`, which reads the skills of a catalog. It is only offered if there are skills."""
+    """Return the tool `skill`, which reads skills from a catalog. It is offered only if the catalog has skills."""
 
     @tool(
         description="Read a skill: instructions for a kind of task, written by the bot's owner. Read the matching "

@@ -1,7 +1,7 @@
-"""Offers: the tools in the prompts of a session, and `more_tools`, which finds and runs all other tools.
+"""Tool offers: the tools in a session's prompts, and `more_tools`, which finds and runs all other tools.
 
-The offer of a session is stored, so that all its prompts begin with the same bytes. Tool schemas can use up to a tenth
-of the compression threshold.
+A session's offer is stored, so that all its prompts begin with the same bytes. Tool schemas can use up to a tenth of
+the compression threshold.
 """
 
 from collections import OrderedDict
@@ -35,7 +35,7 @@ from hermes_state.values import (
 
 MORE_TOOLS = "more_tools"
 SCHEMA_PERCENT = 10
-"""Limit for all schemas of a turn, in percent of the threshold minus 1,024 tokens."""
+"""Size limit for all tool schemas in a prompt, in percent of the compression threshold, less 1,024 tokens."""
 MAX_SCHEMA_TOKENS = 6_000
 MAX_NAMED = 40
 """Maximum number of tools named in the description of `more_tools`."""
@@ -50,7 +50,7 @@ class Policy(StrEnum):
 
 class ToolAccess(Protocol):
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Return the reason why a tool must not be used in a chat or by a person; None if it may be used."""
+        """Return why a tool must not be used in a chat or by a person; None if it is allowed."""
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy: ...
 
@@ -81,10 +81,10 @@ class ReadyCall:
     """Valid call, with its tool and parsed arguments."""
 
     call: ToolCall
-    """Call of the tool itself, even if the model used `more_tools`."""
+    """The call of the tool. If the model called `more_tools`, this is the inner call."""
     tool: Tool
     arguments: Any
-    """Arguments in the type declared by the tool. A dict for tools of plugins and servers."""
+    """Arguments as the type that the tool declares, or a dict for tools of plugins and MCP servers."""
 
     @property
     def may_need_approval(self) -> bool:
@@ -118,9 +118,9 @@ class OfferRegistry:
         found = [self.registry.get(name) for name in names]
         tools = tuple(tool for tool in found if tool is not None)
         if MORE_TOOLS in names:
-            usable = self.usable(conversation.chat, conversation.chat_kind)  # a server may have connected since
+            usable = self.usable(conversation.chat, conversation.chat_kind)  # a server could have connected meanwhile
             tools = (*tools, more_tools(tool for tool in usable if tool.name not in names))
-        if not any(self.registry.is_awaited(name) for name in names):  # its server is not connected yet
+        if not any(self.registry.is_awaited(name) for name in names):  # the tool's server is not connected yet
             self._kept[session_id] = tools
             if len(self._kept) > 4_096:
                 self._kept.popitem(last=False)

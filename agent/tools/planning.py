@@ -17,7 +17,7 @@ from hermes_state.values import Clock, LineageId, Millis, ToolEffect
 
 MAX_ITEMS: Final = 50
 MAX_TEXT_CHARACTERS: Final = 300
-"""Maximum length of an item, in characters. The list must stay short, because every compression shows it again."""
+"""Maximum length of a to-do item, in characters. The list must stay short, because every compression repeats it."""
 
 
 class _TodoItem(Arguments, frozen=True):
@@ -56,7 +56,7 @@ def todo_tool(clock: Clock) -> Tool:
 def _change(
     db: Connection, lineage_id: LineageId, *, changes: Sequence[_TodoItem], is_whole: bool, now: Millis
 ) -> list[TodoRow]:
-    """Store the changes of a call. Raises `ToolError`, and stores nothing, if the result is not a valid list."""
+    """Store the changes that a call makes. If they would make the list invalid, raise `ToolError` and store nothing."""
     known = {} if is_whole else {item.id: item for item in load_todos(db, lineage_id)}
     items = dict(known)
     for change in changes:
@@ -100,10 +100,10 @@ class _Task(Arguments, frozen=True):
     "report is the result. Use it for long work whose outcome alone matters, such as reading many files or pages. "
     "Several calls in one step run in parallel. It cannot ask questions or do anything that needs approval.",
     effect=ToolEffect.READ_ONLY,  # so that a restart repeats the call, which continues its sub-agent
-    timeout_seconds=86_400.0,  # includes waiting for other sub-agents; other limits end it much earlier
+    timeout_seconds=86_400.0,  # includes waiting for other sub-agents; other limits normally end the task much earlier
 )
 async def delegate_tool(arguments: _Task, context: ToolContext) -> str:
-    """Run a task in a sub-agent, whose calls follow the policy of the chat, and return its report."""
+    """Run a task in a sub-agent and return its report. Its tool calls follow the chat's approval policy."""
     if context.delegate is None or context.call is None:
         raise ToolError("sub-agents are not available here")
     known = f"\n\nContext:\n{arguments.context}" if arguments.context else ""
@@ -124,7 +124,7 @@ class _Window(Arguments, frozen=True):
     effect=ToolEffect.READ_ONLY,
 )
 async def context_tool(arguments: _Window, context: ToolContext) -> str:
-    """Return the fill level of the context window, or request a compression."""
+    """Return how full the context window is, or request a compression."""
     use = context.prompt
     if use is None:
         raise ToolError("the prompt has not been measured since the gateway restarted; try again in the next step")

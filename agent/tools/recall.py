@@ -1,4 +1,4 @@
-"""Tools that search and open all messages of a lineage, including those outside the model's view."""
+"""Tools that search and open all messages of a conversation, including those that the model no longer sees."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -56,7 +56,7 @@ async def _search(asked: _Search, context: ToolContext) -> str:
     query, since = asked.query, None if asked.since is None else _millis(asked.since)
     try:
         place = SearchFilter(lineage_id=context.lineage_id, turn_id=context.turn_id, role=asked.role, since=since)
-        # Bounded, because a malicious query can be very slow.
+        # The time is limited, because a malicious query can be very slow.
         hits, words = await context.store.read_within(2.0, search_in_other_words, query, limit=20, **place)
     except StoreUnavailable as error:
         raise ToolError("the search failed or took too long; try less common words") from error
@@ -114,7 +114,7 @@ def load_row(db: Connection, lineage_id: LineageId, message_id: MessageId) -> Me
 
 
 def whole_text(row: Message) -> str:
-    """Return the complete content of a row, in the order in which the model saw it."""
+    """Return a row's complete content, in the order in which the model saw it."""
     pieces = [row.text] if row.text else []
     if row.body.quote is not None:
         pieces.append(f"(in reply to {row.body.quote.author}: {row.body.quote.text})")

@@ -1,4 +1,4 @@
-"""Tools of an agent: declaration, registry, and loading of tools from plugins."""
+"""The agent's tools: how they are declared, registered, and loaded from plugins."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -41,9 +41,9 @@ class PromptStatus:
     threshold: Tokens
     context_length: Tokens
     held_back: str | None
-    """Reason why compression is not possible now. None: it is possible."""
+    """Reason why the conversation cannot be compressed now; None if it can."""
     compress: Callable[[str | None], None]
-    """Requests a compression before the next model call, with a focus or None."""
+    """Requests a compression before the next model call. The argument is the topic to focus on, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,14 @@ class ToolContext:
     is_scheduled: bool = False
     is_subagent: bool = False
     input_window: Tokens = DEFAULT_INPUT_WINDOW
-    """Longest prompt, in tokens, for the model that will read the result."""
+    """Longest prompt, in tokens, that the model that reads the result accepts."""
     result_size: int = 100_000
     """Longest result, in characters, that this model will see."""
     sees_images: bool = False
     prompt: PromptStatus | None = None
-    """None if no prompt of the turn has been measured since a restart."""
+    """Status of the turn's last prompt. None after a restart, until a prompt has been measured again."""
     call: tuple[MessageId, str] | None = None
-    """Id of the stored answer with the call, and id of the call."""
+    """Id of the stored answer that contains this call, and the call's own id."""
     delegate: "Callable[[tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]] | None" = None
     """Runs the task of a call in a sub-agent, which can use only the named tools (None: all). Returns the report.
 
@@ -80,7 +80,7 @@ class ToolContext:
 
     @classmethod
     def of(cls, turn: RunningTurn, store: Store, **more: Any) -> Self:
-        """Return the context for the tools of a turn. `more`: values of further fields."""
+        """Return the context for a turn's tools. `more`: values for other fields of the context."""
         return cls(
             chat_id=turn.chat_id,
             lineage_id=turn.lineage_id,
@@ -102,7 +102,7 @@ ToolFunction: TypeAlias = Callable[[Any, ToolContext], Awaitable["str | ToolRepl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Tool that a model may call. `name` has at most 64 characters: letters, digits, `_` and `-`."""
+    """Tool that a model can call. `name` has at most 64 characters, all of them letters, digits, `_` or `-`."""
 
     name: str
     description: str
@@ -111,29 +111,31 @@ class Tool:
     effect: ToolEffect
     run: ToolFunction
     why_unavailable: Callable[[], str | None] = lambda: None
-    """Returns the reason why the tool is unavailable now, for people. The tool is offered only if this is None."""
+    """Returns a message for people that says why the tool is unavailable now, or None if it can be offered."""
     timeout_seconds: float = 120.0
     max_result_characters: int = 1_000_000
-    """Maximum length of a result. The rest is cut, with a note. Good tools keep their results much shorter."""
+    """Maximum length of a result. A longer result is cut, with a note. Good tools keep their results much shorter."""
     max_shown_characters: int | None = None
-    """Length above which the model sees only the beginning of a result. None: the budget alone decides."""
+    """Length above which the model sees only a result's beginning. None: only the size budget limits it."""
     is_persisted: bool = True
-    """True: a long result is stored, and only its beginning shown.
-
-    False for tools that read stored results: they limit themselves to `ToolContext.result_size`.
+    """True if a long result is stored and the model sees only its beginning. False for tools that read stored results,
+    because they keep to `ToolContext.result_size` themselves.
     """
     needs_approval: bool = True
-    """False if calls skip the approval policy, because they only change things of the chat, such as notes."""
+    """False if calls skip the approval policy because they only change the chat's own data, such as notes."""
     is_exempt: Callable[[Any], bool] = lambda arguments: False
     """Returns True for a call that skips the approval policy because it neither writes nor executes."""
     check: Callable[[Any, ToolContext], None] = lambda arguments, context: None
     """Checks a call before people are asked to approve it. Raises `ToolError` for an impossible call."""
     shape: Callable[[Any], str] = lambda arguments: "any"
-    """Returns the kind of a call. Longer approvals (`session`, `always`) cover all calls of the same kind."""
+    """Returns the kind of a call. An approval for `session` or `always` covers all calls of the same kind."""
     reach: Callable[[str], str] = lambda shape: "with any arguments" if shape == "any" else f"of the kind `{shape}`"
-    """Returns a description of the calls of a shape, to end a sentence. Ends with a line break after a code block."""
+    """Returns a description of all calls that have a given shape, worded to end a sentence. If it ends with a code
+    block, a line break follows.
+    """
     instructs: Callable[[Any], bool] = lambda arguments: False
-    """Returns True for a call that changes the instructions of later turns. Groups need a moderator's approval."""
+    """Returns True for a call that changes the instructions for later turns. In groups, only moderators can approve it.
+    """
     is_remote: bool = False
     """True if the tool runs on an MCP server and follows the policy for MCP tools."""
     shown: Callable[[Any], str] | None = None
@@ -168,7 +170,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReply:
-    """Reply to a call: `DONE` or `FAILED`, with text and images for the model."""
+    """Reply to a tool call: `DONE` or `FAILED`, with text and images for the model."""
 
     text: str
     state: ToolRunState = ToolRunState.DONE
@@ -182,11 +184,11 @@ class ToolSource(Protocol):
     def by_name(self) -> Mapping[str, Tool]: ...
 
     def why_missing(self, name: str) -> str | None:
-        """Return the reason why a tool is missing now, if the source knows."""
+        """Return why a tool is missing now; None if the source does not know the tool."""
 
 
 class ToolRegistry:
-    """Tools of an agent by name: added tools in the order of their addition, then the tools of a source."""
+    """The agent's tools by name: first the added tools, in the order they were added, then those of a source."""
 
     def __init__(self, tools: Iterable[Tool] = (), source: ToolSource | None = None) -> None:
         self._tools: dict[str, Tool] = {}
@@ -208,7 +210,7 @@ class ToolRegistry:
         return {**self._tools, **{name: tool for name, tool in brought.items() if name not in self._tools}}
 
     def is_awaited(self, name: str) -> bool:
-        """True for an unknown tool that the source may provide later."""
+        """True for an unknown tool that the source might provide later."""
         return self._source is not None and self.get(name) is None and self._source.why_missing(name) is not None
 
     def available(self) -> tuple[Tool, ...]:
@@ -244,7 +246,7 @@ def tool(
 ) -> Callable[[ToolFunction], Tool]:
     """Turn a function into a tool. The tool has the function's name unless `name` is given.
 
-    The type of the first parameter declares the arguments, unless `parameters` contains a JSON schema. `options`: other
+    The type of its first parameter declares the arguments, unless `parameters` is a JSON schema. `options`: other
     fields of `Tool`.
 
     >>> class Sum(Arguments, frozen=True):

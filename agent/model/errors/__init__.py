@@ -1,4 +1,4 @@
-"""Failed model calls: how each kind of error affects the ledger, the retries, the user and the route."""
+"""Handling of failed model calls: how each kind of error is recorded, retried, explained and counted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,18 +9,17 @@ from hermes_state.text import dollars
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Handling of one kind of error: for the ledger, the retries, the user and the route."""
+    """How one kind of error is recorded, retried, explained to the user, and counted against the route."""
 
     outcome: str
     """Name of the error in the ledger."""
     attempts: int = 1
     """Maximum number of attempts that may fail with this error. 1: no retry."""
     sentence: str
-    """Text for the user. Contains nothing of the provider's own text, which may quote a key or a prompt."""
+    """Text for the user. Never contains the provider's text, which might quote a key or a prompt."""
     trouble: str | None = None
-    """Fault of the route, worded to follow the model's name. Repeated faults open the route's circuit breaker.
-
-    None: the request would fail on other routes as well.
+    """What is wrong with the route, worded to follow the model's name. Repeated faults open the route's circuit
+    breaker. None: the error does not count against the route.
     """
 
 
@@ -44,7 +43,7 @@ REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
     errors.ModelTimeout: Remedy(
         outcome="timeout",
         trouble="does not answer in time",
-        attempts=2,  # each attempt may take the whole read timeout
+        attempts=2,  # each attempt can take the whole read timeout
         sentence="The model took too long to answer. Send /retry to try again.",
     ),
     errors.ModelUnavailable: Remedy(
@@ -85,7 +84,7 @@ REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
     errors.ReplyMalformed: Remedy(
         outcome="malformed",
         trouble="sends broken answers",
-        attempts=2,  # a second broken reply is no accident, and every attempt costs money
+        attempts=2,  # after two broken replies a third is likely to fail, and every attempt costs money
         sentence="The model's answer arrived broken or empty. Send /retry to try again.",
     ),
     errors.SpendingCapExceeded: Remedy(
@@ -115,7 +114,7 @@ def remedy_for(error: errors.ModelError) -> Remedy:
 
 
 def sentence_for(error: errors.ModelError) -> str:
-    """Return a message for the user: first a sentence with the problem, then what to do.
+    """Return a message for the user: a sentence that states the problem, then what to do.
 
     >>> sentence_for(errors.ModelRateLimited("HTTP 429", retry_after=20.0))
     'The model provider is rate-limiting this bot. Please send /retry in 20 seconds.'

@@ -1,7 +1,6 @@
 """Normalised form of providers' error responses, and detection of the features listed in `features.toml`.
 
-A response can have its text in `error`, in FastAPI's `detail`, in lists, in nested JSON strings, or in fields of a
-proxy.
+The error text can be in `error`, in FastAPI's `detail`, in lists, in nested JSON strings, or in a proxy's fields.
 """
 
 import json
@@ -29,18 +28,17 @@ class ErrorAnswer:
     """HTTP status. For an error after a 200: the status named in the error, else 0."""
     headers: Mapping[str, str]
     text: str
-    """All texts and names of the error as one lower-case line.
-
-    Quotes, underscores in names and thousands separators are removed. Empty for the HTML page of a proxy.
+    """All texts and names of the error as one lower-case line, without quotes, underscores in names, or thousands
+    separators. Empty for a proxy's HTML page.
     """
     stated: frozenset[int]
-    """Statuses named in the response."""
+    """HTTP statuses mentioned in the response body."""
     counts: Mapping[str, int]
     """Numbers by field name."""
     fields: tuple[str, ...]
     """Paths of the request fields that the error names, in lower case."""
     name: str
-    """First name of the error, as written. Empty if none is safe to show: it could be a sentence or a key."""
+    """The error's first name, unchanged. Empty if no name is safe to show, because it could be a sentence or a key."""
 
     @property
     def title(self) -> str:
@@ -56,7 +54,7 @@ class ErrorAnswer:
             parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?) ?(ms|mil|[smhd])", found[1])
             unit_seconds = {"ms": 0.001, "mil": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
             seconds = sum(float(number) * unit_seconds[unit] for number, unit in parts)
-            if self.headers and seconds < 5.0:  # our own pauses are long enough
+            if self.headers and seconds < 5.0:  # the pauses of `RetryPolicy` are long enough
                 return None
         else:
             keys = ("retry after", "retry after seconds", "resets in seconds")
@@ -64,7 +62,7 @@ class ErrorAnswer:
         return float(seconds) if seconds is not None and 0 <= seconds <= MAX_WAIT_SECONDS else None
 
     def found(self, feature: str) -> re.Match[str] | None:
-        """Return the first match of a feature."""
+        """Return the first match of one of the feature's patterns in the text."""
         return next(filter(None, (pattern.search(self.text) for pattern in load_features()[feature])), None)
 
     def says(self, feature: str) -> bool:
@@ -112,7 +110,7 @@ def load_features() -> Mapping[str, tuple[re.Pattern[str], ...]]:
         written = _joined(lines).replace("<n>", r"(\d{1,9})(?![\d.]{0,9}\d)")
         for name, part in parts.items():
             written = written.replace(f"<{name}>", part)
-        return re.compile(written, re.ASCII)  # else `\b` would not match between Latin and Chinese
+        return re.compile(written, re.ASCII)  # otherwise `\b` would not match between Latin and Chinese characters
 
     listed = {name: [found] if isinstance(found, str) else found for name, found in stored.items()}
     return {name: tuple(map(pattern, found)) for name, found in listed.items()}
@@ -126,7 +124,7 @@ def _joined(lines: str) -> str:
 
 
 def error_answer(status: int, headers: Mapping[str, str], body: object) -> ErrorAnswer:
-    """Return the normalised response. `status` is 0 after a 200; `body` is decoded JSON, JSON text, or other text."""
+    """Return the normalised error response. `status`: 0 after a 200. `body`: decoded JSON, JSON text, or other text."""
     walk = _AnswerReader()
     if not (isinstance(body, str) and body.lstrip().startswith("<")):
         walk.take("message", body)
@@ -161,14 +159,14 @@ class _AnswerReader:
 
     def take(self, key: str, value: object, depth: int = 0) -> None:
         self.parts += 1
-        if key == "flagged_input":  # the only sign of OpenRouter's moderation
+        if key == "flagged_input":  # only this field reveals OpenRouter's moderation
             self.names.append("flagged")
         if depth > 10 or self.parts > 200 or key in _QUOTING:
             return
         if isinstance(value, Mapping):
             for name, part in value.items():
                 is_worded = isinstance(part, list) and all(isinstance(one, str) and " " in one for one in part)
-                if is_worded and part and name not in _QUOTING:  # a validator's complaints about one field
+                if is_worded and part and name not in _QUOTING:  # a list of validation errors for one field
                     self.fields.append(str(name).lower())
                 self.take(f"{name} message" if is_worded else str(name).lower(), part, depth + 1)
         elif isinstance(value, list):
@@ -187,11 +185,11 @@ class _AnswerReader:
         begin = re.search(r"[{\[]\s{0,40}[\"{\[]", text)
         if begin is not None and (parsed := _parsed(text[begin.start() :])) is not None:
             self.take(key, parsed, depth + 1)
-            text = text[: begin.start()]  # the proxy's own words before the error that it forwards
+            text = text[: begin.start()]  # the proxy's own text before the forwarded error
         if key in _NAMING and text.isdecimal():
             if len(text) == 3 and 400 <= int(text) < 600:
                 self.statuses.append(int(text))
-            self.names.append(f"#{text}")  # the sign keeps it from being read as a token count
+            self.names.append(f"#{text}")  # `#` prevents the number from being read as a token count
         elif (key in _NAMING and " " not in text.strip()) or ("_" in text and _NAME.fullmatch(text)):
             self.names.insert(0 if key == "code" else len(self.names), text.strip()[:MAX_CHARACTERS])
         elif key in _NAMING or any(part in key for part in _SAYING):
@@ -201,7 +199,7 @@ class _AnswerReader:
 
 
 def _parsed(text: str) -> object:
-    """Return the JSON value at the beginning of a text; None if there is none, or a very long one."""
+    """Return the JSON value at the beginning of a text; None if there is no such value or it is very long."""
     end = max(text.rfind("}"), text.rfind("]"))
     if 0 < end < 100_000:
         with suppress(ValueError, RecursionError):
@@ -213,7 +211,7 @@ def _parsed(text: str) -> object:
 _QUOTING: Final = frozenset(
     {"input", "flagged_input", "failed_generation", "headers", "user_id", "request_id", "id", "provider_name", "url"}
 )
-"""Fields that quote the request or identify something. They contain no text about the error."""
+"""Fields that quote the request or contain ids. Their text does not describe the error."""
 _NAMING: Final = frozenset(
     {
         *("code", "type", "status", "statuscode", "status_code", "http_code", "error_code", "errorcode", "error_type"),
@@ -222,6 +220,6 @@ _NAMING: Final = frozenset(
 )
 """Fields that contain the name of the error."""
 _SAYING: Final = ("message", "msg", "detail", "error", "description", "title", "raw", "body", "text", "reason", "hint")
-"""Parts of the names of fields that contain text."""
+"""Substrings of the names of fields whose text describes the error."""
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
 """Pattern of an error name. Any other text could be a sentence or a key."""

@@ -1,8 +1,8 @@
 """Classifier for providers' error responses: finds the right kind of `ModelError` for each.
 
 Providers agree on little more than the status. So a response is first normalised, and then classified by its features:
-names, combinations of words, and numbers next to them. A list of known sentences would miss new wordings. Our errors
-never contain a provider's text, because it may quote a key or the prompt.
+error names, combinations of words, and numbers next to those words. A list of known sentences would miss new wordings.
+Our errors never contain a provider's text, because it might quote a key or the prompt.
 """
 
 import re
@@ -16,9 +16,9 @@ from hermes_state import errors
 from hermes_state.errors import ImageFault, ModelError
 
 MIN_OUTPUT_ROOM: Final = 256
-"""Smallest room for an answer, in tokens. A prompt that leaves less counts as too long."""
+"""Minimum number of tokens left for an answer. A prompt that leaves fewer counts as too long."""
 _REQUEST_FAULTS: Final = frozenset({400, 422})
-"""Statuses that blame the request for any reason, including its length."""
+"""HTTP statuses that providers use for any fault of the request, including its length."""
 
 
 def status_error(
@@ -40,7 +40,7 @@ def status_error(
         return errors.ContentRejected(answer.title)
     if (error := _image(answer, request)) is not None:
         return error
-    if answer.says("shape"):  # with any status
+    if answer.says("shape"):  # checked first, because it can come with any status
         return errors.ShapeRejected(answer.title)
     return _of_account(answer) or _not_offered(answer) or _too_large(answer, request) or _by_status(answer)
 
@@ -90,7 +90,7 @@ def _names_messages(answer: ErrorAnswer) -> bool:
 
 
 def _blames_request(answer: ErrorAnswer) -> bool:
-    """True if the response calls the request invalid, whatever the status. The same request would be refused again."""
+    """True if the response says that the request is invalid, whatever its status. Repeating it would be pointless."""
     if answer.status in _REQUEST_FAULTS:
         return True
     is_open = answer.status == 0 or answer.status >= 500
@@ -98,7 +98,7 @@ def _blames_request(answer: ErrorAnswer) -> bool:
 
 
 def _image(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | None:
-    """Return the error for a refused image. If a request with images is only "too large", the images are blamed."""
+    """Return the error for a refused image. "Too large" without details blames the images if the request has any."""
     what = answer.title
     if request is not None and estimated_prompt_size(request).images:
         if answer.says("no_parts"):
@@ -139,10 +139,10 @@ def _of_account(answer: ErrorAnswer) -> ModelError | None:
     """Return the error for an account without enough allowance or credit, or with the wrong plan."""
     what, status, wait = answer.title, answer.status, answer.retry_after
     if (afforded := answer.number("afforded")) is not None:
-        is_worth_it = afforded >= 1_024  # tokens; shorter answers are not worth a call
+        is_worth_it = afforded >= 1_024  # in tokens; a shorter answer is not worth a call
         return errors.OutputCapExceeded(what, cap=afforded) if is_worth_it else errors.QuotaExceeded(what)
     found = answer.found("above_allowance")
-    if found is not None and int(found[1]) < int(found[2]):  # this request can never succeed
+    if found is not None and int(found[1]) < int(found[2]):  # waiting does not help
         return errors.ContextOverflow(what, window=int(found[1]), is_of_account=True)
     if answer.says("long_context"):
         return errors.ContextOverflow(what)
@@ -177,7 +177,7 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
     is_prompt = answer.says("overflow") and not answer.says("other_length")
     is_both, is_vain = answer.says("both"), answer.says("negative_output")
     if not (is_both or is_vain or (is_prompt and window and prompt)):
-        above = answer.number("first_above_cap") or answer.count("lt")  # the lowest forbidden limit
+        above = answer.number("first_above_cap") or answer.count("lt")  # the lowest limit that is too high
         cap = answer.number("cap") if above is None else above - 1
         bounds = map(answer.count, ("le", "limit value", "maximum", "limit", "max"))  # field names of validators
         cap = cap or next(filter(None, bounds), None)
@@ -202,7 +202,7 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
 def _overflow(
     answer: ErrorAnswer, request: ModelRequest | None, prompt: int | None, window: int | None, *, is_both: bool
 ) -> ModelError:
-    """Return `ContextOverflow`, or `OutputCapExceeded` if the prompt leaves room. `is_both`: sizes include output."""
+    """Return `OutputCapExceeded` if the prompt leaves room, else `ContextOverflow`. `is_both`: sizes include output."""
     # If only the sum is stated, or counting stopped at the limit, use our own estimate.
     is_counted = prompt is not None and not answer.says("partly_counted")
     taken = prompt
@@ -211,7 +211,7 @@ def _overflow(
     if answer.says("claimed"):
         window = None if window and prompt and prompt <= window else window
     elif window is not None and taken is not None:
-        # Subtract a margin: some providers round, or count a few more tokens later. An estimate needs a larger margin.
+        # The margin allows for rounding and for tokens that some providers add. An estimate needs a larger margin.
         room = window - taken - (16 + taken // (100 if is_counted else 20))
         if room >= MIN_OUTPUT_ROOM:
             return errors.OutputCapExceeded(answer.title, cap=room)
@@ -226,7 +226,7 @@ def _overflow(
 
 
 def _names_prompt(answer: ErrorAnswer, request: ModelRequest | None) -> bool:
-    """True if a refusal mentions length and a number close to the prompt's estimated size."""
+    """True if a refusal mentions a length and a number close to the prompt's estimated size."""
     if answer.says("characters") and _names_messages(answer) and not answer.says("other_length"):
         return True
     if request is None or not (_blames_request(answer) and answer.says("length")) or answer.says("other_length"):

@@ -14,10 +14,10 @@ from typing import Final
 
 from hermes_state.imports import defer
 
-defer("httpcore2")  # another transport, which httpx2 imports for certificates
+defer("httpcore2")  # an unused transport, which httpx2 imports to load certificates
 
 EXTRAS: Final[Mapping[str, str]] = {"anthropic": "anthropic"}
-"""Package that a protocol needs, by protocol. The pip extra and the `make` target have the protocol's name."""
+"""Python package that each protocol needs. The pip extra and the `make` target are named after the protocol."""
 
 
 def missing_extra(protocol: str) -> str | None:

@@ -1,7 +1,7 @@
 """Anthropic's Messages protocol. The SDK is an extra, so import this module only if the protocol is configured.
 
-Pure functions convert the neutral list of `wire` into request bodies: the same rows always produce the same bytes. One
-user message holds all tool results of an answer, followed by the user's next words.
+Pure functions convert the message list of `wire` into request bodies: the same rows always produce the same bytes. All
+tool results of an answer go into one user message, followed by the user's next text.
 """
 
 import json
@@ -50,7 +50,7 @@ class AnthropicModel(HttpChatModel):
     """Model at `POST /v1/messages`. Close it when done."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        # The SDK's paths begin with the version. Users of other SDKs often include it in the address.
+        # The SDK's paths begin with the API version, which users of other SDKs often include in the address.
         base_url = re.sub(r"/v1/?$", "", endpoint.base_url or "https://api.anthropic.com")
         headers: dict[str, Any] = dict(endpoint.extra_headers)
         for name in headers:
@@ -91,10 +91,10 @@ class AnthropicModel(HttpChatModel):
         if re.search(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", refusal_text(error), re.IGNORECASE):
             if request.style.reasoning_of:
                 return replace(request, style=replace(request.style, reasoning_of="")), form
-            if form.wanted[0] is not None:  # thinking is refused if earlier calls have no reasoning
+            if form.wanted[0] is not None:  # the API refuses thinking if earlier calls have no reasoning
                 return request, replace(form, wanted=(None, form.wanted[1]), efforts=({},), index=0)
         if isinstance(error, OutputCapExceeded) and error.cap and error.cap < self._max_tokens(request):
-            # May happen twice: first for the model's own limit, then for the room that the prompt leaves.
+            # This can happen twice: first for the model's own limit, then for the room that the prompt leaves.
             return replace(request, output_cap=error.cap), form
         return request, form.after(error) or form
 
@@ -103,14 +103,14 @@ def marked_parts(request: ModelRequest, kept: KeptPromptCache, cache_ttl: CacheT
     """Return the `body_parts` of a request, marked for caching unless `cache_ttl` is None."""
 
     def render(rows: Transcript, call_ids: set[str]) -> list[dict[str, Any]] | None:
-        # Reasoning depends on everything before it, and a changed id may collide with another id.
+        # Not cacheable: reasoning depends on all earlier rows, and a changed id might collide with another id.
         messages = chat_messages("", rows, request.style, call_ids)
         ids = (call["id"] for message in messages for call in message.get("tool_calls", ()))
         if any(REASONING in message for message in messages) or any(map(_ILLEGAL_IN_ID.search, ids)):
             return None
         return _messages(messages, blake2b())
 
-    # Without tools, `body_parts` needs the calls of all messages to know the tools.
+    # If the request has no tools, `body_parts` finds the called tools in the complete messages.
     start = kept.beginning_of(request, render) if request.tools else NOTHING
     if start.rows and render(request.transcript[start.rows :], set(start.call_ids)) is None:
         start = NOTHING
@@ -143,7 +143,7 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
     may_call = request.may_call_tools
     called = (call["function"]["name"] for message in messages for call in message.get("tool_calls", ()))
     if not tools and (names := dict.fromkeys(called)):
-        # The API wants a definition for every tool that is called in the messages.
+        # The API requires a definition for every tool that is called in the messages.
         tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
         may_call = False
     parts: dict[str, Any] = {}
@@ -163,8 +163,8 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
 def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, Any], made_by: str) -> Reasoning:
     """Return the reasoning to store with its calls, with a fingerprint of the request's `body_parts`.
 
-    Newer models accept reasoning only after the exact prompt for which they wrote it. Once that prompt has been
-    compressed, edited or pruned, the reasoning is left out.
+    Newer models accept reasoning only after exactly the prompt that produced it. Once that prompt has been compressed,
+    edited or pruned, the reasoning is left out.
     """
     digest = _prompt_digest(parts)
     for message in parts["messages"]:
@@ -182,7 +182,7 @@ def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
 
 
 def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) -> list[dict[str, Any]]:
-    """Return alternative request fields for a reasoning effort: the best first, no field last.
+    """Return alternative request fields for a reasoning effort, starting with the best. The last form sets no field.
 
     Thinking counts as output, so a thinking budget must be smaller than the output limit.
     """
@@ -204,7 +204,8 @@ def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) ->
 def sampling_fields(sampling: Mapping[str, float], effort: Mapping[str, Any]) -> dict[str, float]:
     """Return the temperature, or else `top_p`.
 
-    Newer models accept only one of the two. While thinking they accept no temperature, and `top_p` only from 0.95.
+    Newer models accept only one of the two. With thinking, they accept no temperature, and only a `top_p` of at least
+    0.95.
     """
     thinks = effort.get("thinking", {}).get("type") in ("adaptive", "enabled")
     if "temperature" in sampling:
@@ -222,7 +223,7 @@ def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str
     sent: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "assistant":
-            if remembers and sent:  # the user message before this answer is complete now
+            if remembers and sent:  # the user message before this answer is now complete
                 digest.update(orjson.dumps(sent[-1]))
             stored = message.get(REASONING)
             blocks: list[_Block] = []
@@ -233,7 +234,7 @@ def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str
                     "type": "tool_use",
                     "id": ids[call["id"]],
                     "name": call["function"]["name"],
-                    # Not parsed, because serialising again could change the prompt's bytes.
+                    # Arguments are not parsed, because serialising them again could change the prompt's bytes.
                     "input": orjson.Fragment(call["function"]["arguments"]),
                 }
                 for call in message.get("tool_calls", ())
@@ -267,7 +268,7 @@ def _image(url: str) -> _Block:
 
 
 def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
-    """Return a legal id for each call id. Ids from other providers may contain characters that this API refuses."""
+    """Return a valid id for each call id. Ids from other providers can contain characters that this API refuses."""
     originals: dict[str, str] = {}
     for call_id in (call["id"] for message in messages for call in message.get("tool_calls", ())):
         legal = _ILLEGAL_IN_ID.sub("_", call_id)
@@ -288,7 +289,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
         self._thoughts: dict[int, tuple[str, dict[str, StringIO]]] = {}
         """Type and texts of each reasoning block."""
         self._inputs: dict[int, str] = {}
-        """Initial arguments of calls that have not been streamed in pieces so far."""
+        """Arguments from the start event of each call, used if no pieces follow."""
         self._is_interleaved = False
 
     def read_event(self, event: Any) -> None:

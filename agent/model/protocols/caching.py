@@ -1,7 +1,7 @@
 """Prompt caching for Claude models. Breakpoints tell the provider how far to cache a prompt.
 
-Anthropic allows four breakpoints. The first follows the system prompt, and covers the tools as well. The other three
-follow the newest messages, so that each call reuses the prompt of the call before. Other providers need no breakpoints.
+Anthropic allows four breakpoints. The first follows the system prompt and also covers the tools. The other three follow
+the newest messages, so that each call reuses the previous call's prompt. Other providers need no breakpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,9 @@ def apply_anthropic_cache_control(
 ) -> list[dict[str, Any]]:
     """Return a copy of the list with breakpoints after the system prompt and after the newest other messages.
 
-    A text is converted into one part with the breakpoint. In a list of parts, the last part gets the breakpoint.
-
+    A message's plain text becomes one part with the breakpoint. In a list of parts, the last part gets the breakpoint.
     `native`: for Anthropic's own API, where tool results and messages without content carry the breakpoint themselves.
-    Other APIs only forward breakpoints in content parts. They join adjacent results and use the last breakpoint.
+    Other APIs only forward breakpoints in content parts. They join adjacent tool results and use the last breakpoint.
     """
     marked = [dict(message) for message in messages]
     has_system = bool(marked) and marked[0].get("role") == "system"
@@ -43,7 +42,7 @@ def apply_anthropic_cache_control(
 
 
 def _ends_message(pair: Sequence[_Message]) -> bool:
-    """True if the first message has content that other APIs do not join to the second message."""
+    """True if the first message has content that APIs other than Anthropic's do not join to the second message."""
     return bool(pair[0].get("content")) and [message.get("role") for message in pair] != ["tool", "tool"]
 
 

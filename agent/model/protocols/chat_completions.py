@@ -1,8 +1,8 @@
 """The chat completions protocol of OpenAI and compatible servers.
 
 The API has no field for reasoning, so servers add their own: `reasoning_details` (OpenRouter), `reasoning_content`
-(DeepSeek and many local servers) or `reasoning`. We collect the reasoning and send it back with its calls. A stored
-block contains the fields of one message.
+(DeepSeek and many local servers) or `reasoning`. We collect the reasoning and send it back with the tool calls that
+followed it. A stored block contains the fields of one message.
 """
 
 import re
@@ -63,9 +63,9 @@ def encoded_request(
     cache_ttl: CacheTtl | None = None,
     kept: KeptPromptCache | None = None,
 ) -> bytes:
-    """Return the body of the HTTP request, adapted to `faults`, with additional `fields`.
+    """Return the HTTP request body, adapted to `faults`, with additional `fields`.
 
-    `cache_ttl`: None adds no cache breakpoints.
+    If `cache_ttl` is None, there are no cache breakpoints.
     """
     reasoning_of = made_by("chat_completions", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     style = replace(request.style, reasoning_of=reasoning_of)
@@ -91,7 +91,7 @@ def encoded_request(
         }
         for tool in request.tools
     ]
-    # OpenAI's newer models accept only the longer name of the output limit, most other servers only the shorter name.
+    # OpenAI's newer models accept only `max_completion_tokens`, most other servers only `max_tokens`.
     limit_key = "max_completion_tokens" if RequestFault.LIMIT_NAME in faults else "max_tokens"
     add_options(body, request, limit_key=limit_key, tools=tools)
     return orjson.dumps(with_fields(body, fields))
@@ -135,7 +135,7 @@ class ChatReplyBuilder(ReplyBuilder):
         """Add text or content parts. Some parts are reasoning."""
         for part in content if isinstance(content, list) else [content] if content else ():
             match part:
-                case {"type": "thinking"}:  # Mistral's API; the text may consist of parts again
+                case {"type": "thinking"}:  # Mistral's API, whose thinking can again be a list of parts
                     texts = part.get("thinking") or ()
                     for text in [texts] if isinstance(texts, str) else texts:
                         self._thinking.write(self.counted(text if isinstance(text, str) else text.get("text") or ""))
@@ -172,7 +172,7 @@ class ChatReplyBuilder(ReplyBuilder):
                 self._further.append(StringIO())
 
     def _continued(self, piece: Mapping[str, Any]) -> bool:
-        """Join a piece to the previous detail if possible. A signature is only valid for the complete text."""
+        """Join a piece to the previous detail if possible, because a signature is only valid for the complete text."""
         before = self._details[-1] if self._details else {}
         field = _IN_PIECES.get(str(piece.get("type")))
         if field is None or any(before.get(key) != piece.get(key) for key in ("type", "index")):
@@ -180,7 +180,7 @@ class ChatReplyBuilder(ReplyBuilder):
         if not isinstance(before.get(field) or "", str):
             raise TypeError("expected text")
         self._further[-1].write(self.counted(piece.get(field) or ""))
-        # Do not count repeated fields again: they are most of a stream of single words.
+        # Count repeated fields only once: when single words are streamed, they are most of the data.
         changed = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
         if changed:
             self.counted(padded_json(changed))
@@ -197,7 +197,7 @@ class ChatReplyBuilder(ReplyBuilder):
         return self.built(is_cut_off=self._finish == "length", reasoning=self.stored_reasoning)
 
     def stored_reasoning(self, thought: str) -> Reasoning | None:
-        """Return the reasoning to store. If there are details, they already include the reasoning text.
+        """Return the reasoning to store. Reasoning details, if any were sent, already include the reasoning text.
 
         `thought`: text between think tags, for servers that do not separate the reasoning.
         """
@@ -216,7 +216,7 @@ _DETAILS: Final = "reasoning_details"
 _CONTENT: Final = "reasoning_content"
 _TEXTS: Final = (_CONTENT, "reasoning")
 _THINKING: Final = "thinking"
-"""Key of a stored block whose parts precede the text in a message's content."""
+"""Key of a stored block with reasoning that precedes the text in a message's content."""
 _EXTRAS: Final = "tool_calls"
 """Key of a stored block with the fields to send back with each call, by the call's index."""
 _CALL_EXTRAS: Final = ("extra_content", "provider_specific_fields")
@@ -233,7 +233,7 @@ def _joined(detail: Mapping[str, Any], further: StringIO) -> Mapping[str, Any]:
 
 
 def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) -> None:
-    """Add the stored reasoning to each message, in the form of its server.
+    """Add the stored reasoning to each message, in the form that its server uses.
 
     DeepSeek requires reasoning for every answer, including those of other models. Google requires a signature for the
     first call of each answer. `faults` says which of these rules the current server has.
@@ -251,8 +251,8 @@ def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) 
                 message |= fields
         has_reasoning = any(key in message for key in (_DETAILS, *_TEXTS))
         if RequestFault.MISSING_REASONING in faults and is_answer and not has_reasoning:
-            message[_CONTENT] = " "  # empty text counts as missing
+            message[_CONTENT] = " "  # servers treat an empty string as missing
         is_signed = any(key in call for call in calls for key in _CALL_EXTRAS)
         if RequestFault.MISSING_SIGNATURE in faults and calls and not is_signed:
-            # Google's official placeholder for calls of other models.
+            # Google's official placeholder for calls made by other models.
             calls[0]["extra_content"] = {"google": {"thought_signature": "skip_thought_signature_validator"}}

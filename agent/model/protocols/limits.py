@@ -1,7 +1,7 @@
 """Model limits as stated by OpenAI-compatible servers.
 
 OpenAI itself states none. Most other servers add their own fields to the description of a model or to the model list.
-Local servers have their own endpoints, because they may load a model with a smaller window than it was trained for.
+Local servers have their own endpoints, because they can load a model with a smaller window than it was trained for.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -19,15 +19,16 @@ _OUTPUT_NAMES: Final = ("max_completion_tokens", "max_output_tokens", "max_outpu
 
 
 async def fetch_model_limits(get: Callable[[str], Awaitable[object]], model: str, base_url: str) -> ModelLimits | None:
-    """Return the limits that a server states for a model; None if it may know more after a call.
+    """Return the limits that a server states for a model; None if it might state more after a call.
 
-    `get` fetches JSON from an absolute URL. Raises only kinds of `ModelError` that would recur on other paths.
+    `get` fetches JSON from an absolute URL. Raises a `ModelError` only if requests to other paths would fail in the
+    same way.
     """
     base_url, path = base_url.rstrip("/"), quote(model, safe="/:@")
     host = urlsplit(base_url).hostname or ""
     if host == "api.openai.com":
         return ModelLimits()
-    # OpenRouter has a different path for a single model. Its list is larger than a megabyte.
+    # OpenRouter has a different path for a single model, and its model list is larger than a megabyte.
     model_path = f"/{'model' if host.endswith('openrouter.ai') else 'models'}/{path}"
     row: Mapping[str, Any] = {}
     for asked in (model_path, "/models"):
@@ -48,7 +49,7 @@ async def fetch_model_limits(get: Callable[[str], Awaitable[object]], model: str
         case "organization_owner":  # LM Studio
             held = next(_sizes_in(await get(f"{root}/api/v0/models/{path}"), "loaded_context_length"), None)
             return None if held is None else ModelLimits(context_length=held)
-        case "library":  # Ollama states the window of loaded models only, and silently cuts longer prompts
+        case "library":  # Ollama states the window only for loaded models, and silently cuts longer prompts
             for loaded in _as_list(_field(await get(f"{root}/api/ps"), "models")):
                 if _field(loaded, "name") in (model, f"{model}:latest"):
                     return ModelLimits(context_length=next(_sizes_in(loaded, "context_length"), None))
@@ -69,8 +70,11 @@ def _row_of(answer: object, model: str) -> Mapping[str, Any] | None:
 
 
 def limits_in(row: Mapping[str, Any]) -> ModelLimits:
-    """Return the sizes in a description, under any known field name. If several are stated, the smallest counts."""
-    top = row.get("top_provider")  # OpenRouter: the most likely destination of a request
+    """Return the limits in a model's description, under any known field name.
+
+    If several are stated, the smallest counts.
+    """
+    top = row.get("top_provider")  # OpenRouter: the provider that most likely receives the request
     own_server = _sizes_in(row.get("meta"), "n_ctx")
     contexts = [*_sizes_in(row, *_CONTEXT_NAMES), *_sizes_in(top, *_CONTEXT_NAMES), *own_server]
     outputs = [*_sizes_in(row, *_OUTPUT_NAMES), *_sizes_in(top, *_OUTPUT_NAMES)]

@@ -1,4 +1,4 @@
-"""Built-in offline model. It needs no key and no network, does not think, and says so.
+"""Built-in offline model. It needs no key and no network. Its answers come from fixed rules, and it says so.
 
 It shows a newcomer a complete turn with streaming and tools before anything is configured. The same rows always produce
 the same answer.
@@ -20,7 +20,7 @@ MODEL_SETUP_HINT = (
     "set `OPENAI_API_KEY` or, in `config.yaml`, `model.api_key`; for other providers set `model.base_url` and "
     "`model.name`. Then restart the gateway"
 )
-"""Instructions for connecting a real model, as the end of a sentence. The text has no full stop of its own."""
+"""Instructions for connecting a real model, worded as the end of a sentence without the full stop."""
 
 SELF_DESCRIPTION = (
     "I am the offline model that comes with hermes-gateway. I can repeat your words and look things up, but I do not "
@@ -55,11 +55,11 @@ class OfflineModel:
             on_text(text)
         finish = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
         reply = ModelReply(text=text, calls=calls, finish=finish, usage=None)
-        return replace(reply, usage=estimated_reply_usage(request, reply))  # the offline model has no other count
+        return replace(reply, usage=estimated_reply_usage(request, reply))  # no real count exists
 
 
 def _calls(request: ModelRequest) -> tuple[ToolCall, ...]:
-    """Return the tool calls that the newest message asks for, unless their results are already there."""
+    """Return the tool calls that the newest message asks for, unless the transcript already has their results."""
     rows = request.transcript
     if not rows or rows[-1].role is not MessageRole.USER:
         return ()
@@ -80,7 +80,7 @@ def _calls(request: ModelRequest) -> tuple[ToolCall, ...]:
 def _answer(request: ModelRequest) -> str:
     rows = request.transcript
     results = [*takewhile(lambda row: row.role is MessageRole.TOOL, reversed(rows))][::-1]
-    if results:  # every line is quoted, so that no line can end the Markdown quotation
+    if results:  # quote every line, so that none of them ends the Markdown quotation
         quoted = ("\n".join(f"> {line}" for line in _shortened(row.text or "").splitlines()) for row in results)
         said = zip(results, quoted, strict=True)
         answer = "\n\n".join(f"`{row.tool_name}` returned:\n\n{quotation}" for row, quotation in said)

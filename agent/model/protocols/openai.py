@@ -1,10 +1,8 @@
 """Shared part of the two OpenAI protocols: calls through the OpenAI SDK.
 
-A server that refuses a request may accept a different form. A model therefore remembers the faults that its server
-reported.
-
-Only this module imports private modules of `openai`. The public `import openai` loads the types of all requests, which
-takes 11 MB and 0.2 to 0.4 s at every start. Typed resources load their types at the first use.
+A server that refuses a request may accept a different form. A model therefore remembers why its server refused
+requests. Only this module imports private modules of `openai`. The public `import openai` loads the types of all
+requests, which takes 11 MB and 0.2 to 0.4 s at every start. Typed resources load their types when they are first used.
 """
 
 import re
@@ -34,11 +32,11 @@ OPENAI_SDK: Final = Sdk(
 )
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
-"""Default address. Without an address, the SDK would read the environment."""
+"""Default base URL. Without a base URL, the SDK would read one from the environment."""
 
 
 class RequestFault(StrEnum):
-    """Reason why a server refused a request that it may accept in a different form."""
+    """Reason why a server refused a request that it might accept in a different form."""
 
     LIMIT_NAME = "limit_name"
     """The server uses another name for the output limit."""
@@ -47,11 +45,11 @@ class RequestFault(StrEnum):
     ENCRYPTED_REASONING = "encrypted_reasoning"
     """The model cannot include its reasoning."""
     MISSING_REASONING = "missing_reasoning"
-    """Every answer needs its reasoning, even if only a blank."""
+    """The server requires reasoning for every answer, but accepts a blank."""
     MISSING_SIGNATURE = "missing_signature"
-    """Every call needs a signature, even a call of another model."""
+    """The server requires a signature for every answer's first call, even if another model made the call."""
     REPLAYED_REASONING = "replayed_reasoning"
-    """The server does not accept its own earlier reasoning, perhaps because it was written for another account."""
+    """The server does not accept its earlier reasoning, perhaps because it was produced for another account."""
 
 
 class OpenAIModel(HttpChatModel, ABC):
@@ -76,7 +74,7 @@ class OpenAIModel(HttpChatModel, ABC):
         return request, other or form
 
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> list[dict[str, Any]]:
-        known = {  # not every model knows these words; the best match comes first
+        known = {  # not every model knows every effort; the best match comes first
             "off": ("none", "minimal", "low"),
             "minimal": ("minimal", "low"),
             "xhigh": ("xhigh", "high"),
@@ -84,7 +82,7 @@ class OpenAIModel(HttpChatModel, ABC):
         }
         words = known.get(effort, (effort,)) if effort is not None else ()
         forms = [*map(self._effort_fields, words), {}]
-        # Some models only accept tools without thinking.
+        # Some models accept tools only if thinking is off.
         return [*forms, self._effort_fields("none")] if request.tools else forms
 
     @abstractmethod
@@ -93,7 +91,7 @@ class OpenAIModel(HttpChatModel, ABC):
 
     @abstractmethod
     def _encoded(self, request: ModelRequest, faults: Collection[str], fields: Mapping[str, Any]) -> bytes:
-        """Return the body of the HTTP request, adapted to these faults, with additional fields."""
+        """Return the HTTP request body, adapted to `faults`, with additional `fields`."""
 
 
 def add_options(
@@ -121,11 +119,11 @@ _FAULTS: Final = {
     RequestFault.REPLAYED_REASONING: r"\Ainvalid_encrypted_content "
     r"|\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)",
 }
-"""Patterns for the code and parameter of a refusal (first line) and for its text. Some servers only forward a text."""
+"""Patterns for refusals. They search a text whose first line is the refusal's code and parameter."""
 
 
 def fault_of(error: ModelError) -> RequestFault | None:
-    """Return the fault behind a refusal, if another form of the request may help."""
+    """Return the fault behind a refusal; None if no other form of the request would help."""
     cause, text = error.__cause__, refusal_text(error)
     if not text or not isinstance(cause, APIStatusError):
         return None

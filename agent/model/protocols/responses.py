@@ -1,6 +1,6 @@
 """OpenAI's Responses protocol. Every call sends the whole conversation, so the provider stores nothing.
 
-A request consists of instructions and items. A call, its result, and the reasoning before them are separate items.
+A request consists of instructions and items. A tool call, its result, and the reasoning before them are separate items.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ def encoded_request(
     streams: bool = True,
     kept: KeptPromptCache | None = None,
 ) -> bytes:
-    """Return the body of the HTTP request, adapted to `faults`, with additional `fields`."""
+    """Return the HTTP request body, adapted to `faults`, with additional `fields`."""
     reasoning_of = made_by("responses", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     style = replace(request.style, reasoning_of=reasoning_of)
 
@@ -64,7 +64,7 @@ def encoded_request(
             "name": tool.name,
             "description": tool.description,
             "parameters": tool.parameters,
-            "strict": False,  # the default, True, accepts only some schemas
+            "strict": False,  # the default, true, accepts only some schemas
         }
         for tool in request.tools
     ]
@@ -74,9 +74,9 @@ def encoded_request(
 
 Item: TypeAlias = dict[str, Any]  # the API's JSON
 ReasoningItem: TypeAlias = tuple[int, Item]
-"""Number of outputs (text, calls) before a reasoning item in its answer, and the item."""
+"""A reasoning item, after the number of outputs (texts and calls) that precede it in its answer."""
 MAX_CALL_ID_CHARACTERS: Final = 64
-"""Longest call id that the API accepts. Ids from other providers in the same conversation may be longer."""
+"""Longest call id that the API accepts. Earlier calls from other providers can have longer ids."""
 
 
 def items_of(messages: Sequence[WireMessage]) -> list[Item]:
@@ -103,7 +103,7 @@ def items_of(messages: Sequence[WireMessage]) -> list[Item]:
 
 
 def _answer_items(message: WireMessage) -> list[Item]:
-    """Return the text and calls of an answer, each after its reasoning."""
+    """Return an answer's text and calls, each preceded by its reasoning."""
     outputs: list[Item] = []
     if message["content"]:
         outputs.append({"type": "message", "role": "assistant", "content": message["content"]})
@@ -113,7 +113,7 @@ def _answer_items(message: WireMessage) -> list[Item]:
         outputs.append(called)
     last = len(outputs) - 1
     for index, item in reversed(message.get(REASONING, ())):
-        outputs.insert(min(index, last), item)  # the API refuses reasoning at the end
+        outputs.insert(min(index, last), item)  # the API refuses reasoning at the end of an answer
     return outputs
 
 
@@ -141,7 +141,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
             case "response.output_text.delta" | "response.refusal.delta":
                 self._add_message_text(event.get("output_index"), event["delta"])
             case _ if kind.endswith(".delta"):
-                self.counted(event["delta"])  # the complete item repeats calls and reasoning
+                self.counted(event["delta"])  # the complete item repeats the call or reasoning
             case "response.output_item.done":
                 self._add_item(event.get("output_index", len(self._done)), event["item"])
             case "response.completed" | "response.incomplete" | "response.failed":
@@ -209,7 +209,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
 
 
 def replayed_item(item: Mapping[str, Any]) -> Item | None:
-    """Return the fields of a reasoning item to send back; None for an empty item, which the provider did not store."""
+    """Return the fields of a reasoning item that are sent back; None for an item without content."""
     if not item.get("encrypted_content") and not item.get("content"):
         return None
     fields = ("type", "id", "summary", "content", "encrypted_content")

@@ -1,1 +1,1 @@
-"""Files of a chat: the workspace, and the tools that read, write, search and send its files."""
+"""A chat's files: the workspace, and the tools that read, write, search and send files in it."""

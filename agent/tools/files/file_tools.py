@@ -31,7 +31,7 @@ from hermes_state.values import Clock, Image, Message, ToolEffect, parse_recall_
 T = TypeVar("T")
 
 _LINE_CHARACTERS = 2_000
-"""Maximum number of characters of a line to show. The argument `column` shows the rest."""
+"""Maximum number of characters shown of a line. The argument `column` shows later parts of the line."""
 _PIECE = 65_536
 _MAX_LISTED = 500
 _PLAIN_QUOTES = {
@@ -41,7 +41,7 @@ _PLAIN_QUOTES = {
 }
 
 ANY_FILE = "any file in this chat's workspace"
-"""Shape of all calls that change files, so a saved approval covers every file."""
+"""Shape shared by all calls that change files, so that one saved approval covers every file."""
 WorkspacePath: TypeAlias = Annotated[str, Meta(description="Path in the workspace, such as notes/plan.md.")]
 
 
@@ -132,7 +132,10 @@ def _shown_path(asked: _Write | _Edit) -> str:
 
 
 async def stored_row(path: str, context: ToolContext) -> Message | None:
-    """Return the row with a recall id; None if `path` is not an id. Raises `ToolError` for an unknown id."""
+    """Return the stored message whose recall id is `path`; None if `path` is not such an id.
+
+    Raises `ToolError` for an unknown id.
+    """
     message_id = parse_recall_id(path)
     if message_id is None:
         return None
@@ -144,7 +147,7 @@ async def stored_row(path: str, context: ToolContext) -> Message | None:
 
 async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle], T]) -> T:
     def run() -> T:
-        with workspace.lock:  # the calls of a round run in parallel
+        with workspace.lock:  # tool calls of the same answer run in parallel
             return change(workspace)
 
     return await asyncio.to_thread(run)
@@ -183,7 +186,7 @@ def _read(workspace: WorkspaceHandle, parts: PathParts, asked: _Read, room: int)
 
 
 def _excerpt(stream: TextIO, name: str, asked: _Read, *, room: int, note: str = "") -> str:
-    """Return numbered lines of a text, as many as fit into `room` characters, and how to continue."""
+    """Return as many numbered lines of a text as fit into `room` characters, and a hint on how to read on."""
     rows, offset, column = list[str](), asked.offset, asked.column
     total, is_full, more = 0, False, ""
     for total, (line, length) in enumerate(_lines(stream, column - 1 + room), start=1):
@@ -224,7 +227,7 @@ def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
 
 
 def _edit(workspace: WorkspaceHandle, parts: PathParts, asked: _Edit) -> str:
-    data = workspace.read(parts, 5_000_000)  # every pass over a complete text delays all chats
+    data = workspace.read(parts, 5_000_000)  # every pass over the complete text blocks all chats
     path, old, new = shown("/".join(parts)), asked.old, asked.new
     encoding = encoding_of(data)
     if encoding is None:
@@ -265,7 +268,7 @@ def _replaced(text: str, old: str, new: str, path: str, *, is_all: bool) -> str:
 
 def _nearest(text: str, old: str) -> str:
     """Return the part of a text that is most similar to `old`, which the text does not contain."""
-    lines = text.splitlines()[:5_000]  # comparing is slow
+    lines = text.splitlines()[:5_000]  # comparing more text would be too slow
     wanted = [_folded(line) for line in old.strip("\r\n").splitlines()] or [""]
     folded = [_folded(line) for line in lines]
     size = len(wanted)
@@ -313,7 +316,10 @@ _PICTURE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageReader:
-    """Shows pictures from workspaces to models that accept images. Stores and scales them like pictures from people."""
+    """Shows pictures from workspaces to models that accept images.
+
+    Pictures are stored and scaled as if a person had sent them.
+    """
 
     files: AttachmentFolder
     max_bytes: int
@@ -354,7 +360,7 @@ class ImageReader:
                 copy = await self.scaler.scaled(fetched, ImageLimits())
                 return await asyncio.to_thread(self.files.keep, fetched, parts[-1], mime), copy
             finally:
-                with suppress(OSError):  # a leftover is removed later
+                with suppress(OSError):  # an unused file is removed later
                     fetched.unlink(missing_ok=True)
         except OversizedImageError as error:
             raise ToolError(f"{name} has too many pixels to be shown; make a smaller copy") from error

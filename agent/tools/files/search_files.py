@@ -1,7 +1,7 @@
 """Tool `search_files`: searches the files of a workspace, or one stored result, for a regular expression.
 
-The search runs in a process (ripgrep, else Python), which is killed if it takes too long. The process receives open
-files, so no path is looked up twice.
+The search runs in a child process (ripgrep if installed, else Python), which is killed if it takes too long. The
+process receives open files, so no path is looked up twice.
 """
 
 import asyncio
@@ -29,15 +29,14 @@ from hermes_state.text import counted
 from hermes_state.values import ToolEffect
 
 _SEARCH_SECONDS = 15.0
-"""Time limit of a search, in seconds. Matches found until then are returned."""
+"""Time limit for a search, in seconds. Matches found before the limit are returned."""
 _MAX_FOUND = 100
 _FOUND_IN_FILE = 20
 _LINE_CHARACTERS = 300
 _OUTPUT_BYTES = 1 << 20
 _BOUNDS = '{ ulimit -c 0; ulimit -v 524288; echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"'
-"""Shell command that limits a process before it starts. If a limit cannot be set, a lower one already applies.
-
-512 MB of memory are enough for a very long line, and for the backtracking of some expressions.
+"""Shell command that limits a process before it starts. If a limit cannot be set, a lower one is already in effect. 512
+MB of memory are enough for very long lines and for expressions with much backtracking.
 """
 
 _WORKER = f"""
@@ -83,7 +82,7 @@ class _Search(Arguments, frozen=True):
 
 
 def search_tool(workspaces: WorkspaceStore) -> Tool:
-    turns = FairSlots(2)  # so that parallel searches do not use up the file handles of the gateway
+    turns = FairSlots(2)  # so that parallel searches do not use up the gateway's file handles
 
     @tool(
         description="Search the text files in the workspace, or a stored result by id, line by line for a regular "
@@ -129,7 +128,7 @@ def _command(asked: _Search) -> list[str]:
         *(program, "--no-config", "--no-mmap", "--color=never", "--no-heading", "--with-filename", "--null"),
         *("--text", "--column", f"--max-columns={_LINE_CHARACTERS}", "--max-columns-preview"),
         f"--max-count={_FOUND_IN_FILE}",
-        *("--threads=1", "--dfa-size-limit=64M"),  # each thread uses more memory
+        *("--threads=1", "--dfa-size-limit=64M"),  # one thread, because each additional one uses more memory
         *(["--fixed-strings"] if asked.literal else []),
         *(["--ignore-case"] if asked.ignore_case else []),
         *("--regexp", pattern, "--"),
@@ -216,7 +215,7 @@ async def _output(command: Sequence[str], batch: dict[int, str], deadline: float
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
-            await process.communicate()  # reads the rest, because a full pipe would delay the end of the process
+            await process.communicate()  # empties the pipe, so that the process can end
     if code < 0:
         return None
     if problem and not (output or state.rows):

@@ -31,7 +31,7 @@ _MAX_CAPTION = 1_000
 class FileDelivery:
     files: AttachmentFolder
     max_bytes: Callable[[ChatKey], int]
-    """Returns the size limit for files on a chat's platform. 0: no files."""
+    """Returns the size limit for files on a chat's platform; 0 if the platform cannot send files."""
     deliver: Callable[[ChatId], None]
     """Called after a row has been added to the outbox of a chat."""
     clock: Clock
@@ -45,8 +45,8 @@ class _Sent(Arguments, frozen=True):
 def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
     @tool(
         description="Send a file or picture from the workspace to the chat.",
-        effect=ToolEffect.WRITES,  # so that a restart does not send the file again
-        needs_approval=False,  # the file already belongs to the chat
+        effect=ToolEffect.WRITES,  # prevents a restart from sending the file again
+        needs_approval=False,  # no approval, because everyone in the chat can already use the file
     )
     async def send_file(asked: _Sent, context: ToolContext) -> str:
         parts, caption, limit = parse_path(asked.path), asked.caption, delivery.max_bytes(context.chat)
@@ -81,7 +81,7 @@ def _keep(workspace: WorkspaceHandle, parts: PathParts, files: AttachmentFolder,
             raise ToolError(f"{shown('/'.join(parts))} {state}")
         return files.keep(target, parts[-1], mimetypes.guess_type(parts[-1])[0])
     finally:
-        with suppress(OSError):  # a leftover is removed later
+        with suppress(OSError):  # an unused copy is removed later
             target.unlink(missing_ok=True)
 
 
@@ -96,7 +96,7 @@ def _owe(db: Connection, context: ToolContext, file: StoredFile, caption: str, n
     message_id = scalar_or_none(db, MessageId, call, (context.turn_id,))
     attachment_id = attachments.insert(db, context.chat_id, file, now, message_id)
     sent = attachments.load_file(db, context.chat_id, attachment_id)
-    # Not linked to the turn: a turn's replies replace its preview, which a file cannot do.
+    # Not linked to the turn, because a turn's replies replace its preview, and a file cannot.
     reply = Reply(chat_id=context.chat_id, kind=OutboxKind.FINAL, markdown=caption, dedupe_key=key, attached=sent)
     outbox.enqueue(db, reply, now)
     return True

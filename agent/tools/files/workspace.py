@@ -1,7 +1,7 @@
-"""Workspaces: the folder of each chat, which the file tools cannot leave. All functions block their thread.
+"""Workspaces: one folder per chat, which the file tools cannot leave.
 
-Every folder is opened relative to the handle of its parent and never through a link. A path that is swapped after a
-check is therefore not followed.
+All functions block their thread. Every folder is opened relative to its parent's handle and never through a link. If a
+folder is replaced by a link after a check, the link is therefore not followed.
 """
 
 import errno
@@ -26,10 +26,11 @@ from hermes_state.values import ChatId
 MOUNT = "/workspace"
 """Path of the workspace inside the terminal's sandbox. The file tools also accept paths below it."""
 MAX_DEPTH = 40
-"""Maximum folder depth. A walk keeps one handle open per level."""
+"""Maximum folder depth. Walking through a workspace keeps one handle open per level."""
 MAX_ENTRIES = 100_000
-"""Maximum number of files and folders in a workspace. A full workspace gets no new files, and a walk stops at this
-number."""
+"""Maximum number of files and folders in a workspace. When a workspace has this many, no file can be added, and `walk`
+stops at this number.
+"""
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -65,7 +66,7 @@ def parse_path(text: str) -> PathParts:
     if len(parts) > MAX_DEPTH:
         raise ToolError(f"the path has {len(parts)} levels; the limit is {MAX_DEPTH}")
     for part in parts:
-        # Persian words and some emoji need the two joiners.
+        # Persian words and some emoji need the two zero-width joiners.
         if "\\" in part or not all(character.isprintable() or character in "\u200c\u200d" for character in part):
             raise ToolError(f"{shown(part)} is not a valid name: it has a backslash or unprintable characters")
         if len(part.encode()) > 255:
@@ -74,7 +75,7 @@ def parse_path(text: str) -> PathParts:
 
 
 def shown(text: str) -> str:
-    """Return a name or path to show in a sentence: quoted, printable, at most 200 characters."""
+    """Return a name or path for use in a sentence: quoted, printable, and at most 200 characters long."""
     flat = "".join(character if character.isprintable() else "�" for character in text[:200])
     return f"“{flat}{'…' if len(text) > 200 else ''}”"
 
@@ -83,7 +84,7 @@ class WorkspaceStore:
     """Workspaces of all chats, each a folder `<chat id>/` in the state directory."""
 
     def __init__(self, folder: Path, settings: WorkspaceSettings) -> None:
-        """`folder` is created when it is first needed. Its parent is trusted."""
+        """`folder` is created when it is first needed. Its parent must be a trusted folder."""
         self.folder = folder
         self._settings = settings
         self._locks: WeakValueDictionary[ChatId, threading.Lock] = WeakValueDictionary()
@@ -94,7 +95,7 @@ class WorkspaceStore:
         return WorkspaceHandle(self.folder, str(chat_id), self._settings, lock)
 
     def folder_of(self, chat_id: ChatId) -> Path:
-        """Return the folder of a chat's workspace. Creates a missing folder."""
+        """Return the folder of a chat's workspace, creating it if necessary."""
         with self.of(chat_id).open_folder(()):
             return self.folder / str(chat_id)
 
@@ -107,13 +108,13 @@ class WorkspaceHandle:
     name: str
     settings: WorkspaceSettings
     lock: threading.Lock
-    """Held by writers of this process."""
+    """Held while this process writes to the workspace."""
 
     @contextmanager
     def open_folder(self, parts: PathParts, *, is_made: bool = False) -> Iterator[int]:
         """Open a folder. `is_made`: create the folder and its parents if they are missing."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        handle = os.open(self.folder, _FOLDER_FLAGS & ~os.O_NOFOLLOW)  # may be an operator's link to another disk
+        handle = os.open(self.folder, _FOLDER_FLAGS & ~os.O_NOFOLLOW)  # the operator may have linked it to another disk
         try:
             for number, name in enumerate((self.name, *parts)):
                 if is_made or number == 0:
@@ -134,7 +135,7 @@ class WorkspaceHandle:
             refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=False), parts)
             handle = os.open(name, _READ_FLAGS, dir_fd=folder)
         with open(handle, "rb") as file:
-            refuse_special(os.fstat(handle), parts)  # again, because the file may have been swapped
+            refuse_special(os.fstat(handle), parts)  # check again, because the file could have been replaced
             yield file
 
     def read(self, parts: PathParts, most: int | None = None) -> bytes:
@@ -165,9 +166,9 @@ class WorkspaceHandle:
         return mode is None
 
     def receive(self, folder: str, name: str, source: Path) -> str:
-        """Copy a file from outside into a folder, under a free name, and return its path.
+        """Copy a file from outside into a folder of the workspace, under an unused name, and return the copy's path.
 
-        A file that already exists there with the same name and content is not copied again.
+        If the folder has a file with the same name and content, return that file's path instead.
         """
         if source.stat().st_size > self.settings.max_file_bytes:
             raise ToolError(f"it is larger than {self.settings.max_file_bytes:,} bytes")
@@ -206,7 +207,7 @@ class WorkspaceHandle:
 
 
 def refuse_special(status: os.stat_result, parts: PathParts) -> None:
-    """Raise `ToolError` unless this is a regular file with one hard link. A second link could be outside."""
+    """Raise `ToolError` unless this is a regular file with one hard link. A second link could be elsewhere."""
     kind, name = stat.S_IFMT(status.st_mode), shown("/".join(parts))
     if kind == stat.S_IFLNK:
         raise ToolError(f"{name} is a symbolic link, which file tools do not follow")
@@ -244,7 +245,7 @@ def _explained(parts: PathParts, folder: int, name: str) -> Iterator[None]:
 
 
 def _replace(folder: int, name: str, data: bytes, mode: int) -> None:
-    # The name depends only on the target, so the next write of the file removes the leftover of a crash.
+    # The temporary name depends only on the target, so the next write replaces what a crash left behind.
     draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.draft"
     with suppress(FileNotFoundError):
         os.unlink(draft, dir_fd=folder)

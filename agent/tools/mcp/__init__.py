@@ -1,1 +1,4 @@
-"""MCP servers, whose tools are named `<server>__<tool>`. The SDK is only imported, in a thread, if servers exist."""
+"""MCP servers, whose tools are named `<server>__<tool>`.
+
+The SDK is imported, in a thread, only if servers are configured.
+"""

@@ -27,7 +27,7 @@ from hermes_state.setting_types import plain_texts
 T = TypeVar("T")
 
 START_SECONDS: Final = 60.0
-"""Time limit for each response while connecting, in seconds. Some servers are downloaded first."""
+"""Time limit for each response while connecting, in seconds. Long, because some servers download themselves first."""
 NAMES_SECONDS: Final = 5.0
 """Time limit for a page of resources or prompts, in seconds. Short, because only admins see these names."""
 GOODBYE_SECONDS: Final = 2.0
@@ -40,10 +40,10 @@ class Connection:
     def __init__(self, session: ClientSession, settings: ServerSettings, ended: asyncio.Event) -> None:
         self._session, self._settings = session, settings
         self.ended = ended
-        """Set when the connection has ended."""
+        """Event that is set when the connection has ended."""
 
     async def catalogs(self) -> AsyncIterator[ServerCatalog]:
-        """Yield the server's current lists: first only the tools, then also resources, then also prompts."""
+        """Yield the server's lists three times: the tools, then these and the resources, then these and the prompts."""
         session, has = self._session, self._session.server_capabilities or types.ServerCapabilities()
         lists, faults = dict[str, Any](), tuple[str, ...]()
         for field, ask, most, kept, seconds in (
@@ -59,7 +59,7 @@ class Connection:
     async def call(self, tool: str, arguments: dict[str, Any]) -> RemoteResult:
         """Call a tool. Cancelling the caller also cancels the call on the server. Raises `ToolError`."""
         params = types.CallToolRequestParams(name=tool, arguments=arguments)
-        try:  # not with `call_tool`, which runs the server's own patterns on the result
+        try:  # `call_tool` would check the result with the server's own patterns, which can be very slow
             result = await self._session.send_request(
                 types.CallToolRequest(params=params), types.CallToolResult, self._settings.seconds
             )
@@ -81,7 +81,7 @@ class Connection:
 
 
 def _is_end(error: MCPError) -> bool:
-    """True if the connection has ended. The error code alone proves nothing: servers use it too."""
+    """True if the connection has ended. The error code alone does not prove it, because servers use the code too."""
     return error.code == types.CONNECTION_CLOSED and error.message == "Connection closed"
 
 
@@ -92,9 +92,10 @@ async def _pages(
     kept: Callable[[Any], T],
     seconds: float,
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
-    """Return the items of a list, and the errors that ended the reading.
+    """Return a list's items, and the errors because of which reading stopped.
 
-    `kept` reduces each item at once, because a page can have megabytes. Raises `ToolError` if the connection has ended.
+    `kept` reduces each item as soon as it is read, because a page can have megabytes. Raises `ToolError` if the
+    connection has ended.
     """
     found: list[T] = []
     cursor: str | None = None
@@ -116,9 +117,9 @@ async def _pages(
 
 
 class _EveryMethod(frozenset[str]):
-    """Set of all methods, so that a server's requests are answered one by one.
+    """Set that contains every method, so that the SDK answers a server's requests one by one.
 
-    A flood of them would fill the memory.
+    Answering a flood of requests at once would fill the memory.
     """
 
     def __contains__(self, method: object) -> bool:
@@ -134,7 +135,7 @@ class _LenientDispatcher(JSONRPCDispatcher):
         except MCPError as error:
             if method != "initialize" or (error.code != types.METHOD_NOT_FOUND and error.message != INVALID_ANSWER):
                 raise
-            result = {}  # the server has no handshake, or sent an invalid one
+            result = {}  # the server does not support the handshake, or answered it with an invalid response
         if method == "initialize":
             return _mended_greeting(result)
         if method == "tools/call":
@@ -153,15 +154,15 @@ def _mended_greeting(result: dict[str, Any]) -> dict[str, Any]:
 
 
 _LISTS: Final = {
-    "tools/list": ("tools", "name", 256),  # the protocol has 128
+    "tools/list": ("tools", "name", 256),  # the protocol's limit is 128
     "resources/list": ("resources", "uri", MAX_WEIGHT),
     "prompts/list": ("prompts", "name", MAX_WEIGHT),
 }
-"""Field of each list, the required text field of its items, and the maximum length of that text."""
+"""For each kind of list: its field, the required text field of its items, and that text's maximum length."""
 
 
 async def _mended_list(field: str, key: str, longest: int, result: dict[str, Any]) -> dict[str, Any]:
-    """Return a page of a list, reduced to the fields that we use. Items without the required text are dropped."""
+    """Return a page of a list with only the fields that we use. Items without the required text are dropped."""
     listed, cursor = result.get(field), result.get("nextCursor")
     if not isinstance(listed, list):
         raise MCPError(code=types.INTERNAL_ERROR, message=f"the answer has no list of {field}")
@@ -222,7 +223,7 @@ async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIt
                 if error.code != types.UNSUPPORTED_PROTOCOL_VERSION:
                     reason = clean_text(error.message, _MAX_ERROR)
                     raise ToolError(f"the server did not accept the connection: {reason}") from error
-                await session.discover()  # the server knows only the newer versions of the protocol
+                await session.discover()  # the server supports only newer versions of the protocol
             yield Connection(session, settings, ended)
 
 
@@ -240,13 +241,14 @@ async def _http_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
 
 
 class OversizedAnswerError(httpx2.SSEError, httpx2.StreamError):
-    """Error for a response that is too large. The SDK turns either base class into an error of the call."""
+    """Error for a response that is too large. Both base classes are errors that the SDK reports as a failed call."""
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """HTTP transport with bounded responses. It refuses compressed responses, which could unpack to any size.
+    """HTTP transport that limits the size of responses.
 
-    `ended` is set when the server no longer knows the session, for example after a restart.
+    It refuses compressed responses, which could unpack to any size. `ended` is set when the server no longer knows the
+    session, for example because the server was restarted.
     """
 
     def __init__(self, ended: asyncio.Event) -> None:
@@ -255,7 +257,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["accept-encoding"] = "identity"
-        if request.method == "DELETE":  # the end of a session, which must not wait for a server that hangs
+        if request.method == "DELETE":  # ends the session, and must not wait for a server that hangs
             request.extensions = {**request.extensions, "timeout": httpx2.Timeout(GOODBYE_SECONDS).as_dict()}
         response = await super().handle_async_request(request)
         if response.status_code == 404 and "mcp-session-id" in request.headers:

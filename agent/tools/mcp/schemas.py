@@ -1,6 +1,7 @@
 """Conversion of MCP tool names and argument schemas into a form that every model provider accepts.
 
-Only keywords that help models are kept. References are replaced by their targets, up to a limit, and texts are cut.
+Only keywords that help models are kept. References are replaced by their targets, up to a limit, and long texts are
+cut.
 """
 
 import hashlib
@@ -16,11 +17,13 @@ from hermes_state.text import shortened, well_formed
 
 MAX_NAME: Final = 64
 MAX_DEPTH: Final = 8
-"""Maximum depth of a schema. Values below this depth are not restricted."""
+"""Maximum depth of a schema. Below this depth, any value is allowed."""
 MAX_NODES: Final = 400
 """Maximum number of nodes in a schema, because references can expand to billions."""
 MAX_SCHEMA_BYTES: Final = 20_000
-"""Maximum size of a schema as JSON. A larger schema loses its texts, then everything except the argument names."""
+"""Maximum size of a schema's JSON in bytes. A larger schema loses its descriptions, then everything but the argument
+names.
+"""
 MAX_TOOL_TEXT: Final = 1_500
 """Maximum length of a tool's description, in characters."""
 MAX_PLACE_TEXT: Final = 400
@@ -33,9 +36,9 @@ _INVISIBLE = re.compile(
 
 
 def tool_names(server: str, tools: Iterable[str]) -> dict[str, str]:
-    """Return the agent's tool names for a server, by the server's own names.
+    """Map the server's tool names to the agent's names for them.
 
-    A name ends with a digest of the original if it had to be cut, or if replaced characters made it ambiguous.
+    A name ends with a digest of the original if it had to be cut, or if replacing characters made it ambiguous.
 
     >>> tool_names("files", ["read", "read.all", "read_all"])
     {'read': 'files__read', 'read_all': 'files__read_all', 'read.all': 'files__read_all-8fb73b'}
@@ -55,14 +58,14 @@ def _plain(server: str, tool: str) -> str:
 
 
 def clean_text(text: object, limit: int) -> str:
-    """Return a description of at most `limit` characters, without characters that are invisible or change direction."""
+    """Return a description of at most `limit` characters, without invisible or direction-changing characters."""
     if not isinstance(text, str):
         return ""
-    return shortened(_INVISIBLE.sub(" ", well_formed(text[: 8 * limit])).strip(), limit)  # the input may have megabytes
+    return shortened(_INVISIBLE.sub(" ", well_formed(text[: 8 * limit])).strip(), limit)  # a text can have megabytes
 
 
 def clean_schema(schema: object) -> Mapping[str, Any]:
-    """Return a valid schema of type object for a tool's arguments, even if the server sent garbage.
+    """Return a valid schema of type object for a tool's arguments, even if the server's schema is invalid.
 
     >>> clean_schema({"properties": {"day": {"$ref": "#/$defs/Day"}}, "$defs": {"Day": {"const": "today"}}})
     {'type': 'object', 'properties': {'day': {'enum': ['today'], 'type': 'string'}}}
@@ -82,7 +85,7 @@ class _SchemaBuilder:
         self._root, self._max_text, self._nodes, self._merges = root, max_text, 0, 0
 
     def object_at(self, root: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the top level as an object without `anyOf` and `oneOf`, which providers refuse there."""
+        """Return a schema whose top level is an object without `anyOf` and `oneOf`, which providers refuse there."""
         merged = self._merged(root, 0)
         for choice in (*_listed(root.get("anyOf")), *_listed(root.get("oneOf")))[:20]:
             found = self._merged(choice, 1).get("properties")
@@ -94,7 +97,7 @@ class _SchemaBuilder:
         own = _mapping(place)
         parts = [self._target(own.pop("$ref", None)), *_listed(own.pop("allOf", None))]
         self._merges += 1
-        if depth > MAX_DEPTH or self._merges > 2_000:  # a few nodes that refer to each other expand to millions
+        if depth > MAX_DEPTH or self._merges > 2_000:  # a few nodes that refer to each other could expand to millions
             return own
         for part in parts:
             other = self._merged(part, depth + 1)
@@ -148,7 +151,7 @@ class _SchemaBuilder:
         properties = {
             name: self._place(inner, depth + 1)
             for name, inner in _mapping(rule.get("properties")).items()
-            if isinstance(name, str) and re.fullmatch(r"[a-zA-Z0-9_.-]{1,64}", name)  # all providers accept these
+            if isinstance(name, str) and re.fullmatch(r"[a-zA-Z0-9_.-]{1,64}", name)  # all providers accept such names
         }
         required = [name for name in dict.fromkeys(map(str, _listed(rule.get("required")))) if name in properties]
         cleaned: dict[str, Any] = {"properties": properties}
@@ -200,10 +203,10 @@ def _listed(value: object) -> list[Any]:
 
 
 def _is_number(value: object) -> bool:
-    """True for a number that can be encoded. JSON may contain larger numbers."""
+    """True for a number that can be encoded as JSON. Received JSON can contain larger numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def _is_text(value: object) -> bool:
-    """True for a short text. Long texts are left out, because many nodes may refer to the same text."""
+    """True for a short string. Long strings are left out, because references can repeat the same string often."""
     return isinstance(value, str) and len(value) <= MAX_PLACE_TEXT

@@ -56,10 +56,10 @@ class ServerHandle:
         self.status = ServerStatus(name=settings.name, since=clock.now())
         self.tools: Mapping[str, Tool] = {}
         self._hints: dict[str, set[bool]] = {}
-        """All read-only hints that the server has given for each tool."""
+        """All values of the read-only hint that the server has sent for each tool."""
 
     async def run(self, before: Iterable[asyncio.Task[None]] = ()) -> None:
-        """Keep the server connected. `before`: tasks of the same server that must end first."""
+        """Keep the server connected. `before`: earlier tasks for this server, which must end first."""
         await cancel_all(before)
         failures, loop = 0, asyncio.get_running_loop()
         while True:
@@ -86,7 +86,7 @@ class ServerHandle:
             try:
                 async for catalog in connection.catalogs():
                     self._take(catalog)
-                    self._connection = connection  # tools are usable before the other lists, which can hang
+                    self._connection = connection  # publish the tools first, because reading the other lists can hang
                 self._move(ServerState.CONNECTED, self.status.error)
                 log.info("mcp.server_connected", server=self.settings.name, tools=len(self.tools))
                 async with asyncio.TaskGroup() as group:
@@ -108,7 +108,7 @@ class ServerHandle:
                 log.warning("mcp.list_failed", server=self.settings.name, error=self._redact(_reason(error)))
             else:
                 log.info("mcp.list_changed", server=self.settings.name, tools=len(self.tools))
-            await asyncio.sleep(1.0)  # a server may announce changes all the time
+            await asyncio.sleep(1.0)  # a server could announce changes all the time
 
     def _move(self, state: ServerState, error: str | None, next_try_at: Millis | None = None) -> None:
         since = self.status.since if state is self.status.state else self._clock.now()
@@ -177,7 +177,7 @@ class ServerRegistry:
         self._is_closed = False
 
     def configure(self, wanted: Iterable[ServerSettings], group: asyncio.TaskGroup) -> None:
-        """Start new servers, end removed servers and restart changed servers, without waiting for any of them."""
+        """Start new servers, end removed servers and restart changed servers. Does not wait for any of them."""
         by_name = {} if self._is_closed else {settings.name: settings for settings in wanted}
         for name, handle in list(self._handles.items()):
             if by_name.get(name) != handle.settings:
@@ -199,7 +199,7 @@ class ServerRegistry:
         return {name: tool for handle in self._handles.values() for name, tool in handle.tools.items()}
 
     def why_missing(self, name: str) -> str | None:
-        """Return the reason why a tool is missing, if its server is not connected."""
+        """Return why a tool is missing if its server is not connected; None otherwise."""
         server = name.partition("__")[0]
         handle = self._handles.get(server)
         return None if handle is None or handle.status.state is ServerState.CONNECTED else handle._why_down()
@@ -227,7 +227,7 @@ def _reason(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStore:
-    """Stores the images of results together with the images that people send."""
+    """Stores images from tool results in the same place as images that people send."""
 
     files: AttachmentFolder
     clock: Clock

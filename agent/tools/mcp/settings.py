@@ -1,4 +1,4 @@
-"""Values for one MCP server that do not need the SDK: lists, state and call results."""
+"""Data classes for one MCP server that do not need the SDK: its lists, its state and call results."""
 
 import base64
 import binascii
@@ -15,7 +15,7 @@ from hermes_state.values import Millis, ToolEffect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteTool:
-    """Tool of a server, with the server's own name, and a schema that model providers accept."""
+    """Tool of an MCP server, under the server's own name for it, with a schema that model providers accept."""
 
     name: str
     description: str
@@ -44,7 +44,7 @@ class ServerStatus:
     state: ServerState = ServerState.STARTING
     since: Millis
     tools: Mapping[str, ToolEffect] = field(default_factory=dict)
-    """Effects of the server's tools, by the agent's names for them."""
+    """Effect of each tool of the server, by the agent's name for the tool."""
     catalog: ServerCatalog = ServerCatalog()
     error: str | None = None
     next_try_at: Millis | None = None
@@ -56,7 +56,7 @@ _MIMES = [f"image/{kind}" for kind in ("png", "jpeg", "jpg", "gif", "webp", "bmp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteResult:
-    """Result of a call. The content blocks are the server's JSON."""
+    """Result of a tool call. Its content blocks are JSON as the server sent it."""
 
     content: Sequence[dict[str, Any]]
     structured: object
@@ -68,13 +68,13 @@ class RemoteResult:
         if self.structured is not None and not any(block.get("type") == "text" for block in self.content):
             words.append(json.dumps(self.structured, ensure_ascii=False))
         text = "\n".join(word for word in words if word)
-        if len(text) > MAX_TEXT:  # cut first, because the next step blocks the event loop
+        if len(text) > MAX_TEXT:  # cut first, because cleaning a long text blocks the event loop
             text = f"{text[:MAX_TEXT]}\n[cut here: the result had {len(text):,} characters]"
         return printable(well_formed(text))
 
     @property
     def images(self) -> list[tuple[str, bytes]]:
-        """Return media type and bytes of the first four images with a supported type."""
+        """Return the media types and bytes of the first four images that have a supported type."""
         found: list[tuple[str, bytes]] = []
         for block in self.content:
             mime = str(block.get("mimeType")).lower()
@@ -86,7 +86,7 @@ class RemoteResult:
 
 
 def _words(block: dict[str, Any]) -> str:
-    """Return a block as text. A block without text is only named."""
+    """Return a content block as text. For a block without text, the text only names the block's type."""
     match block:
         case {"type": "text", "text": str(text)}:
             return text

@@ -1,4 +1,7 @@
-"""MCP servers as child processes. They do not inherit the gateway's secrets, and end together with their children."""
+"""MCP servers that run as child processes.
+
+They do not inherit the gateway's secrets. When one ends, its own child processes are ended too.
+"""
 
 import asyncio
 import json
@@ -32,9 +35,9 @@ Reading: TypeAlias = MemoryObjectReceiveStream[SessionMessage | Exception]
 Writing: TypeAlias = MemoryObjectSendStream[SessionMessage]
 
 MAX_WEIGHT: Final = 32 << 20
-"""Maximum estimated memory of a message, in bytes. Allows 8 MB of text, or less if it has many small values."""
+"""Maximum estimated memory use of a message, in bytes: 8 MB of text, or less text if it has many small values."""
 END_SECONDS: Final = 2.0
-"""Seconds for a server to end after its input is closed, and again after SIGTERM."""
+"""Seconds that a server has to end after its input is closed, and again after SIGTERM."""
 INVALID_ANSWER: Final = "the server's answer does not follow the protocol"
 TOO_LARGE: Final = "the answer is larger than the limit for a message (8 MB, or less if it has many small values)"
 _KEPT_BYTES = 256
@@ -50,7 +53,7 @@ _GUARD: Final = (
 
 @asynccontextmanager
 async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> AsyncIterator[tuple[Reading, Writing]]:
-    """Run a server, and yield the streams from and to it. `ended` is set when the server closes its output."""
+    """Run a server, and yield streams to read from it and write to it. `ended` is set when it closes its output."""
     process, last_words = await _start(settings), deque([""], 1)
     to_us, reading = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     writing, to_server = anyio.create_memory_object_stream[SessionMessage](0)
@@ -72,7 +75,7 @@ async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
                     await _end(process)
                 finally:
                     await cancel_all(tasks)
-    except ExceptionGroup:  # raised by the body; the end of the program explains it better
+    except ExceptionGroup:  # the body failed because the server ended, which is the better explanation
         if not has_ended:
             raise
     finally:
@@ -102,13 +105,13 @@ async def _start(settings: ServerSettings) -> Process:
 
 
 def server_environ(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a server. Of the gateway's own variables, only those without secrets are included."""
+    """Return a server's environment variables. It inherits only those gateway variables that hold no secrets."""
     kept = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
     return {name: own[name] for name in kept if name in own} | dict(given)
 
 
 async def _end(process: Process) -> None:
-    """End the server and its process group. Closes the input first, as the protocol demands."""
+    """End the server and its process group. The protocol requires closing its input first."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -120,7 +123,7 @@ async def _end(process: Process) -> None:
             _signal(process, number)
     finally:
         _signal(process, signal.SIGKILL)  # processes that the server started
-        # There is no public way to close pipes that another process keeps open, or that have no reader.
+        # asyncio has no public way to close pipes that another process keeps open, or that have no reader.
         process._transport.close()  # type: ignore[attr-defined]  # the same in asyncio and uvloop
 
 
@@ -146,7 +149,7 @@ async def _read(
                     log.warning(
                         "mcp.line_ignored", server=name, bytes=len(line), hint="standard output is for MCP messages"
                     )
-                await asyncio.sleep(0)  # a piece may have thousands of these lines
+                await asyncio.sleep(0)  # a piece of output can have thousands of these lines
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass  # the connection is being closed
     finally:
@@ -160,7 +163,7 @@ def _parsed(line: bytes) -> JSONRPCMessage | None:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     if re.search(rb'"(?:result|error)"\s*:', line) is None:
         return None
-    with suppress(ValueError, RecursionError):  # this parser also accepts deep values, lone surrogates, invalid UTF-8
+    with suppress(ValueError, RecursionError):  # also accepts deep nesting, lone surrogates, invalid UTF-8
         message = json.loads(line.decode("utf-8", "replace"))
         if isinstance(message, dict) and isinstance(message.get("result"), dict) and not message.get("error"):
             return jsonrpc_message_adapter.validate_python(
@@ -170,7 +173,7 @@ def _parsed(line: bytes) -> JSONRPCMessage | None:
 
 
 def _error_for(line: bytes, reason: str) -> JSONRPCError | None:
-    """Return the error that replaces a response; None if the line does not respond to a request."""
+    """Return the error that replaces an unreadable response; None if the line is not a response."""
     number = find_id(line)
     error = ErrorData(code=INTERNAL_ERROR, message=reason)
     return JSONRPCError(jsonrpc="2.0", id=number, error=error) if number is not None else None
@@ -185,7 +188,7 @@ async def _write(process: Process, to_server: MemoryObjectReceiveStream[SessionM
 
 
 async def _log_errors(process: Process, name: str, last: deque[str]) -> None:
-    """Log up to 60 lines per minute of the server's standard error. `last` keeps the last line that is not empty."""
+    """Log up to 60 lines per minute from the server's standard error. `last` holds the last line that was not empty."""
     assert process.stderr is not None
     lines, began, count, data = LineReader(4_000), 0.0, 0, b"\n"
     while data:
@@ -209,7 +212,7 @@ def weight(data: bytes) -> int:
 
 
 class LineReader:
-    """Splits a stream into lines. Keeps only the two ends of a line that is too large."""
+    """Splits a stream into lines. Keeps only the beginning and the end of a line that is too long."""
 
     def __init__(self, max_weight: int = MAX_WEIGHT) -> None:
         self._max_weight, self._weight = max_weight, 0
@@ -238,6 +241,6 @@ class LineReader:
 
 
 def find_id(line: bytes) -> int | None:
-    """Return the request id in an incomplete response. Servers write the id first or last."""
+    """Return the request id found in an incomplete response. Servers write the id at the beginning or the end."""
     found = _ID.search(line[:_KEPT_BYTES]) or next(reversed(list(_ID.finditer(line[-_KEPT_BYTES:]))), None)
     return int(found[1]) if found is not None else None

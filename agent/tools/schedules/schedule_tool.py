@@ -25,7 +25,7 @@ MAX_TEXT_CHARACTERS = 4_000
 MAX_PER_CHAT = 20
 """Maximum number of schedules in a chat. Every schedule starts turns that cost money."""
 MIN_MINUTES = 5
-"""Minimum minutes between two messages of a schedule, so that its turns do not pile up."""
+"""Minimum number of minutes between two messages of a schedule, so that its turns do not pile up."""
 
 
 class _Change(Arguments, frozen=True):
@@ -49,9 +49,10 @@ class _Change(Arguments, frozen=True):
 def schedule_tool(
     zone: Callable[[], str], may_moderate: Callable[[UserRef], bool], on_change: Callable[[], None], clock: Clock
 ) -> Tool:
-    """Return the tool `schedule`. It changes only schedules of its own chat. Scheduled turns cannot add schedules.
+    """Return the tool `schedule`.
 
-    `zone` returns the time zone for new schedules. Empty: the server's time zone has no name.
+    It changes only the schedules of its own chat. Scheduled turns cannot add schedules. `zone` returns the time zone
+    for new schedules, or "" if the server's time zone has no name.
     """
 
     def draft(asked: _Change, context: ToolContext, name: str) -> NewSchedule:
@@ -114,7 +115,7 @@ def _change(asked: _Change, context: ToolContext, is_in_charge: bool, db: Connec
 def new_schedule(
     zone: str, chat_id: ChatId, creator: tuple[UserRef, str], spec: str, text: str, now: Millis
 ) -> NewSchedule:
-    """Return a schedule to store. `spec`: a cron expression, or a date with a time. Raises `ToolError`."""
+    """Return a new schedule to store. `spec`: a cron expression, or a date with a time. Raises `ToolError`."""
     if not zone:
         raise ToolError("the server's time zone is unknown: the owner of this bot needs to set agent.time_zone")
     if not 0 < len(text := text.strip()) <= MAX_TEXT_CHARACTERS:
@@ -166,7 +167,7 @@ def change(db: Connection, row: ScheduleRow, action: str, now: Millis) -> str:
 
 
 def find(db: Connection, chat_id: ChatId, number: int | None, who: UserRef, *, is_in_charge: bool) -> ScheduleRow:
-    """Return a schedule that `who` may change. Raises `ToolError` for anyone but its creator and moderators.
+    """Return a schedule that `who` is allowed to change. Raises `ToolError` for anyone but its creator and moderators.
 
     `is_in_charge`: True if `who` moderates the chat.
     """

@@ -1,8 +1,8 @@
 """Times of schedules: cron expressions, local dates with times, and their next occurrences.
 
-Each local time occurs once. A time that is skipped when clocks go forward occurs later by the same amount. If a time is
-repeated when clocks go back, only the first one counts. APScheduler's `CronTrigger` (3.11) cannot be used. It skips
-midnights after a day of 23 hours, fires twice in a repeated hour, and treats 0 as Monday.
+Each local time occurs once. A time that is skipped when clocks go forward occurs later, by the skipped amount. If a
+time is repeated when clocks go back, only the first counts. APScheduler's `CronTrigger` (3.11) is not used because it
+skips midnights after a day of 23 hours, fires twice in a repeated hour, and treats 0 as Monday.
 """
 
 import re
@@ -45,7 +45,7 @@ class Occurrence:
 
     @property
     def key(self) -> str:
-        """Return the local time as a key, unique within the schedule."""
+        """Return the occurrence's local time as a key that is unique within the schedule."""
         return self.local.isoformat(timespec="minutes")
 
 
@@ -58,7 +58,9 @@ class Crontab:
     weekdays: frozenset[int]
     """Days of the week; 0 is Sunday."""
     is_either: bool
-    """True if a match of either day field is enough. In cron, this holds if neither field begins with `*`."""
+    """True if it is enough that one of the two day fields matches. In cron, this is the case if neither begins with
+    `*`.
+    """
 
     def has(self, day: date) -> bool:
         is_day, is_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
@@ -70,7 +72,7 @@ class Crontab:
 
     @property
     def shortest_minutes(self) -> int:
-        """Return the shortest time between two occurrences in minutes, also across midnight."""
+        """Return the shortest time between two occurrences, including those on both sides of midnight, in minutes."""
         minutes = [one.hour * 60 + one.minute for one in self.times]
         return min(after - before for before, after in zip(minutes, [*minutes[1:], minutes[0] + 1_440], strict=True))
 
@@ -143,9 +145,9 @@ def _number(word: str, name: str, low: int, high: int, names: Sequence[str]) -> 
 
 
 def parse_local(text: str, zone: str) -> str:
-    """Return a date with a time in its stored form, local in `zone`. An offset in the text is converted.
+    """Return a date with a time in its stored form, as local time in `zone`.
 
-    Raises `ToolError`.
+    A time with a UTC offset is converted. Raises `ToolError`.
 
     >>> parse_local("2026-11-24 08:00", "Europe/Berlin"), parse_local("2026-11-24T08:00Z", "Europe/Berlin")
     ('2026-11-24T08:00', '2026-11-24T09:00')
@@ -155,13 +157,13 @@ def parse_local(text: str, zone: str) -> str:
         at = at if at.tzinfo is None else at.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
     except (ValueError, OverflowError):
         at = None
-    if at is None or ":" not in text or at.year == MAXYEAR:  # could overflow in another time zone
+    if at is None or ":" not in text or at.year == MAXYEAR:  # converting these to another time zone could overflow
         raise ToolError(f"{text[:64]!r} is not a date with a time, such as 2026-11-24 08:00")
     return at.isoformat(timespec="minutes")
 
 
 def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
-    """Return the first occurrence after a moment, if any.
+    """Return the first occurrence after a given time; None if there is none.
 
     `spec` must be normalised. Raises `ToolError` if `spec` is invalid, or if the zone is unknown on this machine.
 
@@ -173,23 +175,23 @@ def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
 
 
 def last_occurrence(spec: str, zone: str, until: Millis) -> Occurrence | None:
-    """Return the last occurrence up to a moment, if any. Raises `ToolError`."""
+    """Return the last occurrence at or before a given time; None if there is none. Raises `ToolError`."""
     return _nearest(spec, zone, until, -1, lambda one: one.at <= until)
 
 
 def _nearest(
     spec: str, zone: str, moment: Millis, direction: int, fits: Callable[[Occurrence], bool]
 ) -> Occurrence | None:
-    """Return the nearest occurrence that fits, searching later (1) or earlier (-1) than a moment."""
+    """Return the nearest occurrence that `fits` accepts, searching forward (1) or backward (-1) from a given time."""
     place = known_zone(zone)
     if is_local(spec):
         only = _occurrence(datetime.fromisoformat(parse_local(spec, zone)), place)
         return only if fits(only) else None
     crontab = parse_crontab(spec)
     times, found = crontab.times, list[Occurrence]()
-    # A skipped time can occur up to a day later, so begin a day earlier, and check one more day.
+    # A skipped time can occur up to a day later, so start a day earlier and check an extra day.
     day = datetime.fromtimestamp(moment / 1000, place).date() - timedelta(days=max(direction, 0))
-    for _ in range(8 * 366 + 2):  # around 2100, 29 February occurs only after eight years
+    for _ in range(8 * 366 + 2):  # around the year 2100, there are eight years between two leap days
         all_day = (_occurrence(datetime.combine(day, one), place) for one in times) if crontab.has(day) else ()
         beside = [one for one in all_day if fits(one)]
         if found:
@@ -207,5 +209,5 @@ def known_zone(name: str) -> ZoneInfo:
 
 
 def _occurrence(local: datetime, zone: ZoneInfo) -> Occurrence:
-    at = Millis(round(local.replace(tzinfo=zone).timestamp() * 1000))  # `fold` is 0: the first of two equal times
+    at = Millis(round(local.replace(tzinfo=zone).timestamp() * 1000))  # `fold` is 0: the first of two equal local times
     return Occurrence(at, local)

@@ -1,4 +1,4 @@
-"""Running shell command: output, limits, and its end, which also ends all other processes in its sandbox."""
+"""Running shell command: its output, its limits, and its end, which also ends all processes that it started."""
 
 import asyncio
 import ctypes
@@ -33,11 +33,11 @@ from hermes_state.text import printable, well_formed
 
 _OWN_PROCESSES = 4
 _CREDENTIALS = struct.Struct("iii")
-"""Process, user and group id of a socket's writer, as seen outside the sandbox."""
+"""Process, user and group ids of the process that wrote to a socket, as seen outside the sandbox."""
 
 
 class OutputReader:
-    """Reader for the output of a command. Keeps the beginning and the end, and counts the rest."""
+    """Reader for a command's output. Keeps the beginning and the end, and only counts what is in between."""
 
     def __init__(self, max_chars: int) -> None:
         self._half = max(1, max_chars // 2)
@@ -72,11 +72,11 @@ class OutputReader:
             self._head += data[:room]
             data = data[room:]
         self._tail += data
-        if len(self._tail) > self._half * 16:  # occasionally, not after each piece
+        if len(self._tail) > self._half * 16:  # trim occasionally, not after each piece
             self._cut_tail()
 
     def take(self) -> str:
-        """Return the new output since the last call. The middle of a long output is only counted."""
+        """Return the output since the last call. In long output, a character count replaces the middle."""
         self._cut_tail()
         if len(self._head) + len(self._tail) == self._total:
             text = readable((self._head + self._tail).decode(errors="replace"))
@@ -97,7 +97,7 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 
 
 def readable(text: str) -> str:
-    r"""Return output without colours and cursor moves. Only the last version of an overwritten line is kept.
+    r"""Return output without colours and cursor movements. Only the last version of an overwritten line is kept.
 
     >>> readable("\x1b[32mdone\x1b[0m\r\n10 %\r100 %\nbell\x07")
     'done\n100 %\nbell\\u0007'
@@ -118,14 +118,14 @@ class RunningCommand:
         self._process, self._output = process, output
         self._folder, self._settings, self._group = folder, settings, group
         self._memory: SandboxMemory | None = None
-        """Measures the memory of the sandbox if there is no control group."""
+        """Measures the sandbox's memory if the command has no control group."""
         room = Room.on(folder)
         self._min_room = Room(min(MIN_ROOM.bytes, room.bytes // 2), min(MIN_ROOM.files, room.files // 2))
         self._max_file_bytes = room.bytes - self._min_room.bytes
         self.usage = Usage()
         self._started_at = time.monotonic()
         self._seconds: float | None = None
-        """Duration of the command; None while it runs."""
+        """Duration of the command in seconds; None while it runs."""
         self.stopped_for: str | None = None
         """Reason why the gateway ended the command. None: it ended by itself."""
 
@@ -179,7 +179,7 @@ class RunningCommand:
                 await is_there.wait()
             line, credentials, _, _ = gate.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
             if not line or not credentials:
-                return  # the sandbox failed, and the output says why
+                return  # the sandbox failed, and the command's output says why
             pid, _, _ = _CREDENTIALS.unpack(credentials[0][2])
             bound_process(pid, self._settings, max_file_bytes=self._max_file_bytes, has_end=has_end)
             if not self._settings.unsafe and not self._group:
@@ -209,7 +209,7 @@ class RunningCommand:
         self._kill()
         try:
             await self._process.wait()
-            with suppress(TimeoutError):  # without a sandbox, an escaped process may keep the pipe open
+            with suppress(TimeoutError):  # without a sandbox, a process that was not killed can keep the pipe open
                 async with asyncio.timeout(2):
                     await self._output.ended.wait()
         finally:
@@ -245,18 +245,18 @@ class RunningCommand:
         return f"ended by {signal.Signals(number).name}" if number in frozenset(signal.Signals) else f"exit code {code}"
 
     def report(self) -> str:
-        """Return the state and the new output since the last report, for the model."""
+        """Return the command's state and the output since the last report, as text for the model."""
         seconds = time.monotonic() - self._started_at if self._seconds is None else self._seconds
         state = "still running" if self.is_running else self.outcome
         return f"[{state}; {seconds:.1f} s]\n{self._output.take() or '(no output)'}"
 
     async def _watch(self) -> None:
-        """End the command if all its processes together exceed a limit."""
-        for pause in Backoff(0.02, 0.2):  # short at first, because programs can multiply quickly
-            await asyncio.sleep(pause)  # poll, because there is no notification
+        """End the command when its processes together exceed a limit."""
+        for pause in Backoff(0.02, 0.2):  # frequent at first, because programs can start many processes quickly
+            await asyncio.sleep(pause)  # poll, because the kernel sends no notification
             try:
                 excess = await asyncio.to_thread(self._find_excess)
-            except RuntimeError:  # too many processes to start a thread
+            except RuntimeError:  # no thread can be started because there are too many processes
                 excess = self._find_excess()
             if excess is not None:
                 return self.stop(excess)
@@ -280,9 +280,9 @@ class RunningCommand:
         return self._too_much_memory if is_over else self._find_crowd()
 
     def _find_crowd(self) -> str | None:
-        """Return the reason to end this command if all commands together leave too little memory or too few processes.
+        """Return the reason to end this command if all commands together use too much memory or too many processes.
 
-        Only the largest command of the largest chat must end.
+        Only the largest command of the chat that uses most is ended.
         """
         chats = defaultdict[Path, list[RunningCommand]](list)
         for one in tuple(_RUNNING):
@@ -297,14 +297,14 @@ _RUNNING: Final[set[RunningCommand]] = set()
 
 
 def _part(commands: Iterable[RunningCommand]) -> float:
-    """Return the share of the total memory or processes that the commands use, whichever is larger."""
+    """Return the commands' share of the memory limit or of the process limit, whichever share is larger."""
     used = [one.usage for one in tuple(commands)]
     memory, processes = sum(one.memory for one in used), sum(one.processes for one in used)
     return max(memory / total().memory, processes / total().processes)
 
 
 class SandboxMemory:
-    """Measures a sandbox from outside: its processes and their memory, including memory that no process maps."""
+    """Measures a sandbox from outside: its processes and their memory, and memory that no process has mapped."""
 
     def __init__(self, pid: int) -> None:
         """`pid`: the process waiting at the gate, whose descriptors 3, 4 and 5 are the lists of System V objects."""
@@ -318,12 +318,15 @@ class SandboxMemory:
             one.close()
 
     def look(self, max_bytes: int) -> Usage:
-        """Return the current usage. Shared pages are only counted correctly above `max_bytes // 2`: that is slow."""
+        """Return the current usage.
+
+        Counting shared pages exactly is slow, so it is only done above half of `max_bytes`.
+        """
         processes, own, mapped, inside, files = 0, 0, 0, list[Path](), dict[tuple[int, int], int]()
         with suppress(OSError):
             inside += [path for path in (self._root / "proc").iterdir() if path.name.isdecimal()]
         for path in inside:
-            with suppress(OSError):  # the process has ended
+            with suppress(OSError):  # the process has ended meanwhile
                 processes += len(os.listdir(path / "task"))
                 own += int((path / "statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
                 for link in (path / "fd").iterdir():
@@ -351,7 +354,7 @@ class SandboxMemory:
 
 _PIDFD_GETFD = 438
 _LISTED = {"rss": 1, "swap": 1, "cbytes": 1, "qnum": 64, "nsems": 64}
-"""Size columns in the kernel's lists of System V objects, each with its unit in bytes."""
+"""Columns that state sizes in the kernel's lists of System V objects, and the bytes per unit of each column."""
 
 
 def _mapped(path: Path) -> tuple[int, int]:

@@ -1,14 +1,15 @@
-"""Sandbox of the terminal. With bubblewrap, a command sees only one folder and, read-only, the machine's programs.
+"""The terminal's sandbox.
 
-It sees no other files, processes or variables, and has no network unless that is allowed. The sandbox needs no
-privileges.
+With bubblewrap, a command sees only one folder and, read-only, the machine's programs. It sees no other files,
+processes or environment variables, and has no network unless the operator allows it. The sandbox needs no privileges.
 
-bubblewrap's own `--die-with-parent` is not enough: if its first process is killed while starting the others, those run
-forever. So bubblewrap is the first process of a PID namespace, which the kernel ends together with bubblewrap. The
-command waits at a gate until the gateway has set its limits.
+bubblewrap's own `--die-with-parent` is not enough. If bubblewrap is killed while it starts other processes, those run
+forever. So bubblewrap runs as the first process of a PID namespace, whose processes the kernel kills when bubblewrap
+ends. The command waits (at the "gate") until the gateway has set its limits.
 
-Control groups limit memory and processes, including memory that no process owns: shared memory, files in memory, pipe
-buffers. Version 2 needs a group that belongs to the gateway (`Delegate=` in its unit), version 1 needs root.
+Control groups limit memory and the number of processes. They include memory that no process owns, such as shared
+memory, files in memory and pipe buffers. Version 2 needs a group that belongs to the gateway (`Delegate=` in its
+systemd unit). Version 1 needs root.
 
 >>> words = sandboxed("ls", Path("/srv/chat"), TerminalSettings(), ("--proc", "/proc"))
 >>> words[0], words[-4:]
@@ -38,29 +39,33 @@ from hermes_state.text import shortened
 
 ENVIRON: Final[Mapping[str, str]] = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-    "HOME": "/tmp",  # not the workspace, where a file sent by a person could act as a startup file of programs
+    "HOME": "/tmp",  # not the workspace, where programs could read a file sent by a person as their startup file
     "LC_CTYPE": "C.UTF-8",
     "TERM": "dumb",
 }
-"""Complete environment of a command. The gateway's own variables contain keys, so none are passed on."""
+"""Complete environment of a command. The gateway's environment contains keys, so none of it is passed on."""
 _NEEDED: Final = {"bwrap": "bubblewrap", "setpriv": "util-linux", "unshare": "util-linux"}
 _MAX_COMMAND_BYTES: Final = 100_000
-"""Maximum length of a command. Linux accepts 128 KiB in one argument."""
+"""Maximum length of a command in bytes. Linux accepts 128 KiB in one argument."""
 
 _PROC = ("--proc", "/proc", "--remount-ro", "/proc")
-"""Shows the sandbox's own processes. Read-only, because a gateway that runs as root could change kernel settings."""
+"""Options that mount `/proc` with the sandbox's own processes. It is read-only, because commands of a gateway that runs
+as root could change kernel settings.
+"""
 _NO_MORE_USERS = ("--unshare-user", "--disable-userns")
-"""Keeps programs from creating namespaces, in which they could mount file systems of any size."""
+"""Options that prevent programs from creating namespaces, in which they could mount file systems of any size."""
 _FORMS: Final = ((*_NO_MORE_USERS, *_PROC), _PROC, _NO_MORE_USERS, ())
-"""Combinations of options, best first. Some machines and units do not allow all of them."""
+"""Combinations of options, best first. Some machines and systemd units do not allow all options."""
 _READABLE = "/etc/alternatives /etc/ld.so.cache /etc/localtime /etc/mime.types"
 _READABLE_ONLINE = (
     "/etc/resolv.conf /etc/hosts /etc/nsswitch.conf /etc/services /etc/ssl/certs /etc/ssl/openssl.cnf "
     "/etc/ca-certificates /etc/pki/tls/certs /etc/pki/ca-trust"
 )
-"""Never all of `/etc/ssl` or `/etc/pki`: if the gateway runs as root, their private keys would be readable."""
+"""Files that a command with network access can read. `/etc/ssl` and `/etc/pki` also hold private keys, which would be
+readable if the gateway runs as root, so these folders are not included completely.
+"""
 _USERS = Path(__file__).with_name("sandbox_users.txt")
-"""`/etc/passwd` for the sandbox with a single user, which hides the machine's users."""
+"""The sandbox's `/etc/passwd`. It has a single user, so the machine's users stay hidden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +86,7 @@ def probe_sandbox() -> SandboxInfo:
     said = ""
     for options in _FORMS:
         if os.geteuid() == 0 and _PROC[0] not in options:
-            continue  # limits for root need a count of the processes, which needs /proc
+            continue  # if the gateway is root, the process limit relies on counting processes in /proc
         try:
             with socket_filter() as kept:
                 words = sandboxed("true", Path("/usr"), TerminalSettings(), options, socket_filter=kept)
@@ -106,7 +111,10 @@ def terminal_fault(settings: TerminalSettings) -> str | None:
 def command_words(
     command: str, folder: Path, settings: TerminalSettings, kept: Sequence[int] = ()
 ) -> Sequence[str | bytes]:
-    """Return the arguments that run a shell command in `folder` after waiting at `GATE`. Raises `ToolError`."""
+    """Return the program and arguments that wait at `GATE` and then run a shell command in `folder`.
+
+    Raises `ToolError`.
+    """
     if (fault := terminal_fault(settings)) is not None:
         raise ToolError(f"no command can be run: {fault}")
     if "\0" in command or not command.strip():
@@ -121,28 +129,29 @@ def command_words(
 
 
 _ENDED_TOGETHER: Final = "setpriv --pdeathsig KILL unshare --user --map-current-user --pid --mount-proc --kill-child --"
-"""Makes the next program the first process of a PID namespace that ends together with the gateway."""
+"""Command prefix that makes a program the first process of a PID namespace that ends when the gateway ends."""
 _GATE: Final = """
 test -r /proc/sysvipc && exec 3</proc/sysvipc/shm 4</proc/sysvipc/msg 5</proc/sysvipc/sem
 echo >&0; read -r _ && exec "$@" </dev/null 3<&- 4<&- 5<&-
 """
 GATE: Final = ("sh", "-c", _GATE, "gate")
-"""Writes a line to standard input, which is a socket, and waits for an answer. Ends if the other side is closed.
-
-Keeps the sandbox's lists of System V objects open meanwhile, so that the gateway can measure their memory.
+"""Command prefix that delays a program until the gateway has set its limits. It writes a line to standard input, which
+is a socket, and waits for a line in return. It ends if the other side is closed. Until then it keeps the sandbox's
+lists of System V objects open, so that the gateway can measure their memory.
 """
 
 _MACHINES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198), "riscv64": (0xC00000F3, 198)}
-"""Audit number and number of the `socket` system call, by architecture."""
+"""For each architecture: its audit number and the number of its `socket` system call."""
 _FAMILIES: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
-"""Socket families that a network namespace confines. AF_VSOCK, for example, reaches the host of a virtual machine."""
+"""Socket families that a network namespace isolates. Others can leave it: AF_VSOCK reaches a virtual machine's host."""
 
 
 @contextmanager
 def socket_filter() -> Iterator[Sequence[int]]:
-    """Open a seccomp filter that only allows sockets of `_FAMILIES`. Yields no filter on an unknown architecture.
+    """Open a seccomp filter that only allows sockets of `_FAMILIES`.
 
-    Calls of other architectures and io_uring (425) could also create sockets, so they fail as if they did not exist.
+    Yields no filter on an unknown architecture. System calls of other architectures and io_uring (425) could also
+    create sockets, so the filter makes them fail as if they did not exist.
     """
     if (machine := _MACHINES.get(os.uname().machine)) is None:
         yield ()
@@ -168,7 +177,7 @@ def sandboxed(
     gate: Sequence[str] = (),
     socket_filter: Sequence[int] = (),
 ) -> list[str | bytes]:
-    """Return the arguments that run a command in a sandbox. `options`: see `probe_sandbox`."""
+    """Return the program and arguments that run a command in a sandbox. `options`: see `probe_sandbox`."""
     tmp_bytes, is_whole = str(settings.memory_mb << 19), _PROC[0] in options
     readable = f"{_READABLE} {_READABLE_ONLINE}" if settings.network else _READABLE
     return [
@@ -187,7 +196,7 @@ def sandboxed(
 
 @cache
 def _program_folders() -> tuple[str, ...]:
-    """Return options for `/bin` and similar folders, which are links into `/usr` on most systems."""
+    """Return bubblewrap options for `/bin` and similar folders, which are links into `/usr` on most systems."""
     words: list[str] = []
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")):
         if path.is_symlink():
@@ -203,10 +212,10 @@ def _shell(command: str) -> tuple[str | bytes, ...]:
 
 
 def bound_process(pid: int, settings: TerminalSettings, *, max_file_bytes: int, has_end: bool) -> None:
-    """Set the resource limits of a process at the gate. Its later children inherit them.
+    """Set the resource limits of a process that waits at the gate. Its later children inherit them.
 
-    The process gets a low CPU priority, and is killed first if memory is scarce. Only memory that it writes to
-    counts. `has_end`: also limit the CPU time.
+    The process gets a low CPU priority, and is killed first if memory is scarce. The memory limit covers only writable
+    memory. `has_end`: also limit the CPU time.
     """
     bounds = {
         resource.RLIMIT_DATA: settings.memory_mb << 20,
@@ -216,7 +225,7 @@ def bound_process(pid: int, settings: TerminalSettings, *, max_file_bytes: int, 
     }
     if has_end:
         bounds[resource.RLIMIT_CPU] = max(1, round(settings.seconds))
-    if not settings.unsafe:  # outside a sandbox, this limit counts all processes of the user
+    if not settings.unsafe:  # without a sandbox, this limit would count all of the user's processes
         bounds[resource.RLIMIT_NPROC] = settings.max_processes
     for bound, most in bounds.items():
         hard = resource.prlimit(pid, bound)[1]
@@ -232,7 +241,7 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 _JOIN: Final = 'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit; shift; done; shift; exec "$@"'
 _COMMANDS: Final = count()
 _LEFT: Final[set[Path]] = set()
-"""Groups that could not be removed yet, because a process in them was still ending."""
+"""Control groups that could not be removed yet, because a process in them was still ending."""
 
 
 class Usage(NamedTuple):
@@ -246,9 +255,10 @@ class Usage(NamedTuple):
 
 
 class ControlGroup:
-    """Control group of one command, inside the group of its chat, inside the group of all chats.
+    """Control group of one command.
 
-    False if the gateway cannot create groups.
+    It is inside its chat's group, which is inside the group for all chats. The object is falsy if the gateway cannot
+    create groups.
     """
 
     def __init__(self, chat: str, limit: Usage) -> None:
@@ -273,11 +283,11 @@ class ControlGroup:
         return bool(self._folders)
 
     def words(self) -> tuple[str, ...]:
-        """Return the arguments to put before a program so that it starts in this group."""
+        """Return the command prefix that starts a program in this group."""
         return ("sh", "-c", _JOIN, "join", *map(str, self._folders), "--")
 
     def look(self) -> tuple[Usage, bool]:
-        """Return the usage without reclaimable memory, and True if the kernel has killed a process for its memory."""
+        """Return the usage without reclaimable memory, and True if the kernel killed a process that used too much."""
         names = "memory.current memory.usage_in_bytes memory.stat memory.events memory.oom_control pids.current"
         found = _figures(self._folders, names)
         used = found.get("memory.current", found.get("memory.usage_in_bytes", 0))
@@ -308,14 +318,14 @@ def total() -> Usage:
 
 @cache
 def group_parents() -> list[Path]:
-    """Return the folders in which the gateway can create groups. Also removes groups left by a killed gateway."""
-    total()  # cached now, because the process changes groups below
+    """Return the folders in which the gateway can create groups. Also remove groups that a killed gateway left."""
+    total()  # cache the limit now, because the gateway moves to another group below
     folders = _own_groups()
     if len(folders) == 1:
         if "NOTIFY_SOCKET" in os.environ and os.access(folders[0] / "cgroup.subtree_control", os.W_OK):
             with suppress(OSError):
                 (folders[0] / "gateway").mkdir(exist_ok=True)  # a group with subgroups must not contain processes
-                for pid in (folders[0] / "cgroup.procs").read_text().split():  # processes of our unit
+                for pid in (folders[0] / "cgroup.procs").read_text().split():  # processes of the systemd unit
                     (folders[0] / "gateway" / "cgroup.procs").write_text(pid)
                 (folders[0] / "cgroup.subtree_control").write_text("+memory +pids")
                 return folders
@@ -331,7 +341,7 @@ def group_parents() -> list[Path]:
 
 
 def _own_groups() -> list[Path]:
-    """Return the folders of the gateway's own groups: one in version 2, two (memory, processes) in version 1."""
+    """Return the folders of the gateway's own groups: one with cgroups version 2, two (memory, pids) with version 1."""
     lines: list[list[str]] = []
     with suppress(OSError):  # the kernel has no control groups
         lines += [line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()]
@@ -342,7 +352,7 @@ def _own_groups() -> list[Path]:
 
 
 def _figures(folders: list[Path], names: str) -> dict[str, int]:
-    """Return the numbers in files of groups, by the key before the number or else by file name. Skips "max"."""
+    """Return the numbers in control group files, by the key before a number or else by file name. Skips "max"."""
     found: dict[str, int] = {}
     for file in (folder / name for folder in folders for name in names.split()):
         with suppress(OSError):

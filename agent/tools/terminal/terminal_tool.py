@@ -28,7 +28,7 @@ from hermes_state.values import ChatId, ToolEffect
 
 TERMINAL = "terminal"
 STOP_SECONDS = 5.0
-"""Time limit in seconds for ending background commands and reporting it."""
+"""Time limit in seconds for ending background commands and reporting that they ended."""
 
 _SECONDS = "run: time limit. poll: how long to wait for the end, by default 0."
 
@@ -56,12 +56,12 @@ class BackgroundCommand:
     """Context of the call that started the command."""
     running: RunningCommand
     pollers: int = 0
-    """Number of calls that wait for the end."""
+    """Number of tool calls that are waiting for the command to end."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class BackgroundRegistry:
-    """Background commands of all chats. They survive turns and configuration changes, but not the gateway."""
+    """Background commands of all chats. They outlive turns and configuration changes, but end with the gateway."""
 
     def __init__(self, on_end: Callable[[BackgroundCommand], Awaitable[None]]) -> None:
         """`on_end` is called when a command has ended and no call is waiting for it."""
@@ -105,13 +105,16 @@ class BackgroundRegistry:
         finally:
             one.ended.set()
         ended = [other.id for other in self.of(one.context.chat_id) if not other.running.is_running]
-        for command_id in ended[:-10]:  # the last ten stay until their output is polled
+        for command_id in ended[:-10]:  # the ten newest are kept until their output is polled
             del self._commands[command_id]
         if not one.pollers:
             await self._on_end(one)
 
     async def wait(self, one: BackgroundCommand, seconds: float) -> str:
-        """Return state and new output when the command ends, or after `seconds`. Forgets an ended command."""
+        """Return the state and the new output when the command ends, or after `seconds`.
+
+        Forgets a command that has ended.
+        """
         one.pollers += 1
         try:
             await wait_until(one.ended, seconds)
@@ -144,7 +147,7 @@ def terminal_tool(
         "work set background, then use poll (reads new output), kill and list.",
         effect=ToolEffect.EXECUTES,
         why_unavailable=lambda: terminal_fault(settings()),
-        timeout_seconds=90_000.0,  # above the highest `terminal.seconds`, because this tool itself ends its commands
+        timeout_seconds=90_000.0,  # higher than `terminal.seconds` can be, because this tool ends commands itself
         is_exempt=lambda asked: asked.action != "run",
         shape=lambda asked: command_shape(asked, is_exact=settings().unsafe),
         reach=lambda shape: (
@@ -164,8 +167,8 @@ def terminal_tool(
                 if asked.background:
                     one = await background.start(command, folder, given, context)
                     return f"Started in the background; its id is {one.id}."
-                async with lines.setdefault(context.chat_id, asyncio.Semaphore(4)):  # each command may use `memory_mb`
-                    given = settings()  # the wait may have been long
+                async with lines.setdefault(context.chat_id, asyncio.Semaphore(4)):  # each command can use `memory_mb`
+                    given = settings()  # may have changed while waiting
                     running = await RunningCommand.start(command, folder, given)
                     await running.finish(min(seconds or given.seconds, given.seconds))
                 return running.report()
@@ -173,7 +176,7 @@ def terminal_tool(
                 one = background.find(context.chat_id, asked.needed("id"))
                 if action == "poll":
                     return await background.wait(one, min(seconds or 0.0, given.seconds))
-                one.pollers += 1  # this call reports the end
+                one.pollers += 1  # this call reports the end of the command
                 one.running.stop("as requested")
                 return await background.wait(one, STOP_SECONDS)
 
@@ -184,13 +187,14 @@ _PLAIN = re.compile(
     r"(?a)(cat|cp|cut|date|df|diff|du|echo|grep|head|ls|md5sum|mkdir|mv|pwd|sha256sum|stat|tail|touch|tr|uniq|wc)"
     r"(?: +[\w./:,@%+=-]+)*"
 )
-"""Programs that start no others, with arguments that the shell passes on unchanged."""
+"""Pattern for a program that starts no others, with arguments that the shell passes on unchanged."""
 
 
 def command_shape(asked: Command, *, is_exact: bool = False) -> str:
     """Return the kind of a command for saved approvals: a harmless program with any arguments, else the exact command.
 
-    Empty: each command needs its own approval. `is_exact`: always the exact command, because there is no sandbox.
+    If it is empty, each command needs its own approval. `is_exact`: always return the exact command, because there is
+    no sandbox.
 
     >>> [command_shape(Command(command=one)) for one in ("ls -l notes", "ls; reboot", "make all")]
     ['ls …', 'ls; reboot', 'make all']

@@ -1,7 +1,7 @@
-"""Addresses that the web tools may connect to: checks of a URL, and a guard at the socket.
+"""Restriction of the web tools to public addresses:
 
-The guard checks the IP address of every connection. Neither a host name, a second DNS lookup, a redirect nor an unusual
-notation of an address can evade it.
+URLs are checked first, and then the IP address of every connection. The second check cannot be evaded by a host name, a
+second DNS lookup, a redirect or an unusual notation of an address.
 """
 
 import re
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
 # IANA's special-purpose addresses, and 168.63.129.16, at which every Azure machine reaches its platform services. The
-# last line has addresses of protocols such as Teredo, of documentation, and of 6to4.
+# last line has the addresses for protocols such as Teredo, for documentation, and for 6to4.
 _PRIVATE = """0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 168.63.129.16/32 169.254.0.0/16 172.16.0.0/12
 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3
 2001::/23 2001:db8::/32 2002::/16 3fff::/20"""
@@ -25,7 +25,7 @@ _PRIVATE_NETWORKS = tuple(map(ip_network, _PRIVATE.split()))
 
 
 def is_public(address: str) -> bool:
-    """True for an IP address of the public internet, False for any other text.
+    """True for an IP address on the public internet, False for any other string.
 
     >>> [is_public(one) for one in ("8.8.8.8", "10.0.0.1", "::ffff:8.8.8.8", "64:ff9b::10.0.0.1", "0x7f.1")]
     [True, False, False, False, False]
@@ -34,16 +34,16 @@ def is_public(address: str) -> bool:
         ip = ip_address(address)
     except ValueError:
         return False
-    if ip in ip_network("64:ff9b::/96"):  # IPv4 addresses in IPv6-only networks
+    if ip in ip_network("64:ff9b::/96"):  # NAT64: IPv4 addresses as seen in IPv6-only networks
         ip = IPv4Address(int(ip) & 0xFFFFFFFF)
-    # 2000::/3 has all assigned addresses. Others are local, multicast, mapped, or do not exist.
+    # All assigned public addresses are in 2000::/3. Others are local, multicast, mapped, or do not exist.
     if ip.version == 6 and ip not in ip_network("2000::/3"):
         return False
     return ip.is_global and not any(ip in block for block in _PRIVATE_NETWORKS)
 
 
 class AddressRejected(OSError):
-    """Error for a connection to an address outside the public internet, which was not opened."""
+    """Error for a refused connection to an address that is not on the public internet."""
 
     def __str__(self) -> str:
         return "a private address"  # never the address itself, which would reveal the internal network
@@ -62,7 +62,7 @@ def host_of(url: "URL") -> str:
 
 
 def checked_url(text: str, hosts: WebSettings) -> "URL":
-    """Return a text as a URL. Raises `ToolError` if no request to this URL is allowed."""
+    """Return a string as a URL. Raises `ToolError` if requests to this URL are not allowed."""
     from yarl import URL
 
     text = text.strip()

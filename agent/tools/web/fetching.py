@@ -36,7 +36,7 @@ _HEADERS = {
     "Accept": "text/html, text/markdown, text/plain, application/json, application/xml;q=0.9, */*;q=0.5",
     "Accept-Encoding": "gzip, deflate",
 }
-_WORKER: Final = Path(__file__).with_name("worker.py")  # run, never imported, so that the daemon loads no parser
+_WORKER: Final = Path(__file__).with_name("worker.py")  # never imported, so that the gateway does not load the parser
 _READ_SECONDS: Final = 25.0
 """Time limit for parsing one page, in seconds."""
 _MAX_CHARACTERS: Final = 300_000
@@ -53,7 +53,7 @@ class FetchSettings:
     seconds: float = 30.0
     """Time limit of a fetch, including redirects."""
     max_bytes: int = 5_000_000
-    """Maximum bytes to read of a decompressed body."""
+    """Maximum number of bytes to read from a decompressed body."""
     is_public: Callable[[str], bool] = is_public
     """Returns True if the IP address of a connection is allowed."""
     resolver: "AbstractResolver | None" = None
@@ -89,7 +89,7 @@ def fetch_tool(
     settings: Callable[[], FetchSettings], holds_secret: Callable[[str], bool], fault: Callable[[], str | None]
 ) -> Tool:
     """Return the tool `web_fetch`. `fault` returns the reason why the tool is unavailable, or None."""
-    pages = FairSlots(16)  # a page uses up to three times its size in memory
+    pages = FairSlots(16)  # limits memory: a page uses up to three times its size
     workers = FairSlots(2)
 
     @tool(
@@ -97,7 +97,7 @@ def fetch_tool(
         effect=ToolEffect.READ_ONLY,
         why_unavailable=fault,
         timeout_seconds=1_000.0,  # the tool has its own time limits
-        max_shown_characters=40_000,  # the model opens parts of longer pages
+        max_shown_characters=40_000,  # the model can open later parts of a longer page
     )
     async def web_fetch(asked: _Page, context: ToolContext) -> str:
         check_secret(asked.url, holds_secret)
@@ -116,7 +116,7 @@ def check_secret(written: str, holds_secret: Callable[[str], bool]) -> None:
 
 
 def is_readable(media_type: str) -> bool:
-    """True for a text media type, and for an empty media type.
+    """True for a text media type and for an unknown (empty) one.
 
     >>> [is_readable(one) for one in ("text/html", "application/ld+json", "application/pdf")]
     [True, True, False]
@@ -128,12 +128,12 @@ def is_readable(media_type: str) -> bool:
 
 
 async def fetch_page(url: str, settings: FetchSettings) -> FetchResult:
-    """Return the text page at a URL. Raises `ToolError` with the reason for a failure."""
+    """Return the text page at a URL. Raises `ToolError` with the reason if this fails."""
     import aiohttp
     from yarl import URL
 
     target = checked_url(url, settings.hosts)
-    cookies = aiohttp.CookieJar()  # without cookies, some sites redirect forever
+    cookies = aiohttp.CookieJar()  # some sites redirect forever unless they get their cookies back
     try:
         async with asyncio.timeout(settings.seconds):
             for _ in range(MAX_REDIRECTS + 1):
@@ -194,12 +194,12 @@ async def read_body(response: "ClientResponse", max_bytes: int) -> tuple[bytes, 
         if len(data) > max_bytes:
             del data[max_bytes:]
             return bytes(data), True
-        await asyncio.sleep(0)  # let others run, because a fast server never makes us wait
+        await asyncio.sleep(0)  # let other tasks run, because data from a fast server arrives without a wait
     return bytes(data), False
 
 
 def retry_after(response: "ClientResponse") -> int | None:
-    """Return the pause that a server requests, if it is given in seconds."""
+    """Return the pause that a server requests; None if it is not given in seconds."""
     stated = response.headers.get("Retry-After", "").strip()
     return int(stated) if stated.isdecimal() and len(stated) < 7 else None
 

@@ -24,25 +24,25 @@ _REJECTED_KEY = "it rejected the key (web.search_key)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchService:
-    """Search service: the form of its requests, and the place of the results in its responses."""
+    """Search service: how to build its requests, and where its responses have the results."""
 
     name: str
     url: str
     asked: Callable[[str, int], Json]
     """Returns the request parameters for a query and a number of results."""
     is_post: bool = False
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # includes the key
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # not in `repr`, because they include the key
     rows: tuple[str, ...] = ("results",)
-    """Keys that lead to the list of results."""
+    """Path of keys to the list of results in a response."""
     text: str = "content"
     """Key of a result's text."""
     refusals: Mapping[int, str] = field(default_factory=dict)
-    """Reasons for HTTP statuses that have a special meaning at this service."""
+    """Explanations of HTTP statuses that have a special meaning for this service."""
     seconds: float = 30.0
 
 
 def searxng(url: str, key: str = "") -> SearchService:
-    """Return a SearXNG instance run by the operator. `key`: bearer token for a proxy in front of the instance."""
+    """Return the service for an operator's own SearXNG instance. `key`: bearer token for a proxy in front of it."""
     return SearchService(
         name="SearXNG",
         url=f"{url}/search",
@@ -105,10 +105,10 @@ def search_tool(configured: Callable[[], SearchService | str], holds_secret: Cal
 
 
 async def _answer(service: SearchService, query: str, count: int) -> Json:
-    """Return the response of a search service.
+    """Return a search service's response.
 
-    Raises `ToolError` with the reason for a failure. The operator chose the address, so private addresses are allowed.
-    Redirects are not followed, because they could leak the key.
+    Raises `ToolError` with the reason if the request fails. The operator chose the address, so private addresses are
+    allowed. Redirects are not followed, because they could leak the key.
     """
     import aiohttp
 
@@ -153,7 +153,7 @@ def _reason(status: int, wait: int | None) -> str:
 
 
 def _rows(service: SearchService, answer: Json) -> list[Json]:
-    """Return the results in a response, where any field can be missing. Raises `ToolError` if no engine answered."""
+    """Return the results in a response. Any field can be missing. Raises `ToolError` if no search engine answered."""
     place: object = answer
     for name in service.rows:
         place = place.get(name) if isinstance(place, dict) else None

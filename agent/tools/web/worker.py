@@ -1,4 +1,4 @@
-"""Page worker: converts one page to text, in a process with limited memory and time, because parsers can be attacked.
+"""Page worker: converts one web page to text. It is a process with limits, because pages can attack parsers.
 
 `python worker.py html|text CHARSET URL MAX_CHARACTERS` reads the page from standard input. It writes JSON with the
 title, the text and the length of the text.
@@ -20,22 +20,22 @@ _BOMS: Final = (
     *((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32")),
     *((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")),
 )
-"""Byte order marks and their codecs. Longer marks come first, because some marks begin with a shorter mark."""
-# Browsers interpret these names as supersets, and page authors rely on that.
+"""Byte order marks and their codecs. Longer marks come first, because some begin with the bytes of a shorter one."""
+# Browsers treat these character sets as their supersets, and page authors rely on that.
 _MEANT: Final = {
     **{"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
 }
 _NONE: Final = ("utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined")
 _HEAD: Final = ("title", "script", "style", "template", "textarea", "meta", "link", "base", "noscript")
-"""Elements whose text is not part of the page's text."""
+"""HTML elements whose content is not part of the page's text."""
 
 
 def main(kind: str, charset: str, url: str, max_characters: int) -> int:
     """Write the text of the page to standard output. Return the exit code."""
     if kind != "text":
         import_module("trafilatura")  # before the limits, because the first import writes compiled modules
-    # Limits for memory, CPU seconds, and bytes of files.
+    # Limits for memory, CPU seconds and file size.
     for bound, most in ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 20), (resource.RLIMIT_FSIZE, 0)):
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some limits
             resource.setrlimit(bound, (most, most))
@@ -60,9 +60,9 @@ def decoded(data: bytes, stated: str) -> str:
         if data.startswith(mark):
             return data.decode(codec, "replace")
     name = known(stated) or declared(data)
-    if name is None or not name.startswith(("utf-16", "utf-32", "iso2022", "hz")):  # these look like valid UTF-8
+    if name is None or not name.startswith(("utf-16", "utf-32", "iso2022", "hz")):  # these can be valid UTF-8
         with contextlib.suppress(UnicodeDecodeError):
-            # The end may be cut inside a character.
+            # The page can be cut in the middle of a character.
             return codecs.getincrementaldecoder("utf-8")().decode(data)
     return data.decode(name or "cp1252", "replace")
 
@@ -72,11 +72,11 @@ def declared(data: bytes) -> str | None:
     start = re.sub(rb"<!--.*?(?:-->|\Z)", b"", data[:4_096], flags=re.DOTALL)
     found = _XML.match(start) or _META.search(start)
     name = known(found[1].decode()) if found is not None else None
-    return "utf-8" if name is not None and name.startswith("utf-16") else name  # it was readable as ASCII
+    return "utf-8" if name is not None and name.startswith("utf-16") else name  # UTF-16 would not look like ASCII
 
 
 def known(charset: str) -> str | None:
-    """Return the codec of a character set, if known."""
+    """Return the codec for a character set; None if it is unknown."""
     try:
         name = codecs.lookup(re.sub(r"^x-|(?<=8)-[ie]$", "", charset.strip(), flags=re.IGNORECASE)).name
         b"\0\0\0\0".decode(name)  # fails for codecs that are not text encodings
@@ -86,7 +86,7 @@ def known(charset: str) -> str | None:
 
 
 def extracted(html: str, url: str) -> tuple[str, str]:
-    """Return the title of a page, and its text as Markdown without the navigation of the site."""
+    """Return a page's title, and its text as Markdown without the site's navigation."""
     import trafilatura
     from lxml import etree
     from lxml.html import HTMLParser
