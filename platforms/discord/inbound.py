@@ -33,7 +33,8 @@ def snowflake_at(moment: Millis) -> int:
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Reference to a file.
 
-    Discord's file URLs expire after a day, so the reference includes the message, which has a new URL.
+    Discord's file URLs expire after a day. The reference includes the message's id, with which a new URL can be
+    fetched.
     """
 
     channel_id: int
@@ -103,7 +104,7 @@ class EventReader:
             return None
         text, words_by = self._said(message)
         return values.EditEvent(
-            event_ref=f"{self._event_ref(message.id)}:edit:{edited_at.isoformat()}",  # to the microsecond
+            event_ref=f"{self._event_ref(message.id)}:edit:{edited_at.isoformat()}",  # precise to the microsecond
             chat=self._chat(payload.channel_id),
             sender=_author(message),
             text=text,
@@ -169,7 +170,7 @@ class EventReader:
         return text, None if is_theirs else ""
 
     def _quote(self, message: discord.Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
-        """Return the message that a person answered, or started a thread from, with its files."""
+        """Return the message that a person replied to or started a thread from, and its files."""
         reference = message.reference if message.type is discord.MessageType.reply else None
         answered = reference.resolved if reference is not None else None
         if reference is None and any(mention in message.content for mention in self._own_mentions(message)):

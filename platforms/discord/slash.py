@@ -46,7 +46,7 @@ async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -
     for button in buttons[:25]:
         custom_id = await commands.data_for(button.command)
         view.add_item(discord.ui.Button(label=_short(button.label, 80), custom_id=custom_id))
-    view.stop()  # the SDK need not keep it, because `SlashCommands.on_interaction` reads presses, even after a restart
+    view.stop()  # the SDK can forget it, because `SlashCommands.on_interaction` reads presses
     return view
 
 
@@ -58,7 +58,7 @@ class Ticket:
     expires_at: float
     """End of the ticket, in monotonic seconds."""
     answered_by: str | None = None
-    """Key of the send that filled the "thinking" message. A repeat of this send may fill it again."""
+    """Key of the send that filled the "thinking" message. A repeat of this send can fill it again."""
     deferred: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once Discord has accepted or refused the acknowledgement. The "thinking" message does not exist before
     that."""
