@@ -1,6 +1,6 @@
 """Model protocols, and the details of each that tests need.
 
-    pytest tests/e2e --protocol responses      all end-to-end tests over one protocol; `make protocols` runs them over all
+    pytest tests/e2e --protocol responses      all end-to-end tests over one protocol; `make protocols` uses all
 
 Without the option, tests use chat completions. Tests marked `each_protocol` run over every protocol.
 """
