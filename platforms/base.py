@@ -16,7 +16,7 @@ from hermes_state.values import ChatKey, Cursor, InboundEvent, InboundMessage, I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Capabilities of a platform. The gateway checks this value, never the platform's name."""
+    """Capabilities of a platform. The gateway checks these capabilities, never the platform's name."""
 
     max_part_units: int
     """Maximum length of a message, in UTF-16 code units."""
@@ -183,9 +183,8 @@ class Intake(Protocol):
     """The gateway's intake, which receives the events of all adapters."""
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
-        """Store the event (unless it is a duplicate, ignored or denied) and move the cursor with it.
-
-        Returns after the commit; only then may the adapter acknowledge the event to the platform. Raises
+        """Store the event (unless it is a duplicate, ignored or denied) and move the cursor in the same commit. Returns
+        after the commit. Only then is the adapter allowed to acknowledge the event to the platform. Raises
         `StoreUnavailable` if nothing could be stored; the adapter must then deliver the event again.
         """
 
@@ -222,7 +221,7 @@ class Intake(Protocol):
         """Change the stored id of a chat, because its group became a supergroup."""
 
     async def note_reach(self, platform: str, account: str, chat_ref: str, is_reachable: bool) -> None:
-        """Record that a person blocked or removed the bot, or let it write again."""
+        """Record that a person blocked or removed the bot, or allowed it to write again."""
 
 
 class PlatformAdapter(Protocol):

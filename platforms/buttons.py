@@ -13,7 +13,8 @@ _IN_PLACE = "c:"
 class ButtonCommandStore:
     """Store for the commands of buttons.
 
-    A command that is too long for the button's data is stored in the database, and the data contains its hash.
+    If a command is too long for a button's data, it is stored in the database, and the data contains the command's
+    hash.
     """
 
     store: Store

@@ -118,7 +118,7 @@ def _strict(markdown: MarkdownIt) -> MarkdownIt:
 def code_of(token: Token) -> tuple[str, list[str]]:
     """Return the language and lines of a code block.
 
-    Words after the language become the first line, because no app would show them.
+    Words after the language become the first line, because apps would not show them.
     """
     lines = token.content.removesuffix("\n").split("\n")
     info = token.info.strip()

@@ -49,8 +49,8 @@ def unfinished(part: OutboundPart) -> OutboundPart:
 
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
-"""Exceptions that reading data of an unexpected form can raise. Times that are out of range alone can raise three of
-them."""
+"""Exceptions that reading data of an unexpected form can raise. For example, times that are out of range can raise
+three of them."""
 _TEXT_KEYS: Final = {
     *("text", "content", "title", "question", "description", "label", "summary", "caption", "expression"),
     *("body", "value", "html", "markdown"),

@@ -204,7 +204,7 @@ class GatewayClient(discord.Client):
     async def calling(self, seconds: float, *, is_read: bool = False) -> AsyncIterator[None]:
         """Run the SDK calls in the block with a time limit and the client's base URL. Raises only `PlatformError`.
 
-        Raises the errors of `rest_errors`, and `PlatformUnavailable` if the client is closed or not logged in.
+        Raises the errors of `rest_errors`, and also `PlatformUnavailable` if the client is closed or not logged in.
         """
         if self.is_closed() or self.user is None:
             raise PlatformUnavailable("not connected to Discord")
@@ -257,7 +257,7 @@ class GatewayClient(discord.Client):
         self.offline_since = None
         self.had_session.set()
 
-    async def on_ready(self) -> None:  # the list of servers is complete
+    async def on_ready(self) -> None:  # called when the list of servers is complete
         channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread] = []
         for guild in self.guilds:
             channels += [*guild.text_channels, *guild.voice_channels, *guild.stage_channels, *guild.threads]

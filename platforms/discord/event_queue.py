@@ -38,14 +38,14 @@ class ConnectedEvent:
 
 @dataclass(frozen=True, slots=True)
 class ChannelsEvent:
-    """Channels that the bot sees, each with its newest message."""
+    """Channels that the bot can see, each with the id of its newest message."""
 
     newest: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class MessageEvent:
-    """Message, live or from the history, or an edit or deletion. It waits for earlier events of its channel."""
+    """A live message, a message from the history, an edit or a deletion. It waits for earlier events of its channel."""
 
     channel_ref: str
     message_id: int

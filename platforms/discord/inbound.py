@@ -1,7 +1,7 @@
 """Inbound events: discord.py's objects converted to values.
 
 A message addresses the bot only if its text mentions the bot or the bot's role. Discord's list of mentions also
-contains the author of the replied-to message. If that counted, two bots would answer each other for ever.
+contains the author of the replied-to message. If this mention counted, two bots would answer each other for ever.
 """
 
 import re
@@ -123,7 +123,7 @@ class EventReader:
         )
 
     def interaction(self, interaction: discord.Interaction, text: str, via: values.InputKind) -> InboundMessage | None:
-        """Read a slash command or a pressed button as its command line, `text`."""
+        """Convert a slash command or a pressed button, whose command line is `text`, to a message."""
         if interaction.channel_id is None:
             return None
         is_direct = interaction.guild_id is None
@@ -158,7 +158,7 @@ class EventReader:
         return [*mentions, f"<@&{role.id}>"] if role is not None else mentions
 
     def _said(self, message: discord.Message) -> tuple[str, str | None]:
-        """Return the text, with names instead of mentions, and `InboundMessage.words_by`."""
+        """Return a message's text, with names instead of mentions, and the value for `InboundMessage.words_by`."""
         is_passed_on = bool(message.message_snapshots or message.interaction_metadata or message.application_id)
         content = message.content if message.content and not message.message_snapshots else _words(message)
         is_theirs = bool(message.content or message.poll or not content) and not is_passed_on

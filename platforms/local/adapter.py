@@ -154,7 +154,7 @@ class LocalAdapter:
             log.info("local.recent_not_saved", error=type(error).__name__)
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        """Split Markdown into parts. They stay Markdown, because it is converted to HTML when a page shows it."""
+        """Split Markdown into parts. The parts stay Markdown, and are converted to HTML when a page shows them."""
         shown = text if text.strip() else "(empty)"
         return [OutboundPart(text=part, plain=part) for part in split_parts(shown, self._settings.max_part_units)]
 

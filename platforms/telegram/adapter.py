@@ -76,7 +76,7 @@ class TelegramAdapter:
         return self._health.current()
 
     async def run(self, intake: Intake) -> None:
-        """Receive until cancelled. Each run opens its own connections. See `PlatformAdapter.run`."""
+        """Receive updates until cancelled. Each run opens new connections. See `PlatformAdapter.run`."""
         if self._client is not None:
             raise RuntimeError("this adapter is already running; two pollers would cut each other off")
         self._health.change(AdapterState.STARTING)
@@ -192,7 +192,7 @@ async def _at_start() -> AsyncIterator[None]:
     try:
         yield
     except InvalidToken:
-        # No `from error`, because its text contains the token.
+        # No `from error`, because the text of `error` contains the token.
         raise TokenRejected("Telegram rejected the bot token; check telegram.token") from None
     except TelegramError as error:
         raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error

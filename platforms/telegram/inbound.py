@@ -230,7 +230,7 @@ def read_migration(update: Update) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ReachChange:
-    """A person blocked or removed the bot, or let it write again."""
+    """A person blocked or removed the bot, or allowed it to write again."""
 
     chat_ref: str
     is_reachable: bool

@@ -53,7 +53,8 @@ class TelegramSender:
         """Turns whose placeholder might have been sent, but whose message id is unknown."""
 
     async def send(self, request: SendRequest) -> str:
-        """Deliver one part. It replaces the placeholder if there is one; otherwise it is a new message."""
+        """Deliver one part. It replaces the preview's placeholder if there is one, and otherwise becomes a new
+        message."""
         keyboard = await self._keyboard(request.part.buttons)
         part = request.part
         if request.is_plain:
@@ -201,7 +202,7 @@ async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] 
         if is_refused(error, unless):
             return None
         raise translated(error) from error
-    except UNREADABLE:  # accepted, but the SDK cannot parse the response
+    except UNREADABLE:  # Telegram accepted the call, but the SDK cannot parse the response
         return ""
     return str(made.message_id) if isinstance(made, Message) else ""
 

@@ -125,7 +125,8 @@ class Poller:
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
             self.health.change(AdapterState.BACKING_OFF, detail)
         if isinstance(error, Conflict):
-            # Two pollers take turns and both succeed at times, so health reports the conflict for two minutes.
+            # Two pollers interrupt each other, and each succeeds at times. The health state shows the conflict for two
+            # minutes.
             self._conflict_until = time.monotonic() + 120
             delay = max(delay, self.settings.conflict_seconds)
         elif isinstance(error, FloodControl):

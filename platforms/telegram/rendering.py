@@ -91,7 +91,7 @@ def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
     begun: list[MessageEntity] = []  # entities that began before this piece
     ahead = deque(entities)
     while start < len(text):
-        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # a piece cannot have more entities
+        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # the rest cannot belong to this piece
         end = _piece_end(text, start, unit, near)
         piece = text[start:end]
         shown = piece.rstrip()

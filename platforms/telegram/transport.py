@@ -122,7 +122,7 @@ class BotApiRequest(BaseRequest):
 
     @asynccontextmanager
     async def stream(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """GET `url`, and yield the response before its body is read.
+        """Send a GET request to `url`, and yield the response before its body is read.
 
         Raises the errors of `do_request`, even while the caller reads the body.
         """
