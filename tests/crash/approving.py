@@ -37,7 +37,7 @@ SCRIPT: list[dict[str, object]] = [
 
 
 async def play(world: World, asked: int = CHAT) -> None:
-    """Run the scenario to its end, kills included. `asked` is the chat that approves. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. `asked` is the chat that approves. Raises `Stuck`."""
     for chat_id in {CHAT, asked}:
         await world.telegram.post("chat", {"chat_id": chat_id})
     await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])

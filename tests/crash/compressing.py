@@ -92,7 +92,7 @@ SCRIPT: list[dict[str, object]] = [
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     await world.telegram.post("chat", {"chat_id": CHAT})
     await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
     world.start()

@@ -48,7 +48,7 @@ assert HOLD_DONE not in str(SCRIPT), "the note's result alone tells that the too
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     await world.telegram.post("chat", {"chat_id": CHAT})
     await world.telegram.post("chat", {"chat_id": GROUP})
     pause_after = world.protocol.frames(2)

@@ -23,7 +23,7 @@ def answer(chat_id: int) -> str:
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     for chat_id in (*BEFORE, *AFTER):
         await world.telegram.post("chat", {"chat_id": chat_id})
     rules = [{"match": f"ask {chat_id}", "text": answer(chat_id), "times": -1} for chat_id in (*BEFORE, *AFTER)]

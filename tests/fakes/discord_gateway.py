@@ -107,7 +107,7 @@ class Gateway:
     def __init__(self, discord: Discord) -> None:
         self._discord = discord
 
-    # Events out
+    # Outgoing events
 
     async def dispatch(self, event: str, data: Json) -> None:
         """Send an event to every session that wants it, whether connected or still resumable."""
@@ -212,7 +212,7 @@ class Gateway:
         await self._discord.gateway_log.add(event="server_close", conn=conn.number, code=code, reason=reason)
         await conn.ws.close(code=code, message=reason.encode())
 
-    # Payloads in; False ends the connection
+    # Incoming payloads. A handler returns False to end the connection
 
     async def _on_frame(self, conn: Conn, raw: str | bytes) -> bool:
         if len(raw) > MAX_PAYLOAD_BYTES:
@@ -317,7 +317,7 @@ class Gateway:
         }
         await self.dispatch_to(session, "GUILD_MEMBERS_CHUNK", chunk)
 
-    # Control
+    # Control API
 
     async def act(self, data: Mapping[str, Any]) -> Json:
         """Apply an action to every connection. See `gateway` in the control API."""

@@ -46,7 +46,7 @@ class Interactions:
         if not message["flags"] & EPHEMERAL:
             await self._gateway.dispatch("MESSAGE_UPDATE", self._discord.event_of(message))
 
-    # The acknowledgement
+    # Acknowledgements
 
     async def callback(
         self, interaction_id: str, token: str, data: Mapping[str, Any], *, with_response: bool
@@ -94,7 +94,7 @@ class Interactions:
         original: Json = row["original"]
         return original
 
-    # The answers
+    # Responses
 
     async def webhook(self, method: str, parts: list[str], data: Json) -> tuple[int, Any]:
         row = self._discord.by_token.get(parts[2])
@@ -146,7 +146,7 @@ class Interactions:
             raise RestError(10008)
         return found
 
-    # Control: a person picks a command or presses a button
+    # Control API: a person uses a command or presses a button
 
     async def make(self, data: Mapping[str, Any]) -> Json:
         """Send INTERACTION_CREATE, and return the event for a replay. See `interaction` in the control API."""

@@ -178,7 +178,7 @@ class Discord:
         self.make_channel({"id": "300000000000000001", "name": "general", "type": 0, "guild_id": GUILD})
         self.make_channel({"id": "300000000000000002", "name": "bots", "type": 0, "guild_id": GUILD})
 
-    # Making things
+    # Creation of objects
 
     def flake(self) -> str:
         """Return a new id with the milliseconds since Discord's epoch in the upper bits. Ids always increase."""
@@ -357,7 +357,7 @@ class Discord:
     def remember_nonce(self, channel_id: str, nonce: str, message_id: str) -> None:
         self._nonces[(channel_id, nonce)] = (time.monotonic(), message_id)
 
-    # Finding things
+    # Lookups
 
     def channel(self, channel_id: str) -> Json:
         if channel_id not in self.channels:
@@ -390,7 +390,7 @@ class Discord:
         token = token.removeprefix("Bot ")
         return bool(token) and (not self.only_token or token == self.only_token)
 
-    # How the gateway shows things
+    # Payloads of gateway events
 
     def event_of(self, message: Json) -> Json:
         """Return a message in the form of MESSAGE_CREATE and MESSAGE_UPDATE events."""
@@ -433,7 +433,7 @@ class Discord:
             "threads": [thread for thread in threads if not thread["thread_metadata"]["archived"]],
         }
 
-    # What the bot did
+    # Actions of the bot
 
     async def record(self, action: str, message: Json | None, **extra: Any) -> None:
         """Record an action of the bot that people can see."""

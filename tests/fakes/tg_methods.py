@@ -243,7 +243,7 @@ def _keyboard(markup: Any) -> Json | None:
     return markup
 
 
-# Changing
+# Edits
 
 
 def _own(telegram: Telegram, params: Json, missing: str) -> Json:
@@ -324,7 +324,7 @@ async def _answer_callback(telegram: Telegram, bot: Bot, method: str, params: Js
     return True
 
 
-# Asking
+# Queries
 
 
 async def _get_me(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:
@@ -419,7 +419,7 @@ async def _webhook(telegram: Telegram, bot: Bot, method: str, params: Json) -> J
     raise Described(True, "Webhook was set")
 
 
-# Topics, and what only has to answer
+# Topics, and methods that only return a result
 
 
 async def _create_topic(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:

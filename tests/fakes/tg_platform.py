@@ -354,7 +354,7 @@ class Telegram:
         shape = {"width": 640, "height": 480, "duration": 1}
         return {**ref, **shape, "file_name": file["name"], "mime_type": file["mime"]}
 
-    # What people do
+    # Actions of people
 
     def inject(self, data: Json) -> Json:
         """Send a message from a person. See `POST /_ctl/message`."""
