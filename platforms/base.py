@@ -183,8 +183,9 @@ class Intake(Protocol):
     """The gateway's intake, which receives the events of all adapters."""
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
-        """Store the event (unless it is a duplicate, ignored or denied) and move the cursor in the same commit. Returns
-        after the commit. Only then is the adapter allowed to acknowledge the event to the platform. Raises
+        """Store the event (unless it is a duplicate, ignored or denied) and move the cursor in the same commit.
+
+        Returns after the commit. Only then is the adapter allowed to acknowledge the event to the platform. Raises
         `StoreUnavailable` if nothing could be stored; the adapter must then deliver the event again.
         """
 
