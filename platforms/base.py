@@ -16,7 +16,7 @@ from hermes_state.values import ChatKey, Cursor, InboundEvent, InboundMessage, I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Capabilities of a platform. The gateway checks this value, never the platform's name."""
+    """Capabilities of a platform. The gateway checks these capabilities, never the platform's name."""
 
     max_part_units: int
     """Maximum length of a message, in UTF-16 code units."""
@@ -58,7 +58,7 @@ class CommandAction:
     """Sub-command, such as `add` of `/schedule`."""
 
     words: str
-    """Words after the command's name, separated by one space."""
+    """Name of the sub-command; a longer name is several words, separated by one space."""
     description: str
     options: tuple[CommandOption, ...] = ()
 
@@ -113,14 +113,14 @@ class SendRequest:
     key: str
     """Idempotency key, the same for every attempt to send this part; at most 25 ASCII characters."""
     replaces: str | None = None
-    """Our message that this part replaces: the placeholder of the preview."""
+    """Id of the preview's placeholder message, which this part replaces."""
     reply_to: str | None = None
     ticket: str | None = None
     is_repeat: bool = False
     """True if an earlier attempt had an unknown outcome, so the message might already be visible."""
     first_tried_at: Millis | None = None
     is_plain: bool = False
-    """True if the platform rejected the markup or the file: send `part.plain`."""
+    """True if the platform rejected the formatting or the file, so the adapter sends only `part.plain`."""
     file: OutboundFile | None = None
     """File of the part, unless `is_plain` is set."""
     is_notice: bool = False
@@ -134,7 +134,7 @@ class Preview:
     chat: ChatKey
     is_shared: bool
     number: int
-    """Id of the turn: the same for all previews of a turn, never 0."""
+    """Id of the turn, which is the same for all its previews and never 0."""
     text: str
     ref: str | None
     """Id of the placeholder message that an earlier preview created; None for the first preview."""
@@ -164,7 +164,7 @@ class AdapterHealth:
     last_progress_at: Millis | None
     """Time at which the platform last answered a poll or a heartbeat."""
     detail: str = ""
-    """One sentence for the operator."""
+    """One sentence about the adapter's state, for the operator."""
 
     @property
     def is_ready(self) -> bool:
@@ -183,9 +183,9 @@ class Intake(Protocol):
     """The gateway's intake, which receives the events of all adapters."""
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
-        """Store the event (unless it is a duplicate, ignored or denied) and move the cursor with it.
+        """Store the event (unless it is a duplicate, ignored or denied) and move the cursor in the same commit.
 
-        Returns after the commit; only then may the adapter acknowledge the event to the platform. Raises
+        Returns after the commit. Only then is the adapter allowed to acknowledge the event to the platform. Raises
         `StoreUnavailable` if nothing could be stored; the adapter must then deliver the event again.
         """
 
@@ -216,13 +216,13 @@ class Intake(Protocol):
         """Wait until the ids of the platform's admins differ from `known`, and return them."""
 
     async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
-        """Return the stored cursors: `seen_ref` by `channel_ref`."""
+        """Return the stored cursors, which map each `channel_ref` to its `seen_ref`."""
 
     async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
-        """Follow a chat to its new id (a group became a supergroup)."""
+        """Change the stored id of a chat, because its group became a supergroup."""
 
     async def note_reach(self, platform: str, account: str, chat_ref: str, is_reachable: bool) -> None:
-        """Record that a person blocked or removed the bot, or let it write again."""
+        """Record that a person blocked or removed the bot, or allowed it to write again."""
 
 
 class PlatformAdapter(Protocol):
@@ -238,11 +238,10 @@ class PlatformAdapter(Protocol):
     def health(self) -> AdapterHealth: ...
 
     async def run(self, intake: Intake) -> None:
-        """Receive until cancelled, and close all connections at the end.
+        """Receive events until cancelled, then close all connections. Can be called again after it ended.
 
-        Can be called again after it ended. Raises `TokenRejected` if only the operator can fix the problem,
-        and another `PlatformError` if a new attempt might succeed. The supervisor then backs off and calls
-        `run` again.
+        Raises `TokenRejected` if only the operator can fix the problem, and another `PlatformError` if a new attempt
+        might succeed. The supervisor then backs off and calls `run` again.
         """
 
     def render(self, text: str) -> Sequence[OutboundPart]:

@@ -1,4 +1,4 @@
-"""Commands of buttons. A button can carry only a few dozen bytes, so longer commands are stored in the database."""
+"""Storage for button commands. A button can carry only a few dozen bytes, so the database stores longer commands."""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,18 +13,19 @@ _IN_PLACE = "c:"
 class ButtonCommandStore:
     """Store for the commands of buttons.
 
-    A command that is too long for the button's data is stored in the database, and the data contains its hash.
+    If a command is too long for a button's data, it is stored in the database, and the data contains the command's
+    hash.
     """
 
     store: Store
     platform: str
     hash_mark: str
-    """Prefix of data that contains a hash. Two characters; must not be `c:`."""
+    """Two-character prefix of button data that contains a hash; must not be `c:`."""
     max_bytes: int
-    """Maximum length of data that the platform accepts."""
+    """Maximum length of button data that the platform accepts, in bytes."""
 
     async def data_for(self, command: str) -> str:
-        """Return the data of a command's button. Raises `StoreUnavailable` if a long command cannot be stored."""
+        """Return the data for a button that runs `command`. Raises `StoreUnavailable` if it cannot be stored."""
         data = _IN_PLACE + command
         if len(data.encode()) <= self.max_bytes:
             return data
@@ -33,7 +34,7 @@ class ButtonCommandStore:
         return self.hash_mark + digest
 
     async def command_of(self, data: str) -> str | None:
-        """Return the command of a pressed button, or None if the data is not ours. Raises `StoreUnavailable`."""
+        """Return the command of a pressed button, or None if the data is unknown. Raises `StoreUnavailable`."""
         if data.startswith(_IN_PLACE):
             return data.removeprefix(_IN_PLACE)
         if data.startswith(self.hash_mark):

@@ -10,7 +10,7 @@ from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnava
 from hermes_state.values import AttachmentKind, IncomingAttachment
 
 CHUNK_BYTES = 256 * 1024
-"""Size of a chunk that is read and written at a time, in bytes."""
+"""Number of bytes to read and write at a time."""
 UNREADABLE_QUOTE = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="the quoted message", is_quoted=True)
 """Placeholder for a quoted message that cannot be read. The gateway then tells the sender."""
 

@@ -23,7 +23,7 @@ async def http_server(
 ) -> AsyncIterator[int]:
     """Serve `app` within the block, and yield the port. The system chooses the port if 0 is given.
 
-    Raises `OSError` on entering if the port cannot be opened. At the end, running requests get `stop_seconds` to
+    Raises `OSError` on entering if the port cannot be opened. At the end, running requests have `stop_seconds` to
     finish. The connection of a request is closed if its body grows too slowly in a period of `body_seconds`.
     """
     limiter = _ConnectionLimiter(body_seconds)
@@ -40,7 +40,7 @@ async def http_server(
         try:
             for bound in listener.sockets:
                 with bound.dup() as same:
-                    same.listen(128)  # asyncio would accept `backlog` times in a row, even after an error
+                    same.listen(128)  # with `backlog=128`, asyncio would accept 128 times in a row, even after an error
             yield listener.sockets[0].getsockname()[1]
         finally:
             listener.close()
@@ -70,7 +70,7 @@ class _ConnectionLimiter:
                 watch.cancel()
 
     async def _watch_body(self, request: web.Request) -> None:
-        """Close the connection if the body grows by less than 10 kB a second, because it could stay open for hours.
+        """Close the connection if the body grows by less than 10 kB a second, because a slow upload could take hours.
 
         The handler gets the same error as for a disconnected client.
         """
@@ -110,7 +110,7 @@ class _ConnectionHandler(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer an invalid HTTP request without a traceback, because strangers could fill the log with them."""
+        """Answer an invalid HTTP request without logging a traceback, because strangers could fill the log."""
         if status < 500 and self.transport is not None:
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         if status < 500 or isinstance(exc, ConnectionError):

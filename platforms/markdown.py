@@ -25,13 +25,13 @@ _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 TEXT_LINE = re.compile(r">=|>>> |>[._-][<>]|\*(?: [\d*/,-]+){3} [\w*/,-]+$")
-"""Pattern of a line that looks like a quote, list or rule but is text: a comparison, Python's prompt, `>_<`, a cron
-schedule."""
+"""Pattern of a line that looks like a quote, list or rule but is literal text, such as a comparison, Python's prompt,
+`>_<` or a cron schedule."""
 ESCAPE = re.compile(r"\\(?=[!-/:-@\[-`{-~])")
 """Pattern of a backslash before punctuation that can be markup."""
 _BARE_ESCAPE = re.compile(r"\\[\"',/:;?@%^&\\]")
 _HAS_BACKSLASH = re.compile(r"\\[^\W_]|(?<!\w)[A-Za-z]:(?:\\|\Z)|\u00af\Z")
-"""Pattern of text before a literal backslash, as in `C:\\Users\\_x` or a regular expression."""
+"""Pattern of a word whose next backslash is literal, as in `C:\\Users\\_x` or a regular expression."""
 BREAK = re.compile(r"<br\s*/?>[ \t]*\n?", re.I)
 _DETAILS = re.compile(r"(?m)^[ \t]*<details\b[^<>]*>\s*(?=<summary|$)|</details>\s*$", re.I)
 _SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*((?:[^<]|<(?!/?summary))*+)</summary>\s*", re.I)
@@ -62,15 +62,16 @@ _IN_ADDRESS = re.compile(r"://\S*\Z")
 def parser() -> MarkdownIt:
     """Return a parser for answers.
 
-    A table is one token, `table`, with the source of its cells as `meta["rows"]`. `meta["alignments"]` has `center`,
-    `right` or empty text for each column of the head.
+    A table is one token, `table`. Its `meta["rows"]` contains the source text of the cells. Its `meta["alignments"]`
+    contains `center`, `right` or an empty string for each header column.
     """
     markdown = MarkdownIt("commonmark", {"html": False}).disable(["html_block", "html_inline"])
     markdown.enable(["table", "strikethrough"])
     rules = markdown.block.ruler
     rules.at("table", _table, {"alt": ["paragraph", "reference"]})
     rules.at("reference", _definition)
-    # Deeper quotes and lists are text, because the library drops everything 20 levels deep. A list has two levels.
+    # More deeply nested quotes and lists are literal text, because the library drops everything that is 20 levels deep.
+    # Each list counts as two levels.
     rules.at("blockquote", _not_too_deep(blockquote, 8), {"alt": ["paragraph", "reference", "blockquote", "list"]})
     rules.at("list", _not_too_deep(list_block, 16), {"alt": ["paragraph", "reference", "blockquote"]})
     rules.at("hr", _not_too_deep(hr, 100), {"alt": ["paragraph", "reference", "blockquote", "list"]})
@@ -84,7 +85,7 @@ def parser() -> MarkdownIt:
 
 
 def unfolded(text: str) -> str:
-    """Return the text without `<details>` tags. The summary of each becomes a bold line."""
+    """Return the text without `<details>` tags. Each summary becomes a bold line."""
     if "<" not in text:
         return text
     return _SUMMARY.sub(lambda found: f"**{_STYLES.sub('', found[1]).strip()}**\n", _DETAILS.sub("", text))
@@ -99,7 +100,7 @@ def is_backslash(text: str, at: int) -> bool:
 
 
 def _strict(markdown: MarkdownIt) -> MarkdownIt:
-    """Treat fewer characters as markup. Each delimiter stores its position in the source as `meta["at"]`."""
+    """Make the parser treat fewer characters as markup. Each delimiter stores its source position as `meta["at"]`."""
     rules = markdown.inline.ruler
     rules.at(
         "escape",
@@ -117,7 +118,7 @@ def _strict(markdown: MarkdownIt) -> MarkdownIt:
 def code_of(token: Token) -> tuple[str, list[str]]:
     """Return the language and lines of a code block.
 
-    Words after the language become the first line, because no app would show them.
+    Words after the language become the first line, because apps would not show them.
     """
     lines = token.content.removesuffix("\n").split("\n")
     info = token.info.strip()
@@ -131,7 +132,7 @@ def code_of(token: Token) -> tuple[str, list[str]]:
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a table for a fixed-width font.
 
-    Columns are aligned unless that makes the table four times as long.
+    Columns are aligned, unless the padding would make the table more than four times as long.
     """
     cells = ([map(_plain_cell, BREAK.split(cell)) for cell in row] for row in rows)
     head, *others = ([*zip_longest(*row, fillvalue="")] or [()] for row in cells)
@@ -190,12 +191,12 @@ def _not_too_deep(
 
 
 def _table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """Read a table. The library's rule would drop cells that have no column in the head, and add missing cells."""
+    """Read a table. Unlike the library's rule, keep cells beyond the header's columns, and do not add missing cells."""
     if not table(state, start, end, True):
         return False
     if silent:
         return True
-    ends = state.md.block.ruler.getRules("blockquote")  # these rules also end a table
+    ends = state.md.block.ruler.getRules("blockquote")  # rules that can end a quote can also end a table
     parent_type, state.parentType = state.parentType, "table"
     rows = [_cells(_line(state, start)), _cells(_line(state, start + 1))]
     line = start + 2
@@ -263,7 +264,7 @@ def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> 
 
 
 def _definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
-    """Show a link definition, whether a link uses it or not."""
+    """Show a link definition as text, even if a link uses it."""
     if not reference(state, start, end, silent):
         return False
     text = state.getLines(start, state.line, state.blkIndent, False).strip()

@@ -26,7 +26,7 @@ class WebhookSettings:
     port: Annotated[int, Setting(ge=0, le=65_535, restart=True)] = 8443
     """Port on which the webhook listens. `0` picks a free port."""
     max_connections: int = 1
-    """Maximum number of simultaneous requests. With more than one, Telegram can deliver messages of a chat out of
+    """Maximum number of simultaneous requests. With more than one, Telegram can deliver a chat's messages out of
     order."""
 
 
@@ -40,22 +40,23 @@ class TelegramSettings:
     """Base URL of the Bot API server, without `/bot`."""
     webhook: Annotated[WebhookSettings, Setting()] = WebhookSettings()
 
-    # The time in which a dead connection is noticed depends on these defaults.
+    # The following defaults determine how soon a dead connection is noticed.
     poll_seconds: float = 25
     """Seconds that one getUpdates request waits. Many NATs drop an idle connection after 30 s, so the value is
     lower."""
     poll_grace_seconds: float = 10
-    """Additional seconds to wait for the response. Then the connection counts as dead and is replaced, so after 35 s
-    in total."""
+    """Additional seconds to wait for the response. After 35 s in total, the connection counts as dead and is
+    replaced."""
     stall_seconds: float = 45
-    """Seconds without progress after which the adapter is not ready. Longer than `poll_seconds` plus
+    """Seconds without progress after which the adapter is not ready. Must be longer than `poll_seconds` plus
     `poll_grace_seconds`."""
     webhook_check_seconds: float = 30
-    """Seconds between checks of the webhook with Telegram. Without new messages, they alone show that it works."""
+    """Seconds between checks of the webhook with Telegram. If no messages arrive, only these checks show that it
+    works."""
     backoff: Backoff = field(default_factory=Backoff)
     """Delays between retries after a network error, at most 30 seconds."""
     conflict_seconds: float = 5
-    """Minimum wait after a 409, in seconds. A faster retry would keep interrupting the other poller."""
+    """Minimum wait after a 409 response, in seconds. A faster retry would keep interrupting the other poller."""
     connect_seconds: float = 10
     request_seconds: float = 20
     """Maximum time without received data during a request, in seconds. Telegram responds to sends within a second;
@@ -78,7 +79,7 @@ class DiscordSettings:
     catch_up_hours: Annotated[float, Setting(ge=0, le=168, unit="hours", restart=True)] = 24
     """Maximum age of messages to answer after a lost connection. `0` skips all missed messages."""
     catch_up_messages: int = 200
-    """Maximum number of missed messages to fetch per channel after a connection that did not resume."""
+    """Maximum number of missed messages to fetch per channel if a reconnect does not resume the session."""
     queue_size: int = 10_000
     """Maximum number of events that wait for the database. If there are more, the adapter reconnects and catches
     up."""

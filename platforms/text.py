@@ -40,8 +40,8 @@ def with_newlines(text: str) -> str:
 
 
 UNFINISHED: Final = " …"
-"""Mark at the end of an unfinished answer. If the process is killed before it stores the message's id, the message
-stays in the chat. The mark distinguishes it from the final answer."""
+"""Mark at the end of an unfinished answer. If the process is killed before it stores the message's id, the unfinished
+message stays in the chat. The mark distinguishes it from the final answer."""
 
 
 def unfinished(part: OutboundPart) -> OutboundPart:
@@ -49,7 +49,8 @@ def unfinished(part: OutboundPart) -> OutboundPart:
 
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
-"""Exceptions that reading data of an unexpected form can raise. Times out of range raise three of them."""
+"""Exceptions that reading data of an unexpected form can raise. For example, times that are out of range can raise
+three of them."""
 _TEXT_KEYS: Final = {
     *("text", "content", "title", "question", "description", "label", "summary", "caption", "expression"),
     *("body", "value", "html", "markdown"),
@@ -74,7 +75,7 @@ def parsed_json(text: Any) -> Any:  # text or bytes in, JSON out
 def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], path: str = "") -> Any:
     """Return `value` without the parts that make `read` fail, or None if nothing is left.
 
-    Adds their paths to `dropped`.
+    Adds the paths of the dropped parts to `dropped`.
     """
 
     def known(key: str) -> Any:
@@ -103,7 +104,7 @@ def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], p
 
 
 def text_in(value: Any, *, is_text: bool = False) -> str:
-    """Return the text under keys that contain text, with each object and each list item on its own line."""
+    """Return the text under keys such as `caption`, with each object and each list item on its own line."""
     if isinstance(value, dict):
         return "\n".join(filter(None, (text_in(part, is_text=key in _TEXT_KEYS) for key, part in value.items())))
     if isinstance(value, list):  # a list under a text key is one text in several items

@@ -1,4 +1,4 @@
-"""Agents with the one model that answers their turns, as most tests want them."""
+"""Agents with a single model that answers their turns, as most tests need them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ def handle_of(
     clock: Clock,
     routes: Sequence[SummaryRoute] | None = None,
 ) -> ModelHandle:
-    """A model that answers turns; by default it writes its summaries itself."""
+    """Return a model that answers turns. By default, it also writes its summaries."""
     configured = ModelLimits(context_length=settings.context_length, max_output_tokens=settings.max_output_tokens)
     fetch = client.model.fetch_limits
     return ModelHandle(
@@ -70,7 +70,7 @@ def handle_of(
 
 
 def images_for(client: ModelClient, settings: TurnSettings, store: Store, clock: Clock) -> ModelImages | None:
-    """Images for a model that sees."""
+    """Return the images for a model that accepts images, or None."""
     if not settings.sees_images or settings.attachments is None:
         return None
     scaler = ImageScaler(AttachmentFolder(settings.attachments))
@@ -80,7 +80,7 @@ def images_for(client: ModelClient, settings: TurnSettings, store: Store, clock:
 
 
 class SingleModelContext:
-    """The context controller of an agent, for its model."""
+    """Context controller of an agent, bound to its model."""
 
     def __init__(self, agent: Agent, model: ModelHandle) -> None:
         self._context = agent.context
@@ -115,7 +115,7 @@ class SingleModelContext:
 
 
 class SingleModelAgent:
-    """An agent, and the model that answers its turns."""
+    """An agent together with the model that answers its turns."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class SingleModelAgent:
         offers: OfferRegistry | None = None,
         **options: Any,
     ) -> None:
-        """`offers`: where prompts list what fits, and not all tools; `options`: those of `Agent`."""
+        """`offers` is set if prompts list only the tools that fit. `options` are passed to `Agent`."""
         self.agent = Agent(
             store=store,
             prompts=PromptBuilder(tools=tools, offers=offers, persona=settings.persona, zone=settings.zone),
@@ -144,7 +144,7 @@ class SingleModelAgent:
         self.context = SingleModelContext(self.agent, self.model)
 
     async def check(self, turn: RunningTurn) -> MeasuredPrompt | None:
-        """Hygiene."""
+        """Compress the conversation before a turn, if hygiene requires it."""
         return await check_size(self.agent, turn, self.model)
 
     async def run(self, turn: RunningTurn, sink: "Sink", prompt: MeasuredPrompt | None = None) -> Answer:

@@ -1,4 +1,4 @@
-"""Clients of models, with pauses too short to wait for."""
+"""Model clients whose pauses between retries are very short."""
 
 from agent.model.base import ChatModel, Payer
 from agent.model.caps import StoreLedger
@@ -10,7 +10,7 @@ FAST_RETRY = RetryPolicy(first_pause=0.001, max_pause=0.002)
 
 
 class RecordedCalls:
-    """A ledger in memory."""
+    """A ledger that keeps calls in memory."""
 
     def __init__(self) -> None:
         self.calls: list[ModelCall] = []
@@ -22,11 +22,11 @@ class RecordedCalls:
         return None
 
     async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
-        """Not kept."""
+        """Do nothing."""
 
 
 def client_of(
     model: ChatModel, store: Store, clock: Clock | None = None, policy: RetryPolicy = FAST_RETRY
 ) -> ModelClient:
-    """A client without price and caps, whose calls are recorded in a database."""
+    """Return a client without prices and caps, whose calls are recorded in a database."""
     return ModelClient(model, StoreLedger(store, clock or SystemClock()), policy=policy)

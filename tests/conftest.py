@@ -1,4 +1,4 @@
-"""Fixtures that more than one package's tests use."""
+"""Fixtures for the tests of several packages."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ from tests.fakes.llm_http import FINDINGS
 from tests.fakes.llm_legality import untidy
 from tests.postgres import Postgres, postgres
 from tests.reused_databases import reused_databases
-from tests.sampling import sample  # registers the profiles of Hypothesis before a test module asks for one
+from tests.sampling import sample  # registers the Hypothesis profiles before a test module uses them
 
 __all__ = [
     "every_message_list_is_legal",
@@ -33,7 +33,7 @@ __all__ = [
     "store",
 ]
 
-# Without the values of all locals: a crash that a test provokes would cost seconds of formatting.
+# Do not print the values of local variables, because formatting a provoked crash would take seconds.
 structlog.configure(
     processors=[
         *structlog.get_config()["processors"][:-1],
@@ -43,23 +43,23 @@ structlog.configure(
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Event loops as the gateway's, for the tests that run parts of it in their own process."""
+    """Return the gateway's event loop factory, for tests that run parts of the gateway in their own process."""
     return {"loop": loop_factory(os.environ) or asyncio.new_event_loop}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection() -> None:
-    gc.disable()  # next to nothing of what is imported and collected is garbage
+    gc.disable()  # imports and collection create almost no garbage
 
 
 def pytest_collection_finish() -> None:
     gc.enable()
-    gc.freeze()  # it stays to the end: no collection walks over it again
+    gc.freeze()  # these objects live until the end, so the collector can ignore them
 
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    """An empty database of its own, open for the length of the test."""
+    """An empty database for one test, which is open during the test."""
     opened = await open_store(tmp_path / "home" / "state.db")
     try:
         yield opened
@@ -69,7 +69,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 @pytest.fixture
 def postgres_url(postgres: Postgres) -> Iterator[str]:
-    """Address of a database of the test's own that has the newest schema."""
+    """Address of a database for one test, with the newest schema."""
     with reused_databases(postgres).database() as url:
         yield url
 
@@ -78,14 +78,14 @@ if IS_POSTGRES:
 
     @pytest.fixture(autouse=True)
     def databases_end_with_their_test() -> Iterator[None]:
-        """Drop what a test opened as files; a database takes eight megabytes."""
+        """Drop the databases that replace the test's files. A database takes eight megabytes."""
         yield
         drop_databases()
 
 
 @pytest.fixture(autouse=True)
 def every_message_list_is_legal() -> Iterator[None]:
-    """Whatever a test sends to a fake model server must be legal and tidy."""
+    """Check that everything a test sends to a fake model server is legal and tidy."""
     FINDINGS.clear()
     yield
     assert untidy(FINDINGS) == []

@@ -1,6 +1,6 @@
-"""Empty databases of the newest schema: the migrations run once, and every test gets a copy of what they made.
+"""Empty databases with the newest schema. The migrations run once, and every test gets a copy of the result.
 
-With `HERMES_TEST_ENGINE=postgres` they are databases of a PostgreSQL server of the tests' own instead of files.
+With `HERMES_TEST_ENGINE=postgres`, they are databases on a PostgreSQL server for tests instead of files.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ from tests.reused_databases import reused_databases
 IS_POSTGRES = os.environ.get("HERMES_TEST_ENGINE") == "postgres"
 
 REJECTED = (sqlite3.IntegrityError, psycopg.IntegrityError)
-"""What the engines say of a row that a constraint does not allow."""
+"""Errors that the engines raise if a constraint rejects a row."""
 sqlite_only = pytest.mark.skipif(IS_POSTGRES, reason="it looks into SQLite itself")
 about_files = pytest.mark.skipif(IS_POSTGRES, reason="it is about the database's files, which a server keeps by itself")
 
 _addresses: dict[Path, str] = {}
-"""Databases that stand for the files of the test that runs."""
+"""Addresses of the PostgreSQL databases that replace the current test's files."""
 _databases = ExitStack()
 _server = ExitStack()
 
 
 async def open_store(path: Path) -> Store:
-    """Open the database at `path`, an empty one of the newest schema where there is none.
+    """Open the database at `path`. If it does not exist, create an empty one with the newest schema.
 
-    No commit waits for the disk: nothing that a test kills takes the system's memory of its files with it.
+    Commits do not wait for the disk, because killing a process does not lose data that the system has cached.
     """
     if IS_POSTGRES:
-        from hermes_state.engines.postgres.store import PostgresStore  # late: most runs need none
+        from hermes_state.engines.postgres.store import PostgresStore  # imported late, because most runs do not need it
 
         if path not in _addresses:
             _addresses[path] = await asyncio.to_thread(_databases.enter_context, fresh_address())
@@ -51,24 +51,24 @@ async def open_store(path: Path) -> Store:
 
 
 def place_of(store: Store) -> Path | str:
-    """The file of a store, or its address: what another process opens."""
+    """Return the path or address with which another process can open the store."""
     return store.path if isinstance(store, SqliteStore) else store.url
 
 
 def store_environ(path: Path) -> dict[str, str]:
-    """What tells a gateway to open what a test has opened as the file at `path`, beside its home."""
+    """Return the environment with which a gateway opens the database that a test has opened as `path`."""
     return {"HERMES_STORE__URL": _addresses[path]} if path in _addresses else {}
 
 
 def drop_databases() -> None:
-    """Drop what a test has opened as files."""
+    """Drop the PostgreSQL databases that replace a test's files."""
     _addresses.clear()
     _databases.close()
 
 
 @contextlib.contextmanager
 def fresh_connection() -> Iterator[Connection]:
-    """A connection to an empty database on the run's PostgreSQL server."""
+    """Yield a connection to an empty database on the run's PostgreSQL server."""
     from hermes_state.engines.postgres.connection import PostgresConnection
 
     with fresh_address() as address, contextlib.closing(PostgresConnection.open(address)) as db:
@@ -77,7 +77,7 @@ def fresh_connection() -> Iterator[Connection]:
 
 @contextlib.contextmanager
 def fresh_address() -> Iterator[str]:
-    """Address of an empty database on the run's PostgreSQL server."""
+    """Yield the address of an empty database on the run's PostgreSQL server."""
     with reused_databases(_running()).database() as address:
         yield address
 
@@ -85,7 +85,7 @@ def fresh_address() -> Iterator[str]:
 @cache
 def _running() -> Postgres:
     folder = Path(tempfile.gettempdir(), f"hermes-tests-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}")
-    return _server.enter_context(running_server(folder))  # until this process ends
+    return _server.enter_context(running_server(folder))  # runs until this process ends
 
 
 def _ensure_database(path: Path) -> None:

@@ -1,7 +1,8 @@
-"""A PostgreSQL of the tests' own: Debian's package, in a private folder on a free port of the loopback.
+"""PostgreSQL server for tests: Debian's package in a private folder, on a free loopback port.
 
-It is started by the first test that asks for it, in whichever worker, and serves all workers of the run. A keeper
-beside them ends it with the last one, also when the run was killed: it waits for the end of a pipe that they hold open.
+The first test that needs the server starts it, and all workers of the run use it. A separate keeper process stops it
+when the last worker ends, even if the run was killed. The workers keep a pipe open, and the keeper waits until it is
+closed.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import psycopg
 
 USERS = "users"
-"""Pipe in the folder that the workers share: the server runs as long as somebody has it open."""
+"""Pipe in the workers' shared folder. The server runs while a process has the pipe open."""
 MISSING = "PostgreSQL is not installed; on Debian: apt install postgresql"
 ROLE, PASSWORD = "hermes", "secret-of-tests"
 QUICK = {
@@ -35,9 +36,9 @@ QUICK = {
     "shared_buffers": "32MB",
     "wal_level": "minimal",
 }
-"""Settings of a server whose data nobody misses."""
-_RUNS_AS = None if os.geteuid() else "postgres"  # it refuses to be root; the package has made this user
-_LOCK, _PORT, _TEMPLATE = "lock", "port", "template"  # in the folder that the workers share
+"""Settings that are fast and do not protect the data."""
+_RUNS_AS = None if os.geteuid() else "postgres"  # the server refuses to run as root; the package has created this user
+_LOCK, _PORT, _TEMPLATE = "lock", "port", "template"  # in the workers' shared folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +46,22 @@ class Postgres:
     """A running server."""
 
     folder: Path
-    """Place of what the workers of a run share."""
+    """Folder that the workers of a run share."""
     port: int
 
     def url(self, database: str, role: str = ROLE, password: str = PASSWORD) -> str:
-        """Address of a database, as an operator configures it."""
+        """Return the address of a database in the form that operators configure."""
         return f"postgresql://{role}:{password}@127.0.0.1:{self.port}/{database}"
 
     def run(self, *statements: str, database: str = "postgres") -> None:
-        """Run statements as the server's superuser, each on its own."""
+        """Run statements as the server's superuser, each in a separate transaction."""
         with connect(self.url(database, "postgres")) as db:
             for statement in statements:
                 db.execute(statement)
 
     @contextlib.contextmanager
     def database(self, options: str = "", owner: str = ROLE) -> Iterator[str]:
-        """Address of a new, empty database; it is dropped at the end."""
+        """Yield the address of a new, empty database, which is dropped at the end."""
         name = f"test_{uuid4().hex}"
         self.run(f"CREATE DATABASE {name} OWNER {owner} {options}")
         try:
@@ -70,7 +71,7 @@ class Postgres:
 
     @contextlib.contextmanager
     def fresh_database(self) -> Iterator[str]:
-        """Address of a new database that has the newest schema; it is dropped at the end."""
+        """Yield the address of a new database with the newest schema, which is dropped at the end."""
         with _locked(self.folder):
             self._ensure_template()
         with self.database(f"TEMPLATE {_TEMPLATE}") as url:
@@ -88,14 +89,14 @@ class Postgres:
 
 
 class PlainConnection:
-    """A connection in autocommit mode that takes parameters as `?`."""
+    """Connection in autocommit mode, whose SQL parameters are written as `?`."""
 
     def __init__(self, connection: "psycopg.Connection[Any]") -> None:
         self._connection = connection
 
     @property
     def in_transaction(self) -> bool:
-        return bool(self._connection.info.transaction_status)  # IDLE is 0
+        return bool(self._connection.info.transaction_status)  # the value of IDLE is 0
 
     def execute(self, sql: str, parameters: Any = None, /) -> "psycopg.Cursor[Any]":
         query = sql.replace("%", "%%").replace("?", "%s") if parameters else sql
@@ -109,15 +110,15 @@ class PlainConnection:
 
 @contextlib.contextmanager
 def connect(url: str) -> Iterator[PlainConnection]:
-    """A connection of the test's own, without the store."""
-    import psycopg  # late: most runs need none
+    """Yield a connection for the test that does not use the store."""
+    import psycopg  # imported late, because most runs do not need it
 
     with contextlib.closing(psycopg.connect(url, autocommit=True, client_encoding="utf-8")) as connection:
         yield PlainConnection(connection)
 
 
 def count_trips(connection: "psycopg.Connection[Any]", work: Callable[[], object]) -> int:
-    """How often the driver waits for the server in `work`, by its own trace."""
+    """Return how often the driver waits for the server during `work`, according to the driver's trace."""
     with tempfile.TemporaryFile("w+") as trace:
         connection.pgconn.trace(trace.fileno())
         work()
@@ -128,7 +129,7 @@ def count_trips(connection: "psycopg.Connection[Any]", work: Callable[[], object
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    """The run's server; skips the test where the package is missing."""
+    """The run's server. Skips the test if the package is not installed."""
     if _programs() is None:
         pytest.skip(MISSING)
     base = tmp_path_factory.getbasetemp()
@@ -138,20 +139,20 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 
 
 class PrivateServer(Postgres):
-    """A server that one test has alone: it may be stopped and started again."""
+    """Server that only one test uses, so that the test can stop and restart it."""
 
     def stop_at_once(self) -> None:
-        """End it as a crash does: whoever is connected is cut off, what was committed is found by the next start."""
+        """Stop the server as in a crash: connections are closed, and the next start recovers the committed data."""
         _run(self.folder, "pg_ctl", "--pgdata=data", "--mode=immediate", "--silent", "stop")
 
     def start_again(self) -> None:
-        """Start it on the port that it had."""
+        """Restart the server on the same port."""
         _run_server(self.folder, self.port, QUICK)
 
 
 @contextlib.contextmanager
 def private_server() -> Iterator[PrivateServer]:
-    """A server for the length of the block; skips the test where the package is missing."""
+    """Run a server for the duration of the block. Skips the test if the package is not installed."""
     if _programs() is None:
         pytest.skip(MISSING)
     folder = Path(tempfile.mkdtemp(prefix="hermes-postgres-"))
@@ -166,7 +167,7 @@ def private_server() -> Iterator[PrivateServer]:
 
 @contextlib.contextmanager
 def running_server(folder: Path, settings: Mapping[str, str] = QUICK) -> Iterator[Postgres]:
-    """The server of those who name this folder, for the length of the block at least."""
+    """Yield the server of this folder, which runs at least until the block ends."""
     folder.mkdir(exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkfifo(folder / USERS)
@@ -178,7 +179,7 @@ def running_server(folder: Path, settings: Mapping[str, str] = QUICK) -> Iterato
 
 
 def _ensure_running(folder: Path, settings: Mapping[str, str]) -> int:
-    """Port of the server, started by the first who asks."""
+    """Return the server's port. The first caller starts the server."""
     with _locked(folder):
         if not (folder / _PORT).exists():
             keeper = [sys.executable, __file__, str(folder), *(f"{name}={value}" for name, value in settings.items())]
@@ -196,18 +197,18 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _programs() -> Path | None:
-    """Folder of the newest server that is installed; Debian has none of them on the PATH."""
+    """Return the program folder of the newest installed server. Debian does not add these programs to the PATH."""
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     return max(found, key=lambda path: int(path.parent.name), default=None)
 
 
 def _keep(folder: Path, settings: Mapping[str, str]) -> None:
-    """Start a server and say its port; leave a process behind that ends it when nobody holds the pipe open."""
+    """Start a server and print its port. A child process stops the server when no process has the pipe open."""
     data = Path(tempfile.mkdtemp(prefix="hermes-postgres-"))
     print(_start(data, settings), flush=True)
     if os.fork():
         return
-    os.setsid()  # whatever ends the run does not end the keeper
+    os.setsid()  # so that a signal to the run does not end this process
     with open(os.devnull, "r+b") as nowhere:
         for stream in range(3):
             os.dup2(nowhere.fileno(), stream)
@@ -219,12 +220,12 @@ def _keep(folder: Path, settings: Mapping[str, str]) -> None:
 
 
 def _wait_for_end(folder: Path) -> None:
-    users = os.open(folder / USERS, os.O_RDONLY | os.O_NONBLOCK)  # opening it must not wait for a worker
+    users = os.open(folder / USERS, os.O_RDONLY | os.O_NONBLOCK)  # opening the pipe must not wait for a worker
     while True:
         os.set_blocking(users, True)
-        os.read(users, 1)  # nobody writes: it returns when nobody holds it open any more
+        os.read(users, 1)  # no process writes, so this returns when no worker has the pipe open
         os.set_blocking(users, False)
-        with _locked(folder), contextlib.suppress(BlockingIOError):  # raised when somebody has come meanwhile
+        with _locked(folder), contextlib.suppress(BlockingIOError):  # raised if a worker has opened the pipe meanwhile
             os.read(users, 1)
             (folder / _PORT).unlink(missing_ok=True)
             (folder / _TEMPLATE).unlink(missing_ok=True)
@@ -232,7 +233,7 @@ def _wait_for_end(folder: Path) -> None:
 
 
 def _start(data: Path, settings: Mapping[str, str]) -> int:
-    """Make a server in the folder `data` and start it; returns its port."""
+    """Create a server in the folder `data`, start it, and return its port."""
     (data / "password").write_text(PASSWORD)
     if _RUNS_AS:
         shutil.chown(data, _RUNS_AS)
@@ -253,7 +254,7 @@ def _run_server(data: Path, port: int, settings: Mapping[str, str]) -> None:
 
 
 def _run(folder: Path, program: str, *arguments: str, check: bool = True) -> None:
-    """Run a program of PostgreSQL's in `folder`; what it says goes to standard error."""
+    """Run one of PostgreSQL's programs in `folder`. Its output goes to standard error."""
     programs = _programs()
     assert programs is not None
     subprocess.run(

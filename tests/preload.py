@@ -1,6 +1,6 @@
-"""Everything that a gateway loads while it starts, and what it makes once: for the fork server, before it forks any.
+"""Modules and data that every gateway loads at its start. The fork server loads them once, before it forks.
 
-A start then takes a tenth of the processor time that it takes where each gateway does all of it again.
+A start then takes a tenth of the processor time.
 """
 
 import gc
@@ -22,12 +22,12 @@ IMPORTED_LATE = (
     "platforms.local",
     "platforms.telegram",
 )
-"""Modules that nothing imports before a gateway starts, or a client is made."""
+"""Modules that are otherwise imported only when a gateway starts or a client is created."""
 
 
 def load() -> None:
-    """Import, read and make all of it."""
-    gc.disable()  # nothing of it is garbage
+    """Import the modules, and fill the caches."""
+    gc.disable()  # imports create no garbage
     for name in IMPORTED_LATE:
         importlib.import_module(name)
     from agent.model.catalog import known_model, price_of

@@ -1,9 +1,8 @@
-"""The gateway as a process of a test: forked from one that has imported everything.
+"""Gateway processes for tests, forked from a process that has already imported everything.
 
-Importing the SDKs takes two seconds of a processor, which a test that is about something else need not spend. The
-forked process has its own environment, output, signals and exit code, as one that was started. It shares the fork
-server's string hashes, and ends without `atexit` handlers: what depends on either is tested with a process that is
-started anew.
+Importing the SDKs takes two seconds of processor time, which most tests can save. Like a new process, the forked
+process has a separate environment, output, signals and exit code. But it shares the fork server's string hashes, and
+ends without `atexit` handlers. Tests that depend on either start a new process.
 """
 
 import asyncio
@@ -25,9 +24,9 @@ _context.set_forkserver_preload([__name__, "tests.preload"])
 
 
 class ForkedProcess:
-    """A process that runs `main` with the environment `environ` and writes to `log`. Belongs to a running event loop.
+    """Process that runs `main` with the environment `environ` and writes to `log`. Needs a running event loop.
 
-    Its attributes and methods are some of those of `asyncio.subprocess.Process`.
+    It has some of the attributes and methods of `asyncio.subprocess.Process`.
     """
 
     def __init__(self, main: Callable[[], object], environ: Mapping[str, str], log: Path) -> None:
@@ -38,7 +37,7 @@ class ForkedProcess:
         assert self._process.pid is not None
         self.pid: int = self._process.pid
         self.returncode: int | None = None
-        """Exit code, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal, or None while the process is running."""
         self._ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._on_end)
 
@@ -50,15 +49,15 @@ class ForkedProcess:
         self._ended.set()
 
     async def wait(self) -> int:
-        """Wait for the end; returns the exit code."""
+        """Wait until the process ends, and return its exit code."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Signal the process, if it still lives."""
+        """Send a signal to the process if it is still running."""
         if self.returncode is None and self._process.is_alive():
-            with contextlib.suppress(ProcessLookupError):  # it has ended this moment
+            with contextlib.suppress(ProcessLookupError):  # the process has just ended
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -66,18 +65,18 @@ class ForkedProcess:
 
 
 def run_gateway() -> None:
-    """The command `hermes-gateway run`."""
+    """Run the command `hermes-gateway run`."""
     run_command("run")
 
 
 def run_command(*words: str) -> None:
-    """The command `hermes-gateway` with these words."""
+    """Run the command `hermes-gateway` with these arguments."""
     sys.argv = ["hermes-gateway", *words]
     cli.main()
 
 
 def _run(main: Callable[[], object], environ: dict[str, str], log: str) -> None:
-    gc.freeze()  # what the fork server has imported is not walked over again
+    gc.freeze()  # the collector can ignore what the fork server has imported
     os.environ.clear()
     os.environ.update(environ)
     time.tzset()

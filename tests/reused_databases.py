@@ -1,7 +1,8 @@
-"""Databases that are emptied for the next test: making one takes the server hundreds of milliseconds.
+"""Databases that are emptied and reused by the next test, because creating one takes hundreds of milliseconds.
 
-A database goes back to what `Postgres.fresh_database` makes: sessions ended, rows gone, ids counted anew. One whose
-schema or settings a test has changed, or that has grown large, is dropped instead.
+After a test, its sessions are ended, its rows are deleted, and its ids restart, as in a database from
+`Postgres.fresh_database`. If the test changed the schema or settings, or if the database is large, it is dropped
+instead.
 """
 
 import contextlib
@@ -12,13 +13,13 @@ from functools import cache
 from tests.postgres import PlainConnection, Postgres, connect
 
 LARGE = 32 * 1024 * 1024
-"""Bytes from which on a database is not worth emptying; an empty one has nine million."""
+"""Size in bytes from which a database is dropped instead of emptied. An empty one has nine million."""
 
-# Purpose: end the sessions of others, waiting so many milliseconds for the end of each.
+# Purpose: end all other sessions, waiting up to ten seconds for each.
 _END_OTHERS = """SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
 WHERE datname = current_database() AND pid <> pg_backend_pid()"""
 
-# Purpose: everything of the schema and the settings that a test may change.
+# Purpose: compute a hash of the schema and settings that a test can change.
 _SHAPE = """SELECT md5(string_agg(one, ';' ORDER BY one)) FROM (
   SELECT concat_ws(',', 'table', relname, relkind, relowner, relacl, reloptions, relpersistence) FROM pg_class
     WHERE relnamespace = 'public'::regnamespace
@@ -42,26 +43,26 @@ FROM pg_sequences WHERE last_value IS NOT NULL"""
 
 @cache
 def reused_databases(server: Postgres) -> "ReusedDatabases":
-    """The databases of this process; they end with the server."""
+    """Return the databases of this process. They are dropped with the server."""
     return ReusedDatabases(server)
 
 
 class ReusedDatabases:
-    """Databases of one process on a server."""
+    """Databases of one process on one server."""
 
     def __init__(self, server: Postgres) -> None:
         self._server = server
         self._made: dict[str, ExitStack] = {}
-        """What drops a database, by its address."""
+        """Exit stacks that drop the databases, by address."""
         self._free: list[str] = []
         self._shape = ""
         self._tables: list[str] = []
         self._rows: dict[str, list[tuple[object, ...]]] = {}
-        """What the migrations have put into tables."""
+        """Rows that the migrations have inserted, by table."""
 
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
-        """Address of a database that has the newest schema, as if it were new."""
+        """Yield the address of a database that is like a new one with the newest schema."""
         url = self._free.pop() if self._free else self._make()
         try:
             yield url
@@ -83,17 +84,17 @@ class ReusedDatabases:
         return url
 
     def _empty(self, url: str) -> bool:
-        """Take out what a test has left; false if that is more than rows."""
+        """Remove the rows that a test has left. Return False if the database cannot be reused."""
         with self._connect(url) as db:
             db.execute(_END_OTHERS)
             [(size, shape)] = db.execute(f"SELECT pg_database_size(current_database()), ({_SHAPE})").fetchall()
             if size > LARGE or shape != self._shape:
                 return False
-            db.execute("SET session_replication_role = replica")  # no triggers, no references
+            db.execute("SET session_replication_role = replica")  # no triggers and no foreign keys
             filled = self._filled(db)
             for name in filled:
                 db.execute(f"DELETE FROM {name}")
-            db.execute(f"VACUUM {', '.join(filled)}")  # rows lie in the order in which they come
+            db.execute(f"VACUUM {', '.join(filled)}")  # afterwards, rows are stored in insertion order
             for name, rows in self._rows.items():
                 db.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows)
             db.execute(_COUNT_ANEW)

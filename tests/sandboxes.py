@@ -1,4 +1,4 @@
-"""Helpers of tests that run commands in a real sandbox."""
+"""Helpers for tests that run commands in a real sandbox."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ needs_sandbox = pytest.mark.skipif(probe_sandbox().fault is not None, reason=str
 
 
 async def run(command: str, folder: Path, seconds: float = 30, **settings: Any) -> str:
-    """State and output of a command at its end."""
+    """Run a command, and return its final state and output."""
     running = await RunningCommand.start(command, folder, TerminalSettings(enabled=True, **settings))
     await running.finish(seconds)
     assert not running.is_running
@@ -26,13 +26,13 @@ async def run(command: str, folder: Path, seconds: float = 30, **settings: Any) 
 
 
 def processes_with(mark: str) -> list[int]:
-    """Ids of this machine's processes that have `mark` in their command line."""
+    """Return the ids of this machine's processes whose command line contains `mark`."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             try:
                 line = (path / "cmdline").read_bytes()
-            except OSError:  # it has ended meanwhile
+            except OSError:  # the process has just ended
                 continue
             if mark.encode() in line:
                 found.append(int(path.name))
@@ -40,11 +40,11 @@ def processes_with(mark: str) -> list[int]:
 
 
 async def all_gone(mark: str) -> bool:
-    """Whether no process with `mark` is left; the kernel takes its moment for a whole sandbox."""
+    """Wait until no process with `mark` is left. Return False if some remain after ten seconds."""
     try:
         async with asyncio.timeout(10):
             while processes_with(mark):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)  # processes of others have no event to wait for
+                await asyncio.sleep(0.02)  # there is no event for the end of other processes
     except TimeoutError:
         return False
     return True
@@ -52,7 +52,7 @@ async def all_gone(mark: str) -> bool:
 
 @contextmanager
 def small_disk(folder: Path, options: str) -> Iterator[Path]:
-    """A disk of its own at a folder, with the options of a tmpfs; only root can have one."""
+    """Mount a tmpfs with these options at a folder. Skips the test if the user is not root."""
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder]).returncode:
         pytest.skip("this user cannot mount a disk")
     try:

@@ -1,11 +1,11 @@
-"""Cases of a test that run at the same time: what each does is wait, for seconds, for what it is about."""
+"""Runs the cases of a test at the same time, because each of them mainly waits."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping
 
 
 async def side_by_side(cases: Mapping[str, Awaitable[None]]) -> None:
-    """Run all of them to their ends. Raises `ExceptionGroup` of what went wrong, with the name of each case."""
+    """Run all cases to their end. Raises `ExceptionGroup` with all failures, each with the name of its case."""
     found = await asyncio.gather(*cases.values(), return_exceptions=True)
     failures = [error for error in found if error is not None]
     for name, error in zip(cases, found, strict=True):

@@ -1,10 +1,10 @@
-"""Summaries as a model would write them: every section has words of its own."""
+"""Summaries as a model would write them. Every section has unique words."""
 
 from agent.context.summary import HEADINGS
 
 
 def summary_saying(text: str) -> str:
-    """A summary in which each section says this, and something of its own."""
+    """Return a summary in which each section contains `text` and unique words."""
     own = {
         title: " ".join(letter + chr(ord("a") + number) for letter in "wxyz") for number, title in enumerate(HEADINGS)
     }

@@ -33,7 +33,7 @@ from platforms.files import CHUNK_BYTES, save_stream
 from platforms.settings import DiscordSettings
 
 STOP_SECONDS = 0.5
-"""Seconds in which the SDK must react to a cancellation before it is cancelled again."""
+"""Seconds that the SDK has to react to a cancellation before it is cancelled again."""
 log = structlog.get_logger(__name__)
 
 
@@ -86,14 +86,14 @@ class DiscordAdapter:
                 tasks.create_task(events.run(fetch), name="discord events")
                 tasks.create_task(self._watch(client, events), name="discord watch")
                 tasks.create_task(commands.publish(self._store, self._settings.request_seconds), name="discord menu")
-                # Connect in this task, not in a separate one. Only then does the group undo the cancellation
-                # that a failing task causes, so that `cancelling` below distinguishes a stop from a failure.
+                # Connect in this task, not in a separate one. The group then undoes the cancellation that a failing
+                # task causes, so `cancelling` below is nonzero only if the adapter was stopped.
                 await self._connect(client)
         except BaseExceptionGroup as group:
             error = _most_telling(group)
             self._note_end(error)
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # an error group would hide the cancellation
+            if task is not None and task.cancelling():  # raising the group would hide the cancellation
                 raise asyncio.CancelledError from group
             raise error from error.__cause__  # not chained to the group, because only the reason matters
         except (PlatformError, asyncio.CancelledError) as error:
@@ -186,7 +186,7 @@ class DiscordAdapter:
                 raise PlatformUnavailable(f"Discord has not answered a heartbeat for {limit:g} s")
 
     async def _load_notes(self) -> tuple[str, Millis]:
-        """Return the salt of nonces, and the time in ms of the first connection (0 if this is the first)."""
+        """Return the salt for nonces, and the time in ms of the first connection (0 if this is the first)."""
         salt = await self._store.read(load_note, "discord.nonce_salt")
         began = await self._store.read(load_note, "discord.began")
         if salt is None or began is None:
@@ -233,7 +233,7 @@ def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 @dataclass(frozen=True, repr=False, slots=True)
 class HistoryReader:
-    """Reader of channel histories for one client. `EventQueue` uses it to catch up."""
+    """Reader of channel histories for one client. `EventQueue` uses it to fetch missed messages."""
 
     client: GatewayClient
     announce: Callable[[str, str, str], Awaitable[object]]

@@ -48,8 +48,8 @@ class RestClient(HTTPClient):
     def __init__(self, client: discord.Client, settings: DiscordSettings) -> None:
         super().__init__(client.loop)
         self._client = client
-        # If a rate limit requires a longer wait, the library raises an error, and the gateway skips a preview. The
-        # constructor raises shorter values to 30 s, so the attribute is set here.
+        # If a rate limit requires a wait of more than ten seconds, the library raises an error, so the gateway can skip
+        # a preview. The constructor increases values below 30 s to 30 s, so the attribute is set here.
         self.max_ratelimit_timeout = 10.0
         self._base = f"{settings.api_url.rstrip('/')}/api/v10"
         self._gateway_url = yarl.URL(settings.gateway_url)
@@ -62,7 +62,7 @@ class RestClient(HTTPClient):
             if (route.method, route.path) in _WRITES:
                 return _written(answer)
             is_read = (route.method, route.path) != ("PUT", "/applications/{application_id}/commands")
-            return answer if is_read else []  # the published commands are not needed
+            return answer if is_read else []  # the response to publishing commands is not needed
         except RuntimeError as error:
             if not self._client.is_closed():
                 raise
@@ -128,7 +128,7 @@ class TolerantState(ConnectionState[Any]):
     def _known(self, channel: Any, data: Any) -> Any:
         """Return a message without the parts that cannot be parsed.
 
-        If it has no text, the words in those parts are quoted as its text.
+        If the message has no text of its own, the words in those parts are added as a forwarded message.
         """
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
@@ -195,16 +195,16 @@ class GatewayClient(discord.Client):
         return user.id == self.application_id or (self.user is not None and user.id == self.user.id)
 
     def silence_seconds(self) -> float | None:
-        """Return the seconds since the last answered heartbeat, None before the first connection."""
-        # There is no public attribute: `latency` keeps its last value when answers stop.
+        """Return the seconds since the last answered heartbeat, or None before the first connection."""
+        # There is no public attribute. `latency` keeps its last value when heartbeats are no longer answered.
         keep_alive = getattr(self.ws, "_keep_alive", None)
         return None if keep_alive is None else time.perf_counter() - float(keep_alive._last_ack)
 
     @asynccontextmanager
     async def calling(self, seconds: float, *, is_read: bool = False) -> AsyncIterator[None]:
-        """Run calls of the SDK with a time limit and the client's own addresses. Raises only `PlatformError`.
+        """Run the SDK calls in the block with a time limit and the client's base URL. Raises only `PlatformError`.
 
-        Raises the errors of `rest_errors`, and `PlatformUnavailable` if the client is closed or not logged in.
+        Raises the errors of `rest_errors`, and also `PlatformUnavailable` if the client is closed or not logged in.
         """
         if self.is_closed() or self.user is None:
             raise PlatformUnavailable("not connected to Discord")
@@ -221,18 +221,18 @@ class GatewayClient(discord.Client):
         return async_context.set(self._webhooks)
 
     def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
-        """Dispatch an event unless the client is closed, because late tasks of discord.py would find no loop."""
+        """Dispatch an event, unless the client is closed and no longer has an event loop."""
         if not self.is_closed():
             super().dispatch(event, *args, **kwargs)
 
-    # Events: the first statement must pass the event on without waiting. discord.py runs each handler in its own task,
-    # and only the starts of these tasks are in Discord's order.
+    # Events. The first statement of each handler must pass the event on, without waiting. discord.py runs each handler
+    # in a separate task, and only the order in which these tasks start is Discord's order.
 
     async def on_message(self, message: discord.Message) -> None:
         self._events.put(MessageEvent(str(message.channel.id), message.id, self.read(message)))
 
     def read(self, message: discord.Message | discord.Object) -> InboundMessage | None:
-        """Read a message. Return None also if it cannot be read."""
+        """Return the event of a message, or None if the gateway ignores the message or cannot read it."""
         read = None
         with _skipping({"id": message.id}):
             read = self.reader.message(message) if isinstance(message, discord.Message) else None
@@ -252,12 +252,12 @@ class GatewayClient(discord.Client):
     def _put_deletion(self, channel_id: int, message_id: int) -> None:
         self._events.put(MessageEvent(str(channel_id), 0, self.reader.deletion(channel_id, message_id)))
 
-    async def on_connect(self) -> None:  # READY, never RESUMED
+    async def on_connect(self) -> None:  # called for READY, never for RESUMED
         self._events.put(ConnectedEvent())
         self.offline_since = None
         self.had_session.set()
 
-    async def on_ready(self) -> None:  # the list of servers is complete
+    async def on_ready(self) -> None:  # called when the list of servers is complete
         channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread] = []
         for guild in self.guilds:
             channels += [*guild.text_channels, *guild.voice_channels, *guild.stage_channels, *guild.threads]

@@ -1,4 +1,4 @@
-"""Errors: Discord's and aiohttp's exceptions are translated into ours here."""
+"""Translation of Discord's and aiohttp's exceptions into ours."""
 
 import contextlib
 import json
@@ -41,8 +41,8 @@ class TicketRejected(PlatformError):
 def rest_errors(*, is_read: bool = False) -> Iterator[None]:
     """Translate errors of a REST call.
 
-    A connection that breaks after a write was sent raises `SendAmbiguous`. Reads have no effect, so they never
-    raise it.
+    Raises `SendAmbiguous` if the connection breaks after a write was sent. Reads have no effect, so they never raise
+    it.
     """
     broken = PlatformUnavailable if is_read else errors.SendAmbiguous
     try:

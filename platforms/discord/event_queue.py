@@ -1,8 +1,8 @@
 """Event queue, which stores Discord's events in order for each channel.
 
 Discord has no acknowledgements, so the gateway stores a cursor for each channel, which never skips a message. After a
-connection that did not resume, the messages after the cursor are fetched first. Fetched and live copies have the same
-`event_ref`.
+reconnect that did not resume the session, the messages after the cursor are fetched first. Fetched and live copies have
+the same `event_ref`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ PARALLEL_FETCHES = 4
 SKEW_MS = 60_000
 """Maximum difference between this machine's clock and Discord's, in milliseconds."""
 LISTEN_SECONDS = 0.5
-"""Seconds to wait for an event to be stored before the queue looks for a later `/stop`."""
+"""Seconds to wait for an event to be stored before the queue looks for a `/stop` among later events."""
 
 log = structlog.get_logger(__name__)
 
@@ -38,14 +38,14 @@ class ConnectedEvent:
 
 @dataclass(frozen=True, slots=True)
 class ChannelsEvent:
-    """Channels that the bot sees, each with its newest message."""
+    """Channels that the bot can see, each with the id of its newest message."""
 
     newest: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class MessageEvent:
-    """Message, live or from the history, or an edit or deletion. It waits for earlier events of its channel."""
+    """A live message, a message from the history, an edit or a deletion. It waits for earlier events of its channel."""
 
     channel_ref: str
     message_id: int
@@ -69,7 +69,7 @@ class _CatchUpState:
     seen: int
     until: int | None
     is_open: bool = True
-    """True if messages might still be missing before the live events that wait."""
+    """True if missed messages that are older than the waiting live events must still be fetched."""
     waiting: list[MessageEvent] = field(default_factory=list)
 
 
@@ -91,7 +91,7 @@ class PrioritySemaphore:
                 await slot
             except asyncio.CancelledError:
                 self._waiting.pop(name, None)
-                if not slot.cancelled():  # the slot was granted at the same moment
+                if not slot.cancelled():  # the slot was already granted
                     self._pass_on()
                 raise
         try:
@@ -106,7 +106,7 @@ class PrioritySemaphore:
     def _pass_on(self) -> None:
         while self._waiting:
             _, slot = self._waiting.popitem(last=False)
-            if not slot.done():  # otherwise its owner was cancelled and has not run yet
+            if not slot.done():  # a cancelled waiter might not have removed itself yet
                 slot.set_result(None)
                 return
         self._free += 1
@@ -155,7 +155,7 @@ class EventQueue:
                 self._may_listen.set()
 
     async def run(self, fetch: FetchHistory) -> None:
-        """Store until cancelled. An event that the database cannot store is retried, never skipped."""
+        """Store events until cancelled. An event that the database cannot store is retried, never skipped."""
         load = partial(self._intake.load_cursors, PLATFORM, PLATFORM)
         stored = await retried(load, StoreUnavailable, "discord.cursors_retried", backoff=self._backoff)
         self._cursors = {channel_ref: int(seen) for channel_ref, seen in stored.items()}
@@ -198,7 +198,7 @@ class EventQueue:
                     self._catch_up(item.channel_ref, fetch, tasks, item.message_id)
                     if gap := self._gaps.get(item.channel_ref):
                         gap.waiting.append(item)
-                        self._fetches.prioritize(item.channel_ref)  # there can be a thousand channels to catch up
+                        self._fetches.prioritize(item.channel_ref)  # a thousand other channels can be waiting
                         if len(gap.waiting) > self._queue.maxsize:  # the history could not be read for a long time
                             self.overflowed.set()
                     else:
@@ -240,7 +240,7 @@ class EventQueue:
     async def _close_gap(self, channel_ref: str, gap: _CatchUpState, fetch: FetchHistory) -> None:
         while True:
             if gap.is_open:
-                gap.is_open = False  # before the fetch, because a reconnect can set it again
+                gap.is_open = False  # set before the fetch, because a reconnect during the fetch sets it to True
                 await self._settle(await self._fetch(channel_ref, gap, fetch))
             elif gap.waiting:
                 waiting, gap.waiting = gap.waiting, []
@@ -290,7 +290,7 @@ class EventQueue:
             del received[: len(stored)]
 
     async def _store(self, received: Sequence[ReceivedEvent]) -> int:
-        """Store the first events, retrying until it succeeds. Return their number."""
+        """Store at least the first event, retrying until this succeeds. Return the number of stored events."""
         if (event := received[0].event) is not None:
             self._unstored.pop(event.event_ref, None)
 

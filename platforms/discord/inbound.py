@@ -1,7 +1,7 @@
 """Inbound events: discord.py's objects converted to values.
 
 A message addresses the bot only if its text mentions the bot or the bot's role. Discord's list of mentions also
-contains the author of the replied-to message. If that counted, two bots would answer each other for ever.
+contains the author of the replied-to message. If this mention counted, two bots would answer each other for ever.
 """
 
 import re
@@ -33,7 +33,8 @@ def snowflake_at(moment: Millis) -> int:
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Reference to a file.
 
-    Discord's file URLs expire after a day, so the reference includes the message, which has a new URL.
+    Discord's file URLs expire after a day. The reference includes the message's id, with which a new URL can be
+    fetched.
     """
 
     channel_id: int
@@ -103,7 +104,7 @@ class EventReader:
             return None
         text, words_by = self._said(message)
         return values.EditEvent(
-            event_ref=f"{self._event_ref(message.id)}:edit:{edited_at.isoformat()}",  # to the microsecond
+            event_ref=f"{self._event_ref(message.id)}:edit:{edited_at.isoformat()}",  # precise to the microsecond
             chat=self._chat(payload.channel_id),
             sender=_author(message),
             text=text,
@@ -122,7 +123,7 @@ class EventReader:
         )
 
     def interaction(self, interaction: discord.Interaction, text: str, via: values.InputKind) -> InboundMessage | None:
-        """Read a slash command or a pressed button as its command line, `text`."""
+        """Convert a slash command or a pressed button, whose command line is `text`, to a message."""
         if interaction.channel_id is None:
             return None
         is_direct = interaction.guild_id is None
@@ -157,7 +158,7 @@ class EventReader:
         return [*mentions, f"<@&{role.id}>"] if role is not None else mentions
 
     def _said(self, message: discord.Message) -> tuple[str, str | None]:
-        """Return the text, with names instead of mentions, and `InboundMessage.words_by`."""
+        """Return a message's text, with names instead of mentions, and the value for `InboundMessage.words_by`."""
         is_passed_on = bool(message.message_snapshots or message.interaction_metadata or message.application_id)
         content = message.content if message.content and not message.message_snapshots else _words(message)
         is_theirs = bool(message.content or message.poll or not content) and not is_passed_on
@@ -169,7 +170,7 @@ class EventReader:
         return text, None if is_theirs else ""
 
     def _quote(self, message: discord.Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
-        """Return the message that a person answered, or started a thread from, with its files."""
+        """Return the message that a person replied to or started a thread from, and its files."""
         reference = message.reference if message.type is discord.MessageType.reply else None
         answered = reference.resolved if reference is not None else None
         if reference is None and any(mention in message.content for mention in self._own_mentions(message)):

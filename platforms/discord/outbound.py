@@ -40,8 +40,8 @@ class DiscordSender:
     """Text that makes the nonces of two databases differ."""
     request_seconds: float
     _delivered: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False)
-    """Keys by the id of the message they created. They keep a search from returning another answer with the same
-    words."""
+    """Maps the id of each sent message to its key, so that a search does not return another answer with the same
+    text."""
 
     async def send(self, request: SendRequest) -> str:
         text = request.part.plain if request.is_plain else request.part.text
@@ -82,11 +82,11 @@ class DiscordSender:
             try:
                 return await self._edit(channel_ref, request.replaces, text, view)
             except (MessageNotFound, ChatUnreachable) as error:
-                # It was deleted, belongs to another bot, or is in a thread that only a new message opens again. If
-                # the bot cannot write at all, sending the new message raises the error.
+                # The placeholder was deleted, belongs to another bot, or is in an archived thread, which only a new
+                # message reopens. If the bot cannot write at all, sending the new message raises the error.
                 log.info("discord.placeholder_gone", reason=str(error))
         if request.is_repeat and (tried_at := request.first_tried_at) is not None:
-            # Within two minutes Discord still recognises the nonce. An answer to a command has no nonce.
+            # For two minutes, Discord recognises a repeated nonce. An answer to a command has no nonce.
             has_nonce = request.ticket is None and 0 <= self.clock.now() - tried_at <= 120_000
             found = None if has_nonce else await self._find_earlier(channel_ref, request.key, tried_at, text)
             if found is not None:
@@ -193,7 +193,7 @@ class DiscordSender:
                     if is_same and self._delivered.get(str(message.id), key) == key:
                         return str(message.id)
         except ChatUnreachable as error:
-            # The bot can write, but cannot read the history. Two answers are better than none.
+            # The bot can write, but cannot read the history. A duplicate answer is better than none.
             log.info("discord.history_unreadable", reason=str(error))
         return None
 

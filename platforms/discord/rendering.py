@@ -24,9 +24,9 @@ _HIDDEN = re.compile(
     rf"(`+)(?!`)[^`]++\1(?!`)|{_SPOILER}|(?P<pipes>(?<!\\)\|\|+)|(?P<br>{BREAK.pattern})|(?P<slash>{ESCAPE.pattern})",
     re.I,
 )
-"""Text outside code that needs escaping: pipes that are not a spoiler, line breaks, and literal backslashes."""
+"""Pattern of inline code and spoilers, which stay unchanged, and of other pipes, line breaks and backslashes."""
 _MARK_ESCAPE = "\x00"
-"""Placeholder for a backslash before a mark, until the backslashes of the text are handled."""
+"""Placeholder for a backslash before a mark, until the text's own backslashes are escaped."""
 _PARSER = parser().disable(["lheading", "reference", "details", "fragments_join", "text_join"])
 
 
@@ -59,7 +59,7 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
 def _code(token: Token) -> tuple[str, Sequence[str], str] | None:
     """Return the opening line, content and closing line of code or a table.
 
-    A table inside a list or a quote is unchanged.
+    Return None for anything else, including a Markdown table inside a list or a quote, which stays unchanged.
     """
     if token.type in ("fence", "code_block"):
         language, lines = code_of(token)
@@ -72,7 +72,7 @@ def _code(token: Token) -> tuple[str, Sequence[str], str] | None:
 
 
 def _escape(inline: Token, lines: list[str]) -> None:
-    """Add a backslash before emphasis marks that are text, which Discord may read as markup."""
+    """Add a backslash before literal emphasis marks, because Discord might read them as markup."""
     content = re.sub(r"https?://\S+", lambda address: "-" * len(address[0]), inline.content)
     escaped = list(inline.content)
     for token in inline.children or ():
@@ -102,7 +102,8 @@ def _prose_lines(lines: Iterable[str], limit: int) -> Iterator[str]:
         for piece in _HIDDEN.sub(shown, unfolded(line)).split("\n"):
             prose = "\\" + piece if TEXT_LINE.match(piece) else piece
             prose = re.sub(r"#{4,6}(?=[ \t])", "###", prose, count=1) if prose.startswith("####") else prose
-            # Discord begins code at any three backticks, so a cut line must leave no fence open.
+            # Discord begins a code block at any three backticks. Escape them in a line that leaves a block open or must
+            # be cut.
             if prose.count("```") % 2 or utf16_units(prose) > limit:
                 prose = re.sub("`{3,}", lambda run: r"\`" * len(run[0]), prose)
             yield prose.replace(_MARK_ESCAPE, "\\")

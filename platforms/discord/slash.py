@@ -46,7 +46,7 @@ async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -
     for button in buttons[:25]:
         custom_id = await commands.data_for(button.command)
         view.add_item(discord.ui.Button(label=_short(button.label, 80), custom_id=custom_id))
-    view.stop()  # the SDK need not keep it, because `SlashCommands.on_interaction` reads presses, even after a restart
+    view.stop()  # the SDK can forget it, because `SlashCommands.on_interaction` reads presses
     return view
 
 
@@ -58,7 +58,7 @@ class Ticket:
     expires_at: float
     """End of the ticket, in monotonic seconds."""
     answered_by: str | None = None
-    """Key of the send that filled the "thinking" message. A repeat of this send may fill it again."""
+    """Key of the send that filled the "thinking" message. A repeat of this send can fill it again."""
     deferred: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once Discord has accepted or refused the acknowledgement. The "thinking" message does not exist before
     that."""
@@ -94,14 +94,14 @@ class TicketRegistry:
 
 
 class CommandRefused(app_commands.CheckFailure):
-    """Refusal of a command. Its text is the sentence for the person."""
+    """The command was refused. The exception's text is the sentence to show to the person."""
 
 
 class SlashCommands(app_commands.CommandTree[GatewayClient]):
     """Slash commands and buttons of one client.
 
-    They are acknowledged, and passed on as command lines. A refusal is shown only to the person who used the
-    command, and is not stored.
+    Acknowledges them, and passes them on as command lines. A refusal is shown only to the person who used the command,
+    and is not stored.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         else:
             log.info("discord.menu_published", commands=len(self.get_commands()))
 
-    # From the menu to the SDK's commands
+    # Conversion of the menu to the SDK's commands
 
     def _add(self, item: MenuCommand) -> None:
         """Add a command. A command with actions becomes a group of sub-commands, such as `/memory me add`."""
@@ -181,7 +181,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         command.add_check(self._check)
         return command
 
-    # From an interaction to a command line
+    # Conversion of an interaction to a command line
 
     async def interaction_check(self, interaction: Interaction) -> bool:
         """Make the SDK's own responses, such as suggestions, use the client's base URL."""
@@ -236,7 +236,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         await self._answer(partial(interaction.response.send_message, text, ephemeral=True))
 
     def _read(self, interaction: Interaction, text: str, via: InputKind) -> InboundMessage:
-        """Read the event of a command line. Raises `CommandRefused`."""
+        """Convert a command line to an event. Raises `CommandRefused` if the command is not allowed here."""
         event = self.client.reader.interaction(interaction, text, via)
         refusal = "I cannot run commands here." if event is None else self._intake.refusal(event)
         if event is None or refusal is not None:

@@ -36,7 +36,8 @@ CONTENT_POLICY = (
 HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
-    # With `no-referrer`, browsers would send `Origin: null` with our own forms. Other hosts learn no more this way.
+    # With `no-referrer`, browsers would send `Origin: null` with our own forms. `same-origin` also sends no referrer to
+    # other hosts.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -99,8 +100,8 @@ class BrowserAccessControl:
     async def admits(self, given: Credentials) -> bool:
         """Return True if the cookie and the key belong to a signed-in browser.
 
-        Reads the database each time, because another process can sign the browser out. If the database cannot be
-        read, the previous result for this browser counts.
+        Reads the database each time, because another process can sign the browser out. If the database cannot be read,
+        the previous result for this browser is used.
         """
         if not (given.cookie and given.key):
             return False
@@ -115,10 +116,9 @@ class BrowserAccessControl:
 def refusal(headers: Mapping[str, str], method: str, hosts: Sequence[str], public_origin: str = "") -> str | None:
     """Return the reason to refuse a request, or None if this page sent it or a person opened its address.
 
-    The host must be one of `hosts`, because any domain name can resolve to this machine. Pages of other origins are
-    refused:
-    browsers name the origin in `Origin` and `Sec-Fetch-Site`, which pages cannot forge. A reverse proxy can replace
-    `Host`, but `Origin` may then be `public_origin`.
+    The host must be one of `hosts`, because any domain name can resolve to this machine. Requests from pages of other
+    origins are refused. Browsers name the origin in `Origin` and `Sec-Fetch-Site`, which pages cannot forge. `Origin`
+    can also be `public_origin`, because a reverse proxy can replace `Host`.
     """
     host = headers.get("Host", "").lower()
     if host not in hosts:

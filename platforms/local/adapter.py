@@ -34,9 +34,9 @@ _SHUTDOWN_SECONDS = 1.0
 class LocalAdapter:
     """Serves the page; implements `platforms.base.PlatformAdapter`.
 
-    Uploaded files wait in `spool/local` below `state_dir`. `port_tries` is the number of ports to try, starting at the
-    configured one, while other programs use them. Each time the page becomes available, `on_ready` is called with a
-    link that has a one-time token.
+    Uploaded files wait in `spool/local` below `state_dir`. `port_tries` is the maximum number of ports to try, starting
+    at the configured one, until one is free. Each time the page becomes available, `on_ready` is called with a link
+    that has a one-time token.
     """
 
     name = "local"
@@ -77,19 +77,19 @@ class LocalAdapter:
 
     @property
     def url(self) -> str | None:
-        """Address of the page without a token, None while it is not served."""
+        """Address of the page without a token, or None while the page is not served."""
         if self._port is None:
             return None
         return str(address(self._settings.host, self._port) if self._public is None else self._public / "")
 
     def mint_url(self) -> str | None:
-        """Return a link with a new token that signs in one browser, None while the page is not served."""
+        """Return a link with a new token that signs in one browser, or None while the page is not served."""
         return None if self.url is None else str(URL(self.url).with_query(token=self.access.mint()))
 
     def health(self) -> AdapterHealth:
         if self._port is None:
             return AdapterHealth(state=AdapterState.STARTING, last_progress_at=None)
-        # no remote server can fail
+        # the adapter depends on no remote server
         return AdapterHealth(state=AdapterState.RUNNING, last_progress_at=self._clock.now())
 
     async def run(self, intake: Intake) -> None:
@@ -136,7 +136,7 @@ class LocalAdapter:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and port < last:
                     continue
-                reason = (error.strerror or str(error)).rpartition(": ")[2]  # without asyncio's own address
+                reason = (error.strerror or str(error)).rpartition(": ")[2]  # without the address in asyncio's message
                 problem = f"Port {port} on {settings.host} cannot be opened ({reason}); set local.port to a free port"
                 raise PlatformUnavailable(problem) from error
             if port != settings.port:
@@ -154,7 +154,7 @@ class LocalAdapter:
             log.info("local.recent_not_saved", error=type(error).__name__)
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        """Split Markdown into parts. They stay Markdown, because it is converted to HTML when a page shows it."""
+        """Split Markdown into parts. The parts stay Markdown, and are converted to HTML when a page shows them."""
         shown = text if text.strip() else "(empty)"
         return [OutboundPart(text=part, plain=part) for part in split_parts(shown, self._settings.max_part_units)]
 

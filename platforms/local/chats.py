@@ -1,4 +1,5 @@
-"""Chats of the page in memory: unfinished answers, recent entries outside the transcript, and streams of changes.
+"""In-memory state of the web page's chats: unfinished answers, recent entries outside the transcript, and streams of
+changes.
 
 Commands, replies to commands, and errors are not part of a transcript, but a reload must show them again. They are
 saved only when the adapter stops, so entries since then are lost if the daemon is killed.
@@ -48,7 +49,7 @@ class LiveChat:
 
     @property
     def has_waiting(self) -> bool:
-        """True while a message waits for an answer to end."""
+        """True while a message is waiting for the running answer to end."""
         return any(entry.is_waiting for entry in self._recent.values())
 
     def restore(self, entries: Sequence[Entry]) -> None:
@@ -101,7 +102,7 @@ class LiveChat:
     def show_waiting(self, waiting: frozenset[str], now: Millis) -> None:
         """Show that only the messages in `waiting` are still queued.
 
-        The others move to the position of time `now`.
+        Messages that are no longer queued move to the position for time `now`.
         """
         for entry in self.recent:
             if entry.is_waiting and entry.ref not in waiting:
@@ -123,7 +124,7 @@ class ChatRegistry(dict[str, LiveChat]):
         return chat
 
     def open(self, recent: Mapping[str, Sequence[Entry]]) -> None:
-        """Let pages connect, and make them load everything again.
+        """Allow pages to connect, and make each page load its chat again.
 
         `recent` contains entries that an earlier process saved.
         """
@@ -159,11 +160,11 @@ def load_recent(db: Connection) -> Mapping[str, Sequence[Entry]]:
 
 
 class ChatStream:
-    """Numbered events of one chat. Belongs to the event loop; only `changed` waits.
+    """Numbered events of one chat. Use it only in the event loop. Only `changed` waits.
 
     A page that reconnects sends the id of its last event and gets the later events. A page that was away too long, or
-    saw another
-    process, loads the whole chat again. Pages have no queues, so a slow page gets only the newest event of a slot.
+    was connected to an earlier process, loads the whole chat again. Pages have no queues, so a slow page gets only the
+    newest event of each slot.
     """
 
     def __init__(self) -> None:
@@ -178,7 +179,7 @@ class ChatStream:
 
     @property
     def newest_id(self) -> str:
-        """Id of the newest event, as pages know it."""
+        """Id of the newest event, in the form that pages send back."""
         return f"{self._epoch}-{self._position}"
 
     @contextmanager
@@ -193,7 +194,7 @@ class ChatStream:
     def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
         """Publish an event to every open page. `render` creates the fragment, and is called only if a page is open.
 
-        Among events with the same `slot`, only the newest matters.
+        Of all events with the same `slot`, only the newest is kept.
         """
         self._position += 1
         if not self.watchers:
@@ -212,9 +213,9 @@ class ChatStream:
         self._latest.pop(slot, None)
 
     def after(self, event_id: str) -> list[str] | None:
-        """Return the fragments after an event.
+        """Return the fragments of all events after `event_id`.
 
-        Return None if they were dropped, or if another process created the event.
+        Return None if some of them were dropped, or if another process created the id.
         """
         epoch, _, number = event_id.partition("-")
         is_number = number.isascii() and number.isdecimal() and len(number) < 19
@@ -224,7 +225,7 @@ class ChatStream:
         return [fragment for _, fragment in sorted(found)]
 
     async def changed(self, event_id: str) -> None:
-        """Wait until an event after this one is published, or the stream ends."""
+        """Wait until an event after `event_id` is published, or the stream ends."""
         while event_id == self.newest_id and not self.is_closed:
             await self._changed.wait()
 

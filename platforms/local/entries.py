@@ -15,10 +15,10 @@ class EntryKind(StrEnum):
     PREVIEW = "preview"
     """Unfinished answer."""
     ASIDE = "aside"
-    """Text of the model before its tool calls."""
+    """Text that the model wrote before its tool calls."""
     TOOL = "tool"
     NOTICE = "notice"
-    """Text of the gateway: the reply to a command, a notice, an error."""
+    """Text that the gateway wrote: the reply to a command, a notice or an error."""
     DIVIDER = "divider"
     """Start of a new conversation."""
 
@@ -41,7 +41,7 @@ class Entry:
     state: str = ""
     """State of the tool call: `running`, `done`, `failed`, `stopped` or `unknown`."""
     result: str | None = None
-    """Result of the tool call, if any."""
+    """Result of the tool call, or None if it has no result."""
     is_undone: bool = False
     was_interrupted: bool = False
     is_waiting: bool = False
@@ -61,15 +61,16 @@ def ref_of_file(file: SentFile) -> str:
 
 
 def taken_up(at: Millis) -> Millis:
-    """Return the sort time of a message whose turn started at time `at`, after the entries shown then."""
+    """Return the sort time of a message whose turn started at `at`. It comes after the entries that were shown then."""
     return Millis(at + 1)
 
 
 def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:
     """Merge stored and recent entries into one timeline.
 
-    Recent entries in `known_refs` are already stored, on this page or an earlier one. Recent entries older than
-    `since` belong to an earlier page. An answer keeps the notices that were shown below it.
+    Leaves out recent entries in `known_refs`, which are already stored, on this page or an earlier one. Also leaves out
+    recent entries older than `since`, which belong to an earlier page. Notices that were added to the end of an answer
+    are kept.
     """
     fresh = [entry for entry in recent if entry.ref not in known_refs and entry.at >= since]
     shown = {entry.ref: entry.text for entry in recent if entry.kind is EntryKind.ANSWER}

@@ -39,9 +39,9 @@ def load_history(
         return merge((), frozenset(), recent, BEGINNING), None
     rows = chats.load_history(db, chat.id, limit, before)
     is_all = len(rows) < limit
-    if not is_all:  # leave results to the page with their calls
+    if not is_all:  # results at the start belong to the page with their tool calls
         rows = rows[next((at for at, row in enumerate(rows) if row.tool_call_id is None), 0) :]
-    remembered = {entry.ref for entry in recent}  # they have captions
+    remembered = {entry.ref for entry in recent}  # unlike stored files, recent entries have captions
     files = [
         Entry(ref=ref, kind=EntryKind.ANSWER, at=file.created_at, sent=file)
         for file in load_sent(db, [row.id for row in rows if row.role == MessageRole.ASSISTANT])

@@ -65,7 +65,7 @@ class PageWriter:
 def named_after(text: str) -> str:
     """Return a chat name made from typed text: letters, marks and digits of any script, `-` and `_`.
 
-    Returns empty text if no character can be part of a name.
+    Returns an empty string if no character can be part of a name.
 
     >>> named_after("Über café"), named_after("旅行 2026!"), named_after("../"), named_after("हिन्दी")
     ('über-café', '旅行-2026', '', 'हिन्दी')
@@ -81,7 +81,7 @@ def is_name(text: str) -> bool:
 
 
 def _shown_name(name: str, title: str | None) -> str:
-    """Return the display name of a chat. A chat that was not named by a person shows the title of its conversation.
+    """Return the display name of a chat. If no person named the chat, this is the title of its conversation.
 
     >>> _shown_name("plans", "A week in Rome"), _shown_name("chat-0123abcd", "A week in Rome")
     ('plans', 'A week in Rome')

@@ -99,7 +99,7 @@ class RouteHandler:
         # Accept this machine's IP address, because only a domain name can mislead a browser.
         hosts = [*host_names(self.host, port), *host_names(address, port)]
         if self.public is not None:
-            hosts += self.public.raw_authority, self.public.raw_host or ""  # proxies may leave out the port
+            hosts += self.public.raw_authority, self.public.raw_host or ""  # some proxies leave out the port
         if (reason := refusal(request.headers, request.method, hosts, str(self.public or ""))) is not None:
             if reason not in self._told and len(self._told) < 20:
                 self._told.add(reason)
@@ -231,7 +231,7 @@ class RouteHandler:
         if known := chat.find(ref):
             return known
         waiting: frozenset[str] = frozenset()
-        with suppress(StateError):  # the message is stored in any case
+        with suppress(StateError):  # the message is already stored
             _, waiting = await self.store.read(load_progress, message.chat)
         entry = Entry(
             ref=ref,

@@ -18,7 +18,7 @@ from hermes_state.values import AttachmentKind, IncomingAttachment
 from platforms.files import CHUNK_BYTES, copy_file, kind_of, save_stream
 
 MAX_FILES = 10
-"""Maximum files in one message."""
+"""Maximum number of files in one message."""
 
 _SWEEP_SECONDS = 3600.0
 _FIELD_BYTES = 4 * 1024 * 1024
@@ -55,7 +55,7 @@ class UploadStore:
         self._swept_at = 0.0
 
     def open(self) -> None:
-        """Create the folder, for its owner only, and remove old files."""
+        """Create the folder, accessible only to its owner, and remove old files."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sweep()
 

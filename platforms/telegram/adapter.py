@@ -36,7 +36,7 @@ from platforms.telegram.updates import UpdateHandler
 from platforms.telegram.webhook import keep_webhook, webhook_server
 
 RETRY_SECONDS = 3_600.0
-"""Seconds before the next attempt to set an admin's menu after a failure."""
+"""Seconds to wait after a failure before trying to set an admin's menu again."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +45,7 @@ logging.getLogger("telegram").setLevel(logging.WARNING)
 
 
 class TelegramAdapter:
-    """Receives by long polling, or by a webhook if one is set. Sends while it runs."""
+    """Receives by long polling, or by a webhook if one is configured. Sends while it runs."""
 
     capabilities = Capabilities(
         max_part_units=MESSAGE_UNITS,
@@ -76,7 +76,7 @@ class TelegramAdapter:
         return self._health.current()
 
     async def run(self, intake: Intake) -> None:
-        """Receive until cancelled. Each run opens its own connections. See `PlatformAdapter.run`."""
+        """Receive updates until cancelled. Each run opens new connections. See `PlatformAdapter.run`."""
         if self._client is not None:
             raise RuntimeError("this adapter is already running; two pollers would cut each other off")
         self._health.change(AdapterState.STARTING)
@@ -147,14 +147,14 @@ class TelegramAdapter:
 
 
 class _BotClient(AbstractAsyncContextManager["_BotClient"]):
-    """Client of one run: the SDK's bot, its two connection pools, and the tasks next to the poll."""
+    """Client of one run: the SDK's bot, its two connection pools, and the tasks that run alongside polling."""
 
     def __init__(self, settings: TelegramSettings) -> None:
         root = settings.base_url.rstrip("/")
         pool = partial(
             BotApiRequest, connect_seconds=settings.connect_seconds, request_seconds=settings.request_seconds
         )
-        # The poll has its own pool, so that a burst of sends cannot take its connection.
+        # Polling has its own pool, so that a burst of sends cannot take its connection.
         self.request, self.polling = pool(connections=settings.connections), pool(connections=1)
         self.sdk = telegram.Bot(
             plain(settings.token),
@@ -192,7 +192,7 @@ async def _at_start() -> AsyncIterator[None]:
     try:
         yield
     except InvalidToken:
-        # No `from error`, because its text contains the token.
+        # No `from error`, because the text of `error` contains the token.
         raise TokenRejected("Telegram rejected the bot token; check telegram.token") from None
     except TelegramError as error:
         raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error
@@ -204,7 +204,7 @@ async def _at_start() -> AsyncIterator[None]:
 async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: Intake, store: Store) -> None:
     """Keep the menus up to date until cancelled. Every admin has a menu with all commands in the direct chat."""
     if not items:
-        return  # no commands; keep a menu that the operator made by hand
+        return  # no commands; keep a menu that the operator created
     await _publish_menu(sdk, [item for item in items if not item.is_admin_only])
     key, admins, shown = f"{PLATFORM}.menu.{sdk.id}", None, frozenset[str]()
     while True:
@@ -217,7 +217,7 @@ async def _keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: I
             before, admins = (await store.read(load_note, key) or "").split(), admins or frozenset()
             now = [one for one in admins if await _publish_menu(sdk, items, BotCommandScopeChat(int(one)))]
             for one in {*before} - admins:
-                with suppress(TelegramError):  # a remaining menu grants no rights
+                with suppress(TelegramError):  # a menu that could not be deleted grants no rights
                     await sdk.delete_my_commands(BotCommandScopeChat(int(one)))
             await store.write(save_note, key, " ".join(sorted(now)))
             shown = frozenset(now)

@@ -21,7 +21,7 @@ class HealthState:
         self._progressed_monotonic = time.monotonic()
 
     def progressed(self, detail: str = "") -> None:
-        """Record that the platform answered. `detail` is a warning for the operator."""
+        """Record that the platform responded. `detail` is a warning for the operator."""
         self.change(AdapterState.RUNNING, detail)
         self._progress_at = self._clock.now()
         self._progressed_monotonic = time.monotonic()
@@ -31,7 +31,7 @@ class HealthState:
         self._detail = detail
 
     def stopped(self) -> None:
-        """Record that the run ended. The message of an earlier failure is kept."""
+        """Record that the run ended. Keep the message of an earlier failure."""
         if self._state in (AdapterState.RUNNING, AdapterState.STARTING, AdapterState.STALLED):
             self.change(AdapterState.STARTING, "not running")
 

@@ -23,7 +23,7 @@ MESSAGE_UNITS = 4096
 PASSED_ON: Final = re.compile("forward_|via_|guest_|is_automatic_forward|sender_business_bot")
 """Prefixes of message fields, in any version of the Bot API, that show that the sender did not write the text."""
 ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query", "my_chat_member")
-"""Kinds of updates to request. If none are requested, Telegram keeps the kinds that the bot requested earlier."""
+"""Kinds of updates to request. Without this list, Telegram sends the kinds that the bot requested earlier."""
 _KNOWN: Final = frozenset(inspect.signature(Message).parameters) | {"from"}
 _ABOUT: Final = {"effect_id", "sender_boost_count", "sender_business_bot", "reply_to_story", "suggested_post_info"}
 _CONTENT: Final = {kind.value for kind in MessageType} - _ABOUT - {"business_connection_id"}
@@ -170,7 +170,7 @@ class UpdateReader:
             if any(quote.offset <= entity.offset < quote.offset + quote.length for quote in quotes):
                 continue
             if entity.type == MessageEntity.BOT_COMMAND and entity.offset == 0:
-                command, _, addressee = text[: entity.length].partition("@")  # ASCII: units are characters
+                command, _, addressee = text[: entity.length].partition("@")  # ASCII, so units are characters
                 if addressee and addressee.lower() != self.username.lower():
                     return None
                 rest = _marked(text, entity.length, marks)
@@ -189,10 +189,10 @@ class UpdateReader:
         return units.decode("utf-16-le").lower() == f"@{self.username}".lower()
 
     def _quote(self, message: Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
-        """Return the message that a person chose to answer, with its files.
+        """Return the message that a person chose to reply to, with its files.
 
-        Every message of a topic formally answers the service message that created the topic. That does not count,
-        because no person chose it.
+        Every message in a topic is formally a reply to the service message that created the topic. That reply is
+        ignored, because no person chose it.
         """
         quoted = message.external_reply or message.reply_to_message
         if quoted is None or getattr(quoted, "forum_topic_created", None) is not None:
@@ -200,7 +200,7 @@ class UpdateReader:
         is_here = isinstance(quoted, Message)
         place = quoted.chat.title if quoted.chat and not is_here else ""
         is_ours = getattr(getattr(quoted, "from_user", None), "id", None) == self.bot_id
-        # A part that the person selected is preferred to the whole message.
+        # If the person selected a part of the message, only that part is quoted.
         words = getattr(quoted, "text", None) or getattr(quoted, "caption", None) or describe(quoted) or ""
         text = message.quote.text if message.quote is not None else words
         chosen = message.reply_to_checklist_task_id or message.reply_to_poll_option_id
@@ -230,7 +230,7 @@ def read_migration(update: Update) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ReachChange:
-    """A person blocked or removed the bot, or let it write again."""
+    """A person blocked or removed the bot, or allowed it to write again."""
 
     chat_ref: str
     is_reachable: bool
@@ -258,7 +258,7 @@ class _AddressedText:
 
 
 def _thread_ref(message: telegram.MaybeInaccessibleMessage) -> str:
-    """Return the topic of a message, or empty text if it has none.
+    """Return the topic of a message, or an empty string if it has none.
 
     In a group without topics, a reply also has a thread id, which is ignored.
     """
@@ -320,7 +320,7 @@ def _millis(message: Message) -> Millis:
 def _is_near_limit(text: str) -> bool:
     """Return True if the text is probably the first piece of a paste that the app split."""
     units = MESSAGE_UNITS - 200
-    # Fast path: a text with fewer than half as many characters cannot reach the limit, even at two units each.
+    # Fast path: a text with fewer characters than half the limit cannot reach it, even at two units each.
     return len(text) * 2 >= units and utf16_units(text) >= units
 
 
@@ -394,7 +394,7 @@ def unknown_content(message: Mapping[str, Any]) -> list[str]:
 
 
 def with_words(message: Any, bot: str) -> Any:
-    """Return a message whose text includes the words of unknown content, and the same for the replied-to message.
+    """Return the message with the words of unknown content added to its text and to the replied-to message's text.
 
     The text begins with the field's name, so it is never read as a command. A mention of `bot` in it addresses the
     bot.

@@ -22,7 +22,7 @@ from platforms.text import UNREADABLE, unfinished
 
 log = structlog.get_logger(__name__)
 
-# The Bot API distinguishes refusals only by their text, which is compared in lower case.
+# Only the text of a refusal shows its reason. It is compared in lower case.
 _NOBODY_THERE = (
     "chat not found",
     "user not found",
@@ -39,7 +39,7 @@ _NOBODY_THERE = (
 _TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
 _NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
 
-_NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # a preview would show only one of many links
+_NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # Telegram would preview only one of many links
 
 
 class TelegramSender:
@@ -53,7 +53,8 @@ class TelegramSender:
         """Turns whose placeholder might have been sent, but whose message id is unknown."""
 
     async def send(self, request: SendRequest) -> str:
-        """Deliver one part. It replaces the placeholder if there is one; otherwise it is a new message."""
+        """Deliver one part. It replaces the preview's placeholder if there is one, and otherwise becomes a new
+        message."""
         keyboard = await self._keyboard(request.part.buttons)
         part = request.part
         if request.is_plain:
@@ -72,7 +73,7 @@ class TelegramSender:
         if not preview.is_shared and self._has_drafts and preview.ref is None:
             if await self._draft(preview, part):
                 return None
-            log.debug("telegram.draft_refused")  # use a placeholder for the rest of this turn
+            log.debug("telegram.draft_refused")  # from now on, this turn uses a placeholder
         part = unfinished(part)
         if preview.ref is not None and await self._edit(preview.chat, preview.ref, part):
             return preview.ref
@@ -87,7 +88,7 @@ class TelegramSender:
         """Create the turn's placeholder, unless it might already exist. A second copy could never be removed."""
         if preview.number in self._lost_placeholders:
             return None
-        self._lost_placeholders.add(preview.number)  # lost unless the send succeeds, because it can be cancelled
+        self._lost_placeholders.add(preview.number)  # lost until the send succeeds, because it can be cancelled
         try:
             ref = await self._send(preview.chat, part, None, preview.reply_to)
         except PlatformError as error:
@@ -188,7 +189,7 @@ class TelegramSender:
 
 
 async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] = ()) -> str | None:
-    """Await a call of the Bot API, and return the message id in the response, or empty text if there is none.
+    """Await a call of the Bot API, and return the message id in the response, or an empty string if there is none.
 
     Returns None if the Bot API refuses the call with one of the texts in `unless`. An edit that changes nothing is
     not an error.
@@ -201,7 +202,7 @@ async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] 
         if is_refused(error, unless):
             return None
         raise translated(error) from error
-    except UNREADABLE:  # accepted, but the SDK cannot parse the response
+    except UNREADABLE:  # Telegram accepted the call, but the SDK cannot parse the response
         return ""
     return str(made.message_id) if isinstance(made, Message) else ""
 

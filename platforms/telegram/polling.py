@@ -28,7 +28,7 @@ from platforms.telegram.updates import NotStoredError, UpdateEvent, UpdateHandle
 log = structlog.get_logger(__name__)
 
 LISTEN_SECONDS = 0.5
-"""Seconds to wait for an update to be stored before the poller looks for a later `/stop`."""
+"""Seconds to wait for an update to be stored before the poller looks for a `/stop` among later updates."""
 _CONFLICT = "Another process uses the same bot token (409); stop it, or give one of them its own token"
 
 
@@ -60,7 +60,7 @@ class Poller:
                 await self._recover(error)
 
     async def _poll(self) -> None:
-        """Make one request, and store all its updates."""
+        """Make one request, and store all updates in the response."""
         # At the start and after an error, poll without waiting, so that progress shows immediately.
         was_probe = self._is_probe
         wait = 0 if was_probe else self.settings.poll_seconds
@@ -88,10 +88,10 @@ class Poller:
         putting = asyncio.create_task(self.updates.store(updates), name="telegram-put")
         try:
             while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:
-                with suppress(TelegramError, TimeoutError):  # the next poll gets the same error
+                with suppress(TelegramError, TimeoutError):  # the next poll reports the error
                     async with asyncio.timeout(self.settings.poll_grace_seconds):
                         heard = await self._fetch(0)
-                        for waiting in () if putting.done() else heard:  # otherwise they might be stored already
+                        for waiting in () if putting.done() else heard:  # after that, they might be stored already
                             await self.updates.overhear(waiting)
         finally:
             await cancel_all([putting])
@@ -125,7 +125,8 @@ class Poller:
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
             self.health.change(AdapterState.BACKING_OFF, detail)
         if isinstance(error, Conflict):
-            # Two pollers take turns and both succeed at times, so health reports the conflict for two minutes.
+            # Two pollers interrupt each other, and each succeeds at times. The health state shows the conflict for two
+            # minutes.
             self._conflict_until = time.monotonic() + 120
             delay = max(delay, self.settings.conflict_seconds)
         elif isinstance(error, FloodControl):

@@ -34,7 +34,7 @@ PART_ENTITIES = 100
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
 _NO_FORMULA = r"[\s{]|\d[\d.,]*\w?\s(?![=+*/<>-]\s|\\[A-Za-z])|[A-Z_]{3,}[/\s:]"
-"""Beginning of `$5 and 10$`, `$HOME/x` or `${HOME}`."""
+"""Beginning of text after `$` that is not a formula, as in `$5 and 10$`, `$HOME/x` and `${HOME}`."""
 _FORMULA = re.compile(
     r"\$\$(?P<display>[^$]++)\$\$"
     rf"|(?<![\w$])\$(?!{_NO_FORMULA})(?P<inline>[^$\n]++)(?<!\s)\$(?![\w{{])"  # `$5 or $10` are prices
@@ -52,14 +52,14 @@ _LATEX = LatexToUnicodeHelper()
 
 
 def render(markdown: str) -> Sequence[OutboundPart]:
-    """Render at least one part, each within `PART_UNITS`. A code block that is cut stays a code block on both sides."""
+    """Render at least one part, each within `PART_UNITS`. A code block that is cut stays a code block in both parts."""
     source = with_newlines(well_formed(markdown))
     writer = _EntityWriter(source.split("\n"))
     for token in _PARSER.parse(source):
         writer.add(token)
     parts = [*_split("".join(writer.pieces), writer.entities)]
     if not parts:
-        parts = [*_split(source.strip(), ())]  # the text is only markup, which is shown as it is
+        parts = [*_split(source.strip(), ())]  # the text consists only of markup, which is shown unchanged
     return parts or [_part("…", ())]  # Telegram rejects empty messages
 
 
@@ -91,7 +91,7 @@ def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
     begun: list[MessageEntity] = []  # entities that began before this piece
     ahead = deque(entities)
     while start < len(text):
-        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # a piece cannot have more entities
+        near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # the rest cannot belong to this piece
         end = _piece_end(text, start, unit, near)
         piece = text[start:end]
         shown = piece.rstrip()
@@ -193,7 +193,7 @@ class _EntityWriter:
         if number is not None:
             number = max(number, int(token.info))  # `1. 1. 1.` becomes 1, 2, 3
             self._numbers[-1] = number + 1
-        bullet = "+ " if token.markup == "+" else "• "  # `+` may be a sign: `+ 50`
+        bullet = "+ " if token.markup == "+" else "• "  # `+ 50` can be a positive number
         self._marker = "  " * (len(self._numbers) - 1) + (bullet if number is None else f"{number}{token.markup} ")
 
     def _add_code(self, token: Token, lines: Sequence[str], language: str = "") -> None:
@@ -202,7 +202,7 @@ class _EntityWriter:
 
     def _add_inline(self, tokens: Sequence[Token]) -> None:
         if self._marker and tokens and tokens[0].content.startswith(("☐ ", "☑ ")):
-            self._marker = " " * (len(self._marker) - len(self._marker.lstrip()))  # the box replaces the mark
+            self._marker = " " * (len(self._marker) - len(self._marker.lstrip()))  # the check box replaces it
         self._write_marker()
         for token in tokens:
             match token.type:
@@ -291,7 +291,7 @@ def _formula(state: StateInline, silent: bool) -> bool:
         return False
     content = found[found.lastgroup]
     if found.lastgroup in ("long", "short") and not _IS_LATEX.search(content):
-        return False  # brackets that are not markup
+        return False  # ordinary brackets, not a formula
     if not silent:
         token = state.push("formula", "", 0)
         token.content = _without_latex(content)

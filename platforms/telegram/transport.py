@@ -1,6 +1,6 @@
 """HTTP transport to the Bot API: the SDK's request interface on aiohttp.
 
-It tells senders whether a failed request may have had an effect, lets the poller close a dead connection, and streams
+It tells senders whether a failed request might have had an effect, lets the poller close a dead connection, and streams
 files. It keeps the token, which is part of every address, out of logs.
 """
 
@@ -97,8 +97,7 @@ class BotApiRequest(BaseRequest):
 
         Raises `NotSentError`, `AmbiguousRequestError` or `FloodControl`.
 
-        Of the timeouts, only `read_timeout` is used, and only if it is a number. The pool has fixed values for the
-        others.
+        Only `read_timeout` is used, and only if it is a number. The pool has fixed values for the other timeouts.
         """
         data = _encoded(request_data) if request_data is not None else None
         silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds
@@ -123,7 +122,7 @@ class BotApiRequest(BaseRequest):
 
     @asynccontextmanager
     async def stream(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """GET `url`, and yield the response before its body is read.
+        """Send a GET request to `url`, and yield the response before its body is read.
 
         Raises the errors of `do_request`, even while the caller reads the body.
         """
@@ -131,7 +130,7 @@ class BotApiRequest(BaseRequest):
             yield response
 
     @staticmethod
-    def parse_json_payload(payload: bytes) -> dict[str, Any]:  # Any: the SDK's own type of an answer
+    def parse_json_payload(payload: bytes) -> dict[str, Any]:  # Any: the SDK's own return type
         """Parse a response for the SDK. The body is not logged, because it may contain a message.
 
         A sent or edited message is reduced to its id, date and chat. The SDK parses every field of a message. If it
@@ -175,7 +174,7 @@ def _encoded(request_data: RequestData) -> aiohttp.FormData:
     """Return the parameters as a form, with several parts if there are files."""
     form = aiohttp.FormData(
         request_data.json_parameters, quote_fields=False
-    )  # if quoted, people would see names with %20
+    )  # quoting would show people names with %20
     for name, (filename, content, mime) in request_data.multipart_data.items():
         form.add_field(name, content, filename=filename, content_type=mime)
     return form
@@ -190,7 +189,7 @@ def _is_from_bot_api(body: bytearray) -> bool:
 
 
 def _retry_after(body: bytearray, header: str | None) -> float:
-    """Return the seconds to wait: from the body, else from the header, else a default."""
+    """Return the seconds to wait, taken from the body, or else from the header, or else a default."""
     try:
         return float(orjson.loads(body)["parameters"]["retry_after"])
     except (ValueError, KeyError, TypeError):

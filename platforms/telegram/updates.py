@@ -166,7 +166,7 @@ def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}
     origin = {"type": "hidden_user", "date": 0, "sender_user_name": "unknown"}
     instead: dict[str, Any] = {"forward_origin": origin} if any(map(PASSED_ON.match, lost)) else {}
-    if "from_" in lost:  # the number identifies the author
+    if "from_" in lost:  # the id still identifies the author
         instead["from"] = {"is_bot": False, **raw["from"], "first_name": "unknown"}
     return inbound.with_words({**known, **lost, **instead}, bot)
 

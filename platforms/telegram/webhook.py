@@ -36,7 +36,7 @@ async def webhook_server(
     handler = WebhookHandler(secret.encode(), updates, health)
     app.router.add_post(urlsplit(webhook.url or "").path or "/", handler.receive)
     async with AsyncExitStack() as stack:
-        # Telegram repeats requests that are not stored within these two seconds.
+        # At shutdown, requests have two seconds to finish. Telegram repeats those that are not stored.
         server = http_server(app, webhook.host, webhook.port, stop_seconds=2)
         try:
             await stack.enter_async_context(server)

@@ -13,6 +13,6 @@ __all__ = ["cluster", "report"]
 
 @pytest.fixture
 async def cluster(tmp_path: Path, postgres_url: str) -> AsyncIterator[Cluster]:
-    """Telegram, a model and a database, no node started yet."""
+    """A cluster with Telegram, a model and a database. No node is started yet."""
     async with cluster_in(tmp_path, postgres_url) as made:
         yield made

@@ -1,4 +1,4 @@
-"""A cluster to which something happens: short limits, nodes with a tool that writes, and a disk that can be full."""
+"""Cluster for failure tests: short time limits, nodes with a tool that writes, and a disk that can be full."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +9,7 @@ from tests.cluster.program import run_node
 from tests.postgres import Postgres
 
 SEAT_SECONDS = 1.0
-"""Time after which a silent node has lost what it had."""
+"""Seconds after which a silent node loses its locks."""
 NOTE = '[[tool:note {"line": "{}"}]]'
 SETTINGS = {
     "HERMES_ACCESS__ALLOW_ALL": "true",
@@ -18,7 +18,7 @@ SETTINGS = {
 }
 _TABLES = ("inbox", "messages", "outbox")
 
-# Purpose: what PostgreSQL says when it cannot make a table larger.
+# Purpose: raise the error that PostgreSQL raises when it cannot extend a table.
 _DISK_FULL = """
 CREATE OR REPLACE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -29,7 +29,7 @@ END $$
 
 @asynccontextmanager
 async def faulty_cluster(folder: Path, address: str) -> AsyncIterator[Cluster]:
-    """Telegram, Discord, a model and a database, no node started yet."""
+    """Yield a cluster with Telegram, Discord, a model and a database. No node is started yet."""
     async with cluster_in(folder, address, telegram=True, discord=True, program=run_node) as made:
         made.environ |= SETTINGS
         await made.dc.post("config", {"rate_limits": False})
@@ -37,11 +37,11 @@ async def faulty_cluster(folder: Path, address: str) -> AsyncIterator[Cluster]:
 
 
 def fill_disk(server: Postgres, database: str) -> None:
-    """Refuse every new row as on a full disk, by triggers: no test may fill a real one."""
+    """Refuse every new row as if the disk were full. Uses triggers, because no test should fill a real disk."""
     triggers = [f"CREATE TRIGGER full_disk BEFORE INSERT ON {name} EXECUTE FUNCTION full_disk()" for name in _TABLES]
     server.run(_DISK_FULL, *triggers, database=database)
 
 
 def make_room(server: Postgres, database: str) -> None:
-    """Take new rows again."""
+    """Accept new rows again."""
     server.run(*(f"DROP TRIGGER full_disk ON {name}" for name in _TABLES), database=database)

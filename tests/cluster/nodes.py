@@ -1,4 +1,4 @@
-"""A world with several nodes: each a gateway of its own home, all of them on one database and one bot."""
+"""A test world with several nodes: gateways with separate home folders that share one database and one bot."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ from tests.e2e.world import Gateway, World
 
 
 class Cluster(World):
-    """Fake services and the nodes between them; `gateway` is not started."""
+    """Fake services, and the nodes that use them. `gateway` is not started."""
 
     def __init__(self, folder: Path, address: str) -> None:
         super().__init__(folder, CHAT_COMPLETIONS)
@@ -23,7 +23,7 @@ class Cluster(World):
         self.nodes: dict[str, Gateway] = {}
 
     def add(self, name: str, role: str = "node", **changes: str) -> Gateway:
-        """A node that is not started yet."""
+        """Add a node without starting it."""
         folder = self._folder / name
         folder.mkdir()
         environ = {
@@ -41,7 +41,7 @@ class Cluster(World):
 
     @property
     def notebook(self) -> Path:
-        """File into which the tools of all nodes write."""
+        """File to which the tools of all nodes write."""
         return self._folder / "notebook.txt"
 
     @property
@@ -50,33 +50,33 @@ class Cluster(World):
         return urlsplit(self.environ["HERMES_STORE__URL"]).path[1:]
 
     def address_by(self, port: int) -> str:
-        """Address of the database through another port."""
+        """Return the address of the database through another port."""
         parts = urlsplit(self.environ["HERMES_STORE__URL"])
         host = parts.netloc.rpartition(":")[0]
         return parts._replace(netloc=f"{host}:{port}").geturl()
 
     def ranking(self) -> list[str]:
-        """Names of the nodes that work in chats, the busiest first."""
+        """Return the names of the nodes that hold chat locks, the node with the most locks first."""
         return [name for name, _ in Counter(self.holders(LockKind.CHAT)).most_common()]
 
     async def stopped(self) -> Gateway:
-        """Wait until a node has stopped itself."""
+        """Wait until a node has stopped itself (SIGSTOP), and return it."""
         async with asyncio.timeout(30):
             while True:
                 for node in self.nodes.values():
                     if _is_stopped(node):
                         return node
-                await asyncio.sleep(0.02)  # nothing tells
+                await asyncio.sleep(0.02)  # there is no event to wait for
 
     async def start(self, *names: str, role: str = "node", **changes: str) -> list[Gateway]:
-        """Add nodes and start them, one after the other: the first of them gets what is free."""
+        """Add nodes and start them one after the other, so that the first one gets all free locks."""
         started = [self.add(name, role, **changes) for name in names]
         for node in started:
             await node.start()
         return started
 
     def holders(self, kind: LockKind) -> list[str]:
-        """Names of the nodes that have locks of a kind, one for each lock."""
+        """Return the names of the nodes that hold locks of a kind, once for each lock."""
         query = """SELECT n.name FROM pg_locks l JOIN nodes n ON n.pid = l.pid
         WHERE l.locktype = 'advisory' AND l.granted AND l.classid = CAST(? AS bigint)"""
         return [name for (name,) in self.query(query, int(kind))]
@@ -100,7 +100,7 @@ def _is_stopped(node: Gateway) -> bool:
 
 @asynccontextmanager
 async def cluster_in(folder: Path, address: str, **options: Any) -> AsyncIterator[Cluster]:
-    """A cluster that is taken down at the end, whatever happens."""
+    """Yield a cluster that is always closed at the end."""
     cluster = Cluster(folder, address)
     await cluster.open(**options)
     try:

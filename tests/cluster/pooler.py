@@ -1,4 +1,4 @@
-"""A pooler, as far as a client can tell: between the two sessions have other process ids than the server's."""
+"""A connection pooler as a client sees it: sessions have other process ids than on the server."""
 
 import asyncio
 import contextlib
@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 KEY_DATA = re.compile(rb"(K\x00\x00\x00\x0c)....", re.DOTALL)
-"""Message with which the server tells a client its process id, and its secret key."""
+"""Message in which the server tells a client its process id and its secret key."""
 
 
 @asynccontextmanager
 async def pooler_before(url: str) -> AsyncIterator[str]:
-    """Address of a pooler before the server of `url`."""
+    """Start a pooler in front of the server at `url`, and yield its address."""
     port = urlsplit(url).port
 
     async def relay(client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""A node of a test: the production daemon with a tool that writes, which may die at a commit or stop in its tool."""
+"""Node for tests: the production daemon with a tool that writes. It can be killed at a commit or stop in its tool."""
 
 import os
 import signal
@@ -19,11 +19,11 @@ from hermes_state.values import ChatId, InboxId, ToolEffect
 from tests.crash.commits import is_first, wrap_commits
 
 NOTEBOOK = "CLUSTER_NOTEBOOK"
-"""Variable that names the file into which the tools of all nodes write."""
+"""Environment variable with the path of the file to which the tools of all nodes write."""
 
 
 POISON = "poison"
-"""A message that has this word crashes its lane, on every node."""
+"""Word in a message that makes every node fail while it processes the chat."""
 
 
 def run_node() -> None:
@@ -34,7 +34,7 @@ def run_node() -> None:
 
 
 def run_next_version() -> None:
-    """Run the daemon of a version to come, whose schema is one number ahead."""
+    """Run the daemon of a future version, whose schema has one more migration."""
     shipped = migrate.shipped_migrations()
     number = shipped[-1].number + 1
     further = Migration(number=number, name=f"{number:04d}_further.sql", sql="CREATE TABLE further (id bigint)")
@@ -81,5 +81,5 @@ _NOTE = Tool(
 
 
 def lines_of(notebook: Path) -> list[str]:
-    """What the tools have written."""
+    """Return the lines that the tools have written."""
     return notebook.read_text().splitlines() if notebook.exists() else []

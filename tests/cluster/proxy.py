@@ -1,4 +1,4 @@
-"""A network between a node and its database that a test can cut or swallow."""
+"""Proxy between a node and its database. A test can cut its connections or make them hang."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Proxy:
-    """A port that leads to another one of this machine."""
+    """Port that forwards connections to another port on this machine."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -29,27 +29,27 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """The port that nodes connect to."""
+        """Port to which nodes connect."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     def cut(self) -> None:
-        """End every connection, and refuse new ones until `mend`."""
+        """Close every connection, and refuse new ones until `mend`."""
         self._is_cut = True
         self._passes.set()
         for writer in self._writers:
             writer.transport.abort()
 
     def hang(self) -> None:
-        """Swallow nothing and pass nothing on, either way, until `mend` or `cut`."""
+        """Hold back all data in both directions until `mend` or `cut`. Nothing is lost."""
         self._passes.clear()
 
     def hang_within(self, part: Callable[[bytes], int | None]) -> None:
-        """Hang as soon as a node sends something for which `part` says how much of it still passes."""
+        """Hang at the first data from a node for which `part` returns a number. This many bytes still pass."""
         self._part = part
 
     def mend(self) -> None:
-        """Pass everything on again, what was held back first."""
+        """Pass all data on again, starting with the data that was held back."""
         self._is_cut, self._part = False, None
         self._passes.set()
 
@@ -79,20 +79,20 @@ class Proxy:
                 writer.write(data)
                 await writer.drain()
         except OSError:
-            pass  # cut
+            pass  # the connection was cut
         finally:
             self._writers.discard(writer)
             writer.close()
 
 
 def first_message(data: bytes) -> int:
-    """Length of the first of several messages of PostgreSQL's protocol, or of one without its last byte."""
+    """Return the length of the first PostgreSQL message in `data`, or all but one byte if it is the only message."""
     size = 1 + int.from_bytes(data[1:5])
     return size if size < len(data) else len(data) - 1
 
 
 def all_but_the_end(data: bytes) -> int | None:
-    """Length of a batch that begins to write, without the message that ends it."""
+    """Return the length of a writing batch without its last message, or None if `data` is not such a batch."""
     is_write = b"BEGIN" in data and b"READ ONLY" not in data and data.endswith(_SYNC)
     return len(data) - len(_SYNC) if is_write else None
 

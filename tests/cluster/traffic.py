@@ -1,4 +1,4 @@
-"""People who write to a cluster, whatever happens to it, and what must hold when everything is answered."""
+"""People who write to a cluster during failures, and checks that every message is answered as promised."""
 
 import asyncio
 import re
@@ -16,24 +16,24 @@ from tests.fakes.llm_legality import untidy
 
 SETTLED_SECONDS = 60.0
 
-# Purpose: what is not settled yet.
+# Purpose: count the rows that are not settled yet.
 _OPEN = """
 SELECT (SELECT count(*) FROM inbox WHERE state IN ('new','claimed'))
   + (SELECT count(*) FROM outbox WHERE state IN ('pending','sending','ambiguous'))
   + (SELECT count(*) FROM turns WHERE state IN ('running','waiting'))
 """
-# Purpose: each message, and what its turn has answered.
+# Purpose: find each message and the answer of its turn.
 _ANSWERED = """
 SELECT m.text, a.text FROM messages m JOIN messages a ON a.turn_id = m.turn_id
 WHERE m.inbox_id IS NOT NULL AND a.role = 'assistant' AND a.body IS NULL ORDER BY m.id
 """
-# Purpose: turns without their one answer and its one reply.
+# Purpose: find turns that do not have exactly one answer and one reply.
 _ODD_TURNS = """
 SELECT t.id FROM turns t
 WHERE (SELECT count(*) FROM messages a WHERE a.turn_id = t.id AND a.role = 'assistant' AND a.body IS NULL) <> 1
   OR (SELECT count(*) FROM outbox o WHERE o.turn_id = t.id AND o.part = 0) <> 1
 """
-# Purpose: messages that are not in exactly one turn.
+# Purpose: find messages that are not in exactly one turn.
 _ODD_MESSAGES = """
 SELECT i.id, count(m.id) FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id GROUP BY i.id HAVING count(m.id) <> 1
 """
@@ -41,7 +41,7 @@ SELECT i.id, count(m.id) FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A chat in which somebody writes: on Telegram a number, below 0 for a group, or the one with Alice on Discord."""
+    """A chat: the number of a Telegram chat (negative for a group), or 0 for the direct chat with Alice on Discord."""
 
     number: int
 
@@ -52,14 +52,14 @@ class Place:
 
 @dataclass(slots=True)
 class Said:
-    """A message, and when it was sent."""
+    """A message, and the time when it was sent."""
 
     mark: str
     at: float
 
 
 class Traffic:
-    """Messages that somebody has written, each with a mark of its own that its answer repeats."""
+    """All messages that people have sent. Each contains a unique mark, which its answer repeats."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -68,11 +68,11 @@ class Traffic:
 
     @property
     def count(self) -> int:
-        """Messages so far."""
+        """Number of messages sent so far."""
         return sum(map(len, self._said.values()))
 
     async def say(self, place: Place, more: str = "") -> str:
-        """Somebody writes; `{}` in `more` becomes the mark, which is returned."""
+        """Send a message with a new mark, and return the mark. It also replaces `{}` in `more`."""
         said = self._said.setdefault(place, [])
         mark = f"m{abs(place.number)}{'g' * (place.number < 0)}-{len(said)}"
         text = f"{mark} {more.replace('{}', mark)}".strip()
@@ -88,28 +88,28 @@ class Traffic:
         return mark
 
     async def run(self, places: Sequence[Place], count: int, pause: float, more: Sequence[str] = ("",)) -> None:
-        """In each chat somebody writes `count` messages without waiting for an answer."""
+        """Send `count` messages to each chat without waiting for answers."""
 
         async def write(place: Place, index: int) -> None:
             for number in range(count):
                 await self.say(place, more[(index + number) % len(more)])
-                await asyncio.sleep(pause)  # people take their time
+                await asyncio.sleep(pause)  # people do not write all messages at once
 
         await asyncio.gather(*(write(place, index) for index, place in enumerate(places)))
 
     async def settle(self) -> None:
-        """Wait until every message has come in and nothing is open."""
+        """Wait until every message has arrived and all work is done."""
         async with asyncio.timeout(SETTLED_SECONDS):
             while not self._is_settled():  # noqa: ASYNC110
-                await asyncio.sleep(0.1)  # a database of other processes has no event to wait for
+                await asyncio.sleep(0.1)  # the database belongs to other processes, so there is no event to wait for
 
     def _is_settled(self) -> bool:
         [(stored,)] = self.cluster.query("SELECT count(*) FROM inbox")
         return bool(stored == self.count and self.cluster.query(_OPEN) == [(0,)])
 
     async def check(self, faults: int, since: float = 0.0) -> float:
-        """Everything that was promised holds, after so many `faults`; returns the longest wait for an answer, in
-        seconds, counted from `since` for what was said before."""
+        """Check all promises after this number of `faults`, and return the longest wait for an answer in seconds. The
+        wait for messages that were sent before `since` counts from `since`."""
         await self.settle()
         found = [*self._stored_problems(), *self._tool_problems()]
         found += [f"the model was sent {row}" for row in untidy(await self.cluster.violations())]
@@ -134,7 +134,7 @@ class Traffic:
         return found
 
     def _tool_problems(self) -> list[str]:
-        """No tool that writes has run twice; one whose outcome is known has run."""
+        """Check that no tool ran twice, and that every tool with a known outcome ran."""
         found, written = [], Counter(lines_of(self.cluster.notebook))
         found += [f"{line!r} was written {count} times" for line, count in written.items() if count > 1]
         runs = Counter(state for (state,) in self.cluster.query("SELECT state FROM tool_runs"))
@@ -153,7 +153,7 @@ class Traffic:
         return [row["content"] for row in rows if row["author"].get("bot")]
 
     async def longest_wait(self, place: Place, since: float = 0.0) -> float:
-        """Most seconds from a message, or from `since`, to the first sight of its answer."""
+        """Return the longest time from a message, or from `since`, until its answer was first visible."""
         if place.is_discord:
             rows = await self.cluster.dc.get("sent", channel_id=self._discord_channel)
         else:
@@ -166,9 +166,9 @@ class Traffic:
 
 
 def problems_on_screen(place: Place, visible: Sequence[str], expected: Sequence[str], faults: int) -> list[str]:
-    """Each answer once and in order; another copy only with the mark of a possible repeat, one for each fault.
+    """Check that each answer is visible once and in order.
 
-    A placeholder whose id was lost with its node may be left above its answer.
+    Each fault allows one more copy, marked as a possible repeat. It also allows a placeholder that its node lost.
     """
     found, where = [], f"in chat {place.number}"
     shown, wanted = Counter(visible), Counter(expected)
@@ -176,7 +176,7 @@ def problems_on_screen(place: Place, visible: Sequence[str], expected: Sequence[
         plain, marked = shown.pop(text, 0), shown.pop(REPEAT_MARK + text, 0)
         if plain > count or plain + marked < count or marked > faults:
             found.append(f"{text!r} is on screen {plain} times and {marked} times as a possible repeat {where}")
-    for notice in (WAITS, GOES_ON):  # a database may be away for as long as that
+    for notice in (WAITS, GOES_ON):  # the database can be unavailable for long enough to show these notices
         shown.pop(notice, None)
     left = [text for text in shown if not any(answer.startswith(text.rstrip(" ▌…")) for answer in expected)]
     found += [f"nobody expects {text[:80]!r} {where}" for text in left]
@@ -190,5 +190,5 @@ def problems_on_screen(place: Place, visible: Sequence[str], expected: Sequence[
 
 
 def marks_in(text: str) -> list[str]:
-    """Marks of messages."""
+    """Return the marks in a text."""
     return re.findall(r"\bm\d+g?-\d+\b", text) or ["?"]

@@ -1,4 +1,5 @@
-"""Longest waits that tests of a cluster have measured, printed below the run: they are to be read, not asserted."""
+"""Longest waits that the cluster tests measured. They are printed after the run for people to read, and not
+asserted."""
 
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ Report = Callable[[str, float], None]
 
 @pytest.fixture
 def report(record_property: Callable[[str, object], None]) -> Report:
-    """Takes what happened, and the most seconds that an answer took."""
+    """Return a function that records an event and the longest wait for an answer, in seconds."""
     return lambda what, seconds: record_property(_WAIT, f"{seconds:5.1f} s  {what}")
 
 

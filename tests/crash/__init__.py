@@ -1,16 +1,16 @@
-"""The daemon is killed everywhere, and every promise is kept.
+"""Crash tests: the daemon is killed at every commit and request, and must still keep every promise.
 
-A scenario (`scenarios.py`: people talking, and a conversation that outgrows its window) is run without a kill to list
-what can be killed at: the commits of the store's writer and the requests at the fake services, in order (`kills.py`).
-Then it is run once for each of these places and each side of it, with a kill -9 there (`commits.py` at commits,
-`world.py` at requests) and a restart; its invariants say what must hold at the end.
+Each scenario (`scenarios.py`) first runs without a kill, to list its kill points in order (`kills.py`): the commits of
+the store's writer, and the requests to the fake services. Then it runs once for each kill point, with SIGKILL before or
+after it (`commits.py` for commits, `world.py` for requests) and a restart. The scenario's invariants are checked at the
+end.
 
-    make test                                       some kills; the head of the run shows HERMES_CRASH_SEED
-    make crash                                      every kill, and pairs: a second one during recovery
-    make crash ARGS="-k compressing"                of one scenario
-    make crash ARGS="--protocol anthropic"          with the model spoken to over another protocol
-    KILL=commit:17:before make crash ARGS="-k talking"    one kill again; two with a comma between them
-    HERMES_CRASH_SEED=123 make test ARGS=tests/crash    the same sample again
+    make test                                       some kill points; the first lines of output show HERMES_CRASH_SEED
+    make crash                                      every kill point, and pairs with a second kill during recovery
+    make crash ARGS="-k compressing"                only one scenario
+    make crash ARGS="--protocol anthropic"          another protocol between daemon and model
+    KILL=commit:17:before make crash ARGS="-k talking"    repeat one kill; separate two kills by a comma
+    HERMES_CRASH_SEED=123 make test ARGS=tests/crash    repeat the same sample
 
-A failure prints the kill, what was committed and asked for in each life, and the end of the daemon's log.
+A failure prints the kill point, the commits and requests of each process, and the end of the daemon's log.
 """

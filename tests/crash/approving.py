@@ -1,8 +1,8 @@
-"""A call waits for a person's yes, beside one that needs none; the yes comes, and both have run once.
+"""Scenario: one tool call waits for approval while another runs. After approval, both must have run exactly once.
 
-The question is asked once whatever was killed, unless nobody can know whether it was seen; the call never runs before
-the yes, and never twice. In the end every message that shows the question says what came of it, also where an admin
-was asked in a chat of their own.
+The question is asked once, unless a kill leaves it unknown whether it was sent. The call never runs before the
+approval, and never twice. At the end, every message with the question shows the decision, even if an admin was asked in
+another chat.
 """
 
 from collections import Counter
@@ -37,12 +37,12 @@ SCRIPT: list[dict[str, object]] = [
 
 
 async def play(world: World, asked: int = CHAT) -> None:
-    """Run the scenario to its end, kills included; `asked` is the chat that answers. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. `asked` is the chat that approves. Raises `Stuck`."""
     for chat_id in {CHAT, asked}:
         await world.telegram.post("chat", {"chat_id": chat_id})
     await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
     world.start()
-    if asked != CHAT:  # the bot cannot write to somebody who never wrote to it
+    if asked != CHAT:  # the bot cannot write to people who have never written to it
         await world.say(asked, "good morning", asked)
         await _until_seen(world, HELLO, asked)
     await world.say(CHAT, "sign it")
@@ -57,7 +57,7 @@ async def play(world: World, asked: int = CHAT) -> None:
 
 
 async def play_with_admin(world: World) -> None:
-    """Run it where an admin is asked."""
+    """Run the scenario with an admin who approves in another chat."""
     await play(world, ADMIN)
 
 
@@ -69,12 +69,12 @@ async def _until_seen(world: World, words: str, chat_id: int) -> None:
 
 
 async def problems_of(world: World) -> list[str]:
-    """Everything that is not as promised, one sentence each."""
+    """Return all broken promises, one sentence each."""
     return await _problems(world, CHAT)
 
 
 async def problems_with_admin_of(world: World) -> list[str]:
-    """The same where an admin was asked."""
+    """Return all broken promises if an admin was asked."""
     return await _problems(world, ADMIN)
 
 
@@ -102,7 +102,7 @@ async def _problems(world: World, asked: int) -> list[str]:
 
 
 async def _screen_problems(world: World, chat_id: int, *expected: str) -> list[str]:
-    """What is wrong on screen. A copy of the question whose id was lost with the process keeps its buttons."""
+    """Return the problems on screen. A copy of the question whose id was lost in a kill keeps its buttons."""
     shown = await world.visible(chat_id)
     asked = [text for text in shown if QUESTION in text]
     closed = [text for text in asked if "Approved by" in text]
@@ -120,7 +120,7 @@ async def _screen_problems(world: World, chat_id: int, *expected: str) -> list[s
 
 
 async def untouched_problems_of(world: World) -> list[str]:
-    """What holds beside that when nothing was killed: the outcome is known."""
+    """Return the additional problems of a run without a kill: every outcome must be known."""
     with closing(opened(world.home / "state.db")) as db:
         states = db.execute("SELECT DISTINCT state FROM tool_runs").fetchall()
     return [] if states == [("done",)] else [f"the runs are {states}"]

@@ -1,9 +1,9 @@
-"""Commits of a daemon that may be killed: the writer's k-th commit kills the process.
+"""Kills at commits: the process dies at the writer's k-th commit.
 
-`CRASH_KILL` is `commit:K:before` or `commit:K:after`, or `NAME:K:before` for the k-th commit of a function; of several
-with commas between them the first counts. `CRASH_SIGNAL` is another signal than `SIGKILL`. `CRASH_ONCE` names a file
-that makes the processes that share it die once. `CRASH_COMMITS` names a file that gets a line for each commit, the
-functions that are committed together.
+`CRASH_KILL` is `commit:K:before` or `commit:K:after`, or `NAME:K:before` for the k-th commit of a function. It can list
+several kill points, separated by commas; the first one that is reached kills the process. `CRASH_SIGNAL` replaces
+`SIGKILL`. `CRASH_ONCE` is a file path: only one of the processes that share it dies. `CRASH_COMMITS` is a file that
+gets a line for each commit with the functions that are committed together.
 """
 
 import os
@@ -37,7 +37,7 @@ def _kill_at(reached: set[str], side: str) -> None:
 
 
 def is_first(path: str | None) -> bool:
-    """True for the first process that asks for this file, or always without one."""
+    """Return True for the first process that asks for this file, and always if `path` is None."""
     if path is None:
         return True
     try:
@@ -55,11 +55,11 @@ def _note(line: str) -> None:
 
 
 def _functions() -> list[str]:
-    """Functions that the batch being committed consists of."""
+    """Return the names of the functions in the batch that is being committed."""
     writes = _getframe(2).f_locals.get("batch", ())
     return [getattr(getattr(write, "fn", None), "__name__", "?") for write in writes] or ["?"]
 
 
 def wrap_commits() -> None:
-    """Count the commits of this process from now on, and die at the one that the environment names."""
+    """Count this process's commits from now on, and die at the commit that the environment names."""
     batch.commit_batch = _commit_batch

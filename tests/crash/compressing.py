@@ -1,11 +1,11 @@
-"""A conversation that outgrows its window three times: in the middle of a turn, before one, and by hand.
+"""Scenario: a conversation is compressed three times: during a turn, before a turn, and by command.
 
-A private chat on a small model. `collect` calls a tool that returns much, until the next prompt would stand above the
-threshold: the loop compresses, and the turn goes on in the child. `explain` is answered at great length, so that the
-long message after it finds the window nearly full: hygiene compresses before the turn. Then `/compress`, and one more
-message. Every summary is written by the model, and what a prompt says decides which one it gets.
+A private chat uses a small model. `collect` calls a tool with long results until the next prompt would exceed the
+threshold. The agent then compresses, and the turn continues in the new session. The answer to `explain` is so long that
+the window is nearly full at the next long message, so hygiene compresses before the turn. Then follow `/compress` and
+one more message. The model writes every summary, and chooses it by the prompt.
 
-What a kill may not change: that there are these three compressions, one after the other, each with its own summary.
+Whatever is killed, there are always these three compressions, one after the other, each with its own summary.
 """
 
 from platforms.telegram.rendering import render
@@ -20,13 +20,15 @@ ENVIRON = {
     "HERMES_MODEL__MAX_OUTPUT_TOKENS": "4096",
     "HERMES_COMPRESSION__MODE": "blocking",
 }
-"""Compressed from 8,192 tokens on, by hygiene from 11,060 on; the system prompt and the tools take about 1,500."""
+"""Settings with which the agent compresses from 8,192 tokens, and hygiene from 11,060. The system prompt and the tools
+use about 1,500."""
 IN_BACKGROUND = ENVIRON | {"HERMES_COMPRESSION__MODE": "background"}
-"""When a summary is taken in depends on when it is there, and one that a kill cut off is asked for by a later step."""
+"""Settings for compression in the background. A summary is applied when it is ready. A later step requests a summary
+again if a kill interrupted it."""
 
 
 def _words(count: int) -> str:
-    """So many times nineteen tokens, by the fake model's count."""
+    """Return a text of `count` times nineteen tokens, as the fake model counts them."""
     return " ".join(["we counted the boats in the harbour and wrote down what each of them carried"] * count)
 
 
@@ -58,12 +60,12 @@ ANSWERS = (
 WORKING = "Compressing this conversation…"
 COMPRESSED = "Compressed: "
 OFTEN = "This conversation has been compressed 2 times"
-"""The notice that comes with the second one; the third is the command's own affair."""
+"""Notice that follows the second compression. The command reports the third one itself."""
 LAYERS = ("in_loop", "hygiene", "manual")
 
 
 def summary(mark: str) -> str:
-    """Thirteen sections that tell the summaries apart."""
+    """Return a summary with thirteen sections. `mark` distinguishes it from other summaries."""
     return summary_saying(f"{mark}:")
 
 
@@ -90,7 +92,7 @@ SCRIPT: list[dict[str, object]] = [
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     await world.telegram.post("chat", {"chat_id": CHAT})
     await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
     world.start()

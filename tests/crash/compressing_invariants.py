@@ -1,4 +1,4 @@
-"""What must hold after every run of the scenario that compresses, wherever the kill came."""
+"""Checks after every run of the compression scenario, wherever the kill happened."""
 
 import json
 import re
@@ -14,11 +14,11 @@ from tests.crash.world import World
 from tests.fakes.llm_legality import untidy
 
 _PRESSURE = re.compile(r"\n\n\d+ % of the way to the next compression .*")
-"""Below an answer; a kill right before the answer is stored takes it along."""
+"""Notice below an answer. It is lost if the process is killed just before the answer is stored."""
 
 
 async def problems_of(world: World) -> list[str]:
-    """Everything that is not as promised, one sentence each."""
+    """Return all broken promises, one sentence each."""
     with closing(opened(world.home / "state.db")) as db:
         found = [
             *undecided_rows(db),
@@ -34,7 +34,7 @@ async def problems_of(world: World) -> list[str]:
 
 
 async def problems_in_background_of(world: World) -> list[str]:
-    """What holds wherever a kill meets a summary on its way: it was taken in or given up, and its cost is known."""
+    """Return the problems of a run that was killed during a background summary, which must be applied or discarded."""
     with closing(opened(world.home / "state.db")) as db:
         found = [*undecided_rows(db), *_view(db), *file_problems(db)]
         human = [row[0] for row in db.execute("SELECT text FROM messages WHERE origin = 'human' ORDER BY id")]
@@ -56,7 +56,7 @@ async def problems_in_background_of(world: World) -> list[str]:
 
 
 async def untouched_background_problems_of(world: World) -> list[str]:
-    """No summary was asked for that the ledger does not know."""
+    """Check that every request for a summary is recorded in `model_calls`."""
     asked = [row for row in await world.llm.get("requests") if row.get("summary")]
     with closing(opened(world.home / "state.db")) as db:
         known = db.execute("SELECT count(*) FROM model_calls WHERE purpose = 'summary'").fetchone()[0]
@@ -64,20 +64,20 @@ async def untouched_background_problems_of(world: World) -> list[str]:
 
 
 async def untouched_problems_of(world: World) -> list[str]:
-    """What holds beside that when nothing was killed: no summary was paid for twice, and nothing was said twice."""
+    """Return the additional problems of a run without a kill: summaries that were paid for or notices shown twice."""
     asked = [row for row in await world.llm.get("requests") if row.get("summary")]
     found = [] if len(asked) == len(LAYERS) else [f"{len(asked)} summaries were asked for"]
     return found + [f"{text[:40]!r} is marked" for text in await world.visible(CHAT) if REPEAT_MARK in text]
 
 
 def _said(db: sqlite3.Connection) -> list[str]:
-    """No row has ever gone: what people said is there once, whole, in order and found, and so is every answer."""
+    """Check that no row was deleted: every message and answer exists once, complete, in order and searchable."""
     found = []
     human = [row[0] for row in db.execute("SELECT text FROM messages WHERE origin = 'human' ORDER BY id")]
     if human != list(HUMAN):
         found.append(f"people said {[text[:20] for text in human]}")
     by_origin = dict(db.execute("SELECT origin, count(*) FROM messages GROUP BY origin").fetchall())
-    # `collect` has two steps with two calls each before its answer; a handoff is a row of its own.
+    # `collect` has two steps with two calls each before its answer. Each handoff has a row.
     if by_origin != {"human": 8, "assistant": 8 + 2, "tool": 4, "summary": 3}:
         found.append(f"the rows are {by_origin}")
     hits = db.execute("SELECT count(*) FROM messages_fts WHERE messages_fts MATCH 'harbour'").fetchone()[0]
@@ -87,7 +87,7 @@ def _said(db: sqlite3.Connection) -> list[str]:
 
 
 def _lineage(db: sqlite3.Connection) -> list[str]:
-    """Old state or new state: every session but the tip is ended by the one compression that made its child."""
+    """Check that every session but the newest was ended by the one compression that created its child."""
     found = []
     rows = db.execute(
         """SELECT s.depth, s.end_reason, p.depth, c.active_session_id = s.id, s.started_at >= coalesce(p.ended_at, 0)
@@ -113,13 +113,13 @@ def _lineage(db: sqlite3.Connection) -> list[str]:
 
 
 def _summaries(db: sqlite3.Connection, kill_count: int) -> list[str]:
-    """What each summary has cost is known, and each took up the one before it."""
+    """Check that the cost of each summary is known, and that each summary includes the previous one."""
     found = []
     calls = db.execute(
         "SELECT outcome, count(*) FROM model_calls WHERE purpose = 'summary' GROUP BY outcome"
     ).fetchall()
-    # A killed attempt has no row. One whose connection the freezing cut, or that a kill met before its split, may have
-    # been tried again in the next life.
+    # A killed attempt has no row. An attempt whose connection was frozen, or that was killed before the split, might
+    # have been repeated after the restart.
     if not len(LAYERS) <= dict(calls).get("ok", 0) <= len(LAYERS) + kill_count:
         found.append(f"the ledger's summaries are {calls}")
     texts = [row[0] for row in db.execute("SELECT text FROM messages WHERE origin = 'summary' ORDER BY id")]
@@ -129,7 +129,7 @@ def _summaries(db: sqlite3.Connection, kill_count: int) -> list[str]:
 
 
 def _view(db: sqlite3.Connection) -> list[str]:
-    """What the model sees now: one handoff, no row twice, and nothing of another conversation."""
+    """Check what the model sees now: one handoff, no row twice, and nothing from another conversation."""
     shown = db.execute(
         """SELECT m.origin, m.id, s.lineage_id, t.lineage_id FROM chats c
         JOIN session_context x ON x.session_id = c.active_session_id JOIN messages m ON m.id = x.message_id
@@ -148,7 +148,8 @@ def _view(db: sqlite3.Connection) -> list[str]:
 
 
 def _seen(visible: Sequence[str], kill_count: int) -> list[str]:
-    """Each answer and notice once; further copies only with the mark of a possible repeat, one for each kill."""
+    """Check that each answer and notice is visible once. Each kill allows one more copy, marked as a possible
+    repeat."""
     counts = Counter(_kind(text) for text in visible)
     found = []
     for text in (*ANSWERS, COMPRESSED, OFTEN):
@@ -160,7 +161,7 @@ def _seen(visible: Sequence[str], kill_count: int) -> list[str]:
 
 
 def _kind(text: str) -> str:
-    """A text as it is compared: the figures of a notice are another matter."""
+    """Return a text in the form in which texts are compared, without the numbers of a notice."""
     mark = REPEAT_MARK if text.startswith(REPEAT_MARK) else ""
     plain = _PRESSURE.sub("", text.removeprefix(REPEAT_MARK))
     return mark + next((kind for kind in (COMPRESSED, OFTEN) if plain.startswith(kind)), plain)

@@ -1,4 +1,4 @@
-"""What the daemon that dies is set up with."""
+"""Fixtures for crash tests."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from tests.e2e.protocols import CHAT_COMPLETIONS, ModelProtocol, chosen
 
 @pytest.fixture
 def protocol(pytestconfig: pytest.Config) -> ModelProtocol:
-    """What the daemon and its model speak."""
+    """Protocol between the daemon and its model."""
     return chosen(pytestconfig) or CHAT_COMPLETIONS

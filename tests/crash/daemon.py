@@ -1,4 +1,4 @@
-"""The production daemon for a process that may be killed, with tools that write, return much, or split the session."""
+"""The production daemon for crash tests, with tools that write, return long results, or split the session."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ def _tools(environ: Mapping[str, str]) -> list[Tool]:
         take_effect(arguments)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            await reader.readline()  # until the scenario lets go
+            await reader.readline()  # until the scenario releases the tool
         finally:
             writer.close()
         return HOLD_DONE
@@ -62,7 +62,7 @@ def _tools(environ: Mapping[str, str]) -> list[Tool]:
         unasked(name="note", description="Writes a note.", parameters=_KEY, run=note),
         unasked(name="hold", description="Writes, and waits.", parameters=_KEY, run=hold),
         Tool(name="sign", description="Writes after a yes.", parameters=_KEY, effect=ToolEffect.WRITES, run=sign),
-        # A split happens at most once whoever repeats it, so that a restart may run this again: hence the effect.
+        # A repeated split has no effect, so a restart can run this tool again, as `READ_ONLY` allows.
         Tool(
             name="split",
             description="Continues the session in a child.",

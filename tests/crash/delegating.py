@@ -1,7 +1,7 @@
-"""Two sub-agents work side by side, one writes and one reads; wherever that is killed, each goes on where it stood.
+"""Scenario: two sub-agents run in parallel, one of which writes. After a kill, each continues where it stopped.
 
-A call has one sub-agent whatever was killed, its rows are those of one that nobody killed, what it writes is written
-once, and its report reaches the turn that waits for it.
+Whatever is killed, each call has one sub-agent with the same rows as in a run without a kill. The sub-agent writes
+once, and its report reaches the waiting turn.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ SCRIPT: list[dict[str, object]] = [
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     await world.telegram.post("chat", {"chat_id": CHAT})
     await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
     world.start()
@@ -45,7 +45,7 @@ async def play(world: World) -> None:
     await world.end()
 
 
-# Purpose: the rows of each turn in order, and whether a sub-agent's is below the session that has called it.
+# Purpose: load the rows of each turn in order, and for sub-agents whether the session is below its caller's.
 _TURNS = """
 SELECT t.parent_turn_id, s.kind, s.end_reason, s.parent_session_id,
   (SELECT group_concat(m.role, ' ') FROM (SELECT role FROM messages WHERE turn_id = t.id AND seq > 0 ORDER BY id) m),
@@ -55,7 +55,7 @@ FROM turns t JOIN sessions s ON s.lineage_id = t.lineage_id ORDER BY t.id
 
 
 async def problems_of(world: World) -> list[str]:
-    """Everything that is not as promised, one sentence each."""
+    """Return all broken promises, one sentence each."""
     with closing(opened(world.home / "state.db")) as db:
         found = [*undecided_rows(db), *file_problems(db)]
         turns = db.execute(_TURNS).fetchall()
@@ -91,7 +91,7 @@ async def _screen_problems(world: World) -> list[str]:
 
 
 async def untouched_problems_of(world: World) -> list[str]:
-    """What holds beside that when nothing was killed: every outcome is known."""
+    """Return the additional problems of a run without a kill: every outcome must be known."""
     with closing(opened(world.home / "state.db")) as db:
         states = db.execute("SELECT DISTINCT state FROM tool_runs").fetchall()
     return [] if states == [("done",)] else [f"the runs are {states}"]

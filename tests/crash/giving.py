@@ -1,7 +1,7 @@
-"""The agent writes a file and gives it to the chat; wherever that is killed, people get it once, whole.
+"""Scenario: the agent writes a file and sends it to the chat. Wherever it is killed, people get the whole file once.
 
-A call whose outcome nobody knows is made again by the model here, as a person would ask it to: the same content is
-still given once. The file in the workspace is the whole one or none.
+If the outcome of a call is unknown, the model repeats the call, as a person would ask. The same content is still sent
+only once. The workspace contains the complete file or no file.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ SCRIPT: list[dict[str, object]] = [
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     await world.telegram.post("chat", {"chat_id": CHAT})
     await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
     world.start()
@@ -48,7 +48,7 @@ async def play(world: World) -> None:
 
 
 async def problems_of(world: World) -> list[str]:
-    """Everything that is not as promised, one sentence each."""
+    """Return all broken promises, one sentence each."""
     with closing(opened(world.home / "state.db")) as db:
         found = [*undecided_rows(db), *file_problems(db)]
         runs = Counter(db.execute("SELECT tool_name, state FROM tool_runs").fetchall())
@@ -83,7 +83,7 @@ async def _screen_problems(world: World, *, is_given: bool) -> list[str]:
 
 
 async def untouched_problems_of(world: World) -> list[str]:
-    """What holds beside that when nothing was killed: the outcome is known, and the file is there."""
+    """Return the additional problems of a run without a kill: the outcome must be known, and the file must exist."""
     with closing(opened(world.home / "state.db")) as db:
         states = db.execute("SELECT tool_name, state FROM tool_runs ORDER BY id").fetchall()
     return [] if states == [("write_file", "done"), ("send_file", "done")] else [f"the runs are {states}"]

@@ -1,4 +1,4 @@
-"""What must hold after every run, wherever the kill came."""
+"""Checks after every run, wherever the kill happened."""
 
 import sqlite3
 from collections import Counter
@@ -29,14 +29,14 @@ from tests.fakes.llm_legality import untidy
 
 
 class Label(StrEnum):
-    """How people and the model are told that something could not be known."""
+    """Ways to tell people and the model that an outcome is not known."""
 
     OUTCOME_UNKNOWN = "a tool's outcome is unknown"
     POSSIBLE_REPEAT = "a message is possibly a repeat"
 
 
 async def labels_of(world: World) -> set[Label]:
-    """The labels that a run has needed."""
+    """Return the labels that were used in a run."""
     with closing(opened(world.home / "state.db")) as db:
         is_unknown = db.execute("SELECT 1 FROM tool_runs WHERE state = 'unknown'").fetchone() is not None
     shown = [*await world.visible(CHAT), *await world.visible(GROUP)]
@@ -45,7 +45,8 @@ async def labels_of(world: World) -> set[Label]:
 
 
 async def untouched_problems_of(world: World) -> list[str]:
-    """What is not as promised beside that when nothing was killed: then everything is known, and in time."""
+    """Return the additional problems of a run without a kill: every outcome must be known, and notices must arrive in
+    time."""
     visible = await world.visible(CHAT)
     found = [f"without a kill: {label}" for label in await labels_of(world)]
     if STEER_ANSWER in visible:
@@ -56,7 +57,7 @@ async def untouched_problems_of(world: World) -> list[str]:
 
 
 async def problems_of(world: World) -> list[str]:
-    """Everything that is not as promised, one sentence each."""
+    """Return all broken promises, one sentence each."""
     with closing(opened(world.home / "state.db")) as db:
         found = [*undecided_rows(db), *_turns(db), *_lineage(db), *_tools(db, world.effects), *file_problems(db)]
     found += _seen(await world.visible(CHAT), world.kill_count)
@@ -75,7 +76,7 @@ def opened(path: Path) -> sqlite3.Connection:
 
 
 def undecided_rows(db: sqlite3.Connection) -> list[str]:
-    """Nothing is left undecided."""
+    """Check that no row is in an undecided state."""
     found = []
     for table, settled in (
         ("inbox", ("done",)),
@@ -90,7 +91,7 @@ def undecided_rows(db: sqlite3.Connection) -> list[str]:
 
 
 def _turns(db: sqlite3.Connection) -> list[str]:
-    """Every message is in exactly one turn, and that turn has answered."""
+    """Check that every message is in exactly one turn, and that the turn has an answer."""
     found = []
     told = db.execute("SELECT id, kind FROM inbox ORDER BY id").fetchall()
     kinds = Counter(kind for _, kind in told)
@@ -110,7 +111,8 @@ def _turns(db: sqlite3.Connection) -> list[str]:
 
 
 def _lineage(db: sqlite3.Connection) -> list[str]:
-    """The private chat's conversation was split once and has one open end; a child starts after its parent."""
+    """Check that the private chat's conversation was split once, has one open session, and that children start after
+    parents."""
     found = []
     rows = db.execute(
         """SELECT s.depth, s.ended_at IS NULL, s.end_reason, s.parent_session_id IS NULL, c.active_session_id = s.id
@@ -130,7 +132,7 @@ def _lineage(db: sqlite3.Connection) -> list[str]:
 
 
 def _tools(db: sqlite3.Connection, effects: Path) -> list[str]:
-    """No tool that writes has run twice; a call whose outcome is not known says so."""
+    """Check that no tool that writes ran twice, and that calls with an unknown outcome are marked."""
     found = []
     ran = Counter(effects.read_text().split() if effects.exists() else [])
     query = """SELECT r.state, m.text, json_extract(c.value, '$.arguments') FROM tool_runs r
@@ -155,7 +157,7 @@ def _tools(db: sqlite3.Connection, effects: Path) -> list[str]:
 
 
 def file_problems(db: sqlite3.Connection) -> list[str]:
-    """The file is sound, its index included."""
+    """Check that the database file is intact, including its index."""
     found = []
     if (check := db.execute("PRAGMA integrity_check").fetchall()) != [("ok",)]:
         found.append(f"integrity_check: {check}")
@@ -173,12 +175,14 @@ def file_problems(db: sqlite3.Connection) -> list[str]:
 
 
 def _seen(visible: Sequence[str], kill_count: int) -> list[str]:
-    """Each expected text once, in order; further copies only with the mark of a possible repeat, one for each kill."""
+    """Check that each expected text is visible once and in order. Each kill allows one more copy, marked as a possible
+    repeat."""
     expected = [HELLO_ANSWER, *LONG_PARTS, TITLE_REPLY]
     counts = Counter(visible)
-    counts.pop(NOT_TAKEN, None)  # a busy disk: said past the outbox, for a command that is carried out a moment later
+    counts.pop(NOT_TAKEN, None)  # if the disk is busy, this notice bypasses the outbox, although the command runs
     found = []
-    # A steer that comes before its turn is taken up again waits behind it, as the command does, and is answered alone.
+    # If a steer arrives before its turn resumes, it waits for the turn's end like the command, and is answered
+    # separately.
     behind_count = 1 + any(STEER_ANSWER in text for text in visible)
     for text in (*expected, STEER_ANSWER, JOINED, BEHIND):
         if text in expected and not counts[text] + counts[REPEAT_MARK + text]:
@@ -192,7 +196,7 @@ def _seen(visible: Sequence[str], kill_count: int) -> list[str]:
 
 
 def copies(counts: Counter[str], text: str, kill_count: int, *, most: int = 1) -> list[str]:
-    """Take the copies of a text out of `counts`, and say when there are too many."""
+    """Remove the copies of a text from `counts`, and report if there are too many."""
     plain, marked = counts.pop(text, 0), counts.pop(REPEAT_MARK + text, 0)
     if plain <= most and marked <= kill_count:
         return []
@@ -200,7 +204,7 @@ def copies(counts: Counter[str], text: str, kill_count: int, *, most: int = 1) -
 
 
 def _seen_in_group(visible: Sequence[str], kill_count: int) -> list[str]:
-    """The last answer once; a placeholder whose id was lost with the process may be left above it."""
+    """Check that the last answer is visible once. A placeholder whose id was lost in a kill can remain above it."""
     counts = Counter(visible)
     found = [] if GOODBYE_ANSWER in " ".join(visible) else [f"{GOODBYE_ANSWER!r} is not on screen"]
     found += copies(counts, GOODBYE_ANSWER, kill_count)

@@ -1,4 +1,4 @@
-"""Where a run may be killed: just before or just after the k-th commit of the writer or the k-th request at a fake."""
+"""Kill points of a run: just before or just after the writer's k-th commit or the k-th request to a fake service."""
 
 import random
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ Side = Literal["before", "after"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """One kill point. `before`: it takes no effect. `after`: it took effect, and nobody here learns of it."""
+    """A kill point: `before` the commit or request takes effect, or `after`, but before the daemon learns of it."""
 
     place: Place
     number: int
-    """From 1 up, in the order of the first life."""
+    """Number of the commit or request, counted from 1 in the process that is killed."""
     side: Side
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`commit:17:before` and the like. Raises `ValueError`."""
+        """Parse text such as `commit:17:before`. Raises `ValueError`."""
         place, number, side = text.split(":")
         if place not in ("commit", "request") or side not in ("before", "after"):
             raise ValueError(f"{text!r} is not a kill point; write commit:17:before or request:5:after")
@@ -32,13 +32,13 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """What a run without a kill went through, in order; the names are for people."""
+    """Commits and requests of a run without a kill, in order. The names are only for people."""
 
     commits: Sequence[str]
     requests: Sequence[str]
 
     def kills(self) -> list[Kill]:
-        """Every kill point."""
+        """Return every kill point."""
         lengths: dict[Place, int] = {"commit": len(self.commits), "request": len(self.requests)}
         sides: tuple[Side, ...] = ("before", "after")
         return [
@@ -49,11 +49,11 @@ class Census:
         ]
 
     def sample(self, count: int, seed: int) -> list[Kill]:
-        """`count` different kill points in the order of `seed`; all of them when there are not so many."""
+        """Return `count` different kill points, chosen with `seed`, or all of them if there are fewer."""
         kills = self.kills()
         return random.Random(seed).sample(kills, min(count, len(kills)))
 
     def name_of(self, kill: Kill) -> str:
-        """What happens at a kill point, as far as two runs are alike."""
+        """Return what probably happens at a kill point. Two runs can differ."""
         names = self.commits if kill.place == "commit" else self.requests
         return names[kill.number - 1] if kill.number <= len(names) else "?"

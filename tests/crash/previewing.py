@@ -1,7 +1,7 @@
-"""An answer grows in a direct chat of Discord; wherever that is killed, it stands there once, and no half of it.
+"""Scenario: a preview grows in a direct chat on Discord. After a kill, the answer is visible exactly once, complete.
 
-Only Discord notes the id of the message in which an answer grows: whoever is killed before the id is stored finds the
-message again by its nonce.
+If the daemon is killed before it stores the id of the preview's message, it finds the message by its nonce. Only
+Discord has nonces.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ ENVIRON = {"CRASH_DISCORD": "1"}
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     grows = {"chunk_chars": 8, "chunk_delay": 0.1}
     rules = [{"match": "where is she", "text": ANSWER, **grows}, {"match": "hello", "text": HELLO}]
     await world.llm.post("script", [{**rule, "times": -1} for rule in rules])
@@ -34,7 +34,8 @@ async def play(world: World) -> None:
 
 
 async def _greet(world: World) -> None:
-    """Say hello until that is answered: a channel that the gateway has never seen has no history for it."""
+    """Send a greeting until it is answered, because the gateway fetches no history of a channel that it has never
+    seen."""
 
     async def is_connected() -> bool:
         return "discord commands" in world.requests or world.kill_count > 0
@@ -63,7 +64,7 @@ async def _visible(world: World) -> list[str]:
 
 
 async def problems_of(world: World) -> list[str]:
-    """Everything that is not as promised, one sentence each."""
+    """Return all broken promises, one sentence each."""
     with closing(opened(world.home / "state.db")) as db:
         found = [*undecided_rows(db), *file_problems(db)]
     shown = [text for text in await _visible(world) if HELLO not in text]
@@ -71,6 +72,6 @@ async def problems_of(world: World) -> list[str]:
 
 
 async def untouched_problems_of(world: World) -> list[str]:
-    """What must hold beside that when nothing was killed."""
+    """Return the additional problems of a run without a kill."""
     edits = await world.discord.get("sent", action="edit")
     return [] if edits else ["no preview was shown"]

@@ -1,4 +1,4 @@
-"""One run of a scenario, judged; and the census that the kill points come from."""
+"""One run of a scenario with its checks, and the census from which the kill points are chosen."""
 
 import shutil
 from collections.abc import Sequence
@@ -15,14 +15,15 @@ LOG_LINES = 40
 
 
 CENSUS_RUNS = 2
-"""Two commits that come together in one run may come apart in the next: the shorter list is reached most times."""
+"""Number of runs for a census. Two commits that are batched in one run can be separate in the next. Most runs reach all
+points of the shorter list."""
 
 ATTEMPTS = 5
-"""For a run to come to its kill point."""
+"""Maximum number of runs until one reaches its kill point."""
 
 
 async def take_census(scenario: Scenario, protocol: ModelProtocol, folder: Path) -> Census:
-    """Run without a kill, more than once. Raises `AssertionError` when even that breaks a promise."""
+    """Run more than once without a kill. Raises `AssertionError` if a promise is broken even then."""
     found: list[tuple[list[str], list[str]]] = []
     for number in range(CENSUS_RUNS):
         async with World(folder / str(number), (), protocol, scenario.environ) as world:
@@ -38,12 +39,13 @@ async def take_census(scenario: Scenario, protocol: ModelProtocol, folder: Path)
 async def run_with(
     scenario: Scenario, protocol: ModelProtocol, kills: Sequence[Kill], folder: Path, name: str
 ) -> set[Label]:
-    """Run with a kill in the first life, and perhaps in the next; returns how what could not be known was labelled.
+    """Run with a kill in the first process, and optionally in the next one. Return the labels for unknown outcomes.
 
-    A run may be shorter than the census, where commits come together on a busy machine: it is repeated with the kill
-    at what was its end. The lives after the first kill have less to do: a kill beyond their end does not happen.
+    A run can be shorter than the census, because commits are batched on a busy machine. It is then repeated with the
+    kill at its last commit or request. Processes after the first kill have less to do, so a later kill point might
+    never be reached.
 
-    Raises `AssertionError` with all that is wrong afterwards, or when no run came to the first kill.
+    Raises `AssertionError` with all problems found, or if no run reached the first kill.
     """
     what = f"{scenario.name} over {protocol}, {' then '.join(map(str, kills))} ({name})"
     for attempt in range(ATTEMPTS):
@@ -51,7 +53,7 @@ async def run_with(
             await _play_and_judge(scenario, world, what)
             labels, has_come_to_it = await labels_of(world), world.kill_count > 0 or world.is_kept_waiting
             length = len(world.commits() if kills[0].place == "commit" else world.requests)
-        shutil.rmtree(world.folder)  # hundreds of databases that nobody will look at
+        shutil.rmtree(world.folder)  # otherwise hundreds of unused databases remain
         if has_come_to_it:
             return labels
         kills = [replace(kills[0], number=min(kills[0].number, length)), *kills[1:]]

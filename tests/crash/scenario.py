@@ -1,11 +1,11 @@
-"""What happens in every run: parallel tools, a steer, a command, a split, an answer in four parts, and a drain.
+"""Scenario: parallel tools, a steer, a command, a session split, an answer in four parts, and a shutdown.
 
-A private chat: `hello` is answered; `begin` calls two tools side by side, of which one waits; meanwhile a steer and a
-`/title` come in; then the session is split and the long answer follows. A group: `goodbye` is being answered
-(its placeholder is on screen) when SIGTERM comes, so that the rest happens in the drain.
+In a private chat, `hello` is answered. `begin` calls two tools in parallel, one of which waits. Meanwhile a steer and a
+`/title` arrive. Then the session is split, and the long answer follows. In a group, `goodbye` is being answered (its
+placeholder is visible) when SIGTERM arrives, so the answer ends during the shutdown.
 
-The model's rules look only at the prompt, so that whoever asks again after a crash is told the same. Every wait is for
-an event, and each names what would also be right after a kill.
+The model's rules depend only on the prompt, so a repeated request after a crash gets the same response. Each wait is
+for an event, and also accepts the events that can follow a kill.
 """
 
 from platforms.telegram.rendering import render
@@ -48,7 +48,7 @@ assert HOLD_DONE not in str(SCRIPT), "the note's result alone tells that the too
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     await world.telegram.post("chat", {"chat_id": CHAT})
     await world.telegram.post("chat", {"chat_id": GROUP})
     pause_after = world.protocol.frames(2)
@@ -85,12 +85,12 @@ async def _leave(world: World) -> None:
 
     await world.until("the placeholder of the last answer is on screen", is_showing)
     while not await _ends(world):
-        # It was killed in the drain and is up again, with nothing that tells it to go.
+        # The daemon was killed during the shutdown and runs again. Nothing tells it to stop.
         await _until_seen(world, GROUP, GOODBYE_ANSWER)
 
 
 async def _ends(world: World) -> bool:
-    """Ask the daemon to go; false when a kill came instead of its own end. Raises `Stuck`."""
+    """Ask the daemon to stop. Return False if a kill ended it instead. Raises `Stuck`."""
     kill_count = await world.terminate()
     await world.resume_stream()
     return await world.is_ended_by(kill_count)

@@ -1,4 +1,4 @@
-"""The scenarios that are killed: what happens, what must hold, and how the daemon is set up."""
+"""Scenarios for crash tests: what happens, what is checked, and how the daemon is configured."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,23 +23,23 @@ Judge = Callable[[World], Awaitable[list[str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Something that people do with the gateway, and what is promised of it wherever it is killed."""
+    """A use of the gateway, and the promises that must hold wherever the daemon is killed."""
 
     name: str
     play: Callable[[World], Awaitable[None]]
     problems_of: Judge
-    """What is not as promised, whatever was killed."""
+    """Returns broken promises after any run."""
     untouched_problems_of: Judge
-    """What is not as promised beside that when nothing was killed."""
+    """Returns additional problems of a run without a kill."""
     environ: Mapping[str, str] = field(default_factory=dict)
     labels: frozenset[Label] = frozenset()
-    """What some kill makes people or the model be told."""
+    """Labels that at least one kill makes visible to people or the model."""
     samples: int
-    """Kill points of an ordinary test run, over the protocol that it is for."""
+    """Number of kill points in an ordinary test run over the main protocol."""
     other_samples: int
-    """Kill points over each of the other protocols."""
+    """Number of kill points over each of the other protocols."""
     pairs: int
-    """Pairs of them, the second while the daemon recovers from the first: all of them would be ten thousand."""
+    """Number of pairs of kill points. The second kill happens during recovery. All pairs would be ten thousand."""
 
 
 SCENARIOS = {

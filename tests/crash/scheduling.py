@@ -1,6 +1,6 @@
-"""Two schedules are due when the daemon starts, one is late for good and one goes on; a third is brought by a command.
+"""Scenario: two schedules are due at the start, one of which repeats. A command runs a third one.
 
-Wherever that is killed, each comes once and is answered once, and the one that goes on has its next time.
+Wherever the daemon is killed, each message is sent and answered once, and the repeating schedule gets its next time.
 """
 
 import time
@@ -25,7 +25,7 @@ SCRIPT: list[dict[str, object]] = [{"match": text, "text": f"Done: {text}."} for
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     await world.telegram.post("chat", {"chat_id": CHAT})
     await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
     store = await SqliteStore.open(world.home / "state.db", synchronous="NORMAL")
@@ -70,7 +70,7 @@ async def _until_seen(world: World, words: str) -> None:
 
 
 async def problems_of(world: World) -> list[str]:
-    """Everything that is not as promised, one sentence each."""
+    """Return all broken promises, one sentence each."""
     with closing(opened(world.home / "state.db")) as db:
         found = [*undecided_rows(db), *file_problems(db)]
         came = db.execute("SELECT event_ref FROM inbox WHERE event_ref LIKE 'schedule:%' ORDER BY id").fetchall()
@@ -98,6 +98,6 @@ async def _screen_problems(world: World) -> list[str]:
 
 
 async def untouched_problems_of(world: World) -> list[str]:
-    """What holds beside that when nothing was killed: nothing is marked as a possible repeat."""
+    """Return the additional problems of a run without a kill: nothing may be marked as a possible repeat."""
     marked = [text for text in await world.visible(CHAT) if REPEAT_MARK in text]
     return [f"without a kill: {marked}"] if marked else []

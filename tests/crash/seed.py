@@ -1,4 +1,4 @@
-"""The seed that kill points are sampled by: one for all workers of a test run, shown at its head."""
+"""Seed for sampling kill points. All workers of a test run share it, and the start of the output shows it."""
 
 import os
 import random
@@ -16,7 +16,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:  # Any: pytest-xdist ships no types
+def pytest_configure_node(node: Any) -> None:  # Any: pytest-xdist has no type annotations
     node.workerinput["crash_seed"] = str(node.config.stash[CRASH_SEED])
 
 

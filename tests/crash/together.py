@@ -1,7 +1,7 @@
-"""Several people write while nobody listens, one of them a command: one poll brings everything.
+"""Scenario: several people write while the daemon is down, one of them a command. One poll fetches all messages.
 
-What stands before the command is stored in one commit, then the command, then the rest. Wherever the kill comes, each
-message is answered once, and the order within a chat is kept.
+The messages before the command are stored in one commit, then the command, then the later messages. Wherever the daemon
+is killed, each message is answered once, in the order of its chat.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ def answer(chat_id: int) -> str:
 
 
 async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    """Run the scenario to its end, even if the daemon is killed. Raises `Stuck`."""
     for chat_id in (*BEFORE, *AFTER):
         await world.telegram.post("chat", {"chat_id": chat_id})
     rules = [{"match": f"ask {chat_id}", "text": answer(chat_id), "times": -1} for chat_id in (*BEFORE, *AFTER)]
@@ -42,7 +42,7 @@ async def play(world: World) -> None:
 
 
 async def problems_of(world: World) -> list[str]:
-    """Everything that is not as promised, one sentence each."""
+    """Return all broken promises, one sentence each."""
     with closing(opened(world.home / "state.db")) as db:
         found = [*undecided_rows(db), *file_problems(db)]
         rows = db.execute(
@@ -53,7 +53,7 @@ async def problems_of(world: World) -> list[str]:
         found.append(f"the inbox is {rows}")
     for chat_id in (*BEFORE, *AFTER):
         counts = Counter(await world.visible(chat_id))
-        counts.pop(NOT_TAKEN, None)  # a busy disk: said past the outbox, for a command that is carried out anyway
+        counts.pop(NOT_TAKEN, None)  # if the disk is busy, this notice bypasses the outbox, although the command runs
         for text in (answer(chat_id), TITLE_REPLY, BEHIND):
             found += copies(counts, text, world.kill_count)
         found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
@@ -61,6 +61,6 @@ async def problems_of(world: World) -> list[str]:
 
 
 async def untouched_problems_of(world: World) -> list[str]:
-    """What holds beside that when nothing was killed: two commits for what stands around the command."""
+    """Return the additional problems of a run without a kill: the messages around the command need two commits."""
     runs = [line for line in world.commits() if "admit_all" in line.split("+")]
     return [] if len(runs) == 2 else [f"the commits are {world.commits()}"]

@@ -1,4 +1,4 @@
-"""The services around a daemon that dies: they count its requests, kill it at one of them, and start it again."""
+"""Services around a daemon that is killed. They count its requests, kill it at one of them, and restart it."""
 
 import asyncio
 import signal
@@ -19,17 +19,17 @@ from tests.fakes.discord_state import ALICE
 from tests.processes import ForkedProcess
 
 WAIT_SECONDS = 60.0
-"""For any one step: far more than it takes, so that a slow machine fails no test."""
+"""Time limit for each step. It is generous, so that no test fails on a slow machine."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Stuck(AssertionError):
-    """A step of the scenario did not come about."""
+    """A step of the scenario did not happen."""
 
 
 class World:
-    """Fake Telegram, a fake model, and a daemon: the n-th kill ends its n-th life, and it is started again."""
+    """Fake services and a daemon. The n-th kill ends the daemon's n-th process, which is then restarted."""
 
     def __init__(
         self, folder: Path, kills: Sequence[Kill], protocol: ModelProtocol, environ: Mapping[str, str] | None = None
@@ -42,11 +42,11 @@ class World:
         self.kills = kills
         self.kill_count = 0
         self.is_kept_waiting = False
-        """The request that is to be followed by the kill has no answer yet: a poll at the end never gets one."""
+        """True while the request before a planned kill has no response. A poll at the end never gets one."""
         self.requests: list[str] = []
-        """Names of this life's requests so far."""
+        """Names of the current process's requests so far."""
         self.acknowledged = 0
-        """Telegram updates below this id are the daemon's responsibility now."""
+        """The daemon has acknowledged the Telegram updates below this id, and is responsible for them."""
         self.exit_code: int | None = None
         self._changed = asyncio.Event()
         self._stack = AsyncExitStack()
@@ -57,9 +57,9 @@ class World:
         self._are_holds_released = False
         self.hold_count = 0
         self.discord_channel = ""
-        """Channel on Discord that a scenario is about."""
+        """Id of the Discord channel that the scenario uses."""
         self.model_texts: list[str] = []
-        """The bodies of all model requests."""
+        """Bodies of all model requests."""
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class World:
             keeper.cancel()
             await asyncio.wait({keeper})
         remove_token_locks(self._environ)
-        await self.telegram.post("reset")  # ends polls whose poller was killed: nothing else would, and closing waits
+        await self.telegram.post("reset")  # ends the polls of killed processes; otherwise closing would wait for them
         await self._stack.aclose()
 
     def _make_environ(self, hold_port: int) -> dict[str, str]:
@@ -105,7 +105,7 @@ class World:
     async def _serve(self, service: str, app: web.Application) -> str:
         @web.middleware
         async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.path.startswith(("/_ctl/", "/gateway")):  # which lasts as long as the process
+            if request.path.startswith(("/_ctl/", "/gateway")):  # the gateway connection lasts as long as the process
                 return await handler(request)
             try:
                 return await self._observe(service, request, handler)
@@ -118,7 +118,7 @@ class World:
     # ---- the daemon's lives ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the daemon; killed, it is started again by itself."""
+        """Start the daemon. It is restarted automatically after each kill."""
         self.exit_code = None
         self._keeper = asyncio.create_task(self._keep_alive(), name="keeper")
 
@@ -137,11 +137,11 @@ class World:
 
     @property
     def _next_kill(self) -> Kill | None:
-        """Where this life ends, if a kill is to end it."""
+        """Kill point of the current process, or None if it is not to be killed."""
         return self.kills[self.kill_count] if self.kill_count < len(self.kills) else None
 
     async def terminate(self) -> int:
-        """Ask the daemon to finish and go, once it is up; returns how many kills there had been by then."""
+        """Ask the daemon to stop once it is up. Return the number of kills until then."""
 
         async def is_up() -> bool:
             return self._is_up
@@ -152,12 +152,12 @@ class World:
         return self.kill_count
 
     async def end(self) -> None:
-        """Ask the daemon to go until it has ended by itself, killed on its way or not. Raises `Stuck`."""
+        """Ask the daemon to stop until it ends by itself, even if it is killed meanwhile. Raises `Stuck`."""
         while not await self.is_ended_by(await self.terminate()):
-            continue  # it is up again, and nothing tells it to go
+            continue  # it was restarted after a kill, and nothing tells it to stop
 
     async def is_ended_by(self, kill_count: int) -> bool:
-        """Wait for its end; false when it was another kill than the `kill_count` before. Raises `Stuck`."""
+        """Wait until the daemon ends. Return False if another kill ended it. Raises `Stuck`."""
 
         async def is_over() -> bool:
             return self.exit_code == 0 or self.kill_count != kill_count
@@ -166,7 +166,7 @@ class World:
         return self.kill_count == kill_count
 
     def commits(self, life: int = 0) -> list[str]:
-        """What was committed in a life."""
+        """Return the commits of one process."""
         path = self._commits_file(life)
         return path.read_text().split() if path.exists() else []
 
@@ -176,7 +176,7 @@ class World:
     # ---- requests --------------------------------------------------------------------------------------------------
 
     async def _observe(self, service: str, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Serve one request; kill the daemon around it when it is the one."""
+        """Serve a request, and kill the daemon before or after it if it is the kill point."""
         self.requests.append(f"{service} {request.path.rpartition('/')[2]}")
         kill = self._next_kill
         if service == "llm":
@@ -194,9 +194,9 @@ class World:
         raise labkit.Hangups
 
     async def _serve_unheard(self, service: str, request: web.Request, handler: Handler) -> None:
-        """Let a request take effect; the daemon must not see any of the answer."""
+        """Let a request take effect without letting the daemon see any of the response."""
         if service == "llm":
-            # Streams go out while they are made: freeze the reader, once nothing waits for it any more.
+            # Streams are sent while they are created, so stop the daemon first, or when a paused stream resumes.
             if "goodbye" in self.model_texts[-1]:
                 self._is_frozen_later = True
             else:
@@ -212,7 +212,7 @@ class World:
             self._daemon.send_signal(signal.SIGKILL)
 
     async def resume_stream(self) -> None:
-        """Let the model go on with what it has paused in."""
+        """Let the model continue a paused stream."""
         if self._is_frozen_later:
             self._is_frozen_later = False
             self._freeze()
@@ -228,7 +228,7 @@ class World:
         self._changed.set()
 
     def release_holds(self) -> None:
-        """Let the waiting tool finish, now and from here on."""
+        """Let the waiting tool finish, and all later waiting tools."""
         self._are_holds_released = True
         for writer in self._holds:
             writer.write(b"go\n")
@@ -242,25 +242,25 @@ class World:
     # ---- what people see -------------------------------------------------------------------------------------------
 
     async def say(self, chat_id: int, text: str, user_id: int = 42) -> int:
-        """A person writes; returns the id that acknowledges the update."""
+        """Send a message from a person. Return the id that acknowledges the update."""
         more = {"user_id": user_id} | ({} if chat_id > 0 else {"chat_type": "supergroup"})
         made = await self.telegram.post("message", {"chat_id": chat_id, "text": text, **more})
         return int(made["update_id"]) + 1
 
     async def visible(self, chat_id: int) -> list[str]:
-        """The bot's messages in a chat, as they read now."""
+        """Return the current texts of the bot's messages in a chat."""
         chat = await self.telegram.get(f"chat/{chat_id}")
         return [row.get("text", row.get("caption", "")) for row in chat["messages"] if row["from"]["is_bot"]]
 
     async def is_stream_paused(self) -> bool:
-        """Whether the model pauses in the middle of an answer that somebody listens to."""
+        """Return True if the model has paused in the middle of a response that a client is reading."""
         rows = await self.llm.get("requests")
         return any(row.get("paused") and row["outcome"] == "open" for row in rows)
 
     async def until(self, what: str, is_so: Callable[[], Awaitable[bool]]) -> None:
-        """Wait for something that a request, a tool or an end of the process brings about.
+        """Wait until `is_so` returns True after a request, a tool call or the end of the process.
 
-        Raises `Stuck` when it takes too long, or when the daemon has ended without it.
+        Raises `Stuck` if it takes too long, or if the daemon ends first.
         """
         try:
             async with asyncio.timeout(WAIT_SECONDS):

@@ -1,4 +1,4 @@
-"""One person's chat on any platform, for promises that hold on each of them."""
+"""A person's chat on any platform, for tests of promises that hold on every platform."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ PLATFORMS = ("telegram", "discord", "web")
 
 
 class Chat:
-    """A person who writes to the gateway, and all that person is shown."""
+    """A person who writes to the gateway, and everything that the gateway shows to this person."""
 
     def __init__(self, world: World, platform: str, stack: AsyncExitStack) -> None:
         self.world = world
@@ -37,7 +37,7 @@ class Chat:
             self._page = await self._stack.enter_async_context(page_of(self.world))
 
     async def ask(self, text: str, match: str) -> str:
-        """Write something; the newest message that matches, which was not there before."""
+        """Send `text`, and return the newest later message that matches."""
         if self.platform == "web":
             return await self._ask_page(text, match)
         query = {"match": match, **({"method": "sendMessage|editMessageText"} if self.platform == "telegram" else {})}
@@ -58,7 +58,7 @@ class Chat:
             while True:
                 if new := [words for ref, words in await self._answers(match) if ref not in known]:
                     return new[-1]
-                await asyncio.sleep(0.02)  # a page of another process has no event to wait for
+                await asyncio.sleep(0.02)  # the page belongs to another process, so there is no event to wait for
 
     async def _answers(self, match: str) -> list[tuple[str, str]]:
         shown = await self._page.entries()
@@ -67,7 +67,7 @@ class Chat:
         return [(entry.ref, entry.text) for entry in whole if re.search(match, entry.text)]
 
     async def seen(self) -> str:
-        """Everything that was ever shown in the chat: messages, edits and previews."""
+        """Return everything that was ever shown in the chat: messages, edits and previews."""
         if self.platform == "web":
             await self._answers("")
             return "\n".join(self._pages)
@@ -75,7 +75,7 @@ class Chat:
         return json.dumps(await server.get(kind), ensure_ascii=False)
 
     async def buttons(self) -> list[str]:
-        """Labels of all buttons that the bot's messages show now."""
+        """Return the labels of all buttons that the bot's messages show now."""
         match self.platform:
             case "telegram":
                 rows = [one.get("reply_markup") for one in (await self.world.tg.get("chat/42"))["messages"]]
@@ -90,7 +90,7 @@ class Chat:
 
 @asynccontextmanager
 async def chat_on(platform: str, folder: Path, protocol: ModelProtocol, **options: Any) -> AsyncIterator[Chat]:
-    """A person who writes on one platform; the gateway is not started yet."""
+    """Yield a chat on one platform. The gateway is not started yet."""
     places = {"telegram": platform == "telegram", "discord": platform == "discord"}
     async with world_in(folder, protocol, **places, **options) as world, AsyncExitStack() as stack:
         if platform == "discord":

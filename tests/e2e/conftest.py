@@ -1,4 +1,4 @@
-"""Worlds for end-to-end tests."""
+"""Fixtures for end-to-end tests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,9 +19,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run a test of all platforms and all protocols with three pairs, each platform and each protocol once.
+    """Of all platform and protocol pairs of a test, run only three, with each platform and each protocol once.
 
-    Which pairs differs from test to test. `--protocol` runs every platform over one protocol.
+    The pairs differ from test to test. `--protocol` runs every platform over one protocol.
     """
     if chosen(config) is None:
         left_out = [item for item in items if not _is_sampled(item)]
@@ -42,25 +42,25 @@ def _is_sampled(item: pytest.Item) -> bool:
 
 @pytest.fixture
 def protocol(pytestconfig: pytest.Config) -> ModelProtocol:
-    """What the gateway and its model speak."""
+    """Protocol between the gateway and its model."""
     return chosen(pytestconfig) or CHAT_COMPLETIONS
 
 
 @pytest.fixture
 async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    """Telegram and a model, the gateway not started yet."""
+    """A world with Telegram and a model. The gateway is not started yet."""
     async with world_in(tmp_path, protocol) as made:
         yield made
 
 
 @pytest.fixture
 async def discord_world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
-    """Discord and a model, the gateway not started yet."""
+    """A world with Discord and a model. The gateway is not started yet."""
     async with world_in(tmp_path, protocol, telegram=False, discord=True) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def lossless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the example engine was installed into."""
+    """Install the example engine, and return its folder."""
     return install(EXAMPLE, tmp_path_factory.mktemp("lossless"))

@@ -1,4 +1,4 @@
-"""What has to be true of the tree that the example engine keeps, and how a model finds its way in it."""
+"""Checks of the tree that the example engine keeps, and searches in it through the model's tools."""
 
 import json
 import re
@@ -23,13 +23,13 @@ class Chat(Protocol):
 
 
 def tree_of(world: World) -> Path:
-    """The tree of the one conversation there is."""
+    """Return the path of the only conversation's tree."""
     [path] = (world.home / "context_engines" / "lossless").glob("*/tree.db")
     return path
 
 
 def check_tree(world: World, db: Connection, lineage_id: LineageId) -> None:
-    """Every message is kept as it was said, and what is out of view is under the nodes that the handoff names."""
+    """Check that every message is stored unchanged, and that the handoff's nodes cover all messages out of view."""
     with closing(sqlite3.connect(tree_of(world))) as tree:
         kept = {parse_recall_id(one): text for one, text in tree.execute("SELECT id, text FROM messages")}
     nodes = nodes_of(tree_of(world))
@@ -49,14 +49,14 @@ def check_tree(world: World, db: Connection, lineage_id: LineageId) -> None:
 
 
 def nodes_of(path: Path) -> dict[int, tuple[list[str], list[str]]]:
-    """What is right under each node of a tree, and the messages at its bottom."""
+    """Return the children of each node, and the messages that it covers."""
     with closing(sqlite3.connect(path)) as tree:
         rows = tree.execute("SELECT id, children, covers FROM nodes").fetchall()
     return {one: (json.loads(below), json.loads(covers)) for one, below, covers in rows}
 
 
 async def call(world: World, chat: Chat, name: str, **arguments: Any) -> Any:
-    """Result of a tool that the model calls because it was scripted to."""
+    """Script the model to call a tool, and return the tool's result."""
     llm = world.llm_app[LLM_KEY]
     llm.scripts.clear()
     number = world.query("SELECT count(*) FROM turns")[0][0]
@@ -69,7 +69,7 @@ async def call(world: World, chat: Chat, name: str, **arguments: Any) -> Any:
 
 
 async def find_the_first(world: World, chat: Chat) -> None:
-    """From the oldest words down to the message that has them, and to it from the top of the tree."""
+    """Find the first message, once by a search for its text and once by opening nodes from the top of the tree."""
     found = await call(world, chat, "lcm_grep", pattern=r"turn-0001\s", regex=True)
     [(message, leaf)] = set(re.findall(r"(m\d+) user in (n\d+): ", "\n".join(found["lines"])))
     assert "TURN-0001 " in (await call(world, chat, "lcm_expand", node=message))["lines"][0]

@@ -1,8 +1,8 @@
-"""The protocols that a model is spoken to in, and what a test has to know of each.
+"""Model protocols, and the details of each that tests need.
 
-    pytest tests/e2e --protocol responses      every end-to-end test over this one; `make protocols` runs them all
+    pytest tests/e2e --protocol responses      all end-to-end tests over one protocol; `make protocols` uses all
 
-Without the option the tests run over chat completions, and those with the mark `each_protocol` over all of them.
+Without the option, tests use chat completions. Tests marked `each_protocol` run over every protocol.
 """
 
 import json
@@ -17,28 +17,28 @@ from tests.fakes.llm_legality import images_in, text_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProtocol:
-    """See the module."""
+    """A protocol between the gateway and its model."""
 
     name: str
-    """As `model.protocol` has it."""
+    """Name in `model.protocol`."""
     root: str
-    """What stands behind a server's address in `model.base_url`."""
+    """Path that follows the server's address in `model.base_url`."""
     path: str
-    """Where requests arrive."""
+    """Path of requests on the server."""
     frames_before_text: int
-    """Events that open a streamed answer."""
+    """Number of events before the text of a streamed answer."""
     prefix: str = ""
-    """Of the name of a model for which everything is done that this protocol can do."""
+    """Prefix for model names with which the gateway uses all features of this protocol."""
 
     def __str__(self) -> str:
         return self.name
 
     def environ(self, model_url: str) -> dict[str, str]:
-        """What tells a gateway to speak this to the server at `model_url`."""
+        """Return the environment variables for this protocol and the server at `model_url`."""
         return {"HERMES_MODEL__PROTOCOL": self.name, "HERMES_MODEL__BASE_URL": model_url + self.root}
 
     def frames(self, pieces: int) -> int:
-        """After so many events that many pieces of an answer's text have been sent."""
+        """Return the number of events until `pieces` pieces of an answer's text have been sent."""
         return self.frames_before_text + pieces
 
 
@@ -59,7 +59,7 @@ ANTHROPIC = ModelProtocol(
     root="",
     path="/v1/messages",
     frames_before_text=3,  # start, ping, block
-    prefix="claude-",  # whose prompts are marked for caching
+    prefix="claude-",  # the gateway marks the prompts of these models for caching
 )
 PROTOCOLS = {one.name: one for one in (CHAT_COMPLETIONS, RESPONSES, ANTHROPIC)}
 OPTION = "--protocol"
@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def chosen(config: pytest.Config) -> ModelProtocol | None:
-    """What the option says."""
+    """Return the protocol that the command-line option names, or None."""
     name = config.getoption(OPTION)
     return PROTOCOLS[name] if name else None
 
@@ -79,16 +79,16 @@ def chosen(config: pytest.Config) -> ModelProtocol | None:
 
 
 class Said(NamedTuple):
-    """A part of a prompt by one speaker: system, user, assistant or tool."""
+    """A part of a prompt. Its `role` is system, user, assistant or tool."""
 
     role: str
     text: str
-    """All of it; calls as `name {arguments}`."""
+    """All text of the part, with calls as `name {arguments}`."""
     images: int = 0
 
 
 def prompt_of(request: Mapping[str, Any]) -> list[Said]:
-    """What a request that reached the fake model tells it, in order: the system prompt, then each message."""
+    """Return the prompt in a request to the fake model: the system prompt, then each message."""
     body = request["body"]
     if "input" in body:
         system, rows = body.get("instructions"), body["input"]
@@ -97,7 +97,7 @@ def prompt_of(request: Mapping[str, Any]) -> list[Said]:
 
 
 def conversation_of(request: Mapping[str, Any]) -> str:
-    """The text of a request without its system prompt."""
+    """Return the text of a request without its system prompt."""
     return "\n".join(said.text for said in prompt_of(request) if said.role != "system")
 
 

@@ -10,13 +10,13 @@ from tests.e2e.with_tools import run_with_tools
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lossless_engine"
 FOLDER = "LAB_PLUGINS"
-"""Variable with the folder that packages were installed into."""
+"""Environment variable with the folder of installed packages."""
 
 
 def install(source: Path, work: Path) -> Path:
-    """Install a package by pip into a folder of its own, without a network; returns the folder."""
+    """Install a package with pip into a separate folder, without a network. Return the folder."""
     copied, target = work / "source", work / "site"
-    shutil.copytree(source, copied)  # a build leaves files beside the source
+    shutil.copytree(source, copied)  # a build leaves files next to the source
     command = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index")
     options = ("--no-deps", "--no-build-isolation", "--target", str(target), str(copied))
     done = subprocess.run((*command, *options), capture_output=True, text=True, timeout=100)
@@ -25,6 +25,6 @@ def install(source: Path, work: Path) -> Path:
 
 
 def run_with_engine() -> None:
-    """Run the daemon with the packages of that folder, and with the tools of `with_tools`."""
+    """Run the daemon with the installed packages and the tools of `with_tools`."""
     sys.path.insert(0, os.environ[FOLDER])
     run_with_tools()

@@ -1,9 +1,9 @@
-"""The daemon, with a log of when its event loop's own thread imports something, or waits for what another one imports.
+"""The daemon with a log of when the event loop's thread imports a module, or waits for another thread's import.
 
     python -m tests.e2e.with_import_log
 
-Each line of `imports.log` in the home directory is a time and a module, or `waits` and the place. Other threads import
-slowly, as on a busy machine.
+Each line of `imports.log` in the home directory contains a time and a module, or `waits` and a source line. Imports in
+other threads are slowed down, as on a busy machine.
 """
 
 import os
@@ -19,7 +19,8 @@ LOG = "imports.log"
 SLOW = ("agent.model", "anthropic", "openai")
 SLOW_SECONDS = 0.001
 LOOK_SECONDS = 0.01
-"""Between two looks. Only two in a row are a wait: a busy machine stops a thread anywhere for a moment."""
+"""Seconds between two checks. Only two matches in a row count as a wait, because a busy machine can pause any
+thread."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The production daemon with three tools more than it has: one reads, one writes, one never ends."""
+"""The production daemon with three additional tools: one reads, one writes, and one never ends."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ async def _write_down(arguments: dict[str, Any], context: ToolContext) -> str:
 
 
 NOTEBOOK = "notebook.txt"
-"""File in the home directory that the tool writes into."""
+"""File in the home directory to which the tool writes."""
 
 WRITE_DOWN = Tool(
     name="write_down",

@@ -1,4 +1,4 @@
-"""The outside world of an end-to-end test: fake services on loopback and the gateway as a real process."""
+"""Environment of an end-to-end test: fake services on the loopback interface, and the gateway as a real process."""
 
 import asyncio
 import itertools
@@ -36,9 +36,9 @@ COMMAND_SECONDS = 30.0
 
 
 def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[str, str]:
-    """What a gateway in `folder` is started with, whatever platforms and people it is for.
+    """Return the environment of a gateway in `folder`, without settings for platforms and people.
 
-    It names no conversations and flushes no memory: those calls come when they like, and most tests count calls.
+    Titles and memory flushes are off. Their model calls come at any time, and most tests count calls.
     """
     return {
         **{name: os.environ[name] for name in ("PATH", "HERMES_EVENT_LOOP") if name in os.environ},
@@ -59,8 +59,8 @@ def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[st
 
 
 def remove_token_locks(environ: Mapping[str, str]) -> None:
-    """Leave nothing where all processes of this machine meet: every test has bots of its own."""
-    loaded = load_config({**environ, "HERMES_HOME": "/nonexistent"})  # whatever a test left there
+    """Remove the token locks, which all processes of this machine share. Every test has separate bots."""
+    loaded = load_config({**environ, "HERMES_HOME": "/nonexistent"})  # ignores any configuration that the test has left
     for _, path in token_locks(loaded, lock_folder(environ)):
         path.unlink(missing_ok=True)
 
@@ -70,29 +70,29 @@ def text_of(output: Path) -> str:
 
 
 Program = Callable[[], object] | Sequence[str]
-"""Main function of a forked process, or the arguments of a Python that is started anew."""
+"""Main function of a forked process, or the arguments for a new Python process."""
 STARTED_ANEW: Program = ("-m", "gateway", "run")
 
 
 class Gateway:
-    """The daemon as a process of its own."""
+    """The daemon as a separate process."""
 
     def __init__(self, environ: Mapping[str, str], log: Path, program: Program) -> None:
         self.environ = dict(environ)
         self._log = log
         self.program = program
-        """What the next start runs."""
+        """Program that the next start runs."""
         self.process: asyncio.subprocess.Process | ForkedProcess | None = None
         self.started_from = 0
-        """Offset in the output at which the process of now began to write, in bytes."""
+        """Offset in bytes at which the output of the current process begins."""
 
     async def start(self, **changes: str) -> None:
-        """Start and wait until the log says that it has started."""
+        """Start the daemon, and wait until the log says that it has started."""
         await self.spawn(**changes)
         await self.wait_for_log("daemon.started", since=self.started_from)
 
     async def spawn(self, **changes: str) -> None:
-        """Start without waiting."""
+        """Start the daemon without waiting."""
         self.environ.update(changes)
         self.started_from = len(self.log_bytes())
         if callable(self.program):
@@ -104,15 +104,15 @@ class Gateway:
             )
 
     async def wait_for_log(self, words: str, *, since: int = 0, seconds: float = START_SECONDS) -> None:
-        """Wait until the daemon's output has `words` behind the offset `since`."""
+        """Wait until the daemon's output contains `words` after the offset `since`."""
         assert self.process is not None
         async with asyncio.timeout(seconds):
             while words.encode() not in self.log_bytes()[since:]:
                 assert self.process.returncode is None, f"the gateway ended:\n{self.log_text()}"
-                await asyncio.sleep(0.02)  # a file of another process has no event to wait for
+                await asyncio.sleep(0.02)  # the file belongs to another process, so there is no event to wait for
 
     async def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM, and return the exit code."""
         assert self.process is not None
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
@@ -139,7 +139,7 @@ class Gateway:
         return text_of(self._log) if self._log.exists() else ""
 
     async def printed_url(self) -> str:
-        """Address of the web chat that the process of now printed; the one before printed another."""
+        """Return the web chat's address that the current process printed. Earlier processes printed other addresses."""
         await self.wait_for_log("Open http", since=self.started_from)
         [url] = re.findall(rb"Open (http\S+)", self.log_bytes()[self.started_from :])
         return bytes(url).decode()
@@ -157,7 +157,7 @@ class World:
         self._commands = itertools.count(1)
         self.environ: dict[str, str] = {}
         self.address: str | None = None
-        """Of the database, where it is none in the gateway's home."""
+        """Address of the database, or None if the database is a file in the gateway's home."""
 
     async def open(self, *, telegram: bool = True, discord: bool = False, program: Program = run_gateway) -> None:
         session = await self._stack.enter_async_context(aiohttp.ClientSession())
@@ -201,57 +201,57 @@ class World:
     # ---- Telegram ----------------------------------------------------------------------------------------------
 
     async def say(self, text: str, *, chat_id: int = 42, **more: object) -> Any:
-        """A person writes to the bot on Telegram."""
+        """Send a message from a person to the bot on Telegram."""
         body = {"chat_id": chat_id, "user_id": chat_id if chat_id > 0 else 42, "text": text, **more}
         return await self.tg.post("message", body)
 
     async def replies(
         self, count: int, *, chat_id: int = 42, wait: float = 15, since: int = 0, match: str = ""
     ) -> list[str]:
-        """The texts of the messages the bot sent to a chat; waits for `count` of them."""
+        """Wait for `count` messages of the bot in a chat, and return their texts."""
         query = {"method": "sendMessage", "chat_id": chat_id, "wait": wait, "count": count, "since": since}
         rows = await self.tg.get("sent", **query, **({"match": match} if match else {}))
         return [row["text"] for row in rows]
 
     async def converse(self, *texts: str) -> None:
-        """Say one thing after the other, each once the one before has got its one answer."""
+        """Send messages one after the other, each after the previous one has exactly one answer."""
         for text in texts:
             count = len(await self.replies(0, wait=0))
             await self.say(text)
             assert len(await self.replies(count + 1)) == count + 1, text
 
     async def turn_runs(self, count: int = 1) -> None:
-        """Wait until a turn shows that it is being worked on: `count` typing signals in all."""
+        """Wait until a running turn has shown `count` typing indicators in total."""
         rows = await self.tg.get("calls", method="sendChatAction", wait=10, count=count)
         assert len(rows) >= count
 
     async def visible(self, chat_id: int = 42) -> list[str]:
-        """What a person sees of the bot in a Telegram chat now, after edits and deletions."""
+        """Return the texts that a Telegram chat shows from the bot now, after edits and deletions."""
         chat = await self.tg.get(f"chat/{chat_id}")
         return [row.get("text", "") for row in chat["messages"] if row["from"]["is_bot"]]
 
     async def script(self, **rule: object) -> None:
-        """Put a rule into the fake model's script."""
+        """Add a rule to the fake model's script."""
         await self.llm.post("script", [rule])
 
     async def hold(self, **rule: object) -> None:
-        """Put a rule into the script whose answer begins when it is released."""
+        """Add a rule to the script. Its answer does not begin before `release`."""
         await self.script(pause_after=0, **rule)
 
     async def release(self) -> None:
-        """Let held answers go on, those that still come among them."""
+        """Release all held answers, including later ones."""
         await self.llm.post("resume")
 
     async def stored(self, count: int) -> None:
-        """Wait until the gateway has taken in so many messages in all."""
+        """Wait until the gateway has stored this number of messages in total."""
         async with asyncio.timeout(15):
             while self.query("SELECT count(*) FROM inbox WHERE kind = 'message'")[0][0] < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)  # a database of another process has no event to wait for
+                await asyncio.sleep(0.02)  # the database belongs to another process, so there is no event to wait for
 
     async def asked(self, count: int, *, wait: float = 15, since: int = 0, **filters: object) -> list[dict[str, Any]]:
-        """The requests that have reached the model, with their bodies; waits for `count` of them.
+        """Wait for `count` requests to the model, and return them with their bodies.
 
-        `protocols.prompt_of` reads a body, whatever its protocol.
+        `protocols.prompt_of` reads a body of any protocol.
         """
         found: list[dict[str, Any]] = await self.llm.get(
             "requests", full=1, wait=wait, count=count, since=since, **filters
@@ -259,29 +259,31 @@ class World:
         return found
 
     async def outcomes(self) -> set[str]:
-        """How the model's requests have ended.
+        """Return the outcomes of the model's requests.
 
-        Where every request has to name an output limit, that of a call which sets none of its own, such as a
-        summary's, may be more than a long prompt leaves. It is lowered to what the provider says: no failure.
+        With Anthropic, every request must name an output limit. For calls without their own limit, such as summaries,
+        this limit can exceed what a long prompt leaves. The gateway then lowers it as the provider says, which is not a
+        failure.
         """
         rows = await self.llm.get("requests")
         tolerated = {"output_cap"} if self.protocol is ANTHROPIC else set()
         return {row["outcome"] for row in rows if row["tool_tokens"] or row["outcome"] not in tolerated}
 
     async def violations(self) -> list[dict[str, Any]]:
-        """What was illegal or untidy in the requests that have reached the model."""
+        """Return what was illegal or untidy in the requests to the model."""
         found: list[dict[str, Any]] = await self.llm.get("violations")
         return found
 
     async def command_line(self, *words: str, node: Gateway | None = None) -> tuple[int, str]:
-        """Run `hermes-gateway` with a gateway's environment, by default the only one's; exit code and output."""
+        """Run `hermes-gateway` with the environment of `node` or the only gateway. Return the exit code and the
+        output."""
         output = self._folder / f"command-{next(self._commands)}.txt"
         process = ForkedProcess(partial(run_command, *words), (node or self.gateway).environ, output)
         return await asyncio.wait_for(process.wait(), COMMAND_SECONDS), text_of(output)
 
     @staticmethod
     def free_port() -> int:
-        """A port of loopback that nobody listened on a moment ago."""
+        """Return a loopback port that is currently free."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port: int = probe.getsockname()[1]
@@ -291,17 +293,17 @@ class World:
 
     @property
     def database(self) -> Path | str:
-        """The file, or the address."""
+        """The database file, or its address."""
         return self.address or self.home / "state.db"
 
     def query(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
-        """Read the database of a gateway that may be running."""
+        """Query the database, even while the gateway is running."""
         with self.connected() as db:
             return db.execute(sql, args).fetchall()
 
     @contextmanager
     def connected(self) -> Iterator[Connection]:
-        """A connection that can only read."""
+        """Yield a read-only connection."""
         if self.address is not None:
             with closing(PostgresConnection.open(self.address)) as opened:
                 opened.execute("SET default_transaction_read_only = on")
@@ -314,7 +316,7 @@ class World:
 
 @asynccontextmanager
 async def world_in(folder: Path, protocol: ModelProtocol, **options: Any) -> AsyncIterator[World]:
-    """A world that is taken down at the end, whatever happens."""
+    """Yield a world that is always closed at the end."""
     world = World(folder, protocol)
     await world.open(**options)
     try:

@@ -1,4 +1,4 @@
-"""The fake Discord's gateway: WebSocket sessions, events, RESUME and everything that can end them."""
+"""The fake Discord's gateway: WebSocket sessions, events, RESUME, and the ways in which a connection can end."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from tests.fakes.labkit import Json
 
 try:
     import zstandard
-except ImportError:  # clients then ask for zlib
+except ImportError:  # the module is optional; clients then use zlib
     zstandard = None  # type: ignore[assignment, unused-ignore]  # the module, where it is installed
 
 INTENT = {
@@ -33,14 +33,14 @@ INTENT = {
     "MESSAGE_CONTENT": 1 << 15,
 }
 ENDING_CODES = (1000, 1001, 4003, 4004, 4007, 4009, 4010, 4011, 4012, 4013, 4014)
-"""Close codes of the server after which a session cannot be resumed."""
+"""Close codes from the server after which a client cannot resume its session."""
 
 MAX_PAYLOAD_BYTES = 4096
 REPLAY = 10_000
 
 
 class Session:
-    """What a client can resume: its events so far and the connection that carries them, if any."""
+    """Session that a client can resume: its events so far, and the connection that carries them (or None)."""
 
     def __init__(self, intents: int, shard: Sequence[int] | None) -> None:
         self.id = secrets.token_hex(16)
@@ -53,7 +53,7 @@ class Session:
 
 
 class Conn:
-    """One WebSocket."""
+    """One WebSocket connection."""
 
     def __init__(self, ws: web.WebSocketResponse, request: web.Request, compress: str, number: int) -> None:
         self.ws, self.request, self.compress, self.number = ws, request, compress, number
@@ -63,7 +63,7 @@ class Conn:
         self.session: Session | None = None
         self.last_beat = time.monotonic()
         self.mute = False
-        """Heartbeats are not answered."""
+        """True if heartbeats are not answered."""
         self.closed_by_us: int | None = None
         self._lock = asyncio.Lock()
 
@@ -75,7 +75,7 @@ class Conn:
         async with self._lock:
             if self.ws.closed:
                 return
-            with contextlib.suppress(ConnectionError, RuntimeError):  # the client left: nobody to tell
+            with contextlib.suppress(ConnectionError, RuntimeError):  # the client has disconnected
                 if self._zlib:
                     await self.ws.send_bytes(self._zlib.compress(raw) + self._zlib.flush(zlib.Z_SYNC_FLUSH))
                 elif self._zstd:
@@ -86,7 +86,7 @@ class Conn:
 
 
 def needed_intent(event: str, data: Mapping[str, Any]) -> int:
-    """The intent without which a session does not get this event; 0 for none."""
+    """Return the intent that a session needs to get this event, or 0 if it needs none."""
     is_direct = not data.get("guild_id")
     if event.startswith("MESSAGE_REACTION"):
         return INTENT["DIRECT_MESSAGE_REACTIONS" if is_direct else "GUILD_MESSAGE_REACTIONS"]
@@ -107,10 +107,10 @@ class Gateway:
     def __init__(self, discord: Discord) -> None:
         self._discord = discord
 
-    # Events out
+    # Outgoing events
 
     async def dispatch(self, event: str, data: Json) -> None:
-        """Send an event to every session that wants it, connected or about to resume."""
+        """Send an event to every session that wants it, whether connected or still resumable."""
         need = needed_intent(event, data)
         for session in list(self._discord.sessions.values()):
             if (not need or session.intents & need) and not self._is_expired(session):
@@ -162,7 +162,7 @@ class Gateway:
     # Connections
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """One WebSocket from hello to goodbye."""
+        """Serve one WebSocket connection from its first to its last message."""
         discord = self._discord
         if rule := discord.faults.take("GATEWAY connect"):
             answer = await labkit.apply_common_fault(request, rule)
@@ -192,7 +192,7 @@ class Gateway:
             discord.conns.remove(conn)
         if session and session.conn is conn:
             session.conn, session.lost_at = None, time.monotonic()
-            # A client that says goodbye with 1000 or 1001 ends its session; so do some closes of the server.
+            # A session ends if its client closes with 1000 or 1001, or if the server closes with one of `ENDING_CODES`.
             client_left = conn.closed_by_us is None and conn.ws.close_code in (1000, 1001)
             if client_left or conn.closed_by_us in ENDING_CODES:
                 discord.sessions.pop(session.id, None)
@@ -212,7 +212,7 @@ class Gateway:
         await self._discord.gateway_log.add(event="server_close", conn=conn.number, code=code, reason=reason)
         await conn.ws.close(code=code, message=reason.encode())
 
-    # Payloads in; False ends the connection
+    # Incoming payloads. A handler returns False to end the connection
 
     async def _on_frame(self, conn: Conn, raw: str | bytes) -> bool:
         if len(raw) > MAX_PAYLOAD_BYTES:
@@ -317,10 +317,10 @@ class Gateway:
         }
         await self.dispatch_to(session, "GUILD_MEMBERS_CHUNK", chunk)
 
-    # Control
+    # Control API
 
     async def act(self, data: Mapping[str, Any]) -> Json:
-        """Do something to every connection; see the control API's `gateway`."""
+        """Apply an action to every connection. See `gateway` in the control API."""
         hit = list(self._discord.conns)
         for conn in hit:
             await self._act_on(conn, data)

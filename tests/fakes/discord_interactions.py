@@ -1,4 +1,4 @@
-"""The fake Discord's interactions: slash commands and buttons, their acknowledgement and their answers."""
+"""The fake Discord's interactions: slash commands, buttons, acknowledgements and responses."""
 
 import secrets
 import time
@@ -21,21 +21,21 @@ from tests.fakes.labkit import Json
 
 TOKEN_SECONDS = 900
 MESSAGE, DEFERRED_MESSAGE, DEFERRED_UPDATE, UPDATE = 4, 5, 6, 7
-"""Callback types."""
+"""Types of interaction callbacks."""
 
 _EMPTY: Mapping[str, Any] = {"content": "", "flags": 0}
-"""What an edit with null sets; [] for the rest."""
+"""Values that replace null in an edit. The value for all other fields is []."""
 
 
 class Interactions:
-    """Answers to interactions, and the edits that they share with ordinary messages."""
+    """Handles responses to interactions, and edits of the bot's messages."""
 
     def __init__(self, discord: Discord, gateway: Gateway) -> None:
         self._discord = discord
         self._gateway = gateway
 
     async def edit(self, message: Json, data: Mapping[str, Any], action: str = "edit") -> None:
-        """Change a message of the bot."""
+        """Edit a message of the bot."""
         check_content(data, is_edit=True)
         previous = message["content"]
         for key in ("content", "embeds", "components", "attachments", "flags"):
@@ -46,7 +46,7 @@ class Interactions:
         if not message["flags"] & EPHEMERAL:
             await self._gateway.dispatch("MESSAGE_UPDATE", self._discord.event_of(message))
 
-    # The acknowledgement
+    # Acknowledgements
 
     async def callback(
         self, interaction_id: str, token: str, data: Mapping[str, Any], *, with_response: bool
@@ -94,7 +94,7 @@ class Interactions:
         original: Json = row["original"]
         return original
 
-    # The answers
+    # Responses
 
     async def webhook(self, method: str, parts: list[str], data: Json) -> tuple[int, Any]:
         row = self._discord.by_token.get(parts[2])
@@ -146,10 +146,10 @@ class Interactions:
             raise RestError(10008)
         return found
 
-    # Control: a person picks a command or presses a button
+    # Control API: a person uses a command or presses a button
 
     async def make(self, data: Mapping[str, Any]) -> Json:
-        """Send INTERACTION_CREATE; see the control API's `interaction`. The event comes back for a replay."""
+        """Send INTERACTION_CREATE, and return the event for a replay. See `interaction` in the control API."""
         discord = self._discord
         channel = discord.place(data)
         user = discord.person(data, channel)
@@ -189,7 +189,7 @@ class Interactions:
         return {"interaction_id": interaction_id, "channel_id": channel["id"], "event": payload}
 
     def _pick(self, data: Mapping[str, Any], guild_id: str) -> Json:
-        """The `data` of a slash command; subcommands are further words of the name."""
+        """Return the `data` of a slash command. Subcommands are additional words in the name."""
         first, *rest = data["name"].split()
         registered = [row for place in (guild_id, "") for row in self._discord.commands.get(place, [])]
         command = next((row for row in registered if row["name"] == first), None)

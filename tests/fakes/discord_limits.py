@@ -1,4 +1,4 @@
-"""The fake Discord's rate limits: buckets per route and channel, and one limit over all."""
+"""The fake Discord's rate limits: buckets for each route and channel, and one global limit."""
 
 import hashlib
 import math
@@ -17,12 +17,12 @@ LIMITS = {
     "POST /webhooks/:id/:t": (5, 2.0),
     "PATCH /webhooks/:id/:t/messages/:id": (5, 2.0),
 }
-"""Requests per seconds."""
+"""Number of requests, and the period in seconds, by route."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the limits say to one request."""
+    """Result of checking one request against the limits."""
 
     headers: dict[str, str] = field(default_factory=dict)
     is_blocked: bool = False
@@ -31,7 +31,7 @@ class Verdict:
 
 
 def route_key(method: str, path: str) -> tuple[str, str]:
-    """The route's shape, and the part of the path that has a bucket of its own."""
+    """Return the route with placeholders, and the part of the path that has a separate bucket."""
     parts = path.strip("/").split("/")
     secret = parts[0] in ("webhooks", "interactions")
     major = parts[:2] if parts[0] in ("channels", "guilds") else parts[:3] if secret else []
@@ -50,7 +50,7 @@ def route_key(method: str, path: str) -> tuple[str, str]:
 
 
 def take(discord: Discord, method: str, path: str) -> Verdict:
-    """Count one request against its limits."""
+    """Count one request, and return the result of the limits."""
     if not discord.config["rate_limits"]:
         return Verdict()
     now = time.monotonic()
@@ -78,7 +78,7 @@ def _take_from_bucket(discord: Discord, route: str, major: str, now: float) -> V
         if bucket["left"] == most:
             bucket["reset"] = now + span
         bucket["left"] -= 1
-    after = math.ceil(max(0.0, bucket["reset"] - now) * 1000) / 1000  # rounded down, it would invite requests too early
+    after = math.ceil(max(0.0, bucket["reset"] - now) * 1000) / 1000  # rounded up to prevent early retries
     headers = {
         "X-RateLimit-Limit": str(most),
         "X-RateLimit-Remaining": str(max(0, int(bucket["left"]))),

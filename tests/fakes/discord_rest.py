@@ -24,14 +24,14 @@ from tests.fakes.discord_state import (
 from tests.fakes.labkit import Json
 
 Answer = tuple[int, Any]
-"""Status and JSON body; None for an empty one."""
+"""Status and JSON body. The body is None if the response is empty."""
 
 MAX_COMMANDS = 100
 PAGE = 100
 
 
 async def read_form(discord: Discord, request: web.Request) -> Any:  # Any: JSON
-    """The body of a request, files already stored as attachments."""
+    """Return the body of a request. Uploaded files are already stored as attachments."""
     if request.content_type != "multipart/form-data":
         raw = await request.read()
         try:
@@ -55,7 +55,7 @@ async def read_form(discord: Discord, request: web.Request) -> Any:  # Any: JSON
 
 
 class Rest:
-    """Serves `/api/v10`; each route answers with a status and a body or raises `RestError`."""
+    """Serves `/api/v10`. Each route returns a status and a body, or raises `RestError`."""
 
     def __init__(self, discord: Discord, gateway: Gateway) -> None:
         self._discord = discord
@@ -196,7 +196,7 @@ class Rest:
         return 200, channel
 
     def _history(self, channel_id: str, query: Mapping[str, str]) -> list[Json]:
-        """Newest first, as Discord answers whatever was asked."""
+        """Return messages newest first, as Discord does for every query."""
         limit = min(PAGE, int(query.get("limit", 50)))
         rows = sorted(self._discord.messages[channel_id].values(), key=lambda row: int(row["id"]))
         if after := query.get("after"):
@@ -349,5 +349,5 @@ def _command_errors(row: Json) -> Json:
 
 
 def edited_at(message: Json, content: str) -> None:
-    """A person's edit."""
+    """Edit a message as a person would."""
     message["content"], message["edited_timestamp"] = content, iso()

@@ -1,4 +1,4 @@
-"""What the fake Discord knows: people, servers, channels, messages and files; no protocol."""
+"""State of the fake Discord: people, servers, channels, messages and files. Contains no protocol code."""
 
 import base64
 import itertools
@@ -75,7 +75,7 @@ _GUILD_FIELDS: Mapping[str, Any] = {
 
 
 class RestError(Exception):
-    """An error answer as Discord shapes it."""
+    """Error response in Discord's format."""
 
     def __init__(
         self, code: int, status: int | None = None, message: str | None = None, errors: Json | None = None
@@ -93,7 +93,7 @@ def not_found() -> RestError:
 
 
 def form_error(**fields: tuple[str, str]) -> RestError:
-    """50035: what is wrong with which field, as (code, text)."""
+    """Return error 50035 for invalid fields, each with a code and a text."""
     errors = {name: {"_errors": [{"code": code, "message": text}]} for name, (code, text) in fields.items()}
     return RestError(50035, errors=errors)
 
@@ -103,7 +103,7 @@ def iso(moment: float | None = None) -> str:
 
 
 def member(user: Json, *, with_user: bool = True) -> Json:
-    """A user as a member of a server."""
+    """Return a user as a member of a server."""
     made: Json = {
         "roles": [],
         "joined_at": "2024-01-01T00:00:00+00:00",
@@ -120,12 +120,12 @@ def member(user: Json, *, with_user: bool = True) -> Json:
 
 
 def scope(channel: Json) -> Json:
-    """The `guild_id` field of an event in this channel, nothing for a direct chat."""
+    """Return the `guild_id` field for an event in this channel, or no fields for a direct chat."""
     return {"guild_id": channel["guild_id"]} if channel.get("guild_id") else {}
 
 
 class Discord:
-    """Everything in memory. `base` is the server's own address as the last client wrote it."""
+    """All state of the fake Discord, in memory. `base` is the address that the last client used for the server."""
 
     def __init__(self, token: str = "", heartbeat_ms: int = 41_250) -> None:
         self.only_token, self.heartbeat_default = token, heartbeat_ms
@@ -137,7 +137,7 @@ class Discord:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything but the connections."""
+        """Forget everything except the connections."""
         self.sessions: dict[str, Session] = {}
         self.sent, self.calls, self.gateway_log = labkit.Journal(), labkit.Journal(), labkit.Journal()
         self.config: Json = {
@@ -162,9 +162,9 @@ class Discord:
         self.channels: dict[str, Json] = {}
         self.guilds: dict[str, Json] = {}
         self.messages: dict[str, dict[str, Json]] = {}
-        """Message by id, by channel id; ephemeral messages are in none."""
+        """Messages by channel id, then by message id. Ephemeral messages are not included."""
         self.commands: dict[str, list[Json]] = {}
-        """Application commands by guild id, "" for the global ones."""
+        """Application commands by guild id. The key of global commands is ""."""
         self.interactions: dict[str, Json] = {}
         self.by_token: dict[str, Json] = {}
         self.files: dict[str, tuple[str, str, bytes]] = {}
@@ -178,16 +178,16 @@ class Discord:
         self.make_channel({"id": "300000000000000001", "name": "general", "type": 0, "guild_id": GUILD})
         self.make_channel({"id": "300000000000000002", "name": "bots", "type": 0, "guild_id": GUILD})
 
-    # Making things
+    # Creation of objects
 
     def flake(self) -> str:
-        """A new id: milliseconds since Discord's epoch in the upper bits, always growing."""
+        """Return a new id with the milliseconds since Discord's epoch in the upper bits. Ids always increase."""
         value = (time.time_ns() // 1_000_000 - EPOCH_MS) << 22
         self._last_flake = max(value, self._last_flake + 1)
         return str(self._last_flake)
 
     def make_user(self, user_id: str, name: str | None = None, *, is_bot: bool = False) -> Json:
-        """The user with this id, made if there is none."""
+        """Return the user with this id, who is created if necessary."""
         if user_id not in self.users:
             self.users[user_id] = {
                 "id": user_id,
@@ -247,7 +247,7 @@ class Discord:
         return self.channels[thread_id]
 
     def dm_with(self, user_id: str) -> Json:
-        """The direct chat of the bot with this user, made if there is none."""
+        """Return the bot's direct chat with this user, which is created if necessary."""
         user = self.make_user(user_id)
         for channel in self.channels.values():
             if channel["type"] == 1 and channel["recipients"][0]["id"] == user["id"]:
@@ -264,7 +264,7 @@ class Discord:
         return self.channels[channel_id]
 
     def attach(self, blob: tuple[str, str, bytes], extra: Mapping[str, Any]) -> Json:
-        """A stored file as an attachment object."""
+        """Store a file, and return it as an attachment object."""
         name, mime, content = blob
         if len(content) > MAX_FILE_BYTES:
             raise RestError(40005)
@@ -282,7 +282,7 @@ class Discord:
         return {**made, "description": extra["description"]} if extra.get("description") else made
 
     def files_of(self, data: Mapping[str, Any]) -> list[Json]:
-        """The attachments that a control request describes, as text or base64."""
+        """Return the attachments in a control request, whose content is text or base64."""
         made = []
         for file in data.get("files") or []:
             raw = base64.b64decode(file["b64"]) if file.get("b64") else str(file.get("text", "")).encode()
@@ -291,7 +291,7 @@ class Discord:
         return made
 
     def new_message(self, channel: Json, author: Json, data: Mapping[str, Any]) -> Json:
-        """A message in the channel's history, unless it is ephemeral."""
+        """Create a message in the channel's history, unless it is ephemeral."""
         content = data.get("content") or ""
         named = dict.fromkeys(re.findall(r"<@!?(\d+)>", content))
         message: Json = {
@@ -335,7 +335,7 @@ class Discord:
             **scope(channel),
         }
         message["referenced_message"] = {key: value for key, value in target.items() if key != "referenced_message"}
-        if target["author"] not in message["mentions"]:  # the ping of a reply
+        if target["author"] not in message["mentions"]:  # a reply mentions the author of the original message
             message["mentions"].append(target["author"])
 
     def _keep(self, message: Json, channel: Json) -> None:
@@ -348,7 +348,7 @@ class Discord:
     # Nonces
 
     def sent_before(self, channel_id: str, nonce: str) -> Json | None:
-        """The message that carried this nonce, while it exists and the nonce is remembered (`nonce_seconds`)."""
+        """Return the message with this nonce if it still exists and was sent less than `nonce_seconds` ago."""
         at, message_id = self._nonces.get((channel_id, nonce), (0.0, ""))
         if time.monotonic() - at >= self.config["nonce_seconds"]:
             return None
@@ -357,7 +357,7 @@ class Discord:
     def remember_nonce(self, channel_id: str, nonce: str, message_id: str) -> None:
         self._nonces[(channel_id, nonce)] = (time.monotonic(), message_id)
 
-    # Finding things
+    # Lookups
 
     def channel(self, channel_id: str) -> Json:
         if channel_id not in self.channels:
@@ -371,7 +371,7 @@ class Discord:
         return self.messages[channel_id][message_id]
 
     def place(self, data: Mapping[str, Any]) -> Json:
-        """The channel that a control request means: `channel_id`, `dm_user_id`, or a `channel` by name."""
+        """Return the channel of a control request, given as `channel_id`, `dm_user_id` or the name `channel`."""
         if data.get("channel_id"):
             return self.channel(str(data["channel_id"]))
         if data.get("dm") or data.get("dm_user_id"):
@@ -380,7 +380,8 @@ class Discord:
         return next(channel for channel in self.channels.values() if channel.get("name") == name)
 
     def person(self, data: Mapping[str, Any], channel: Json) -> Json:
-        """Who acts in a control request; by default the other side of a direct chat, else Alice."""
+        """Return the person who acts in a control request. Defaults to the other person in a direct chat, or to
+        Alice."""
         default = channel["recipients"][0]["id"] if channel["type"] == 1 else ALICE
         user_id = str(data.get("user_id") or default)
         return self.make_user(user_id, data.get("username"), is_bot=bool(data.get("is_bot")))
@@ -389,10 +390,10 @@ class Discord:
         token = token.removeprefix("Bot ")
         return bool(token) and (not self.only_token or token == self.only_token)
 
-    # How the gateway shows things
+    # Payloads of gateway events
 
     def event_of(self, message: Json) -> Json:
-        """A message as MESSAGE_CREATE and MESSAGE_UPDATE carry it."""
+        """Return a message in the form of MESSAGE_CREATE and MESSAGE_UPDATE events."""
         channel = self.channels[message["channel_id"]]
         event = {**message, "channel_type": channel["type"], **scope(channel)}
         if channel.get("guild_id") and not message.get("webhook_id"):
@@ -400,7 +401,7 @@ class Discord:
         return event
 
     def guild_payload(self, guild_id: str) -> Json:
-        """A server as GUILD_CREATE carries it."""
+        """Return a server in the form of GUILD_CREATE events."""
         everyone = {
             "id": guild_id,
             "name": "@everyone",
@@ -432,10 +433,10 @@ class Discord:
             "threads": [thread for thread in threads if not thread["thread_metadata"]["archived"]],
         }
 
-    # What the bot did
+    # Actions of the bot
 
     async def record(self, action: str, message: Json | None, **extra: Any) -> None:
-        """Note something that a person could see the bot do."""
+        """Record an action of the bot that people can see."""
         await self.sent.add(
             action=action,
             channel_id=message and message["channel_id"],
@@ -447,7 +448,7 @@ class Discord:
 
 
 def check_content(data: Mapping[str, Any], *, is_edit: bool = False) -> None:
-    """Refuse what Discord refuses in a message's content, embeds and nonce."""
+    """Raise an error for content, embeds or a nonce that Discord would reject."""
     content = data.get("content")
     if content is not None and len(content) > MAX_CONTENT:
         raise form_error(content=("BASE_TYPE_MAX_LENGTH", f"Must be {MAX_CONTENT} or fewer in length."))

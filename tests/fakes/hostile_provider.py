@@ -1,7 +1,7 @@
-"""Provider of models that means harm: whatever it is asked, it answers with far more than anybody can hold.
+"""Hostile model provider: it answers every request with far more data than a client can store.
 
-The first part of the path is the kind of the answer, `kinds` of a protocol lists them. Each goes on for `MEGABYTES`
-unless the client hangs up.
+The first part of the request's path is the kind of the response. `kinds` lists the kinds of a protocol. Each response
+has `MEGABYTES` unless the client disconnects.
 """
 
 import asyncio
@@ -23,29 +23,29 @@ MEGABYTES = 400
 BLOCK = 65_536
 STREAM, JSON, PAGE = "text/event-stream", "application/json", "text/html"
 WIDE = "\N{GRINNING FACE}"
-"""A character of four bytes."""
+"""A character of four bytes in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer without an end."""
+    """One endless response."""
 
     pieces: Callable[[], Iterator[bytes]]
     raised: str
-    """Error that a client makes of it."""
+    """Name of the error that the client must raise."""
     status: int = 200
     content_type: str = STREAM
     headers: Mapping[str, str] | None = None
 
 
 def filled(beginning: str, more: str) -> Callable[[], Iterator[bytes]]:
-    """A beginning, then the same again and again."""
+    """Return a function that yields `beginning` once, and then `more` repeatedly."""
     block = more.encode() * (BLOCK // len(more.encode()) + 1)
     return lambda: chain([beginning.encode()], repeat(block, MEGABYTES * 1_000_000 // len(block)))
 
 
 def packed(pieces: Callable[[], Iterator[bytes]], wbits: int = 31) -> Callable[[], Iterator[bytes]]:
-    """The same, packed into a thousandth of it: as gzip, or with 15 bits as deflate."""
+    """Return the same data compressed about a thousand times: as gzip, or as deflate if `wbits` is 15."""
 
     def compressed() -> Iterator[bytes]:
         packer = zlib.compressobj(1, wbits=wbits)
@@ -66,7 +66,7 @@ def packed_with_brotli(beginning: bytes) -> Callable[[], Iterator[bytes]]:
 def events(
     *first: Mapping[str, Any], then: Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
 ) -> Callable[[], Iterator[bytes]]:
-    """A stream of events, the later ones always the same or by their number."""
+    """Return a stream of events. `then` is the event that repeats, or a function of the event's number."""
 
     def numbered(make: Callable[[int], Mapping[str, Any]]) -> Iterator[bytes]:
         numbers = count()
@@ -228,16 +228,16 @@ STREAMS: Mapping[str, Mapping[str, Callable[[], Iterator[bytes]]]] = {
         ),
     },
 }
-"""Streams of events that are well formed, each of which adds a little."""
+"""Streams of well-formed events, by protocol and kind. Each event adds a little data."""
 
 
 def kinds(protocol: str) -> Mapping[str, Answer]:
-    """Every answer that a client of the protocol may get, by its kind."""
+    """Return every response for clients of the protocol, by its kind."""
     found = dict(ANSWERS)
     for kind, pieces in STREAMS.get(protocol, {}).items():
         raised = "ModelStallTimeout" if kind == "usage" else "ReplyMalformed"
         found[f"a stream of {kind}"] = Answer(pieces=pieces, raised=raised)
-    if protocol == "transcription":  # whose replies are no streams, so that every byte of them counts
+    if protocol == "transcription":  # its responses are not streams, so every byte counts
         for kind in ("comments", "packed comments"):
             found[kind] = replace(found[kind], raised="ReplyMalformed")
     return found
@@ -245,7 +245,7 @@ def kinds(protocol: str) -> Mapping[str, Answer]:
 
 @asynccontextmanager
 async def hostile_provider(protocol: str) -> AsyncIterator[str]:
-    """Its address, for the length of an `async with` block."""
+    """Run the provider, and yield its address."""
     answers = kinds(protocol)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -262,7 +262,7 @@ async def hostile_provider(protocol: str) -> AsyncIterator[str]:
             writer.write("\r\n".join([*lines, "", ""]).encode())
             left = MEGABYTES * 1_000_000
             pieces = answer.pieces()
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:  # packing takes its time
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:  # compression takes time
                 writer.write(piece)
                 await writer.drain()
                 if (left := left - len(piece)) < 0:
@@ -275,5 +275,5 @@ async def hostile_provider(protocol: str) -> AsyncIterator[str]:
 
 
 def address(url: str, kind: str) -> str:
-    """Root of an API that gives answers of this kind."""
+    """Return the base URL of an API that gives responses of this kind."""
     return f"{url}/{quote(kind)}"

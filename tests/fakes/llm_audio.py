@@ -1,7 +1,7 @@
 """`POST /v1/audio/transcriptions` of the fake model server.
 
-A recording says what stands behind `SAYS:` in its bytes, nothing without it. Models called `whisper…` report their use
-in seconds, one for each 1,000 bytes; others in tokens, ten for each of those and one for each word.
+The transcript is the text after `SAYS:` in the recording's bytes, or empty. Models named `whisper…` report usage in
+seconds, one for every 1,000 bytes. Other models report tokens: ten for each of these seconds and one for each word.
 """
 
 from aiohttp import web
@@ -15,7 +15,7 @@ FORMATS = (".flac", ".m4a", ".mp3", ".mp4", ".mpeg", ".mpga", ".oga", ".ogg", ".
 
 
 async def read_recording(request: web.Request) -> Json:
-    """The form as the journal keeps it: the file by its name, its size and what it says."""
+    """Return the form as recorded in the journal: the file's name and size, and its spoken text."""
     form = await request.post()
     file = form.get("file")
     if not isinstance(file, web.FileField):
@@ -27,7 +27,7 @@ async def read_recording(request: web.Request) -> Json:
 
 
 async def transcriptions(call: Call) -> web.Response:
-    """What the recording says."""
+    """Return the transcript of the recording."""
     body = call.body
     if "name" not in body or not str(body["name"]).lower().endswith(FORMATS):
         error = {"message": "Invalid file format.", "type": "invalid_request_error", "param": "file", "code": None}

@@ -13,7 +13,7 @@ _ONLY_WHEN_STRICT = ("private_key", "unknown_key", "null_content")
 
 
 async def chat_completions(call: Call) -> web.StreamResponse:
-    """Check, count, decide and answer, streamed or not."""
+    """Check the request, count its tokens, choose a reply, and send it, streamed or not."""
     body, llm = call.body, call.llm
     messages, tools = body.get("messages"), body.get("tools")
     if not call.model:
@@ -104,7 +104,7 @@ def _whole(call: Call, reply: Json, usage: Json) -> Json:
 
 
 def _frames(call: Call, reply: Json, usage: Json) -> list[bytes]:
-    """The events of a streamed reply, in order."""
+    """Return the events of a streamed reply, in order."""
     with_usage = bool((call.body.get("stream_options") or {}).get("include_usage")) and not reply.get("no_usage")
     head = _head(call, "chat.completion.chunk")
     silent = {"usage": None} if with_usage else {}

@@ -1,4 +1,4 @@
-"""How providers word their errors. The wording follows public documentation and memory; it was not recorded."""
+"""Error texts of providers. They follow public documentation and experience; they are not recordings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What the server knows of a model. `style` is how it words an overflow."""
+    """Properties of a model. `style` selects the error text for a prompt that is too long."""
 
     context: int = 131_072
     max_output: int = 16_384
@@ -19,7 +19,7 @@ class Model:
 
 
 class LLMError(Exception):
-    """An error answer. A `body` that is text is sent as HTML. `outcome` is how the journal calls it."""
+    """Error response. A `body` that is a string is sent as HTML. `outcome` is the name of the error in the journal."""
 
     def __init__(
         self, status: int, body: Json | str, headers: Mapping[str, str] | None = None, outcome: str = "error"
@@ -119,7 +119,7 @@ _ANTHROPIC: Mapping[str, tuple[int, str, str]] = {
 
 
 def scripted_error(wanted: Mapping[str, Any], dialect: str) -> LLMError:
-    """The error that a script or fault names by `kind`, or gives literally as `status` and `body`."""
+    """Return the error that a script or fault names by `kind`, or defines by `status` and `body`."""
     kind = str(wanted.get("kind", wanted.get("status", "500")))
     after = wanted.get("retry_after")
     headers = {} if after is None else {"retry-after": f"{after:g}" if isinstance(after, int | float) else str(after)}
@@ -140,7 +140,7 @@ def scripted_error(wanted: Mapping[str, Any], dialect: str) -> LLMError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """A request in tokens."""
+    """Sizes of a request, in tokens."""
 
     prompt: int
     tools: int
@@ -161,7 +161,7 @@ _OVERFLOW = "context_overflow"
 
 
 def overflow_error(model: Model, prompt: int, wanted: int, tools: int) -> LLMError | None:
-    """The error of a prompt that does not fit, in the words of the model's style; None if it fits."""
+    """Return the error for a prompt that is too long, worded in the model's style, or None if the prompt fits."""
     sizes = Sizes(prompt=prompt, tools=tools, wanted=wanted, limit=model.context)
     if (sizes.total if model.style in _COUNTS_OUTPUT else prompt) <= model.context:
         return None

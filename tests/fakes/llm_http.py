@@ -1,4 +1,4 @@
-"""Sending replies, and misbehaving while doing it."""
+"""Sending of replies, and intentional misbehaviour while sending."""
 
 import asyncio
 import contextlib
@@ -17,16 +17,17 @@ from tests.fakes.llm_legality import Json, compact, strict_refusal
 from tests.fakes.llm_state import LLM, Prompt
 
 _LOOK_SECONDS = 0.01
-"""How often a held connection is checked for its client having gone: aiohttp tells nobody."""
+"""Seconds between checks whether the client of an open request has disconnected. aiohttp does not report this."""
 
 
 FINDINGS: list[Json] = []
-"""What was not legal or tidy in requests to any server of this process: `tests/conftest.py` looks after each test."""
+"""Illegal or untidy content in requests to any server of this process. `tests/conftest.py` checks it after each
+test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request while it is served; `row` is its row in the journal."""
+    """One request while it is served. `row` is its row in the journal."""
 
     llm: LLM
     request: web.Request
@@ -42,12 +43,12 @@ class Call:
         return bool(self.body.get("stream"))
 
     def pieces(self, text: str, reply: Json) -> list[str]:
-        """The text as it is streamed."""
+        """Return the pieces in which the text is streamed."""
         size = int(reply.get("chunk_chars") or self.llm.config["chunk_chars"])
         return [text[start : start + size] for start in range(0, len(text), size)]
 
     def note_sizes(self, messages: Sequence[Json], tools: Sequence[Any] | None, wanted: int | None) -> "PromptSizes":
-        """Count the prompt, for the journal and for what follows."""
+        """Count the prompt's tokens, record them in the journal, and return them."""
         sizes = [self.llm.message_tokens(message) for message in messages]
         tool_tokens = self.llm.tool_tokens(tools)
         model = self.llm.model(self.model)
@@ -64,12 +65,12 @@ class Call:
         return PromptSizes(model=model, prompt=prompt, tools=tool_tokens, blocks=blocks)
 
     def note_findings(self, findings: list[Json]) -> None:
-        """What is not legal or not tidy about the request."""
+        """Record what is illegal or untidy in the request."""
         self.row["violations"] = findings
         FINDINGS.extend(findings)
 
     def decide(self, prompt: Prompt, max_output: int) -> Json:
-        """What to reply, noted in the journal."""
+        """Choose the reply, and record it in the journal."""
         self.row["summary"] = self.llm.summary_source(prompt) is not None
         reply = self.llm.decide(prompt, max_output)
         self.row["reply"] = {
@@ -80,7 +81,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSizes:
-    """A prompt in tokens; `blocks` are its parts in order, for the cache."""
+    """Sizes of a prompt, in tokens. `blocks` are its parts in order, for the cache."""
 
     model: Model
     prompt: int
@@ -89,13 +90,13 @@ class PromptSizes:
 
 
 def sse(data: object, event: str | None = None) -> bytes:
-    """One server-sent event; a string goes as it is."""
+    """Encode one server-sent event. A string is sent unchanged."""
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {data if isinstance(data, str) else json.dumps(data)}\n\n".encode()
 
 
 async def misbehave(call: Call, reply: Json, dialect: str) -> web.Response | None:
-    """Delays, errors and hangs that a script asks for before any byte is sent. None: go on."""
+    """Apply the delays, errors and hangs that a script requires before the first byte. Return None to continue."""
     for rule in call.llm.config["refuses"]:
         if _has_field(call.body, rule):
             raise scripted_error({"status": rule.get("status", 400), "body": rule["body"]}, dialect)
@@ -121,7 +122,7 @@ async def misbehave(call: Call, reply: Json, dialect: str) -> web.Response | Non
 
 
 def _has_field(body: Json, rule: Json) -> bool:
-    """Whether a request has the fields, with dots for objects in objects, that a rule of `refuses` names."""
+    """Return True if the rule of `refuses` matches the request's fields. Dots separate nested names."""
     for path in rule["fields"]:
         value: Any = body
         for name in path.split("."):
@@ -141,7 +142,7 @@ def _error_frame(call: Call) -> bytes:
 
 
 def _late_error(call: Call) -> Json:
-    """An error after a 200, as each protocol shapes it."""
+    """Return an error that is sent after a 200 status, in the protocol's format."""
     message = "The server had an error while processing your request"
     if _is_anthropic(call):
         return {"type": "error", "error": {"type": "overloaded_error", "message": message}}
@@ -151,7 +152,7 @@ def _late_error(call: Call) -> Json:
 
 
 async def hold(call: Call, seconds: float) -> None:
-    """Keep the request open. Raises `Hangups` when the client leaves; the journal then says so."""
+    """Keep the request open. If the client disconnects, record this in the journal and raise `Hangups`."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if call.request.transport is None:
@@ -161,7 +162,7 @@ async def hold(call: Call, seconds: float) -> None:
 
 
 async def _hang(call: Call, seconds: float) -> NoReturn:
-    """Say nothing more, then cut the connection."""
+    """Send nothing more, then close the connection."""
     call.row["outcome"] = "hung"
     await call.llm.requests.touch()
     await hold(call, seconds)
@@ -173,7 +174,7 @@ _EMPTY_DELTA = {"object": "chat.completion.chunk", "choices": [{"index": 0, "del
 
 
 async def _keep_open(call: Call, reply: Json, response: web.StreamResponse) -> None:
-    """Send what is nothing of a reply, for so many seconds."""
+    """Send data without content for `keep_open_seconds`."""
     filler = b" \n"
     if call.is_stream and reply.get("keep_open_with") == "event":
         protocol = next((path for path in _FILLERS if call.request.path.endswith(path)), "")
@@ -188,7 +189,7 @@ async def _keep_open(call: Call, reply: Json, response: web.StreamResponse) -> N
 
 
 async def send_whole(call: Call, reply: Json, whole: Json, headers: Mapping[str, str]) -> web.StreamResponse:
-    """Send a reply that is one body. What would break a stream somewhere breaks this one half way."""
+    """Send a reply as one body. Faults that interrupt a stream interrupt this body in the middle."""
     if reply.get("error_mid") is not None:
         call.row["outcome"] = "error_mid_stream"
         return j(_late_error(call), headers=headers)
@@ -216,12 +217,12 @@ async def send_whole(call: Call, reply: Json, whole: Json, headers: Mapping[str,
     if reply.get("truncate_how") == "reset":
         raise labkit.Hangups
     if call.request.transport is not None:
-        call.request.transport.close()  # the rest that was announced never comes
+        call.request.transport.close()  # closes before the announced length is sent
     return response
 
 
 async def send_stream(call: Call, reply: Json, frames: Sequence[bytes]) -> web.StreamResponse:
-    """Send the events of a reply, with the breaks, stalls and garbage that the reply asks for."""
+    """Send the events of a reply, with the interruptions, pauses and garbage that the reply specifies."""
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "x-request-id": call.row["id"]}
     response = web.StreamResponse(headers=headers)
     if reply.get("truncate") is not None:
@@ -232,7 +233,7 @@ async def send_stream(call: Call, reply: Json, frames: Sequence[bytes]) -> web.S
     except ConnectionError:
         call.row["outcome"] = "client_gone"
         return response
-    with contextlib.suppress(ConnectionError):  # everything was sent: who leaves now has it all
+    with contextlib.suppress(ConnectionError):  # everything was sent, so the client misses nothing
         await response.write_eof()
     return response
 

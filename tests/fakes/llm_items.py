@@ -1,4 +1,4 @@
-"""Is the input of a Responses request legal, and is it tidy? Findings as in `llm_legality`."""
+"""Checks whether the input of a Responses request is legal and tidy. Findings have the form of `llm_legality`."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _KEYS = {
 
 
 def check_items(items: Sequence[Json], tools: Sequence[Json] | None = None) -> list[Json]:
-    """Every way in which an input is not legal, or not tidy."""
+    """Return everything that is illegal or untidy in an input."""
     checker = _Checker()
     for n, item in enumerate(items):
         checker.check(n, item)

@@ -1,7 +1,8 @@
-"""Is a message list legal, and is it tidy? Every finding has a rule, a place, a severity and a detail.
+"""Checks whether a message list is legal and tidy.
 
-`error` is what the real API rejects or what must never leave us (a private key); `warn` is what some providers
-dislike and what a careful client avoids.
+Each finding has a rule, a place, a severity and a detail. `error` means that the real API rejects the list, or that it
+contains data that must never be sent (a private key). `warn` means something that some providers dislike and that a
+careful client avoids.
 """
 
 import itertools
@@ -21,18 +22,18 @@ _KEYS = {
     "function": {"role", "content", "name"},
 }
 _REASONING_KEYS = {"reasoning", "reasoning_content", "reasoning_details"}
-"""Some servers want them back beside the calls that followed; elsewhere nobody does."""
+"""Keys that some servers want back with the tool calls that followed. Other servers do not use them."""
 _TOLERATED_KEYS = _REASONING_KEYS | {"cache_control", "prefix"}
 _IMAGE_TYPES = {"image_url", "image", "input_image"}
 
 
 def compact(value: object) -> str:
-    """JSON with sorted keys and no spaces: what token counts and cache keys are made of."""
+    """Return JSON with sorted keys and no spaces, as used for token counts and cache keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def text_of(content: object) -> str:
-    """All text of a message's content, whichever shape it has."""
+    """Return all text of a message's content in any format."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -51,18 +52,19 @@ def _text_of_part(part: object) -> str:
 
 
 def images_in(content: object) -> int:
-    """How many images a message's content holds."""
+    """Return the number of images in a message's content."""
     parts = content if isinstance(content, list) else []
     return sum(1 for part in parts if isinstance(part, dict) and part.get("type") in _IMAGE_TYPES)
 
 
 def untidy(findings: Iterable[Json]) -> list[Json]:
-    """What a careful client never sends. A steer, or the image that a tool shows, has to come right after a result."""
+    """Return the findings that a careful client avoids. A user message after a tool result is allowed, as a steer or
+    image."""
     return [finding for finding in findings if finding["rule"] != "user_after_tool"]
 
 
 class Findings:
-    """What was found so far."""
+    """Findings so far."""
 
     def __init__(self) -> None:
         self.rows: list[Json] = []
@@ -72,7 +74,7 @@ class Findings:
 
 
 def check_openai(messages: object, tools: object = None) -> list[Json]:
-    """Every way in which a chat completions list is not legal, or not tidy."""
+    """Return everything that is illegal or untidy in a chat completions message list."""
     checker = _OpenAIChecker()
     if not isinstance(messages, list) or not messages:
         checker.say("messages_missing", None, "messages must be a non-empty array")
@@ -214,10 +216,10 @@ def _is_object(arguments: str) -> bool:
 
 
 def strict_refusal(body: Mapping[str, Any], server: str) -> Json | None:
-    """Refusal of a conversation that is legal, in the words of a server with rules of its own.
+    """Return the error of a strict server for a conversation that is otherwise legal, or None.
 
-    `mistral` wants short ids, and an answer between results and a person's message; `gemma` knows no tools, and roles
-    that alternate; `never` takes no conversation with calls.
+    `mistral` requires short ids, and an assistant message between tool results and a user message. `gemma` accepts no
+    tools, and requires alternating roles. `never` accepts no assistant messages.
     """
     rows = [row for one in body.get("messages") or body.get("input") or [] for row in _roles_of(one)]
     kind = {"object": "error", "param": None}
@@ -239,7 +241,7 @@ def strict_refusal(body: Mapping[str, Any], server: str) -> Json | None:
 
 
 def _roles_of(row: Json) -> list[tuple[str, list[str]]]:
-    """Roles of a message or an item, whatever its protocol is, and the ids of the calls in each."""
+    """Return the roles in a message or item of any protocol, each with the ids of its calls."""
     match row.get("type", "message"):
         case "function_call":
             return [("assistant", [row["call_id"]])]
@@ -259,7 +261,7 @@ def _roles_of(row: Json) -> list[tuple[str, list[str]]]:
 
 
 def check_anthropic(body: Mapping[str, Any]) -> list[Json]:
-    """The same for the messages API, in its own wording."""
+    """Return everything that is illegal or untidy in a request to the messages API, in its own wording."""
     findings = Findings()
     messages: list[Json] = body.get("messages") or []
     if not messages:

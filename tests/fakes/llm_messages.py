@@ -18,7 +18,7 @@ _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_to
 
 
 async def messages(call: Call) -> web.StreamResponse:
-    """Check, count, decide and answer, streamed or not."""
+    """Check the request, count its tokens, choose a reply, and send it, streamed or not."""
     body, llm = call.body, call.llm
     if not call.request.headers.get("anthropic-version"):
         raise anthropic_error(400, "anthropic-version: header is required")
@@ -71,7 +71,7 @@ async def messages(call: Call) -> web.StreamResponse:
 
 
 async def count_tokens(call: Call) -> web.StreamResponse:
-    """The prompt's tokens and nothing else."""
+    """Return only the number of tokens in the prompt."""
     messages_tokens = sum(map(call.llm.message_tokens, _with_system(call.body)))
     return j({"input_tokens": 3 + messages_tokens + call.llm.tool_tokens(call.body.get("tools"))})
 
@@ -111,7 +111,7 @@ def _require_room(call: Call, model: Model, prompt: int, tools: int, wanted: int
 
 
 def _cache_blocks(llm: LLM, body: Json) -> list[tuple[str, int, bool]]:
-    """Every part of the prompt in order: its text, its tokens, and whether a breakpoint stands behind it."""
+    """Return every part of the prompt in order, with its text, its tokens, and True if it ends at a breakpoint."""
     blocks: list[tuple[str, int, bool]] = []
     for tool in body.get("tools") or []:
         text = compact(without_cache_control(tool))
@@ -127,7 +127,7 @@ def _cache_blocks(llm: LLM, body: Json) -> list[tuple[str, int, bool]]:
 
 
 def _use_cache(llm: LLM, model: str, blocks: Sequence[tuple[str, int, bool]]) -> tuple[int, int]:
-    """Tokens read from and written to the cache; only prefixes that end at a breakpoint are kept."""
+    """Return the tokens read from and written to the cache. Only prefixes that end at a breakpoint are cached."""
     now = time.monotonic()
     digest = hashlib.sha256()
     read = total = last_mark = 0
@@ -148,7 +148,7 @@ def _use_cache(llm: LLM, model: str, blocks: Sequence[tuple[str, int, bool]]) ->
 
 
 def _openai_shaped(rows: Sequence[Json]) -> list[Json]:
-    """The list as scripts and directives look at it: tool results as messages of their own."""
+    """Return the list in the form that scripts and directives use, with tool results as separate messages."""
     shaped: list[Json] = []
     for message in rows:
         content = message.get("content")

@@ -18,7 +18,8 @@ _ONLY_WHEN_STRICT = ("private_key", "unknown_key")
 
 
 async def responses(call: Call) -> web.StreamResponse:
-    """Check, count, decide and answer, streamed or not; the conversation is kept for `previous_response_id`."""
+    """Check the request, count its tokens, choose a reply, and send it. Store the conversation for
+    `previous_response_id`."""
     body, llm = call.body, call.llm
     items = _all_items(call)
     instructions = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
@@ -73,7 +74,7 @@ async def responses(call: Call) -> web.StreamResponse:
 
 
 def _all_items(call: Call) -> list[Json]:
-    """The input, behind the conversation that it continues."""
+    """Return the input, preceded by the conversation that it continues."""
     given = call.body.get("input")
     items: list[Json] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or [])
     previous = call.body.get("previous_response_id")
@@ -90,7 +91,7 @@ def _all_items(call: Call) -> list[Json]:
 
 
 def _ending(reply: Json) -> Json:
-    """How the response ends; nothing at all for a reply without a finish."""
+    """Return the status fields of the response. A reply without a finish stays in progress."""
     match reply["finish"]:
         case None:
             return {"status": "in_progress"}
@@ -106,7 +107,7 @@ def _ending(reply: Json) -> Json:
 
 
 def _as_messages(items: Sequence[Json]) -> list[Json]:
-    """The items as chat messages, for counting."""
+    """Return the items as chat messages, for counting."""
     messages: list[Json] = []
     for item in items:
         match item.get("type", "message"):
@@ -137,7 +138,7 @@ def _require_legal(call: Call, problems: list[Json]) -> None:
 
 
 def _require_own_reasoning(call: Call, items: Sequence[Json]) -> None:
-    """Only what this model sealed can be opened again."""
+    """Raise an error for encrypted reasoning that another model created."""
     for item in items:
         sealed = item.get("encrypted_content")
         if sealed is not None and not str(sealed).startswith(f"sealed:{call.model}:"):

@@ -1,4 +1,4 @@
-"""What the fake model server knows and how it decides what to say, apart from any protocol."""
+"""State of the fake model server, and the choice of replies. Independent of any protocol."""
 
 import asyncio
 import itertools
@@ -42,7 +42,7 @@ _FILLER = "0123456789 lorem ipsum dolor. "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A request as scripts and directives look at it."""
+    """A request in the form that scripts and directives use."""
 
     model: str
     last_user: str
@@ -50,14 +50,14 @@ class Prompt:
     system: str
     last_role: str | None
     tool_results: Sequence[str]
-    """The results at the very end, 500 characters of each."""
+    """The tool results at the end of the prompt, cut to 500 characters each."""
     is_stream: bool
     has_tools: bool
     images: int = 0
 
 
 def prompt_of(model: str, messages: Sequence[Any], *, is_stream: bool, has_tools: bool) -> Prompt:
-    """The parts of a message list that replies depend on."""
+    """Return the parts of a message list on which replies depend."""
     rows = [message for message in messages if isinstance(message, dict)]
     users = [text_of(row.get("content")) for row in rows if row.get("role") == "user"]
     systems = [text_of(row.get("content")) for row in rows if row.get("role") in ("system", "developer")]
@@ -76,7 +76,7 @@ def prompt_of(model: str, messages: Sequence[Any], *, is_stream: bool, has_tools
 
 
 class LLM:
-    """Models, scripts, faults, settings, and the journal of requests. `reset` forgets all of it."""
+    """Models, scripts, faults, settings, and the journal of requests. `reset` clears them."""
 
     def __init__(self, bytes_per_token: float = 4.0) -> None:
         self._bytes_per_token = bytes_per_token
@@ -115,12 +115,13 @@ class LLM:
             "shape": "",
         }
         self.questions = 0
-        """How often somebody asked which models there are, or about one."""
+        """Number of requests to list the models or describe one."""
         self.request_ids = itertools.count(1)
         self._call_ids = itertools.count(1)
 
     def model(self, name: str) -> Model:
-        """A known model, or one whose window is the `NNk` in its name; `name@style` picks the overflow wording."""
+        """Return a known model, or one whose window is the `NNk` in its name. `name@style` selects the overflow error's
+        style."""
         base, _, style = name.partition("@")
         info = self.models.get(name) or self.models.get(base)
         if info is None:
@@ -157,7 +158,8 @@ class LLM:
         return said + sum(3 + self.tokens(call["name"]) + self.tokens(call["arguments"]) for call in calls)
 
     def cached_tokens(self, model: str, key: str, blocks: list[tuple[str, int]]) -> int:
-        """Tokens of the longest prefix shared with an earlier prompt, in steps; the prompt is remembered."""
+        """Return the tokens of the longest prefix shared with an earlier prompt, rounded down. Also stores the
+        prompt."""
         now = time.monotonic()
         name = f"{model}|{key}"
         seen = [entry for entry in self._cache.get(name, []) if now - entry[0] <= self.config["cache_ttl"]]
@@ -169,7 +171,7 @@ class LLM:
     # ---- what the model says
 
     def add_scripts(self, rules: Sequence[Json]) -> int:
-        """Queue script rules; what is no condition is the reply. Returns how many are queued in all."""
+        """Add script rules to the queue, and return its length. Keys that are not conditions become the reply."""
         for rule in rules:
             rule.setdefault("times", 1)
             if "reply" not in rule:
@@ -178,7 +180,7 @@ class LLM:
         return len(self.scripts)
 
     def decide(self, prompt: Prompt, max_output: int) -> Json:
-        """The reply before any transport: text, tool_calls, finish, and how to misbehave."""
+        """Choose the reply for any protocol: text, tool calls, finish, and faults."""
         reply = self._scripted(prompt)
         if reply is None and (source := self.summary_source(prompt)):
             reply = {"text": summarize(source)}
@@ -192,9 +194,9 @@ class LLM:
         return reply
 
     def summary_source(self, prompt: Prompt) -> str | None:
-        """What to summarise, when the request asks for a summary.
+        """Return the text to summarise if the request asks for a summary, or None.
 
-        An agent's turn may hold summaries in its history, so requests with tools do not count unless configured.
+        Requests with tools do not count unless configured, because their history can contain requests for summaries.
         """
         if prompt.has_tools and not self.config["summary_with_tools"]:
             return None
@@ -248,7 +250,7 @@ class LLM:
 
 
 def without_cache_control(value: Any) -> Any:  # Any: JSON of any shape
-    """A copy without the marks that place cache breakpoints."""
+    """Return a copy without the marks for cache breakpoints."""
     if isinstance(value, dict):
         return {key: without_cache_control(inner) for key, inner in value.items() if key != "cache_control"}
     if isinstance(value, list):
@@ -271,7 +273,7 @@ def _shared_tokens(blocks: Sequence[tuple[str, int]], earlier: Sequence[tuple[st
 
 
 def _default_reply(prompt: Prompt) -> Json:
-    """After tool results their text; what directives ask for; else an echo."""
+    """Return the text of tool results, or the reply that directives specify, or else an echo."""
     if prompt.last_role == "tool":
         return {"text": "tool said: " + " | ".join(prompt.tool_results)}
     reply: Json = {}

@@ -1,12 +1,13 @@
-"""A summary without a model: sentences of the prompt, sorted under the headings that the prompt asks for.
+"""Summaries without a model: sentences of the prompt, sorted under the headings that the prompt requires.
 
-Facts, numbers, paths and lines on the focus topic are kept, so that a needle survives only if it was in the prompt.
+Facts, numbers, paths and lines about the focus topic are kept, so a test's fact is in the summary only if it was in the
+prompt.
 """
 
 import re
 
 SUMMARY_REGEX = r"(?is)\b(summar(?:y|i[sz]e|i[sz]ing)|compact(?:ion)?|condense|hand-?off)\b"
-"""What a request for a summary says somewhere."""
+"""Pattern that every request for a summary contains."""
 HEADING = re.compile(r"^(#{2,4})\s+(.+?)\s*$", re.MULTILINE)
 
 _FACT = re.compile(
@@ -32,7 +33,7 @@ _ORDER = ("goal", "constraint", "done", "progress", "block", "decision", "file",
 
 
 def summarize(prompt: str) -> str:
-    """The summary that `prompt` asks for, under its own headings in their order."""
+    """Return the summary that `prompt` asks for, with its headings in the same order."""
     headings = _headings(prompt)
     body = _sentences(prompt)
     picks = {name: [line for line in body if re.search(cue, line, re.IGNORECASE)] for name, cue in _CUES.items()}
@@ -54,7 +55,7 @@ def summarize(prompt: str) -> str:
 
 
 def _headings(prompt: str) -> list[tuple[str, str]]:
-    """Level and title of each heading, the first time it is named."""
+    """Return the level and title of each heading, in order of first use."""
     found: dict[str, tuple[str, str]] = {}
     for level, title in HEADING.findall(prompt):
         found.setdefault(title.lower(), (level, title))
@@ -62,7 +63,7 @@ def _headings(prompt: str) -> list[tuple[str, str]]:
 
 
 def _sentences(prompt: str) -> list[str]:
-    """Lines and sentences; what belongs to the template (headings, [placeholders]) is no fact."""
+    """Return the lines and sentences, without parts of the template such as headings and [placeholders]."""
     pieces = (piece.strip(" \t-*•|") for piece in re.split(r"\n|(?<=[.!?])\s+", prompt))
     return [
         piece

@@ -1,6 +1,6 @@
-"""An MCP server made with the SDK's server side, run as a program: `python mcp_server.py [http PORT]`.
+"""MCP server for tests, based on the SDK. Run it with `python mcp_server.py [http PORT]`.
 
-Its tools do what servers do, good ones and bad ones; what happens to it is written to the file `FAKE_MCP_LOG`.
+Its tools behave like those of good and bad servers. It writes its events to the file `FAKE_MCP_LOG`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ server = MCPServer("harbour", instructions="Knows boats.")
 
 
 def note(line: str) -> None:
-    """Tell the test what happens here."""
+    """Record an event for the test."""
     if path := os.environ.get("FAKE_MCP_LOG"):
         with Path(path).open("a") as log:
             log.write(f"{line}\n")

@@ -1,6 +1,6 @@
-"""An object store that speaks as much of S3 as attachments need: objects are put, read and deleted, path-style.
+"""Fake object store with the part of S3 that attachments need: path-style PUT, GET and DELETE of objects.
 
-What is signed with another key is refused; signatures are not looked at. `faults` fails requests by their method.
+It refuses requests with another key id, and does not check signatures. `faults` makes requests fail by method.
 """
 
 import re
@@ -19,31 +19,32 @@ _REFUSAL = f"<Error><AWSAccessKeyId>{KEY_ID}</AWSAccessKeyId></Error>"
 
 @dataclass
 class FakeObjectStore:
-    """Objects by name, requests so far, and what goes wrong."""
+    """Stored objects by name, received requests, and the faults to simulate."""
 
     url: str = f"s3://{BUCKET}/gateway"
     endpoint: str = ""
     objects: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
-    """Methods and names."""
+    """Methods and names of the requests."""
     faults: dict[str, int | tuple[int, str]] = field(default_factory=dict)
-    """Status by method, with or without the document that comes with it; `*` is any method."""
+    """Response status by method, optionally with a body. `*` applies to any method."""
 
     may_remove: bool = True
-    """The keys may remove objects; that they may not is said of each object, in an answer with status 200."""
+    """False if the keys are not allowed to delete. The error is then reported for each object, in a response with
+    status 200."""
     breaks_off: bool = False
-    """Half of what is read never comes."""
+    """True if only half of an object is sent."""
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of a client that is let in."""
+        """Options for a client with access."""
         keys = {"access_key_id": KEY_ID, "secret_access_key": SECRET}
         return {"endpoint": self.endpoint, "region": "eu-central-1", **keys}
 
 
 @contextmanager
 def object_store() -> Iterator[FakeObjectStore]:
-    """A running object store with one bucket."""
+    """Run an object store with one bucket."""
     fake = FakeObjectStore()
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,7 +59,7 @@ def object_store() -> Iterator[FakeObjectStore]:
             self._answer(404 if found is None else 200, found or b"<Error><Code>NoSuchKey</Code></Error>")
 
         def do_POST(self) -> None:
-            """Deletes several, however few; what was not there is no error."""
+            """Delete the listed objects. Names that do not exist are no error."""
             names = re.findall(r"<Key>(.*?)</Key>", self._body.decode())
             for name in names if fake.may_remove else ():
                 fake.objects.pop(name, None)
@@ -88,7 +89,7 @@ def object_store() -> Iterator[FakeObjectStore]:
 
         def _answer(self, status: int, body: bytes = b"") -> None:
             self.send_response(status)
-            if b"<html" not in body and b"<!doctype" not in body:  # what answers with a page is no object store
+            if b"<html" not in body and b"<!doctype" not in body:  # real stores do not respond with HTML pages
                 self.send_header("ETag", '"1"')
                 self.send_header("Last-Modified", "Tue, 24 Nov 2026 00:00:00 GMT")
             self.send_header("Content-Length", str(len(body)))

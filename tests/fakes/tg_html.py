@@ -1,4 +1,4 @@
-"""Telegram's HTML style: a fixed set of tags, everything else is an error."""
+"""Telegram's HTML formatting: a fixed set of tags. Everything else is an error."""
 
 import html
 import re
@@ -33,7 +33,7 @@ _WORD = re.compile(r"<([^\s>]*)")
 
 
 def parse_html(source: str) -> tuple[str, Entities]:
-    """Text and entities of an HTML-style message. Raises `MarkupError`."""
+    """Return the text and entities of a message with HTML formatting. Raises `MarkupError`."""
     scan = Scanner(source)
     while not scan.is_done:
         if scan.ahead(2) == "</":

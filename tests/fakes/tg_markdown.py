@@ -25,7 +25,7 @@ _PERSON = re.compile(r"tg://user\?id=(\d+)$")
 
 
 def parse_markdown_v2(source: str) -> tuple[str, Entities]:
-    """Every special character must be escaped or mean something. Raises `MarkupError`."""
+    """Parse MarkdownV2, in which every special character must be escaped or be markup. Raises `MarkupError`."""
     return _MarkdownV2(source).parse()
 
 
@@ -71,7 +71,7 @@ class _MarkdownV2:
             scan.emit(character)
 
     def _newline(self) -> None:
-        """A quote ends with its last line, and nothing may be left open in it."""
+        """Handle a line end. A quote ends with its last line, and no entity in it may stay open."""
         scan = self._scan
         is_quoted = any(entity["type"] == "blockquote" for entity in scan.open)
         if is_quoted and scan.ahead(2)[1:] != ">":
@@ -99,7 +99,7 @@ class _MarkdownV2:
         return True
 
     def _link(self) -> None:
-        """`](url)` after a link's text; without an address the text stays alone."""
+        """Handle the end of a link's text. `](url)` must follow; without it, only the text is kept."""
         scan = self._scan
         if scan.ahead(2) != "](":
             if scan.top == "custom_emoji":
@@ -152,7 +152,7 @@ class _MarkdownV2:
 
 
 def _until_paren(source: str, at: int) -> tuple[str, int | None]:
-    """The address that ends at the next unescaped `)`, and where that is; None if it is nowhere."""
+    """Return the URL up to the next unescaped `)`, and the position of that `)`, or None if it is missing."""
     address = []
     while at < len(source) and source[at] != ")":
         if source[at] == "\\" and at + 1 < len(source):
@@ -167,7 +167,7 @@ _TARGET = re.compile(r"\(([^)]*)\)")
 
 
 def parse_markdown(source: str) -> tuple[str, Entities]:
-    """The legacy dialect: no nesting, and what is opened must be closed. Raises `MarkupError`."""
+    """Parse legacy Markdown, in which entities cannot be nested and must be closed. Raises `MarkupError`."""
     scan = Scanner(source)
     while not scan.is_done:
         character = scan.ahead(1)

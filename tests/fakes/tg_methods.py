@@ -1,7 +1,7 @@
-"""The methods of the Bot API that the fake speaks, by name.
+"""Methods of the Bot API that the fake server supports, by name.
 
-Refusals are worded as the Bot API words them. Several methods only answer and are recorded, so that a client that
-calls them does not fail.
+Error texts are those of the Bot API. Some methods only record the call and return a result, so that clients can call
+them.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.fakes.labkit import Json
 from tests.fakes.tg_platform import ApiError, Bot, Telegram, Upload, bad, public
 
 TEXT_LIMIT, CAPTION_LIMIT = 4096, 1024
-"""UTF-16 units."""
+"""Maximum lengths in UTF-16 units."""
 DOWNLOAD_LIMIT = 20 * 1024 * 1024
 DELETE_SECONDS = 48 * 3600
 
@@ -46,11 +46,11 @@ _NOT_MODIFIED = (
     "content and reply markup of the message"
 )
 
-Handler: TypeAlias = Callable[[Telegram, Bot, str, Json], Awaitable[Any]]  # Any: JSON of each method's own shape
+Handler: TypeAlias = Callable[[Telegram, Bot, str, Json], Awaitable[Any]]  # Any: JSON whose form depends on the method
 
 
 class Described(Exception):
-    """Not an error: a result that comes with a description."""
+    """Raised to return a result with a description. This is not an error."""
 
     def __init__(self, result: object, description: str) -> None:
         super().__init__(description)
@@ -58,7 +58,7 @@ class Described(Exception):
 
 
 async def call(telegram: Telegram, bot: Bot, method: str, params: Json) -> tuple[Any, str | None]:
-    """Result and description. Raises `ApiError`."""
+    """Call a method, and return its result and its description. Raises `ApiError`."""
     handler = METHODS.get(method)
     if handler is None:
         raise ApiError(404, "Not Found: method not found")
@@ -126,7 +126,7 @@ async def _copy(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json
 
 
 def _composed(telegram: Telegram, bot: Bot, params: Json) -> Json:
-    """A message without content and id: sender, chat, topic, reply, keyboard."""
+    """Return a message without content and id: only sender, chat, topic, reply and keyboard."""
     chat = telegram.chat(params.get("chat_id"))
     telegram.check_can_send(chat)
     me = telegram.me(bot)
@@ -200,7 +200,7 @@ def _media(telegram: Telegram, kind: str, params: Json) -> Json:
 
 
 def _formatted(params: Json, field: str, entity_field: str, limit: int, too_long: str) -> tuple[str, list[Json]]:
-    """Text and entities of a request, checked; text without anything visible is empty."""
+    """Return the checked text and entities of a request. Text without visible characters becomes an empty string."""
     raw = "" if params.get(field) is None else str(params[field])
     try:
         if params.get(entity_field):
@@ -217,7 +217,8 @@ def _formatted(params: Json, field: str, entity_field: str, limit: int, too_long
 
 
 def _is_taken(found: Json, entities: list[Json]) -> bool:
-    """Whether code, or an entity over the same text, keeps the server from adding its own."""
+    """Return True if the server must not add an entity, because code or an entity of the same range is already
+    there."""
     return any(
         (known["offset"], known["length"]) == (found["offset"], found["length"])
         or (known["type"] in ("code", "pre") and 0 <= found["offset"] - known["offset"] < known["length"])
@@ -242,11 +243,11 @@ def _keyboard(markup: Any) -> Json | None:
     return markup
 
 
-# Changing
+# Edits
 
 
 def _own(telegram: Telegram, params: Json, missing: str) -> Json:
-    """The message that a request changes; it must be there and reachable."""
+    """Return the message that a request changes. It must exist and be reachable."""
     chat = telegram.chat(params.get("chat_id"))
     telegram.check_can_send(chat)
     message = telegram.find(chat["info"]["id"], params.get("message_id"))
@@ -323,7 +324,7 @@ async def _answer_callback(telegram: Telegram, bot: Bot, method: str, params: Js
     return True
 
 
-# Asking
+# Queries
 
 
 async def _get_me(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:
@@ -391,7 +392,7 @@ async def _commands(telegram: Telegram, bot: Bot, method: str, params: Json) -> 
 
 
 async def _profile(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json | bool:
-    """get- or setMyName, MyDescription, MyShortDescription."""
+    """Handle get and set of MyName, MyDescription and MyShortDescription."""
     key, field = _PROFILE[method[len("getMy") :]]
     if method.startswith("get"):
         return {field: bot.profile.get(key, "")}
@@ -418,7 +419,7 @@ async def _webhook(telegram: Telegram, bot: Bot, method: str, params: Json) -> J
     raise Described(True, "Webhook was set")
 
 
-# Topics, and what only has to answer
+# Topics, and methods that only return a result
 
 
 async def _create_topic(telegram: Telegram, bot: Bot, method: str, params: Json) -> Json:

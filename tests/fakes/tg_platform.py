@@ -1,7 +1,7 @@
-"""What the fake Telegram knows: bots, chats, messages, files and limits. No HTTP here.
+"""State of the fake Telegram: bots, chats, messages, files and limits. Contains no HTTP code.
 
-Messages are kept as the Bot API shows them; keys that begin with `_` are ours and never leave. All times are the
-machine's, and everything is forgotten by `reset`.
+Messages are stored in the Bot API's format. Keys that begin with `_` are internal and are never sent. All times come
+from this machine's clock. `reset` clears everything.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ UPDATE_KINDS = frozenset(
     )
 )
 OPT_IN_KINDS = frozenset(("chat_member", "message_reaction", "message_reaction_count"))
-"""Sent only to bots that name them in `allowed_updates`."""
+"""Kinds of updates that only bots with these kinds in `allowed_updates` receive."""
 
 FIRST_UPDATE = 700_000_001
 DEFAULT_PERSON = 1001
 PRESS_SECONDS = 15
-"""How long a pressed button waits for its answer."""
+"""Seconds for which a pressed button waits for its answer."""
 
 _REFUSALS = {
     "blocked": "bot was blocked by the user",
@@ -49,7 +49,7 @@ _SERVICE_FIELDS = (
 
 
 class ApiError(Exception):
-    """A refusal as the Bot API words it; the code is also the HTTP status."""
+    """Error with the Bot API's text. The code is also the HTTP status."""
 
     def __init__(self, code: int, description: str, **parameters: Any) -> None:
         super().__init__(description)
@@ -73,7 +73,7 @@ def flood(seconds: float) -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file that came in a multipart request."""
+    """A file in a multipart request."""
 
     name: str
     content: bytes
@@ -84,12 +84,12 @@ class Upload:
 
 
 def public(message: Json) -> Json:
-    """The message as the Bot API shows it."""
+    """Return the message in the Bot API's format."""
     return {key: value for key, value in message.items() if not key.startswith("_")}
 
 
 class Bot:
-    """Everything the platform knows about one bot token."""
+    """All state of one bot token."""
 
     def __init__(self, token: str | None) -> None:
         self.token = token
@@ -125,7 +125,7 @@ class Bot:
         self.allowed = {kind for kind in value if kind in UPDATE_KINDS} or None
 
     def stop(self) -> None:
-        """End what runs on the bot's behalf."""
+        """Stop the webhook delivery and the poll of the bot."""
         if self.worker:
             self.worker.cancel()
         if self.poller and not self.poller.done():
@@ -133,14 +133,14 @@ class Bot:
 
 
 class FloodControl:
-    """Limits per chat, per group and over all, in sliding windows; a penalty bans the chat for its length."""
+    """Sliding-window limits for each chat, each group and in total. A penalty blocks the chat for its duration."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[object, ...], deque[float]] = {}
         self._banned_until: dict[int, float] = {}
 
     def check(self, chat_id: int, limits: Mapping[str, Any]) -> None:
-        """Count a message to the chat, or raise the 429 it meets."""
+        """Count a message to the chat. Raises a 429 error if it exceeds a limit."""
         if not limits:
             return
         now = time.monotonic()
@@ -169,7 +169,7 @@ class FloodControl:
 
 
 class Telegram:
-    """The whole platform in memory, and what people do in it (`inject…`)."""
+    """The whole platform in memory. The `inject…` methods are actions of people."""
 
     def __init__(self, token: str = "", username: str = "lab_gateway_bot", flood_control: Json | None = None) -> None:
         self.only_token, self.username = token, username
@@ -206,7 +206,7 @@ class Telegram:
     # Bots
 
     def bot_for(self, token: str) -> Bot:
-        """The bot of a token. The first one gets what was injected before any bot came."""
+        """Return the bot of a token. The first bot gets all updates that were injected earlier."""
         if not re.fullmatch(r"\d+:[A-Za-z0-9_-]+", token):
             raise ApiError(404, "Not Found")
         if self.only_token and token != self.only_token:
@@ -218,7 +218,7 @@ class Telegram:
         return self.bots[token]
 
     def target(self, data: Mapping[str, Any]) -> Bot:
-        """The bot that a control request means: the one it names, else the first."""
+        """Return the bot that a control request names, or else the first bot."""
         return self.bot_for(data["token"]) if data.get("token") else next(iter(self.bots.values()), self.spare)
 
     def me(self, bot: Bot) -> Json:
@@ -237,7 +237,7 @@ class Telegram:
     # Chats and messages
 
     def chat(self, chat_id: object) -> Json:
-        """A chat by number or @name. Under `strict_chats` only chats that somebody made exist."""
+        """Return a chat by number or @name. With `strict_chats`, the chat must have been created before."""
         if isinstance(chat_id, str) and chat_id.startswith("@"):
             for chat in self.chats.values():
                 if chat["info"].get("username", "").lower() == chat_id[1:].lower():
@@ -254,7 +254,7 @@ class Telegram:
         return self.chats[number]
 
     def make_chat(self, data: Mapping[str, Any]) -> Json:
-        """Make or change a chat; see `POST /_ctl/chat`."""
+        """Create or change a chat. See `POST /_ctl/chat`."""
         chat_id = int(data["chat_id"])
         kind = data.get("chat_type") or ("private" if chat_id > 0 else "supergroup")
         fresh = {"info": {"id": chat_id, "type": kind}, "topics": {}, "blocked": None, "migrated_to": None}
@@ -287,7 +287,7 @@ class Telegram:
             raise bad(text) if reason == "restricted" else ApiError(403, "Forbidden: " + text)
 
     def take_id(self, chat_id: int) -> int:
-        """The next message id of a chat."""
+        """Return the next message id of a chat."""
         self._next_id[chat_id] = self._next_id.get(chat_id, 0) + 1
         return self._next_id[chat_id]
 
@@ -295,12 +295,12 @@ class Telegram:
         self.messages.setdefault(message["chat"]["id"], {})[message["message_id"]] = message
 
     def find(self, chat_id: int, message_id: object) -> Json | None:
-        """A message that is still there."""
+        """Return a message that has not been deleted."""
         message = self.messages.get(chat_id, {}).get(int(str(message_id or 0)))
         return None if message is None or message.get("_deleted") else message
 
     async def record(self, method: str, params: Json, message: Json | None, **extra: Any) -> None:
-        """A row of the `sent` journal: what a person could see."""
+        """Add a row to the `sent` journal, which contains what people can see."""
         seen = message or {}
         await self.sent.add(
             method=method,
@@ -337,7 +337,7 @@ class Telegram:
         return {"file_id": file_id, "file_unique_id": file["unique"], "file_size": file["size"]}
 
     def media_field(self, kind: str, file_id: str) -> Json | list[Json]:
-        """What a message holds under the name of its media kind."""
+        """Return the value of the message field for a kind of media."""
         file, ref = self.files[file_id], self.file_ref(file_id)
         match kind:
             case "photo":
@@ -354,10 +354,10 @@ class Telegram:
         shape = {"width": 640, "height": 480, "duration": 1}
         return {**ref, **shape, "file_name": file["name"], "mime_type": file["mime"]}
 
-    # What people do
+    # Actions of people
 
     def inject(self, data: Json) -> Json:
-        """A person writes; see `POST /_ctl/message`."""
+        """Send a message from a person. See `POST /_ctl/message`."""
         bot = self.target(data)
         data.setdefault("chat_id", data.get("user_id", DEFAULT_PERSON))
         info = self.make_chat(data)["info"]
@@ -382,7 +382,7 @@ class Telegram:
         return {"message": public(message), "update_id": update and update["update_id"]}
 
     def inject_edit(self, data: Json) -> Json:
-        """A person edits; see `POST /_ctl/edit`."""
+        """Edit a person's message. See `POST /_ctl/edit`."""
         message = self.messages[int(data["chat_id"])][int(data["message_id"])]
         message["text"] = data["text"]
         message["entities"] = tg_markup.detect(data["text"])
@@ -391,7 +391,7 @@ class Telegram:
         return {"message": public(message), "update_id": update and update["update_id"]}
 
     def inject_callback(self, data: Json) -> Json:
-        """A person presses a button; see `POST /_ctl/callback`."""
+        """Press a button as a person. See `POST /_ctl/callback`."""
         chat_id = int(data["chat_id"])
         messages = self.messages[chat_id]
         with_buttons = [key for key, row in messages.items() if row.get("reply_markup") and not row.get("_deleted")]
@@ -411,7 +411,7 @@ class Telegram:
         return {"callback_query_id": query_id, "update_id": update and update["update_id"]}
 
     def _content(self, data: Json) -> Json:
-        """Text, or media with its caption."""
+        """Return the message fields for text, or for media with its caption."""
         text, kind = data.get("text"), data.get("media")
         if not kind:
             if text is None:
@@ -430,7 +430,7 @@ class Telegram:
         return made
 
     def _is_visible_to(self, bot: Bot, message: Json) -> bool:
-        """In privacy mode bots in groups see only what is meant for them."""
+        """Return True if the bot sees the message. In privacy mode, bots in groups see only messages for them."""
         if not self.config["privacy_mode"] or message["chat"]["type"] not in ("group", "supergroup"):
             return True
         text = message.get("text") or message.get("caption") or ""
@@ -439,7 +439,7 @@ class Telegram:
 
 
 def _user(data: Mapping[str, Any]) -> Json:
-    """The person that a control request means; in a private chat the chat's number is the person's."""
+    """Return the person in a control request. In a private chat, the chat id is also the person's id."""
     chat_id = int(data.get("chat_id", 0))
     user_id = int(data.get("user_id") or (chat_id if chat_id > 0 else DEFAULT_PERSON))
     user = {
@@ -454,6 +454,6 @@ def _user(data: Mapping[str, Any]) -> Json:
 
 
 def _button(message: Json, label: int | str) -> Json:
-    """A button of a message, by position or by its text."""
+    """Return a button of a message by its position or its text."""
     buttons: list[Json] = [button for row in message["reply_markup"]["inline_keyboard"] for button in row]
     return buttons[label] if isinstance(label, int) else next(each for each in buttons if each["text"] == label)

@@ -1,25 +1,25 @@
-"""What the markup parsers share: a cursor over the source, and the text and entities that come out."""
+"""Shared parts of the markup parsers: a cursor in the source, and the resulting text and entities."""
 
 from typing import Any
 
 Entity = dict[str, Any]
-"""As in the Bot API: `type`, `offset`, `length` in UTF-16 units, and what the type needs."""
+"""Entity in the Bot API's format: `type`, `offset` and `length` in UTF-16 units, and fields that depend on the type."""
 Entities = list[Entity]
 
 
 class MarkupError(ValueError):
-    """The message is what the Bot API would say."""
+    """Invalid markup. The exception's text is the Bot API's error text."""
 
 
 def u16(text: str) -> int:
-    """Length in UTF-16 units."""
+    """Return the length in UTF-16 units."""
     return len(text.encode("utf-16-le")) // 2
 
 
 class Scanner:
-    """Reads `source` from `at` on and collects text and entities; open entities lie on a stack.
+    """Scanner of `source` from position `at`, which collects text and entities. Open entities form a stack.
 
-    Keys that begin with `_` are the parser's own and leave no trace in the result.
+    Entity keys that begin with `_` are internal and do not appear in the result.
     """
 
     def __init__(self, source: str) -> None:
@@ -46,7 +46,7 @@ class Scanner:
         return self.source[self.at : self.at + count]
 
     def emit(self, text: str, skip: int | None = None) -> None:
-        """Add `text` to the result and move on, by its own length unless told otherwise."""
+        """Add `text` to the result, and move on by `skip` or else by its length."""
         self._text.append(text)
         self.units += u16(text)
         self.at += len(text) if skip is None else skip
@@ -56,7 +56,7 @@ class Scanner:
         self.at += skip
 
     def end(self, skip: int = 0, **extra: object) -> Entity:
-        """Close the innermost entity; an empty one vanishes."""
+        """Close the innermost entity. An empty entity is dropped."""
         entity = self.open.pop()
         self.at += skip
         length = self.units - entity["offset"]

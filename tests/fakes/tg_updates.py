@@ -1,4 +1,4 @@
-"""How updates leave the fake: getUpdates with its conflicts, and webhooks with their retries."""
+"""Delivery of updates: getUpdates with its conflicts, and webhooks with their retries."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,11 @@ _WEBHOOK_ACTIVE = (
 )
 
 Reply = Callable[[Json], Awaitable[None]]
-"""Does what a webhook's answer asks for."""
+"""Function that executes the API call in a webhook's response."""
 
 
 async def get_updates(bot: Bot, params: Json, longest_seconds: float) -> list[Json]:
-    """Pending updates from `offset` on, waiting for some. A second poller throws the first one out."""
+    """Return pending updates from `offset`, waiting if there are none. A second poller interrupts the first one."""
     if bot.webhook["url"]:
         raise ApiError(409, _WEBHOOK_ACTIVE)
     if bot.poller and not bot.poller.done():
@@ -41,7 +41,7 @@ async def get_updates(bot: Bot, params: Json, longest_seconds: float) -> list[Js
 
 
 def _forget(bot: Bot, offset: int) -> None:
-    """The offset acknowledges everything before it; a negative one keeps only the newest."""
+    """Drop all updates before `offset`, which acknowledges them. A negative offset keeps only the newest ones."""
     if offset > 0:
         bot.updates = [update for update in bot.updates if update["update_id"] >= offset]
     elif offset < 0:
@@ -49,7 +49,7 @@ def _forget(bot: Bot, offset: int) -> None:
 
 
 async def _wait_for_updates(bot: Bot, seconds: float) -> None:
-    """Until there are updates, or `seconds` are over. Raises what a rival poller did to us."""
+    """Wait until there are updates, or for `seconds`. Raises the conflict error if another poller starts."""
     thrown_out = asyncio.get_running_loop().create_future()
     bot.poller = thrown_out
     deadline = time.monotonic() + seconds
@@ -59,13 +59,13 @@ async def _wait_for_updates(bot: Bot, seconds: float) -> None:
             waiter = asyncio.ensure_future(bot.changed.wait())
             await asyncio.wait({waiter, thrown_out}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             waiter.cancel()
-        if thrown_out.done() and not thrown_out.cancelled():  # cancelled: the platform forgets everything
+        if thrown_out.done() and not thrown_out.cancelled():  # cancelled if the platform was reset
             thrown_out.result()
     finally:
         if bot.poller is thrown_out:
             bot.poller = None
         if thrown_out.done() and not thrown_out.cancelled():
-            thrown_out.exception()  # seen: asyncio complains of exceptions that nobody looked at
+            thrown_out.exception()  # prevents asyncio's warning about exceptions that were never retrieved
         thrown_out.cancel()
 
 
@@ -84,7 +84,7 @@ def webhook_info(bot: Bot) -> Json:
 
 
 def delete_webhook(bot: Bot) -> str:
-    """Returns what the Bot API says about it."""
+    """Delete the webhook, and return the Bot API's description of the result."""
     had = bool(bot.webhook["url"])
     bot.webhook, bot.webhook_error = {"url": ""}, {}
     if bot.worker:
@@ -94,7 +94,7 @@ def delete_webhook(bot: Bot) -> str:
 
 
 def set_webhook(bot: Bot, params: Json, reply: Reply) -> None:
-    """Check the address (https, or http on this machine) and the secret, then deliver from now on."""
+    """Check the address (https, or http on this machine) and the secret, then start to deliver updates."""
     url = str(params["url"])
     is_local = re.match(r"http://(127\.0\.0\.1|localhost)(:\d+)?/", url + "/")
     if not url.startswith("https://") and not is_local:
@@ -117,7 +117,7 @@ def set_webhook(bot: Bot, params: Json, reply: Reply) -> None:
 
 
 async def _deliver(bot: Bot, reply: Reply) -> None:
-    """Post one update after the other, each until it gets a 2xx."""
+    """Post the updates one after the other. Each is repeated until it gets a 2xx response."""
     pause = RETRY_FIRST_SECONDS
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DELIVERY_SECONDS)) as session:
         while True:
@@ -141,7 +141,7 @@ async def _deliver(bot: Bot, reply: Reply) -> None:
 
 
 async def _post(session: aiohttp.ClientSession, bot: Bot, update: Json, reply: Reply) -> str | None:
-    """Returns what went wrong, if anything."""
+    """Post an update, and return the problem, or None if it was delivered."""
     secret = bot.webhook["secret"]
     headers = {"X-Telegram-Bot-Api-Secret-Token": secret} if secret else {}
     async with session.post(bot.webhook["url"], json=update, headers=headers, ssl=False) as answer:
@@ -149,9 +149,9 @@ async def _post(session: aiohttp.ClientSession, bot: Bot, update: Json, reply: R
         if not 200 <= answer.status < 300:
             return f"Wrong response from the webhook: {answer.status} {answer.reason}"
     call: Any = None
-    with contextlib.suppress(ValueError):  # an answer need not be a call
+    with contextlib.suppress(ValueError):  # the response does not have to be an API call
         call = json.loads(raw) if raw.strip() else None
     if isinstance(call, dict) and call.get("method"):
-        with contextlib.suppress(ApiError):  # nobody hears how it went
+        with contextlib.suppress(ApiError):  # nobody sees the result of this call
             await reply(call)
     return None

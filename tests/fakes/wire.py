@@ -1,10 +1,10 @@
-"""A TCP connection that can be broken: what a fake server cannot do to itself.
+"""TCP proxy whose connections a test can interrupt, which a fake server cannot do itself.
 
 async with Wire(server.port) as wire:
     client = Client(f"http://127.0.0.1:{wire.port}")
-    wire.freeze()    # sockets stay open and nothing passes, not even on new connections
-    wire.thaw()      # new connections work; frozen ones stay dead for ever
-    wire.cut()       # every connection is reset and new ones are refused, until `mend`
+    wire.freeze()    # sockets stay open, but no data passes, even on new connections
+    wire.thaw()      # new connections work; frozen ones never work again
+    wire.cut()       # every connection is reset, and new ones are refused until `mend`
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""A context engine that loses nothing: what leaves the view stays in a tree of summaries, down to each message."""
+"""Context engine that loses nothing: messages that leave the view stay in a tree of summaries and can be reopened."""

@@ -1,7 +1,8 @@
-"""The tree of one conversation, in a file of SQLite: messages as they were shown, and nodes that stand for them.
+"""Tree of one conversation in an SQLite file: messages as they were shown, and nodes that summarise them.
 
-Both are only ever added. Which nodes are in use is not written down: the handoff in the view names them, so that
-whatever happens to the view (`/compress undo`, `/undo`, a restart between two writes) needs no repair here.
+Messages and nodes are never removed. The file does not store which nodes are in use, because the handoff in the view
+names them. A change of the view (`/compress undo`, `/undo`, a restart between two writes) therefore needs no repair
+here.
 """
 
 import json
@@ -12,16 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _MESSAGES = "CREATE TABLE IF NOT EXISTS messages (id TEXT PRIMARY KEY, role TEXT NOT NULL, text TEXT NOT NULL) STRICT"
-# AUTOINCREMENT: handoffs name nodes, so no number is used twice.
+# AUTOINCREMENT prevents the reuse of ids, because handoffs name nodes by id.
 _NODES = """CREATE TABLE IF NOT EXISTS nodes (id INTEGER PRIMARY KEY AUTOINCREMENT, level INTEGER NOT NULL,
   summary TEXT NOT NULL, children TEXT NOT NULL, covers TEXT NOT NULL) STRICT"""
-# A message grows while people write on before they are answered: its longest form is the whole one.
+# A message grows while people continue writing before the answer, so its longest version is the complete one.
 _KEEP = """INSERT INTO messages SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(?) WHERE true
 ON CONFLICT (id) DO UPDATE SET text = excluded.text WHERE length(excluded.text) > length(text)"""
 
 
 class Kept(NamedTuple):
-    """A message that is kept, by the recall id of its first row."""
+    """Stored message, identified by the recall id of its first row."""
 
     id: str
     role: str
@@ -32,7 +33,7 @@ class Kept(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A summary, and what it stands for: messages on level 0, other nodes above; `covers` are the messages below it."""
+    """Summary of messages (level 0) or of other nodes (higher levels). `covers` lists all messages below it."""
 
     id: int
     level: int
@@ -45,7 +46,7 @@ class Node(NamedTuple):
 
 
 class Tree:
-    """The tree in the file `path`. Nothing stays open between two calls, which may come from several threads."""
+    """Tree in the file `path`. Each call opens and closes the file, because calls can come from several threads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,11 +57,11 @@ class Tree:
         self._execute(_KEEP, json.dumps(list(messages)))
 
     def messages(self) -> dict[str, Kept]:
-        """Every message by its id, in the order in which they were first seen."""
+        """Return every message by its id, in the order in which they were first seen."""
         return {row[0]: Kept(*row) for row in self._execute("SELECT id, role, text FROM messages ORDER BY rowid")}
 
     def node(self, level: int, covers: Sequence[str], children: Sequence[str], summarise: Callable[[], str]) -> Node:
-        """A node for these messages; after an undo it may be there already, and is not summarised again."""
+        """Return a node for these messages. An existing node, as after an undo, is reused without a new summary."""
         lists = json.dumps(children), json.dumps(covers)
         if known := self._nodes("level = ? AND children = ? AND covers = ? ORDER BY id DESC", level, *lists):
             return known[0]
@@ -68,15 +69,16 @@ class Tree:
         return self.node(level, covers, children, summarise)
 
     def named(self, *names: str) -> list[Node]:
-        """The nodes of names such as n3. Raises `ValueError` for what is none."""
+        """Return the nodes with names such as `n3`. Raises `ValueError` if a name has another form."""
         return [node for name in names for node in self._nodes("id = ?", int(name.removeprefix("n")))]
 
     def below(self, tops: Iterable[Node]) -> list[Node]:
-        """These nodes and all under them."""
+        """Return these nodes and all nodes below them."""
         return [node for top in tops for node in (top, *self.below(self.named(*top.children)))]
 
     def tops_beside(self, in_view: Iterable[str]) -> list[Node]:
-        """The newest nodes for what is not in view, nothing of it twice: where no handoff names them."""
+        """Return the newest nodes that cover messages outside the view, without overlap. Used if no handoff names
+        nodes."""
         taken, tops = set(in_view), list[Node]()
         for node in self._nodes("true ORDER BY id DESC"):
             if taken.isdisjoint(node.covers):

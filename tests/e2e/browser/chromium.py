@@ -1,4 +1,4 @@
-"""A headless Chromium, driven from async tests: every call waits in a thread, so that the fakes go on serving."""
+"""A headless Chromium for async tests. Every call waits in a thread, so that the fake services keep running."""
 
 import asyncio
 import shutil
@@ -19,7 +19,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.wh
 DRIVER = shutil.which("chromedriver")
 
 WAIT_SECONDS = 15.0
-"""Longest wait for something that takes a fraction of a second on an idle machine."""
+"""Maximum wait in seconds for something that takes a fraction of a second on an idle machine."""
 
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
@@ -28,7 +28,7 @@ _FLAGS = (
 
 
 class Chromium:
-    """One browser with a profile of its own and one window."""
+    """A browser with a separate profile and one window."""
 
     def __init__(self, profile: Path) -> None:
         self._profile = profile
@@ -58,19 +58,19 @@ class Chromium:
         await asyncio.to_thread(self._driver.refresh)
 
     async def look(self, width: int, height: int, *, scheme: str = "light") -> None:
-        """The size of the window in CSS pixels, and the colour scheme its owner prefers."""
+        """Set the size of the window in CSS pixels, and the preferred colour scheme."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", size)
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", media)
 
     async def save_to(self, folder: Path) -> None:
-        """The folder that downloads land in."""
+        """Set the folder for downloads."""
         rules = {"behavior": "allow", "downloadPath": str(folder)}
         await asyncio.to_thread(self._driver.execute_cdp_cmd, "Browser.setDownloadBehavior", rules)
 
     async def live_in(self, zone: str) -> None:
-        """The time zone of whoever reads."""
+        """Set the browser's time zone."""
         await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setTimezoneOverride", {"timezoneId": zone})
 
     async def screenshot(self, path: Path) -> None:
@@ -78,11 +78,11 @@ class Chromium:
         assert await asyncio.to_thread(self._driver.save_screenshot, str(path))
 
     async def run(self, script: str, *values: object) -> Any:  # Any: JSON
-        """The value of a script's `return`."""
+        """Run a script, and return the value of its `return`."""
         return await asyncio.to_thread(self._driver.execute_script, script, *values)
 
     async def press(self, *keys: str) -> None:
-        """Type into whatever has the focus."""
+        """Press keys in the focused element."""
         await asyncio.to_thread(lambda: self._driver.switch_to.active_element.send_keys(*keys))
 
     async def write(self, text: str) -> None:
@@ -99,13 +99,13 @@ class Chromium:
         await asyncio.to_thread(element.click)
 
     async def texts(self, selector: str) -> list[str]:
-        """What can be read in every element that matches, in the order of the page."""
+        """Return the visible text of every element that matches, in page order."""
         read = "return [...document.querySelectorAll(arguments[0])].map((element) => element.innerText.trim())"
         found: list[str] = await self.run(read, selector)
         return found
 
     async def wait_for(self, selector: str, claim: Callable[[list[str]], bool]) -> list[str]:
-        """Wait until what `selector` finds is as claimed; returns it."""
+        """Wait until `claim` is true for the texts of the elements that match, and return the texts."""
         deadline = time.monotonic() + WAIT_SECONDS
         found: list[str] = []
         while time.monotonic() < deadline:
@@ -115,11 +115,11 @@ class Chromium:
                 continue
             if claim(found):
                 return found
-            await asyncio.sleep(0.05)  # the page tells nobody outside of its changes
+            await asyncio.sleep(0.05)  # a page sends no event when it changes
         page = "\n".join(await self.texts("body"))
         raise AssertionError(f"{selector} never was as claimed, in the end: {found}; the page:\n{page}")
 
     async def complaints(self) -> list[str]:
-        """What the browser's console holds since the last look: errors, refused loads, policy violations."""
+        """Return the warnings and errors in the browser's console since the last call."""
         rows = await asyncio.to_thread(self._driver.get_log, "browser")
         return [row["message"] for row in rows if row["level"] in ("SEVERE", "WARNING")]
