@@ -91,7 +91,7 @@ async def test_whoever_writes_while_the_disk_is_full_is_told_within_ten_seconds(
         await speak(world, "are you there", **other)
         assert await heard(world, 2, "its disk is full. Your message is not lost", 10)
         empty(filler)
-        assert await heard(world, 2, "takes messages again", 20)
+        assert await heard(world, 2, "can save messages again", 20)
         await world.gateway.kill()
 
 
@@ -117,5 +117,5 @@ async def test_a_gateway_starts_with_a_full_disk_and_says_so(world: World, kind:
             assert await heard(world, 1, "its disk is full. Your message is not lost", 10)
         empty(filler)
         await speak(world, "are you there")
-        assert await heard(world, 1, "takes messages again" if kind == "bytes" else "are you there", 30)
+        assert await heard(world, 1, "can save messages again" if kind == "bytes" else "are you there", 30)
         await world.gateway.kill()
