@@ -51,7 +51,7 @@ class CircuitBreaker:
     """
 
     def __init__(self, route: str, model: str, *, now: Callable[[], float] = time.monotonic) -> None:
-        """`now` returns the seconds of a monotonic clock."""
+        """`now` returns monotonic time in seconds."""
         self._route, self._model, self._now = route, model, now
         self._failures = self._times_opened = 0
         self._open_until, self._why = 0.0, ""

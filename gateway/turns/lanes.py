@@ -334,7 +334,7 @@ class LaneRegistry:
             active.begin_stop(INTERRUPTED).settle_stop()
 
     async def drain(self, seconds: float) -> int:
-        """Let turns finish for at most `seconds`, then cancel the others. Return the number of cancelled turns.
+        """Give turns up to `seconds` to finish, then cancel the rest. Return the number of cancelled turns.
 
         A cancelled turn stays open in the database and resumes at the next start. That resumption does not count as a
         restart.

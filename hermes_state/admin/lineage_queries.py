@@ -54,7 +54,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     was_undone: bool
     undone_key: str | None
-    """For the session of an undo, the key of the session whose compression was undone."""
+    """Key of the session whose compression was undone, for a session that an undo created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 
 
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Return the tokens of the largest answered prompt: in a conversation, or of all prompts counted by a provider."""
+    """Return the token count of the largest answered prompt, in one conversation or among all counted ones."""
     where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
     query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
     FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'

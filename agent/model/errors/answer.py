@@ -62,7 +62,7 @@ class ErrorAnswer:
         return float(seconds) if seconds is not None and 0 <= seconds <= MAX_WAIT_SECONDS else None
 
     def found(self, feature: str) -> re.Match[str] | None:
-        """Return the first match of one of the feature's patterns in the text."""
+        """Return the first match in the text for any of the feature's patterns."""
         return next(filter(None, (pattern.search(self.text) for pattern in load_features()[feature])), None)
 
     def says(self, feature: str) -> bool:

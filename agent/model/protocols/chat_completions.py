@@ -222,7 +222,7 @@ _EXTRAS: Final = "tool_calls"
 _CALL_EXTRAS: Final = ("extra_content", "provider_specific_fields")
 """Fields of a call that Google's API and its proxies expect back."""
 _IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""Field that is streamed in pieces, by the type of the detail."""
+"""Maps each type of reasoning detail to the field that is streamed in pieces."""
 
 
 def _joined(detail: Mapping[str, Any], further: StringIO) -> Mapping[str, Any]:

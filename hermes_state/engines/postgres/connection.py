@@ -383,7 +383,7 @@ In order: connection, login, serialization, resources, locks, intervention, syst
 """
 
 _SESSIONS = frozenset({"0A000", "25006", "26000", "42P05"})
-"""Codes of errors that may not occur in a new session.
+"""Codes of errors that a new session might avoid.
 
 They have three causes: a migration made a plan outdated, the server has become a read-only replica, or a pooler mixed
 up prepared statements.

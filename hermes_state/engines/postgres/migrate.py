@@ -23,7 +23,7 @@ FIRST = 13  # number of the first migration; earlier versions had no PostgreSQL
 _MARK, _OURS = "application", "hermes-gateway"
 _VERSION = "schema_version"
 READABLE_FROM = "schema_readable_from"
-"""Key of the note with the lowest schema version of the gateways that can use the database."""
+"""Key of the entry with the oldest schema version that a gateway may have to use the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
