@@ -1,7 +1,4 @@
-"""Interface between the gateway and the adapters of chat services.
-
-An adapter converts SDK objects to our own values, and our values to SDK calls. The gateway makes all decisions.
-"""
+"""Interface between the gateway, which makes all decisions, and adapters, which convert SDK objects to our values."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -90,10 +87,7 @@ class OutboundFile:
     """Row id of a stored file."""
 
     async def read(self) -> bytes:
-        """Return the content.
-
-        Raises `MessageRejected` if the file was deleted, and `PlatformUnavailable` if the disk fails.
-        """
+        """Raises `MessageRejected` if the file was deleted, and `PlatformUnavailable` if the disk fails."""
         if isinstance(self.content, bytes):
             return self.content
         try:
@@ -139,11 +133,9 @@ class Preview:
     ref: str | None
     """Id of the placeholder message that an earlier preview created; None for the first preview."""
     reply_to: str | None = None
-    """Message that the placeholder replies to. The placeholder becomes the final answer, and an edit cannot turn it
-    into a reply."""
+    """Message that the placeholder replies to, because an edit cannot turn the final answer into a reply."""
     since: Millis | None = None
-    """If set, show nothing and look for this turn's placeholder, which was created after this time but never
-    recorded."""
+    """If set, show nothing and look for this turn's placeholder, created after this time but never recorded."""
 
 
 class AdapterState(StrEnum):
@@ -197,20 +189,13 @@ class Intake(Protocol):
         """
 
     async def overhear(self, event: InboundEvent) -> None:
-        """Inspect an event that must wait because an earlier event cannot be stored.
-
-        Urgent events (`/stop`) take effect immediately. Nothing is stored; the adapter passes the event to
-        `accept` later.
-        """
+        """Let an urgent event (`/stop`) take effect while it must wait. Stores nothing; `accept` gets it later."""
 
     def refusal(self, event: InboundMessage) -> str | None:
         """Return the reason why the slash command or button is refused, or None if it is accepted. Stores nothing."""
 
     def suggestions(self, event: InboundMessage) -> Sequence[str]:
-        """Return suggested values for the option of an unfinished command.
-
-        Returns none if the person is not allowed to use the command.
-        """
+        """Return suggested values for the option of an unfinished command; none if the person may not use it."""
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
         """Wait until the ids of the platform's admins differ from `known`, and return them."""
@@ -245,10 +230,7 @@ class PlatformAdapter(Protocol):
         """
 
     def render(self, text: str) -> Sequence[OutboundPart]:
-        """Render Markdown as at least one part, each within the platform's limit.
-
-        Has no side effects and never raises.
-        """
+        """Render Markdown as at least one part, each within the limit. Has no side effects and never raises."""
 
     async def send(self, request: SendRequest) -> str:
         """Deliver one part, and return the platform's id of the visible message.

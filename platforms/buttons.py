@@ -11,11 +11,7 @@ _IN_PLACE = "c:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ButtonCommandStore:
-    """Store for the commands of buttons.
-
-    If a command is too long for a button's data, it is stored in the database, and the data contains the command's
-    hash.
-    """
+    """Store for the commands of buttons. If a command is too long for a button, the button contains its hash."""
 
     store: Store
     platform: str

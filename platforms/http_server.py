@@ -1,8 +1,4 @@
-"""HTTP server of an adapter, with limits on connections and on the time that a request takes to arrive.
-
-If there are too many connections, a new connection closes an idle one, so clients cannot block the server with idle
-connections.
-"""
+"""HTTP server with limits on connections and slow requests. A new connection beyond the limit closes an idle one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,8 +7,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 MAX_CONNECTIONS_OF_ADDRESS = 64
-"""Maximum number of connections from one IP address. A browser opens six, but all clients of a reverse proxy share
-one address."""
+"""Maximum connections from one IP address. A browser opens six; a reverse proxy's clients share one address."""
 IDLE_SECONDS = 15.0
 """Time limit in seconds for receiving the headers of a request, and for an idle connection."""
 
@@ -49,8 +44,6 @@ async def http_server(
 
 
 class _ConnectionLimiter:
-    """Limits the number of connections, and the time that a request body takes to arrive."""
-
     def __init__(self, body_seconds: float) -> None:
         self._body_seconds = body_seconds
         self._busy: set[asyncio.BaseTransport | None] = set()

@@ -25,8 +25,7 @@ _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
 TEXT_LINE = re.compile(r">=|>>> |>[._-][<>]|\*(?: [\d*/,-]+){3} [\w*/,-]+$")
-"""Pattern of a line that looks like a quote, list or rule but is literal text, such as a comparison, Python's prompt,
-`>_<` or a cron schedule."""
+"""Pattern of a literal line that looks like a quote, list or rule: a comparison, `>>>`, `>_<` or a cron schedule."""
 ESCAPE = re.compile(r"\\(?=[!-/:-@\[-`{-~])")
 """Pattern of a backslash before punctuation that can be markup."""
 _BARE_ESCAPE = re.compile(r"\\[\"',/:;?@%^&\\]")
@@ -116,10 +115,7 @@ def _strict(markdown: MarkdownIt) -> MarkdownIt:
 
 
 def code_of(token: Token) -> tuple[str, list[str]]:
-    """Return the language and lines of a code block.
-
-    Words after the language become the first line, because apps would not show them.
-    """
+    """Return a code block's language and lines. Words after the language, which apps hide, become the first line."""
     lines = token.content.removesuffix("\n").split("\n")
     info = token.info.strip()
     first, _, rest = info.partition(" ")
@@ -130,10 +126,7 @@ def code_of(token: Token) -> tuple[str, list[str]]:
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table for a fixed-width font.
-
-    Columns are aligned, unless the padding would make the table more than four times as long.
-    """
+    """Yield a table's lines, with aligned columns unless the padding would make the table four times as long."""
     cells = ([map(_plain_cell, BREAK.split(cell)) for cell in row] for row in rows)
     head, *others = ([*zip_longest(*row, fillvalue="")] or [()] for row in cells)
     shown = [*head, *(line for lines in others for line in lines)]
@@ -153,10 +146,7 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _plain_cell(cell: str) -> str:
-    """Return the text of a cell without emphasis marks, because a code block cannot show emphasis.
-
-    A cell that might contain a link is unchanged.
-    """
+    """Return a cell without emphasis marks, which code cannot show, or unchanged if it might contain a link."""
     if not cell or cell.isalnum():
         return cell
     if re.search(r"[*_`\\&~]", cell) and "[" not in cell and "<" not in cell:
@@ -165,10 +155,7 @@ def _plain_cell(cell: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """Return the width in a fixed-width font.
-
-    Han, kana, Hangul and emoji take two columns, and combining marks take none.
-    """
+    """Return the width in a fixed-width font: two for Han, kana, Hangul and emoji; none for combining marks."""
     if text.isascii():
         return len(text)
     return sum(
@@ -239,10 +226,7 @@ def _cells(row: str) -> list[str]:
 
 
 def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> int:
-    """Return the index of the bracket that closes the bracket at `start`.
-
-    Return -1 if it is missing or the nesting is too deep.
-    """
+    """Return the index of the bracket that closes the one at `start`; -1 if missing or nested too deeply."""
     if _TOO_MANY_BRACKETS.match(state.src, start):
         return -1
     before, state.pos = state.pos, start + 1

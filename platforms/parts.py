@@ -7,10 +7,7 @@ from platforms.text import is_within, longest_prefix, utf16_units
 
 
 class PartWriter:
-    """Writer that fills parts of at most `limit` units line by line.
-
-    If a code block is cut, the next part opens it again.
-    """
+    """Writer that fills parts of at most `limit` units line by line. The next part opens a cut code block again."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -100,10 +97,7 @@ def _cut(line: str, limit: int, *, is_prose: bool) -> Iterator[str]:
 
 
 def _kind_cut(head: str) -> int:
-    """Return the index to cut at: after a sentence, or else at a space.
-
-    Never cuts in inline code or in the first half.
-    """
+    """Return the index to cut at, after a sentence or else at a space; never in inline code or the first half."""
     min_cut = len(head) // 2
     if head.count("`") % 2 and (tick := head.rfind("`")) > min_cut:
         head = head[:tick]

@@ -40,8 +40,7 @@ def with_newlines(text: str) -> str:
 
 
 UNFINISHED: Final = " …"
-"""Mark at the end of an unfinished answer. If the process is killed before it stores the message's id, the unfinished
-message stays in the chat. The mark distinguishes it from the final answer."""
+"""Mark that distinguishes an unfinished answer, which stays in the chat if the process is killed, from a final one."""
 
 
 def unfinished(part: OutboundPart) -> OutboundPart:
@@ -49,8 +48,7 @@ def unfinished(part: OutboundPart) -> OutboundPart:
 
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
-"""Exceptions that reading data of an unexpected form can raise. For example, times that are out of range can raise
-three of them."""
+"""Exceptions that reading data of an unexpected form can raise. Times out of range can raise three of them."""
 _TEXT_KEYS: Final = {
     *("text", "content", "title", "question", "description", "label", "summary", "caption", "expression"),
     *("body", "value", "html", "markdown"),
@@ -73,10 +71,7 @@ def parsed_json(text: Any) -> Any:  # text or bytes in, JSON out
 
 
 def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], path: str = "") -> Any:
-    """Return `value` without the parts that make `read` fail, or None if nothing is left.
-
-    Adds the paths of the dropped parts to `dropped`.
-    """
+    """Return `value` without the parts that make `read` fail, or None. Add the paths of these parts to `dropped`."""
 
     def known(key: str) -> Any:
         return known_parts(nested[key], lambda part: read({**base, key: part}), dropped, f"{path}.{key}".lstrip("."))

@@ -130,7 +130,6 @@ class DiscordAdapter:
     async def _connection(
         self, intake: Intake
     ) -> AsyncIterator[tuple[GatewayClient, SlashCommands, EventQueue, FetchHistory]]:
-        """Create all objects of one connection, and close them at the end."""
         settings = self._settings
         with _store_errors():
             salt, began = await self._load_notes()
@@ -156,11 +155,10 @@ class DiscordAdapter:
             self._client = self._sender = None
 
     async def _connect(self, client: GatewayClient) -> None:
-        """Keep the connection open.
+        """Keep the connection open. Always ends with an error.
 
-        Always ends with an error. The SDK connects inside `asyncio.wait_for`, which can lose a cancellation
-        before Python 3.12, and then retries for ever. The SDK therefore runs in its own task, which is
-        cancelled repeatedly until it ends.
+        Before Python 3.12, `asyncio.wait_for` can lose a cancellation, and the SDK then retries for ever. The SDK
+        therefore runs in its own task, which is cancelled repeatedly until it ends.
         """
         task = asyncio.create_task(client.start(plain(self._settings.token)), name="discord gateway")
         try:

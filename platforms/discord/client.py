@@ -78,10 +78,7 @@ class RestClient(HTTPClient):
 
 
 def _written(answer: Any) -> dict[str, Any]:
-    """Return only the ids in the response to a write.
-
-    If the SDK failed on another field, the message would be sent again.
-    """
+    """Return only the ids in a response. If the SDK failed on another field, the message would be sent again."""
     if not isinstance(answer, dict) or "id" not in answer:
         raise SendAmbiguous("Discord's answer could not be read")
     return {"id": answer["id"], "channel_id": answer.get("channel_id", 0), "type": 0, "content": ""}
@@ -126,10 +123,7 @@ class TolerantState(ConnectionState[Any]):
         return message
 
     def _known(self, channel: Any, data: Any) -> Any:
-        """Return a message without the parts that cannot be parsed.
-
-        If the message has no text of its own, the words in those parts are added as a forwarded message.
-        """
+        """Return a message without unparsable parts. If it has no text, their words become a forwarded message."""
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:

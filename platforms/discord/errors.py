@@ -39,11 +39,7 @@ class TicketRejected(PlatformError):
 
 @contextlib.contextmanager
 def rest_errors(*, is_read: bool = False) -> Iterator[None]:
-    """Translate errors of a REST call.
-
-    Raises `SendAmbiguous` if the connection breaks after a write was sent. Reads have no effect, so they never raise
-    it.
-    """
+    """Translate REST errors. Raises `SendAmbiguous` if the connection breaks after a write, but never for reads."""
     broken = PlatformUnavailable if is_read else errors.SendAmbiguous
     try:
         yield
@@ -98,8 +94,7 @@ def connection_errors(client: discord.Client) -> Iterator[None]:
     except (discord.DiscordException, aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError) as error:
         raise PlatformUnavailable(f"Discord cannot be reached: {type(error).__name__}") from error
     except AttributeError as error:
-        # discord.py 2.7.1 uses a socket that does not exist if the very first connection fails. The exception's
-        # context has the real reason.
+        # If the first connection fails, discord.py 2.7.1 raises an unrelated error, whose context has the reason.
         if getattr(client, "ws", None) is not None:
             raise
         reason = type(error.__context__ or error).__name__

@@ -56,16 +56,13 @@ class MessageEvent:
 
 StoredItem: TypeAlias = MessageEvent | InboundMessage
 Item: TypeAlias = ConnectedEvent | ChannelsEvent | StoredItem
-"""Item of the queue. An `InboundMessage` is a slash command or a button, which is never in the history and never
-waits."""
+"""Item of the queue. An `InboundMessage` is a command or a button, which is never in the history and never waits."""
 FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]
 """Function that fetches the messages of a channel after one id and before another. See `HistoryReader.fetch`."""
 
 
 @dataclass(slots=True)
 class _CatchUpState:
-    """State of a channel that is being caught up."""
-
     seen: int
     until: int | None
     is_open: bool = True
@@ -128,8 +125,7 @@ class EventQueue:
         self._complete: set[str] = set()
         """Channels whose history is complete for this connection."""
         self._high_water = 0
-        """Id of the newest message in any channel before this connection, or else `began` as an id. Ids are ordered
-        by time."""
+        """Newest message id before this connection in any channel, or `began` as an id. Ids are ordered by time."""
         self._connected_at = Millis(0)
         self._unstored: dict[str, InboundMessage] = {}
         """Events that are still waiting to be stored, by `event_ref`. They might include a `/stop`."""
@@ -137,8 +133,7 @@ class EventQueue:
         """True while the database makes an event wait."""
         self._may_listen = asyncio.Event()
         self.overflowed = asyncio.Event()
-        """Set when an event was dropped. All later events are then dropped as well, so that no cursor skips the
-        missing event."""
+        """Set when an event was dropped. Later events are dropped too, so that no cursor skips the missing one."""
 
     def put(self, item: Item) -> None:
         if self.overflowed.is_set():

@@ -40,8 +40,7 @@ class DiscordSender:
     """Text that makes the nonces of two databases differ."""
     request_seconds: float
     _delivered: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False)
-    """Maps the id of each sent message to its key, so that a search does not return another answer with the same
-    text."""
+    """Maps each sent message's id to its key, so that a search does not return another answer with the same text."""
 
     async def send(self, request: SendRequest) -> str:
         text = request.part.plain if request.is_plain else request.part.text

@@ -36,10 +36,7 @@ SlashCommand: TypeAlias = app_commands.Command[Any, ..., Any]
 
 
 async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -> discord.ui.View | None:
-    """Return the discord.py view with a message's buttons, or None if the message has no buttons.
-
-    Raises `StoreUnavailable`.
-    """
+    """Return the view with a message's buttons, or None if there are none. Raises `StoreUnavailable`."""
     if not buttons:
         return None
     view = discord.ui.View(timeout=None)
@@ -60,8 +57,7 @@ class Ticket:
     answered_by: str | None = None
     """Key of the send that filled the "thinking" message. A repeat of this send can fill it again."""
     deferred: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once Discord has accepted or refused the acknowledgement. The "thinking" message does not exist before
-    that."""
+    """Set once Discord has answered the acknowledgement. Before that, no "thinking" message exists."""
     is_valid: bool = True
 
 
@@ -79,10 +75,7 @@ class TicketRegistry:
         return ticket
 
     def open(self, interaction: Interaction) -> Ticket | None:
-        """Create the ticket of a slash command.
-
-        Return None if Discord delivered the command twice and it already has a ticket.
-        """
+        """Create the ticket of a slash command, or return None if Discord delivered the command twice."""
         name = str(interaction.id)
         if name in self._tickets:
             return None
@@ -98,11 +91,7 @@ class CommandRefused(app_commands.CheckFailure):
 
 
 class SlashCommands(app_commands.CommandTree[GatewayClient]):
-    """Slash commands and buttons of one client.
-
-    Acknowledges them, and passes them on as command lines. A refusal is shown only to the person who used the command,
-    and is not stored.
-    """
+    """Slash commands and buttons of one client, passed on as command lines. Refusals are private and not stored."""
 
     def __init__(
         self,
@@ -189,10 +178,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
         return True
 
     async def _check(self, interaction: Interaction) -> bool:
-        """Apply the gateway's rules.
-
-        Raises `CommandRefused`. Contains no `await`, so that commands keep their order.
-        """
+        """Apply the gateway's rules. Raises `CommandRefused`. Contains no `await`, so commands keep their order."""
         interaction.extras["event"] = self._read(interaction, _command_line(interaction), InputKind.SLASH)
         return True
 
@@ -255,11 +241,7 @@ class SlashCommands(app_commands.CommandTree[GatewayClient]):
 
 
 def _command_line(interaction: Interaction) -> str:
-    """Return the command as a person would type it, for the gateway's parser.
-
-    Raises `CommandSignatureMismatch` if the options come from an older menu, which Discord's apps still show for a
-    while.
-    """
+    """Return the command as typed text. Raises `CommandSignatureMismatch` if an app used an outdated menu."""
     command, given = interaction.command, interaction.namespace
     assert isinstance(command, app_commands.Command), "the menu has only slash commands"
     names = [parameter.name for parameter in command.parameters]

@@ -1,6 +1,4 @@
-"""Access to the web chat: a one-time token is exchanged for a cookie and a key.
-
-The database contains only a SHA-256 hash of them.
+"""Access to the web chat: a one-time token is exchanged for a cookie and a key. The database has only SHA-256 hashes.
 
 Browsers send a cookie to every port of a host, so any program on another port could receive it. Every request
 therefore also needs the key, which is in browser storage that only this page can read.
@@ -36,8 +34,7 @@ CONTENT_POLICY = (
 HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
-    # With `no-referrer`, browsers would send `Origin: null` with our own forms. `same-origin` also sends no referrer to
-    # other hosts.
+    # With `no-referrer`, our own forms would send `Origin: null`. `same-origin` also sends other hosts no referrer.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -76,9 +73,7 @@ class BrowserAccessControl:
         return token
 
     async def exchange(self, token: str, agent: str) -> Credentials | None:
-        """Exchange a token, which works only once.
-
-        Return None if it is unknown, used or too old. `agent` is the browser's user agent.
+        """Exchange a one-time token of browser `agent`; None if it is unknown, used or too old.
 
         Raises `StoreUnavailable`, and the token then stays valid.
         """

@@ -203,10 +203,7 @@ class LocalAdapter:
         return self._chats[key.chat_ref]
 
     async def _show_progress(self, chat: LiveChat) -> LiveChat:
-        """Show the running turn's tool calls, and which messages are no longer queued.
-
-        Return the chat. If the database cannot be read, the page shows these changes after a reload.
-        """
+        """Show running tool calls, and which messages left the queue. If the database fails, a reload shows them."""
         if chat.stream.watchers or chat.has_waiting:
             try:
                 lines, waiting = await self._store.read(load_progress, chat_key(chat.name))

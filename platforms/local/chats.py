@@ -100,10 +100,7 @@ class LiveChat:
             self._publish(changed)
 
     def show_waiting(self, waiting: frozenset[str], now: Millis) -> None:
-        """Show that only the messages in `waiting` are still queued.
-
-        Messages that are no longer queued move to the position for time `now`.
-        """
+        """Show that only messages in `waiting` are still queued. Those that left the queue move to time `now`."""
         for entry in self.recent:
             if entry.is_waiting and entry.ref not in waiting:
                 self.add(replace(entry, is_waiting=False, not_before=taken_up(now)))
@@ -124,10 +121,7 @@ class ChatRegistry(dict[str, LiveChat]):
         return chat
 
     def open(self, recent: Mapping[str, Sequence[Entry]]) -> None:
-        """Allow pages to connect, and make each page load its chat again.
-
-        `recent` contains entries that an earlier process saved.
-        """
+        """Allow pages to connect, and make each load its chat again. An earlier process saved the `recent` entries."""
         for name, entries in recent.items():
             self[name].restore(entries)
         for chat in self.values():
@@ -192,10 +186,7 @@ class ChatStream:
             self.watchers -= 1
 
     def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
-        """Publish an event to every open page. `render` creates the fragment, and is called only if a page is open.
-
-        Of all events with the same `slot`, only the newest is kept.
-        """
+        """Publish an event; `render` runs only if a page is open. Of events with one `slot`, the newest is kept."""
         self._position += 1
         if not self.watchers:
             self._events.clear()
@@ -213,10 +204,7 @@ class ChatStream:
         self._latest.pop(slot, None)
 
     def after(self, event_id: str) -> list[str] | None:
-        """Return the fragments of all events after `event_id`.
-
-        Return None if some of them were dropped, or if another process created the id.
-        """
+        """Return the fragments after `event_id`; None if some were dropped or the id is from another process."""
         epoch, _, number = event_id.partition("-")
         is_number = number.isascii() and number.isdecimal() and len(number) < 19
         if epoch != self._epoch or not is_number or not self._floor <= int(number) <= self._position:
@@ -239,10 +227,7 @@ class ChatStream:
 
 
 async def encode(fragment: str, event_id: str) -> bytes:
-    """Encode a server-sent event.
-
-    Long events are encoded in a thread, because 50,000 lines take some milliseconds.
-    """
+    """Encode a server-sent event; a long one in a thread, because 50,000 lines take some milliseconds."""
     if len(fragment) > 50_000:
         return await asyncio.to_thread(_encode, fragment, event_id)
     return _encode(fragment, event_id)

@@ -25,10 +25,9 @@ def to_html(text: str) -> Markup:
 
 
 def split_parts(text: str, max_units: int) -> list[str]:
-    """Split `text` into pieces of at most `max_units` UTF-16 units, at line ends if possible.
+    """Split `text` into pieces of at most `max_units` (at least 200) UTF-16 units, at line ends if possible.
 
-    If a code block is cut, the first piece closes it and the next piece opens it again. `max_units` is at least
-    200.
+    If a code block is cut, the first piece closes it and the next piece opens it again.
     """
     if utf16_units(text) <= max_units:
         return [text]

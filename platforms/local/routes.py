@@ -264,7 +264,6 @@ class RouteHandler:
             raise FormError(503, "The file cannot be read right now. Try again in a moment.") from error
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """Stream the changes of a chat until the page closes."""
         name = _chat_name(request)
         chat = self.chats[name]
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -319,10 +318,7 @@ def _chat_name(request: web.Request) -> str:
 
 
 def _received_at(request: web.Request) -> tuple[str, int]:
-    """Return the address and port that received a request.
-
-    Raises `ConnectionResetError` if the browser disconnected.
-    """
+    """Return the address and port of a request. Raises `ConnectionResetError` if the browser disconnected."""
     socket = None if request.transport is None else request.transport.get_extra_info("sockname")
     if socket is None:
         raise ConnectionResetError("the browser is gone")

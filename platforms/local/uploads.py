@@ -68,10 +68,7 @@ class UploadStore:
                     path.unlink()
 
     async def keep(self, part: BodyPartReader) -> IncomingAttachment:
-        """Write an uploaded file.
-
-        Raises `FormError` if the file is too large, and `OSError` if it cannot be written.
-        """
+        """Write an uploaded file. Raises `FormError` if it is too large, `OSError` if it cannot be written."""
         ref = secrets.token_hex(16)
         path = self._folder / ref
         if time.monotonic() - self._swept_at > _SWEEP_SECONDS:
@@ -106,10 +103,7 @@ class UploadStore:
 
 
 async def read_form(request: web.Request, uploads: UploadStore, *, max_characters: int) -> SubmittedMessage:
-    """Read the fields and files of a submitted form.
-
-    Raises `FormError`, and `OSError` if a file cannot be written; the files read so far are then removed.
-    """
+    """Read a form's fields and files. Raises `FormError`, or `OSError` from the disk; the files are then removed."""
     total = uploads.max_file_bytes * 2 + _FIELD_BYTES
     if (request.content_length or 0) > total:
         raise FormError(413, f"All files of a message can be at most {readable_size(2 * uploads.max_file_bytes)}.")

@@ -170,10 +170,7 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
         await self.sdk.shutdown()
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Run `work` in a separate task, which is cancelled when the client closes.
-
-        `work` must handle its own errors.
-        """
+        """Run `work`, which must handle its own errors, in a task that ends when the client closes."""
         track(self._side_tasks, asyncio.create_task(work, name=name))
 
     def answer_press(self, query: CallbackQuery, text: str | None) -> None:
@@ -240,10 +237,7 @@ async def _publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: 
 
 
 def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
-    """Return the commands of the menu, without names that Telegram refuses.
-
-    Each description starts with the argument.
-    """
+    """Return the menu's commands that Telegram accepts. Each description starts with the argument."""
     return [
         BotCommand(
             item.name, " ".join(filter(None, (item.argument, item.description)))[: BotCommandLimit.MAX_DESCRIPTION]

@@ -7,10 +7,7 @@ from platforms.base import AdapterHealth, AdapterState
 
 
 class HealthState:
-    """Health of one run.
-
-    Without a response for `stall_seconds`, the adapter counts as stalled, whatever the reason.
-    """
+    """Health of one run. Without a response for `stall_seconds`, the adapter counts as stalled."""
 
     def __init__(self, clock: Clock, stall_seconds: float) -> None:
         self._clock = clock

@@ -42,8 +42,7 @@ _FILES: Final = (  # an animation also has a document with the same file
 class UpdateReader:
     """Reader of one bot's updates. The `event_ref` of a message is the same in every redelivery.
 
-    It does not contain the update's number: after a quiet week Telegram continues at a random number, and a reused
-    number would make a new message look like an old one.
+    It does not contain the update's number, which restarts at random after a quiet week and could be used again.
     """
 
     bot_id: int
@@ -59,11 +58,7 @@ class UpdateReader:
         return None
 
     def plain_text(self, raw: dict[str, Any]) -> InboundMessage | None:  # Any: JSON as the Bot API sent it
-        """Read a plain text message of a private chat without the SDK's objects.
-
-        Return None for any other update. Most messages are plain text, and creating the SDK's objects is most
-        of the cost of reading them.
-        """
+        """Read a plain private text message without the SDK's slow objects. Returns None for other updates."""
         match raw:
             case {
                 "message": {
@@ -156,12 +151,9 @@ class UpdateReader:
         return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=chat_ref, thread_ref=thread_ref)
 
     def _addressed_text(self, message: Message, text: str) -> "_AddressedText | None":
-        """Return `/stop now` for `/stop@our_bot now`, and remove a leading `@our_bot`.
+        """Remove a leading `@our_bot`, also from `/stop@our_bot`. Return None for a command to another bot.
 
-        Return None for a command to another bot.
-
-        Quoted lines get the prefix `> `. They are not commands, do not address the bot, and do not count as the
-        sender's own words.
+        Quoted lines get the prefix `> `. They never count as commands, mentions or the sender's own words.
         """
         is_named, start, entities = False, 0, message.entities or message.caption_entities
         quotes = [one for one in entities if "quot" in one.type]
@@ -189,10 +181,9 @@ class UpdateReader:
         return units.decode("utf-16-le").lower() == f"@{self.username}".lower()
 
     def _quote(self, message: Message) -> tuple[values.Quote | None, list[IncomingAttachment]]:
-        """Return the message that a person chose to reply to, with its files.
+        """Return the message that a person replied to, with its files.
 
-        Every message in a topic is formally a reply to the service message that created the topic. That reply is
-        ignored, because no person chose it.
+        A topic's first service message is ignored, because every message in the topic is formally a reply to it.
         """
         quoted = message.external_reply or message.reply_to_message
         if quoted is None or getattr(quoted, "forum_topic_created", None) is not None:
@@ -249,8 +240,6 @@ def read_reach(update: Update) -> ReachChange | None:
 
 @dataclass(frozen=True, slots=True)
 class _AddressedText:
-    """Text without a leading mention of the bot."""
-
     text: str
     is_named: bool = False
     is_bare_command: bool = False
@@ -258,10 +247,7 @@ class _AddressedText:
 
 
 def _thread_ref(message: telegram.MaybeInaccessibleMessage) -> str:
-    """Return the topic of a message, or an empty string if it has none.
-
-    In a group without topics, a reply also has a thread id, which is ignored.
-    """
+    """Return a message's topic, or an empty text. In groups without topics, the thread id of a reply is ignored."""
     thread = message.message_thread_id if isinstance(message, Message) and message.is_topic_message else None
     return "" if thread in (None, 1) else str(thread)  # 1 is the general topic, which needs no thread id
 
@@ -293,7 +279,6 @@ def _words_by(message: Message) -> str | None:
 
 
 def _name_of(source: telegram.TelegramObject) -> str:
-    """Return the name of a user or a chat, or of the source of a forwarded message."""
     for field in ("origin", "sender_user", "sender_chat", "from_user", "chat"):
         source = getattr(source, field, None) or source
     return next(filter(None, (getattr(source, name, "") for name in ("full_name", "title", "sender_user_name"))), "")
@@ -396,8 +381,7 @@ def unknown_content(message: Mapping[str, Any]) -> list[str]:
 def with_words(message: Any, bot: str) -> Any:
     """Return the message with the words of unknown content added to its text and to the replied-to message's text.
 
-    The text begins with the field's name, so it is never read as a command. A mention of `bot` in it addresses the
-    bot.
+    The text begins with the field's name, so it is never a command. A mention of `bot` in it addresses the bot.
     """
     if isinstance(answered := message.get("reply_to_message"), dict):
         message = {**message, "reply_to_message": with_words(answered, bot)}

@@ -53,8 +53,7 @@ class TelegramSender:
         """Turns whose placeholder might have been sent, but whose message id is unknown."""
 
     async def send(self, request: SendRequest) -> str:
-        """Deliver one part. It replaces the preview's placeholder if there is one, and otherwise becomes a new
-        message."""
+        """Deliver one part, which replaces the preview's placeholder or becomes a new message."""
         keyboard = await self._keyboard(request.part.buttons)
         part = request.part
         if request.is_plain:
@@ -143,10 +142,7 @@ class TelegramSender:
         file: OutboundFile | None,
         about: dict[str, Any],  # Any: arguments shared by all methods that send
     ) -> str | None:
-        """Send a text message, photo (for an image) or document (for other files).
-
-        Return None if the topic was deleted.
-        """
+        """Send a text message, photo (for an image) or document; None if the topic was deleted."""
         bot, chat_id = self._bot, chat.chat_ref
         if file is None:
             entities = _stored_entities(part)
@@ -189,10 +185,9 @@ class TelegramSender:
 
 
 async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] = ()) -> str | None:
-    """Await a call of the Bot API, and return the message id in the response, or an empty string if there is none.
+    """Return the message id in a Bot API response, or an empty string if it has none.
 
-    Returns None if the Bot API refuses the call with one of the texts in `unless`. An edit that changes nothing is
-    not an error.
+    Returns None if the refusal has one of the texts in `unless`. An edit that changes nothing is not an error.
     """
     try:
         made = await call
@@ -217,10 +212,9 @@ def _stored_entities(part: OutboundPart) -> dict[str, str] | None:
 
 
 def translated(error: TelegramError) -> errors.PlatformError:
-    """Translate the SDK's exception into one of ours, which tells the caller what to do next.
+    """Translate the SDK's exception into one of ours. After a 4xx status, the request had no effect.
 
-    A 4xx status means that the request had no effect. After a lost connection, a 5xx status or an unreadable
-    response, the outcome is unknown.
+    After a lost connection, a 5xx status or an unreadable response, the outcome is unknown.
     """
     match error:
         case NotSentError() | Conflict():

@@ -34,10 +34,7 @@ _CONFLICT = "Another process uses the same bot token (409); stop it, or give one
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Poller:
-    """Fetches updates, and acknowledges each one after its handler has stored it.
-
-    Telegram forgets updates before the `offset` of the next request, so the offset is the acknowledgement.
-    """
+    """Fetches updates. After a handler has stored them, the `offset` of the next request acknowledges them."""
 
     base_url: str
     request: BotApiRequest
@@ -60,7 +57,6 @@ class Poller:
                 await self._recover(error)
 
     async def _poll(self) -> None:
-        """Make one request, and store all updates in the response."""
         # At the start and after an error, poll without waiting, so that progress shows immediately.
         was_probe = self._is_probe
         wait = 0 if was_probe else self.settings.poll_seconds
@@ -81,10 +77,7 @@ class Poller:
             self._failures = 0
 
     async def _put(self, updates: Sequence[UpdateEvent]) -> int:
-        """Store the first updates, and return their number.
-
-        While the database is slow, look for a `/stop` in later updates.
-        """
+        """Store the first updates, and return their number. While the database is slow, look for a later `/stop`."""
         putting = asyncio.create_task(self.updates.store(updates), name="telegram-put")
         try:
             while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:
@@ -125,8 +118,7 @@ class Poller:
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
             self.health.change(AdapterState.BACKING_OFF, detail)
         if isinstance(error, Conflict):
-            # Two pollers interrupt each other, and each succeeds at times. The health state shows the conflict for two
-            # minutes.
+            # Two pollers interrupt each other, and each succeeds at times, so show the conflict for two minutes.
             self._conflict_until = time.monotonic() + 120
             delay = max(delay, self.settings.conflict_seconds)
         elif isinstance(error, FloodControl):
@@ -141,10 +133,7 @@ class Poller:
 
 
 def _explained(error: TelegramError) -> str:
-    """Return an explanation of the error for the operator.
-
-    Telegram's text is quoted only if it cannot contain a secret.
-    """
+    """Explain the error to the operator. Telegram's text is quoted only if it cannot contain a secret."""
     if isinstance(error, Conflict) and "webhook" in error.message.lower():
         return "A webhook is set for this bot (409), which blocks polling; stop the program that set it"
     if isinstance(error, Conflict):

@@ -34,10 +34,7 @@ class AmbiguousRequestError(NetworkError):
 
 
 class FloodControl(TelegramError):
-    """Response 429: the request had no effect, and no request is allowed for `retry_after` seconds.
-
-    Replaces the SDK's `RetryAfter`, which causes deprecation warnings.
-    """
+    """Response 429 without effect; wait `retry_after` seconds. The SDK's `RetryAfter` causes deprecation warnings."""
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"flood control for {retry_after:g} s")
@@ -93,11 +90,9 @@ class BotApiRequest(BaseRequest):
         connect_timeout: object = BaseRequest.DEFAULT_NONE,
         pool_timeout: object = BaseRequest.DEFAULT_NONE,
     ) -> tuple[int, bytes]:
-        """Return the status and the body of the response.
+        """Return the response's status and body. Of the timeouts, only a number as `read_timeout` is used.
 
         Raises `NotSentError`, `AmbiguousRequestError` or `FloodControl`.
-
-        Only `read_timeout` is used, and only if it is a number. The pool has fixed values for the other timeouts.
         """
         data = _encoded(request_data) if request_data is not None else None
         silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds
@@ -110,8 +105,7 @@ class BotApiRequest(BaseRequest):
             if response.status == HTTPStatus.TOO_MANY_REQUESTS:
                 raise FloodControl(_retry_after(body, response.headers.get("Retry-After")))
             if response.status >= HTTPStatus.MULTIPLE_CHOICES and not _is_from_bot_api(body):
-                # This response comes from a proxy or a starting server. The SDK would treat any 404 as a rejected
-                # token.
+                # This response is from a proxy or a starting server. The SDK would read any 404 as a rejected token.
                 problem = f"something other than the Bot API answered {response.status}"
                 raise (
                     AmbiguousRequestError(problem)
@@ -122,10 +116,7 @@ class BotApiRequest(BaseRequest):
 
     @asynccontextmanager
     async def stream(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a GET request to `url`, and yield the response before its body is read.
-
-        Raises the errors of `do_request`, even while the caller reads the body.
-        """
+        """Yield the response before its body is read. Raises the errors of `do_request`, also within the block."""
         async with self._open("GET", url, self._request_seconds) as response:
             yield response
 
@@ -171,7 +162,6 @@ class BotApiRequest(BaseRequest):
 
 
 def _encoded(request_data: RequestData) -> aiohttp.FormData:
-    """Return the parameters as a form, with several parts if there are files."""
     form = aiohttp.FormData(
         request_data.json_parameters, quote_fields=False
     )  # quoting would show people names with %20

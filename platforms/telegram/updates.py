@@ -60,10 +60,7 @@ class UpdateHandler:
     """Kinds of received updates that we do not handle."""
 
     def read(self, raw: dict[str, Any]) -> UpdateEvent:  # Any: JSON as the Bot API sent it
-        """Read an update.
-
-        The content of an unreadable update is the error, so that it does not block later updates.
-        """
+        """Read an update. The content of an unreadable one is the error, so that later updates can pass."""
         content: Content
         try:
             content = self.reader.plain_text(raw)
@@ -157,10 +154,7 @@ class UpdateHandler:
 
 
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
-    """Return a message whose unreadable parts are renamed.
-
-    It counts as forwarded if one of these parts marks a forwarded message.
-    """
+    """Rename a message's unreadable parts. It counts as forwarded if one of them marks a forwarded message."""
     if isinstance(answered := known.get("reply_to_message"), dict):
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}

@@ -28,10 +28,7 @@ log = structlog.get_logger(__name__)
 async def webhook_server(
     webhook: WebhookSettings, secret: str, updates: UpdateHandler, health: HealthState
 ) -> AsyncIterator[None]:
-    """Serve the webhook's address within an `async with` block.
-
-    Raises `PlatformUnavailable` on entering if the port cannot be opened.
-    """
+    """Serve the webhook's address. Raises `PlatformUnavailable` on entering if the port cannot be opened."""
     app = web.Application(client_max_size=1_000_000)  # text and entities are much smaller
     handler = WebhookHandler(secret.encode(), updates, health)
     app.router.add_post(urlsplit(webhook.url or "").path or "/", handler.receive)
@@ -57,10 +54,7 @@ class WebhookHandler:
         self._quiet_until = 0.0
 
     async def receive(self, request: web.Request) -> web.Response:
-        """Store the update in a request, and respond with 200 after the commit.
-
-        Telegram repeats the request after any other response.
-        """
+        """Store an update, then respond with 200. After any other response, Telegram repeats the request."""
         given = request.headers.get("X-Telegram-Bot-Api-Secret-Token", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, self._secret):
             self._refused += 1
