@@ -83,9 +83,8 @@ def framed(stored: str) -> str:
 def unframed(text: str) -> str | None:
     """Return the summary from a handoff with its frame, or None if the text is not a handoff.
 
-    Text after the end marker is a person's message that was joined to the handoff. It is appended to the summary. In
-    handoffs from other gateways, text between the prefix and the first heading is dropped, because it contains
-    instructions for the model.
+    A person's message that was joined after the end marker is appended. Text of other gateways before the first heading
+    is dropped, because it instructs the model.
     """
     stripped = text.lstrip()
     prefix = next((mark for mark in (SUMMARY_PREFIX, *OLDER_PREFIXES) if stripped.startswith(mark)), None)

@@ -1,7 +1,6 @@
 """Memory flush: before a compression, a model saves facts that other conversations need.
 
-The model reads messages from people and the assistant, but no tool results or handoffs. The model request and the reply
-are not stored as messages.
+The model reads only messages from people and the assistant. Its request and reply are not stored as messages.
 """
 
 import asyncio
@@ -59,16 +58,12 @@ class MemoryWriter:
     redact: Callable[[str], str]
     clock: Clock
     is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
-    """Returns True if everybody in a chat is allowed to use a tool. Chats without access to `memory` are not
-    flushed."""
+    """Returns True if everybody in a chat may use a tool. Chats without access to `memory` are not flushed."""
     is_shared_on: bool = True
     """True to also flush shared chats, where any member can influence the notes."""
 
     async def flush(self, job: CompressionJob) -> None:
-        """Let a model write notes: the model configured for notes, or the conversation's model.
-
-        Failures are only logged.
-        """
+        """Let the model for notes, or else the conversation's model, write notes. Failures are only logged."""
         route, rows = job.flush_route, words_of_people(job.view.transcript)
         newest = next((row for row in reversed(rows) if row.origin is Origin.HUMAN), None)
         if route is None or route.client.breaker.open is not None or newest is None:

@@ -1,7 +1,6 @@
 """Prompts: the system prompt of a session, and the model request for a view.
 
-A session's system prompt is assembled once and stored. It contains nothing that changes during the session, so
-providers can cache it.
+A system prompt is assembled once and stored. Nothing in it changes, so providers can cache it.
 """
 
 import asyncio
@@ -81,9 +80,8 @@ class PromptBuilder:
     ) -> ModelRequest:
         """Return the next model request for a view, without an output limit.
 
-        `threshold`: prompt tokens at which the conversation is compressed. `maker`: the model's name from
-        `agent.model.base.made_by`. Only this model's reasoning is sent back. `images`: None if the model cannot see
-        images.
+        `threshold`: prompt tokens at which the conversation is compressed. `maker`: `agent.model.base.made_by` of the
+        only model whose reasoning is sent back. `images`: None if the model cannot see images.
         """
         style = WireStyle(
             is_shared=conversation.chat_kind.is_shared,
@@ -133,10 +131,7 @@ SUBAGENT = (
 
 
 def subagent_prompt(tool_names: Collection[str]) -> str:
-    """Return the system prompt for sub-agents with these tools.
-
-    It has no persona, because sub-agents do not talk to people.
-    """
+    """Return the system prompt for sub-agents with these tools, without a persona: they do not talk to people."""
     return "\n\n".join((SUBAGENT, _how_messages_look(ChatKind.DIRECT), _tool_guidance(tool_names)))
 
 

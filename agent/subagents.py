@@ -1,7 +1,4 @@
-"""Sub-agents: turns inside a turn, whose cost is charged to the conversation.
-
-A sub-agent has fewer tools and ends with a report.
-"""
+"""Sub-agents: turns with fewer tools inside a turn. They end with a report, and the conversation pays for them."""
 
 import asyncio
 import time
@@ -66,10 +63,7 @@ class SubagentAccess(OpenAccess):
         return self.access.refusal(tool, chat, kind, self.person)
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy:
-        """Return the policy for a call that writes or executes.
-
-        Calls that need approval are denied, because a sub-agent cannot ask for it.
-        """
+        """Return a call's policy. Calls that need approval are denied: a sub-agent cannot ask for it."""
         return Policy.ALLOW if self.access.policy(tool, chat) is Policy.ALLOW else Policy.DENY
 
 
@@ -97,9 +91,8 @@ class SubagentRunner:
     ) -> str:
         """Run the sub-agent that a tool call requests, and return its report.
 
-        An interrupted sub-agent continues from its stored rows. While the store is unavailable, the sub-agent waits.
-        Raises `ToolError` if there is no report. If the call is cancelled, the sub-agent can continue later from its
-        stored steps.
+        An interrupted or cancelled sub-agent continues from its stored rows, and waits while the store is unavailable.
+        Raises `ToolError` if there is no report.
         """
         access = SubagentAccess(access=self.access, person=parent.started_by)
         for name in tools or ():
@@ -157,7 +150,6 @@ class SubagentRunner:
         return text
 
     def _agent(self, turn: RunningTurn, access: SubagentAccess) -> Agent:
-        """Return an agent for one turn, with the built-in context engine."""
         offers = OfferRegistry(self.tools, self.store, access)
         names = [tool.name for tool in offers.usable(turn.chat, turn.chat_kind)]
         return Agent(

@@ -30,8 +30,7 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
     "<|channel|>commentary<|message|>": None,
     "<|channel|>final<|message|>": None,
 }
-"""Opening markers, each with the pattern that ends its reasoning. None: the marker is removed and does not start
-reasoning."""
+"""Opening markers with patterns that end their reasoning. None: the marker is removed and does not start reasoning."""
 _LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>")
 _UNOPENED: Final = re.compile(rf"</({'|'.join(_NAMES)})>", re.IGNORECASE)
 _WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?=\S)(.*)", re.DOTALL)

@@ -21,8 +21,7 @@ MESSAGE_TOKENS = 4
 CALL_TOKENS = 10
 """Estimated tokens of the id and frame of a tool call or a tool result."""
 BLOCK_TOKENS = 14
-"""Estimated tokens of the tags around a document or quotation, or of the line about an image that the model cannot
-see."""
+"""Estimated tokens of the tags around a document or quotation, or of the line about an image that is not shown."""
 _WEIGHTS = {
     # words, by the character before them, and capitals; long words count more
     **{b"sl": 0.845, b"pl": 1.138, b"ul": 0.824, b"dl": 0.8, b"nl": 0.86, b"llllll": 0.345},
@@ -100,14 +99,11 @@ def cached_text_tokens(text: str) -> EstimatedTokens:
 class RowTokenCache:
     """Token sizes of rows, measured once because rows never change. The cache is thread-safe.
 
-    The key contains a row's text as well as its id, because a row that was shortened for a summary keeps its id.
+    The key contains a row's text, because a row that was shortened for a summary keeps its id.
     """
 
     def __init__(self, kept: int = 32_768) -> None:
-        """Create a cache for the sizes of the latest rows, at most 2 * `kept`.
-
-        The default is enough for several long conversations.
-        """
+        """Create a cache for the latest rows, at most 2 * `kept`. The default fits several long conversations."""
         self._kept = kept
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
@@ -126,8 +122,7 @@ class RowTokenCache:
             if size is None:
                 size = _row_tokens(row, max_result_characters)
             if len(self._young) >= self._kept:
-                # Drop entries by generation, not in LRU order, so no thread iterates over a dict that another one
-                # changes.
+                # Drop whole generations, not single entries: no thread may iterate over a dict that another changes.
                 self._old, self._young = self._young, {}
             self._young[key] = size
         if reasoning_of and row.body.reasoning is not None and row.body.reasoning.made_by == reasoning_of:
@@ -154,7 +149,6 @@ def _key(row: Message, max_result_characters: int) -> int:
 
 
 def _shown(row: Message, max_result_characters: int) -> int:
-    """Return how many characters of a row's text are sent."""
     length = len(row.text or "")
     return min(length, max_result_characters) if row.role is MessageRole.TOOL else length
 

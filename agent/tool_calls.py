@@ -63,8 +63,8 @@ class ToolCallRunner:
     ) -> None:
         """Finish the calls that have no result yet because of a crash or an approval request.
 
-        A call that never started runs. A call that started but has no result may have taken effect: if its tool only
-        reads, it runs again; otherwise its outcome is unknown.
+        A call that never started runs. A started call may have taken effect: it runs again if its tool only reads,
+        otherwise its outcome is unknown.
         """
         runs = await self.store.read(load_tool_runs, message.id)
         begun = [call for call in calls if call.id in runs and not self._is_read_only(call, context)]
@@ -82,7 +82,7 @@ class ToolCallRunner:
     async def run(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> None:
         """Run the calls in one model reply in parallel, after their start is committed.
 
-        Raises `ApprovalNeededError` if some calls need approval. By then, all other calls have results.
+        Raises `ApprovalNeededError` if some need approval, after all others have results.
         """
         sorted_calls = await self._sort(message, calls, context)
         ready, refused = sorted_calls.ready, sorted_calls.refused
@@ -210,9 +210,7 @@ WHERE m.turn_id = :turn_id AND m.role = 'tool' AND m.seq > 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultBudget:
-    """Size limits of tool results in a prompt: a number of characters and a share of the input window.
-
-    The smaller applies.
+    """Size limits of tool results in a prompt: the smaller of a number of characters and a share of the input window.
 
     A result over its limit becomes a preview. If a round is over its limit, its largest results become previews until
     the round fits. The model can find the full text by search and open it by its recall id.
@@ -253,10 +251,7 @@ class ResultBudget:
     def spill(
         self, db: Connection, turn_id: TurnId, tools: Mapping[str, Tool], input_window: Tokens, now: Millis
     ) -> int:
-        """Replace the largest results of a turn's newest round with previews until the round fits.
-
-        Return their number.
-        """
+        """Make previews of the largest results of a turn's newest round until it fits. Return their number."""
         names = dict(db.execute(_WHOLE_RESULTS, {"turn_id": turn_id}).fetchall())
         rows = [load_message(db, row_id) for row_id in names]
         length, room_tokens = sum(len(row.text or "") for row in rows), input_window * 2 * RESULT_SHARE // 100

@@ -42,8 +42,7 @@ log = structlog.get_logger()
 MAX_OVERFLOWS = 3
 """Maximum number of times that a turn compresses a prompt because it is too long. After that, the turn fails."""
 MAX_TOOL_ROUNDS = 50
-"""Maximum number of rounds of tool calls. After that, the model must answer, because it is probably going in
-circles."""
+"""Maximum number of rounds of tool calls. Then the model must answer, because it is probably going in circles."""
 
 CUT_OFF = (
     "*(This answer reached the output limit and stops here. Write “go on” to continue it. For longer answers, raise "
@@ -120,9 +119,9 @@ class Agent:
         """Create an agent. `pending`: unfinished compressions, shared by all agents of a store.
 
         `listeners` receive the events of compressions. `before_split` runs before each compression. `on_wait` runs when
-        a turn waits a long time for a compression. `redact` removes secrets from the input and output of summaries.
-        `make_engine` wraps the built-in context engine in another engine. The tools of that engine are added to those
-        of `prompts`. `delegate` runs sub-agents.
+        a turn waits a long time for one. `redact` removes secrets from the input and output of summaries. `make_engine`
+        wraps the built-in context engine in another one, whose tools are added to those of `prompts`. `delegate` runs
+        sub-agents.
         """
         self._delegate, self._store, self._clock, self.prompts = delegate, store, clock, prompts
         self._max_tool_rounds, self._views, tools = max_tool_rounds, ViewCache(store), prompts.tools
@@ -159,14 +158,14 @@ class Agent:
         model: ModelHandle,
         prompt: MeasuredPrompt | None = None,
     ) -> Answer:
-        """Run a turn until it has an answer. Start at the step that the stored rows show.
+        """Run a turn from the step that the stored rows show until it has an answer.
 
         While the answer is being written, `on_text` receives its whole text so far. It must not block. `prompt`: the
         prompt that hygiene has just measured, if nothing was stored since then.
 
-        Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped. After a cancellation, the next
-        run continues after the last finished step. The cancelled run can still have a write in the store's queue. So
-        before you run the turn again in the same process, await another write, such as `journal.take_up`.
+        Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped. A cancelled run can still have
+        a write in the store's queue. So before you run the turn again in the same process, await another write, such as
+        `journal.take_up`.
         """
         view = await self._view(turn.conversation, model, prompt)
         if prompt is not None and prompt.request.system == view.session.system_prompt:
@@ -249,10 +248,7 @@ class Agent:
     async def _complete(
         self, state: _RunState, view: View, prompt: MeasuredPrompt | None
     ) -> tuple[MeasuredPrompt, CompletedCall]:
-        """Return the model's reply to a view.
-
-        Compress before the call if needed, and again if the prompt turns out not to fit.
-        """
+        """Return the reply to a view. Compress before the call, and again if the prompt does not fit."""
         conversation, model = state.turn.conversation, state.model
         layer: Layer = "in_loop" if state.rounds else "preflight"
         while True:
@@ -352,7 +348,7 @@ class Agent:
 
 
 def _lower_output(request: ModelRequest, error: OutputCapExceeded) -> int:
-    """Return a lower output limit for one call: the provider's limit, or else half of the requested one.
+    """Return a lower output limit for a call: the provider's, or else half of the requested one.
 
     Raises `error` if the lower limit is below 256 tokens.
     """

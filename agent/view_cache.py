@@ -67,7 +67,6 @@ def _load_since(db: Connection, lineage_id: LineageId, known: View | None) -> Vi
 
 
 def _has_only_grown(known: View, tip: Session) -> bool:
-    """Return True if the view of `tip` is `known` plus rows at its end."""
     before = known.session
     return (before.id, before.version, before.next_view_seq) == (tip.id, tip.version, tip.next_view_seq)
 

@@ -9,9 +9,7 @@ from pathlib import Path
 async def run_worker(script: Path, *arguments: str, seconds: float, data: bytes | None = None) -> tuple[int, bytes]:
     """Run a worker with `data` as its input, and return its exit code and output.
 
-    A worker that takes too long is killed.
-
-    Raises `TimeoutError`, or `OSError` if the process cannot be started.
+    Raises `TimeoutError` if it is killed after `seconds`, or `OSError` if it cannot start.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(script), *arguments),

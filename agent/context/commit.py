@@ -69,10 +69,7 @@ _SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 def commit_compression(
     db: Connection, attempt: CompressionResult, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
-    """Commit a prepared compression, or record that the attempt did not produce one. Return the outcome and its events.
-
-    Writes nothing if another compression was committed first.
-    """
+    """Commit a prepared compression, or record a failed attempt. Write nothing if another one was committed first."""
     job, prepared = attempt.job, attempt.result
     session, conversation = load_session(db, job.view.session.id), job.conversation
     # A turn may have changed the state while the summary was written, so keep its changes.
@@ -118,9 +115,9 @@ def _child_prompt(job: CompressionJob, system: str) -> str:
 
 
 def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequence[TodoRow]) -> list[ContextItem]:
-    """Return the child session's context, with a row that lists open to-do items and instructions to read again.
+    """Return the child session's context, with a row after the handoff: open to-do items, and what to read again.
 
-    The row comes after the handoff. Each child session gets a new one, so an undo restores the parent's list.
+    Each child session gets a new row, so an undo restores the parent's list.
     """
     earlier = {row.id for row in job.view.transcript if row.origin is Origin.TODO}
     items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]

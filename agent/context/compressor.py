@@ -72,10 +72,7 @@ class Engine(Protocol):
         """Return the compression that a conversation needs before its next model call, or None."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Return a prepared compression, or the reason why there is none, and the new state.
-
-        Never raises an engine's errors.
-        """
+        """Return a compression, or the reason why there is none, and the new state. Raises no error of an engine."""
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         """Return a preview of a compression, without a model call or a write. Can run in a thread."""
@@ -98,8 +95,6 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """Rows chosen for a compression, before a summary exists."""
-
     cut: Cut
     wanted: SummaryJob
     carried: Carried
@@ -312,7 +307,7 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 
     For automatic compression, at least 10 % of the threshold must be new since the last handoff. Otherwise, one
     compression would soon follow another. `/compress` must only make the middle shorter by `_MIN_CONTENT` tokens.
-    `content`: tokens that would leave the view. `fresh`: tokens among them that no handoff replaces yet.
+    `content`: tokens that would leave the view. `fresh`: those that no handoff replaces yet.
     """
     if job.must_shrink or job.message_limit is not None:
         return True
@@ -323,14 +318,12 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 
 
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
-    """Return True if a compression in a small window can be postponed.
+    """Return True if a compression would free less than 60 % of the threshold and there is still room.
 
-    This is the case if the compression would free less than 60 % of the threshold and there is still room.
-
-    Without this check, every second turn could compress. There is room if the prompt stays below the hygiene limit
-    after its expected growth, which is the larger of two numbers. The first is the number of tokens added in the last
-    30 seconds (the time that a typical summary takes), without the newest step. The second is the size of the largest
-    of the last three steps of the same kind (after a message, or after tool results).
+    Without this check, every second turn could compress in a small window. There is room if the prompt stays below the
+    hygiene limit after its expected growth, which is the larger of two numbers. The first is the number of tokens added
+    in the last 30 seconds (the time of a typical summary), without the newest step. The second is the size of the
+    largest of the last three steps of the same kind (after a message, or after tool results).
     """
     limits, rows = job.limits, job.view.transcript
     freed = min(fresh, content - limits.summary_tokens(content) - _FRAME_TOKENS)
@@ -347,10 +340,9 @@ def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: in
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
-    """Return True if a cut removes too little: too few tokens, or too few messages when their number is the problem.
+    """Return True if a cut removes too few tokens, or too few messages when their number is the problem.
 
-    Also return True if the provider refused a prompt that should have fitted, because its images probably had too many
-    bytes.
+    Also return True if the provider refused a prompt that should have fitted: its images probably had too many bytes.
     """
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
@@ -364,10 +356,7 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
 async def ask_route(
     route: SummaryRoute, job: CompressionJob, request: ModelRequest, read: Callable[[ModelReply], str], seconds: float
 ) -> str:
-    """Send a request to a route. Return the text that `read` gets from the reply; `read` runs in a thread.
-
-    Raises `ModelError`.
-    """
+    """Send a request, and return what `read` gets from the reply in a thread. Raises `ModelError`."""
     room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
     request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
     done = await route.client.complete(request, purpose="summary", within=seconds)

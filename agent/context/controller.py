@@ -64,8 +64,7 @@ log = structlog.get_logger()
 PRESSURE_PERCENT = 85
 """Prompt size at which people are warned that a compression is near, in percent of the threshold."""
 MAX_PASSES = 3
-"""Maximum number of compressions before one model call. A conversation can need several after a switch to a model with
-a much smaller window."""
+"""Maximum number of compressions before one model call. A switch to a much smaller window can need several."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -117,8 +116,7 @@ class ContextController:
     async def compress_before_turn(self, prompt: MeasuredPrompt, *, message_limit: int | None) -> None:
         """Compress for hygiene, unless automatic compression is held back.
 
-        A turn whose prompt still fits waits at most `hold_seconds`. `message_limit`: set if the reason is the number of
-        messages, not their size.
+        A turn whose prompt still fits waits at most `hold_seconds`. `message_limit`: set if messages are too many.
         """
         ready = await self._ready(prompt, "hygiene")
         if ready is None:
@@ -139,8 +137,8 @@ class ContextController:
     ) -> MeasuredPrompt:
         """Compress before a model call if the prompt reaches the threshold, and again as long as this helps.
 
-        While the prompt still fits, the call does not wait for a compression in the background or for one that is
-        already pending. `known`: the prompt of the view, if it was already measured.
+        While the prompt still fits, the call waits neither for a background compression nor for a pending one. `known`:
+        the prompt of the view, if it was already measured.
         """
         if known is None:  # if the prompt is known, `measure` has already asked
             await model.profile.ask()
@@ -168,10 +166,7 @@ class ContextController:
     async def compress_as_asked(
         self, conversation: ConversationRef, model: ModelHandle, view: View, focus: str | None
     ) -> None:
-        """Compress between two steps because a tool call requested it.
-
-        Do nothing if automatic compression is held back.
-        """
+        """Compress between two steps because a tool requested it, unless automatic compression is held back."""
         ready = await self._ready(await self._measure.measure(conversation, model, view), "in_loop")
         if ready is not None:
             await self._compress(ready, self._job(ready, "in_loop", focus=focus))
@@ -179,7 +174,7 @@ class ContextController:
     async def after_overflow(
         self, conversation: ConversationRef, model: ModelHandle, error: ContextOverflow | None
     ) -> bool:
-        """Compress a prompt that is too long. Use a pending compression first. Return False if that did not help.
+        """Compress a prompt that is too long; a pending compression goes first. Return False if that did not help.
 
         `error`: the provider's refusal, or None if the prompt was not sent.
         """
@@ -247,10 +242,7 @@ class ContextController:
         return await asyncio.to_thread(self.engine.preview, job)
 
     async def plan_undo(self, conversation: ConversationRef, model: ModelHandle) -> UndoPreview | None:
-        """Return a preview of undoing the newest compression, or None if it cannot be undone.
-
-        `commit.settle_undo` undoes it.
-        """
+        """Return a preview of undoing the newest compression (`commit.settle_undo`), or None if it cannot be undone."""
         await self.pending.drop(conversation.lineage_id)
         plan = await self.store.read(plan_undo, conversation.lineage_id)
         if plan is None:
@@ -263,10 +255,7 @@ class ContextController:
         return UndoPreview(plan=plan, tokens=EstimatedTokens(prompt.estimated + since), limits=prompt.limits)
 
     async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
-        """Tell the engine that a conversation was ended by `/new` (`was_reset`) or by the idle reset.
-
-        Call this after the transaction.
-        """
+        """Tell the engine, after the transaction, that `/new` (`was_reset`) or the idle reset ended a conversation."""
         view = await self.store.read(load_ended, session_id)
         if view is not None:
             await self.pending.drop(view.session.lineage_id)
@@ -277,9 +266,8 @@ class ContextController:
     ) -> PressureEvent | None:
         """Learn from a provider's token count, judge the last compression, and return a warning if people need one.
 
-        If the provider reports no counts, `usage` is None, and the compression is judged by the estimate. If it were
-        not judged, a useless compression could repeat forever. `is_last`: the reply is the turn's answer, which can
-        carry the warning.
+        `usage`: None if the provider reports no counts. The estimate then judges the compression, because a useless one
+        could otherwise repeat forever. `is_last`: the reply is the turn's answer, which can carry the warning.
         """
         stored, lineage_id = state_of(prompt.view.session.context_state), prompt.conversation.lineage_id
         tokens = prompt.estimated if usage is None else usage.prompt
@@ -321,8 +309,7 @@ class ContextController:
     ) -> PressureEvent | None:
         """Return a warning each time the prompt grows past the pressure line.
 
-        The transaction that stores the answer records the warning. This method only records when the prompt falls below
-        the line again.
+        The transaction that stores the answer records the warning. Only a fall below the line is recorded here.
         """
         will_compress = prompt.model.context.enabled and not (state.is_blocked or state.held_at)
         threshold = self._threshold(prompt)
@@ -341,10 +328,7 @@ class ContextController:
         return PressureEvent(tokens=reported, threshold=threshold, percent=percent, session_id=session_id, level=level)
 
     def _threshold(self, prompt: MeasuredPrompt) -> Tokens:
-        """Return the prompt size at which the engine compresses.
-
-        A plugin can choose its own, so verdicts must also use this.
-        """
+        """Return the prompt size at which the engine compresses. A plugin can choose its own."""
         return self.engine.threshold(prompt.conversation.lineage_id, prompt.limits)
 
     def _tell(self, db: Connection, conversation: ConversationRef, events: Sequence[ContextEvent], now: Millis) -> None:
@@ -355,7 +339,7 @@ class ContextController:
     async def _compress(
         self, prompt: MeasuredPrompt, job: CompressionJob, *, seconds: float | None = None
     ) -> CompressionOutcome | None:
-        """Start a compression unless one is pending, wait until it is prepared, and commit it.
+        """Commit a compression when it is prepared. Start one if none is pending.
 
         If the prompt still fits, wait at most `seconds`, and return None if the compression is not ready by then.
         """
@@ -390,7 +374,6 @@ class ContextController:
         return CompressionResult(job=job, result=result, state=after, system_prompt=system_prompt, took_ms=took_ms)
 
     async def _take_finished(self, conversation: ConversationRef, model: ModelHandle) -> CompressionOutcome | None:
-        """Commit the conversation's pending compression if it is prepared."""
         result = await self.pending.take_finished(conversation.lineage_id)
         if result is None:
             return None

@@ -156,10 +156,7 @@ def _head_end(
     *,
     upto: int,
 ) -> int:
-    """Return the end of the head. It contains the first `protect_first_n` rows that fit its token limit.
-
-    Exchanges stay whole.
-    """
+    """Return the end of the head: the first `protect_first_n` rows that fit its limit, with whole exchanges."""
     if rules.keeps_head_once and any(row.origin is Origin.SUMMARY for row in transcript):
         return 0
     end = used = 0
@@ -181,10 +178,7 @@ def _end_of_answer(
     head_end: int,
     upto: int,
 ) -> int:
-    """Return the end of a head that is extended to the next answer.
-
-    If that does not fit, it ends after an earlier answer.
-    """
+    """Return the end of a head extended to the next answer or, if that does not fit, cut at an earlier answer."""
     if head_end == 0 or _is_answer(transcript[head_end - 1]):
         return head_end
     used = sum(sizes[:head_end])
@@ -205,7 +199,6 @@ def _end_of_earlier_answer(transcript: Transcript, exchanges: Sequence[_Exchange
 
 
 def _is_answer(row: Message) -> bool:
-    """Return True for assistant text without tool calls."""
     return row.role is MessageRole.ASSISTANT and is_shown(row) and not row.body.calls
 
 

@@ -31,8 +31,7 @@ from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, 
 
 LINE_CHARACTERS = 200
 READ_CHARACTERS = 200_000
-"""Maximum number of characters to read from all messages together, newest first. The model can still find older
-messages with the history tools."""
+"""Maximum number of characters to read from all messages, newest first. History tools can find older messages."""
 MIN_LINE_TOKENS = 6
 _EXTENSIONS = (
     "py|md|txt|json|ya?ml|toml|sql|sh|jsx?|tsx?|css|html?|log|db|csv|ini|conf|cfg|service|xml|pdf|docx?|xlsx?|pptx?"
@@ -46,8 +45,7 @@ _FILE = re.compile(
     rf"|[^\x00-\x7f]{{1,30}}\.(?:{_EXTENSIONS})(?![A-Za-z0-9_])"
 )
 _Findings: TypeAlias = dict[str, dict[str, str]]
-"""Lines of the record by heading and finding, newest first. Each finding appears once, with the newest message that
-contains it."""
+"""Lines of the record by heading and finding, newest first. Each finding keeps the newest message that contains it."""
 _OPENING: Final = (
     "No summary could be made of the {count} that this record replaces. It only lists extracted lines, newest first. "
     "Continue from the recent messages and the current state of things. Look up anything else that you need with the "
@@ -59,10 +57,7 @@ _EARLIER: Final = "## Earlier record"
 def deterministic_summary(
     rows: Transcript, previous: str | None, *, redact: Redact, limit: Tokens, removed: int
 ) -> str:
-    """Return a record of `rows` with about `limit` tokens or less.
-
-    `removed`: number of messages that the record replaces.
-    """
+    """Return a record of about `limit` tokens or less that replaces `removed` messages."""
     text = _OPENING.format(count="one message" if removed == 1 else f"{removed:,} messages")
     room = limit - estimated_text_tokens(text)
     request = _newest_request(rows, redact, room * 40 // 100)

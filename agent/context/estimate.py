@@ -23,16 +23,12 @@ MIN_LEARNED_TOKENS = 100
 MIN_STEP = 0.2
 """Minimum weight of a new token count. Older counts lose weight, because a provider can change its tokenizer."""
 MAX_STRIDE = 1.5
-"""Maximum factor between the scale of one token count and the learned scale. Larger differences are reduced to this
-factor."""
+"""Maximum factor between the scale of one token count and the learned scale. Larger differences are reduced."""
 SETTLED_SAMPLES = 3
 
 
 class Estimator:
-    """Estimates prompt sizes for one model on one route, and learns from reported counts.
-
-    Several threads can use it.
-    """
+    """Estimates prompt sizes for one model on one route, and learns from reported counts. It is thread-safe."""
 
     def __init__(self, calibration: Calibration | None = None, sizes: RowTokenCache = ROW_TOKENS) -> None:
         self._calibration = calibration or Calibration()
@@ -66,10 +62,7 @@ class Estimator:
         return self._scaled(self.size(request))
 
     def is_quick(self, request: ModelRequest) -> bool:
-        """Return True if an estimate is fast enough for the event loop.
-
-        This is the case if there are few rows or their sizes are cached.
-        """
+        """Return True if an estimate is fast enough for the event loop: few rows, or cached sizes."""
         rows = request.transcript
         return len(rows) < 100 or self._sizes.has(rows[0], request.style.max_result_characters)
 
@@ -93,8 +86,8 @@ class Estimator:
     ) -> bool:
         """Learn from the token count that a provider reports for a request. Return False if the count is impossible.
 
-        `view` makes it possible to learn the token cost of images in long conversations: its session has the previous
-        count, so only the rows between the two counts are uncertain. `size`: size of the request, if known.
+        `view`: helps to learn the token cost of images in long conversations. Its session has the previous count, so
+        only the rows between the two counts are uncertain. `size`: size of the request, if known.
         """
         whole = size or self.size(request)
         if not _is_possible(reported, whole):
@@ -118,10 +111,7 @@ class Estimator:
         self._calibration = msgspec.structs.replace(known, scale=scale, samples=known.samples + 1)
 
     def _learn_price(self, request: ModelRequest, reported: int, whole: Size, view: View | None) -> bool:
-        """Learn how many tokens an image costs.
-
-        Return False if a 10 % error in the text estimate could distort the result.
-        """
+        """Learn an image's token cost. Return False if a 10 % error in the text estimate could distort the cost."""
         known = self._calibration
         doubtful, rest, scale = whole, float(reported), known.scale
         before = view.session.reported_prompt_tokens if view is not None else None
@@ -142,10 +132,7 @@ class Estimator:
         return True
 
     def _is_likely(self, reported: int, covered: Size) -> bool:
-        """Return True if a count fits the learned scale.
-
-        A count can be too low, because some providers omit cached tokens.
-        """
+        """Return True if a count fits the learned scale. Some providers omit cached tokens, so it can be too low."""
         known = self._calibration
         return known.samples < SETTLED_SAMPLES or reported >= known.scale * covered.text * 0.5
 
@@ -165,7 +152,6 @@ class Estimator:
         return self._calibration.image_tokens * size.images
 
     def _since(self, session: Session, request: ModelRequest) -> Size:
-        """Return the size of the rows that the session's last report does not cover."""
         seq = session.reported_at_seq or 0
         # The rows that belong to the session itself are at the end, in order.
         own = takewhile(lambda row: row.session_id == session.id, reversed(request.transcript))

@@ -31,8 +31,7 @@ ENTRY_TOKENS = 18
 GAP_TOKENS = 8
 """Estimated tokens of the line that says how many messages are not shown."""
 RECORD_LINES = 1_000
-"""Maximum number of lines of an earlier record. A longer record cannot be from this gateway, so its middle is
-removed."""
+"""Maximum number of lines of an earlier record. A longer one is not from this gateway, so its middle is removed."""
 QUOTED_CHARACTERS = 20_000
 """Maximum number of characters in one message that are searched for facts, rules and findings."""
 _WHOLE = 1 << 40
@@ -91,10 +90,7 @@ def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
 
 
 def clean(text: str, redact: Redact) -> str:
-    """Return `text` without secrets and tags.
-
-    Clean a text before you cut it, because half a secret is not recognised.
-    """
+    """Return `text` without secrets and tags. Call this before you cut a text: half a secret is not recognised."""
     return _untagged(redact(text))
 
 
@@ -206,10 +202,7 @@ def speaker_name(text: str | None) -> str:
 
 
 def _row_tokens(row: Message) -> int:
-    """Return the estimated tokens of a row.
-
-    Sizes of pruned rows are not cached, so one token per three bytes is assumed.
-    """
+    """Return the estimated tokens of a row: one per three bytes for pruned rows, whose sizes are not cached."""
     if row.role is not MessageRole.TOOL and not row.body.calls:
         return ROW_TOKENS.text_tokens(row, _WHOLE)
     texts = [row.text or "", *(call.arguments for call in row.body.calls)]
@@ -224,10 +217,7 @@ def _length(row: Message) -> int:
 
 
 def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) -> int:
-    """Return the largest length per message at which all rows fit, from 240 to 6,000 characters.
-
-    Return 240 if they never fit.
-    """
+    """Return the largest length per message, from 240 to 6,000 characters, at which all rows fit, or else 240."""
     sizes = range(240, 6_001)
     count = bisect_right(sizes, limit, key=lambda size: sum(map(_cost, costs, lengths, repeat(size))))
     return sizes[max(0, count - 1)]
@@ -278,10 +268,7 @@ class _Section:
         return bool(self._order)
 
     def drop(self) -> int:
-        """Drop the next line and return the freed tokens.
-
-        The first drop also adds a note, so it frees 10 tokens fewer.
-        """
+        """Drop the next line and return the freed tokens: 10 fewer for the first, which adds a note."""
         index = self._order.pop()
         self.tokens -= self._sizes[index]
         freed = self._sizes[index] - (0 if self._dropped else 10)
@@ -315,10 +302,7 @@ def fitted(text: str, limit: Tokens) -> str:
 
 
 def bounded(text: str, redact: Redact) -> str:
-    """Return the beginning of a text, without secrets and tags.
-
-    To save time, a long text is cut first if the cut cannot split a secret.
-    """
+    """Return the beginning of a text, without secrets and tags. A long text is cut first if no secret is split."""
     if len(text) > QUOTED_CHARACTERS:
         cut = seam(text, QUOTED_CHARACTERS - 4_000, QUOTED_CHARACTERS)
         text = text if cut is None else text[:cut]
@@ -331,9 +315,6 @@ def without_unseen(text: str) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return a text on one line of at most `limit` characters.
-
-    Clean the text before you call this, because the cut could split a secret.
-    """
+    """Return a text on one line of at most `limit` characters. Clean it first, because the cut could split a secret."""
     line = without_unseen(text[: limit * 4]).strip()
     return line if len(line) <= limit and len(text) <= limit * 4 else f"{line[: limit - 1]}…"

@@ -201,13 +201,11 @@ class PressureEvent:
     percent: int
     session_id: SessionId
     level: int
-    """The warning level that the prompt has passed, in tokens. `commit.note_pressure` records that people were
-    warned."""
+    """The warning level that the prompt has passed, in tokens. `commit.note_pressure` records the warning."""
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Takes notes from rows that leave the view. No commit waits for this function. If it was interrupted, it runs again
-after a restart. It must not raise."""
+"""Takes notes from rows that leave the view. No commit waits. A restart repeats unfinished runs. It must not raise."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Tells people the reason when a turn waits a long time for an automatic compression."""
 ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent

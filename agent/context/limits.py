@@ -168,5 +168,4 @@ def _at_most(window: int, share: float | Fraction) -> int:
 
 
 def _at_least(window: int, share: float | Fraction) -> int:
-    """Return the smallest number of tokens that is at least `share` of the window."""
     return -int(-window * _exact(share) // 1)

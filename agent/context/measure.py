@@ -156,7 +156,6 @@ class MeasuredPromptBuilder:
     async def _rows_size(
         self, conversation: ConversationRef, view: View, request: ModelRequest, estimator: Estimator
     ) -> Size:
-        """Measure the rows. If the view has only grown since the last time, measure only the new rows."""
         rows, style = request.transcript, request.style
         known = self._measured.get(conversation.lineage_id)
         start, size = 0, Size(0, 0)

@@ -117,10 +117,7 @@ class LearnedProfile:
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
     def source_for(self, lineage_id: LineageId | None) -> SizeSource:
-        """Return the source of a conversation's context length.
-
-        None: return the source of the model's context length.
-        """
+        """Return the source of a conversation's context length; for None, the source of the model's."""
         if lineage_id is not None and self.window_for(lineage_id) < self.window:
             return SizeSource.GUESSED
         return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
@@ -149,10 +146,7 @@ class LearnedProfile:
                 log.info("model.window_known", model=self.model, window=self.window, known=in_force)
 
     async def ask(self) -> None:
-        """Ask the provider for the model's limits if they are neither configured nor known.
-
-        Concurrent calls wait for the same answer.
-        """
+        """Ask for the model's limits if they are neither configured nor known. Concurrent calls share one answer."""
         await self.load()
         if self._fetch is None or not self._is_due():
             return
@@ -236,8 +230,8 @@ class LearnedProfile:
     ) -> None:
         """Save a smaller window that the provider stated. `is_of_input`: the stated limit applies to the prompt alone.
 
-        A window below an answered prompt is accepted only if the provider counted the refused prompt (`is_counted`). In
-        that case, the model's limit must have been lowered.
+        A window below an answered prompt is accepted only if the provider counted the refused prompt (`is_counted`).
+        Then the model's limit must have been lowered.
         """
         self._assumed.pop(lineage_id, None)
         answered = 0 if is_counted else await self.largest_answered()
@@ -252,10 +246,9 @@ class LearnedProfile:
     def assume_window(
         self, lineage_id: LineageId, refused: EstimatedTokens | ReportedTokens, accepted: int | None
     ) -> None:
-        """Guess a conversation's window after a prompt of `refused` tokens exceeded an unknown limit.
+        """Guess a conversation's window: the largest common window below a prompt of `refused` tokens.
 
-        The guess is the largest common window below the prompt. Nothing is guessed if the model accepted a prompt of
-        this size before, in any conversation or in this one (`accepted`).
+        Nothing is guessed if the model accepted a prompt of this size, in any conversation or in this one (`accepted`).
         """
         floor = max(self._accepted, accepted or 0)
         guess = next((size for size in ASSUMED_WINDOWS if size < refused), None)
@@ -264,10 +257,7 @@ class LearnedProfile:
         self._assume(lineage_id, Tokens(max(guess, floor)), refused)
 
     def assume_stated(self, lineage_id: LineageId, stated: int) -> None:
-        """Keep a conversation below the account's limit per request.
-
-        It is not saved, because it is not a property of the model.
-        """
+        """Keep a conversation below the account's limit per request. It is not the model's, so it is not saved."""
         self._assume(lineage_id, Tokens(min(self.window, max(stated, MIN_INPUT_WINDOW))), None)
 
     def _assume(self, lineage_id: LineageId, window: Tokens, refused: int | None) -> None:
@@ -322,10 +312,7 @@ class ModelHandle:
         return self.limits
 
     def routes_within(self, window: Tokens) -> tuple[SummaryRoute, ...]:
-        """Return the summary routes for a conversation.
-
-        If one of them uses this model, its context length is at most `window`, the conversation's context length.
-        """
+        """Return the summary routes, with at most `window` tokens of context for a route that uses this model."""
         bounded = []
         for route in self.summary_routes:
             length = window if route.context_length is None else route.context_length

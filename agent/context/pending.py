@@ -1,7 +1,6 @@
 """Compressions and notes that are prepared while the turns of their conversations continue.
 
-They survive a change of the model or the configuration. The next step of a conversation commits its prepared
-compression.
+They survive a change of the model or the configuration. A conversation's next step commits its compression.
 """
 
 import asyncio

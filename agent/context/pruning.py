@@ -25,8 +25,8 @@ _FAILS = re.compile(r"\A\s*(?:error|fatal|traceback|failed|exception)\b", re.IGN
 def prune(transcript: Transcript, *, upto: int, redact: Redact) -> tuple[Transcript, int]:
     """Shorten the rows before index `upto`. Return all rows and the number of results that became stubs.
 
-    Each row keeps its id and place, and text from people stays unchanged. `redact` removes secrets from a text before
-    it is cut, because half a secret is not recognised.
+    Each row keeps its id and place, and text from people stays unchanged. `redact` runs before each cut, because half a
+    secret is not recognised.
     """
     calls: dict[str | None, ToolCall] = {}  # ids can repeat, so a result belongs to the nearest call before it
     tool_rows = (row for row in transcript if row.role is MessageRole.TOOL)

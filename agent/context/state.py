@@ -13,8 +13,7 @@ from hermes_state.values import Millis
 
 STRIKES_TO_BLOCK = 2
 MIN_GAIN_PERCENT = 10
-"""Minimum gain of a compression, in percent. A compression is a strike if it leaves more than 90 % of the earlier
-prompt size or of the threshold."""
+"""Minimum gain in percent. A compression that leaves over 90 % of the earlier size or of the threshold is a strike."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
 """Cooldown after a failure that will last, such as a refused key, an empty account or a wrong model name."""
@@ -24,7 +23,7 @@ CooldownKey: TypeAlias = str
 
 
 def cooldown_key(layer: Layer, who: str, mark: str) -> CooldownKey:
-    """Return the key of a cooldown. Hygiene has separate keys, because it waits for a shorter time than the loop.
+    """Return the key of a cooldown. Hygiene has its own keys, because it waits for a shorter time than the loop.
 
     `mark` changes with the settings, because a failed route may work with other settings.
     """
@@ -93,9 +92,8 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def rearmed(self, tokens: int, limits: Limits) -> "ContextState":
         """Lift a hold or a block that no longer applies to this prompt.
 
-        A hold ends when the prompt no longer fits. A block ends when the prompt reaches a threshold above `blocked_at`.
-        This happens only if the block came from a smaller window or from the message limit, so people are told about a
-        block only once.
+        A hold ends when the prompt no longer fits. A block from a smaller window or from the message limit ends when
+        the prompt reaches a threshold above `blocked_at`. So people are told about a block only once.
         """
         if not limits.fits(tokens):
             return msgspec.structs.replace(self, held_at=0) if self.held_at else self
@@ -103,10 +101,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, blocked_at=0, strikes=0) if self.is_blocked and is_outgrown else self
 
     def compressed(self, tokens_before: int, grown: int = 0) -> "ContextState":
-        """Record a compression, to be judged by the next reported size.
-
-        If several follow without a report, they are judged as one.
-        """
+        """Record a compression. The next reported size judges it, together with all others since the last report."""
         awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before, grown=grown)
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 

@@ -70,10 +70,7 @@ that out and keep its entries."""
 
 
 class SummaryError(ModelError):
-    """A model's reply is not a usable summary. `outcome` is the name of this failure in the ledger.
-
-    The message is for people.
-    """
+    """A model's reply is not a usable summary. `outcome` names the failure in the ledger; the message is for people."""
 
     def __init__(self, outcome: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -182,10 +179,7 @@ def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], 
 
 
 def audited(text: str, job: SummaryJob) -> str:
-    """Return the summary without the lines that contain invented names.
-
-    Raises `SummaryError` if most lines contain them.
-    """
+    """Return the summary without lines with invented names. Raises `SummaryError` if most lines contain them."""
     kept = without_invented(text, job.whole, job.record, job.now, job.zone)
     if kept is None:
         raise SummaryError("invented", "Most of the summary named things that the conversation never mentioned.")
@@ -277,10 +271,7 @@ _ANY_HEADING = re.compile(
 
 
 def reformed(text: str, titles: tuple[str, ...]) -> str | None:
-    """Return the summary with its sections under the given titles. Sections are found by name, number or order.
-
-    Return None if there are none.
-    """
+    """Return the summary with its sections, found by name, number or order, under these titles, or None."""
     start = re.search(r"(?:^|>)[ \t]*[\[{]", text, re.MULTILINE)
     ends = [*re.finditer(r"[\]}](?=[ \t]*(?:$|<))", text, re.MULTILINE)]
     with suppress(ValueError, RecursionError):
@@ -313,7 +304,6 @@ def _flat(value: Any) -> str:
 
 
 def _title_key(title: str) -> str:
-    """Return a form of a title that is the same for different spellings."""
     return re.sub(r"^[\W\d_]+|[\W_]|amp;|and", "", title.lower())
 
 

@@ -53,8 +53,7 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Origin, Sessi
 log = structlog.get_logger()
 
 MAX_HANDLES = 256
-"""Maximum number of conversations whose engine objects stay in memory. The engine that was idle longest is dropped
-first."""
+"""Maximum number of conversations whose engine objects stay in memory. The longest idle engine is dropped first."""
 FAILED: Final = "engine"
 
 
@@ -97,10 +96,7 @@ class PluginEngine:
         return request
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Prepare a compression.
-
-        With `keep_turns`, the built-in engine does it, because plugins do not support this option.
-        """
+        """Prepare a compression. The built-in engine does it for `keep_turns`, which plugins do not support."""
         if job.keep_turns is not None:
             return await self.fallback.prepare(job, state)
         if has_open_calls(job.view.transcript):
@@ -184,10 +180,7 @@ class PluginEngine:
             await asyncio.wait(hung, timeout=0.1)
 
     def _handle(self, lineage_id: LineageId) -> EngineHandle:
-        """Return a conversation's handle.
-
-        If there are too many, drop the one that was idle longest, unless it is busy or hangs.
-        """
+        """Return a conversation's handle. If there are too many, drop the longest idle one, unless it is in use."""
         if lineage_id not in self._handles:
             make, model, home, seconds = self.make, self.model, self.home, self.quick_seconds
             self._handles[lineage_id] = EngineHandle(
@@ -286,10 +279,7 @@ class PluginEngine:
         return request if has_content else None
 
     async def _says_of_list(self, handle: EngineHandle, method: str, job: CompressionJob, *, default: bool) -> bool:
-        """Ask the engine about the message list.
-
-        If the plugin does not override the method, return `default` without a call.
-        """
+        """Ask the engine about the list. Return `default` without a call if the plugin does not override the method."""
         if getattr(type(handle.engine), method, None) is getattr(ContextEngine, method):
             return default
         sent = await self._sent(job)
@@ -304,12 +294,10 @@ class PluginEngine:
 
 
 class SummaryClient:
-    """Calls a conversation's summary models for one run of `compress`.
-
-    Calls that are open when `compress` ends are cancelled.
+    """Calls a conversation's summary models for one run of `compress`, whose end cancels open calls.
 
     Each call respects the spending caps, is recorded in the ledger, and contains no secrets. A failed route gets a
-    cooldown, as with the built-in engine. `state` contains these cooldowns.
+    cooldown in `state`, as with the built-in engine.
     """
 
     def __init__(

@@ -120,7 +120,6 @@ class ContextCompressor(ContextEngine):
         return find_cut(rows.transcript, sizes, self.limits, rules)
 
     def _summary(self, rows: ListTranscript, cut: Cut, content: int, focus: str | None) -> str:
-        """Return the handoff's text for the middle of the conversation. `content`: tokens of the middle."""
         limits = self.limits
         upto = min(cut.tail_start, max(0, len(rows.transcript) - self.protect_last_n))
         pruned, _ = prune(rows.transcript, upto=upto, redact=redact)

@@ -1,7 +1,4 @@
-"""The interface of context engines: `ContextEngine`, which plugins subclass (docs/reference/plugins.md).
-
-Its methods accept and return message lists in the format of the chat completions API.
-"""
+"""The interface of context engines, which plugins subclass: methods with message lists of the chat completions API."""
 
 import json
 from abc import ABC, abstractmethod
@@ -70,7 +67,7 @@ class ContextEngine(ABC):
     def on_session_start(self, session_id: str, **kwargs: Any) -> None:  # noqa: B027  optional
         """Receive the current session. `reason` is `started`, `resumed`, `compression` or `undo`.
 
-        After a compression or an undo, `session_id` is a child session, and `parent` is the session that it continues.
+        After a compression or an undo, `session_id` is a child session of `parent`.
         """
 
     def on_session_end(self, session_id: str, messages: list[ListMessage]) -> None:  # noqa: B027  optional

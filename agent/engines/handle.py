@@ -32,8 +32,7 @@ from hermes_state.transcripts import View
 log = structlog.get_logger()
 
 NAMED_KEYWORDS = frozenset({"call_model", "conversation", "message_ids", "storage"})
-"""Keywords that are passed only to methods with a parameter of this name, and never as `**kwargs`, which older plugins
-may pass on."""
+"""Keywords passed only to methods that name them, never as `**kwargs`, which older plugins may pass on."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,9 +76,8 @@ class EngineHandle:
     ) -> AsyncIterator[Self]:
         """Give the handle to one caller, after the engine has received the current session and model.
 
-        `model` and `window`: None to keep the previous ones. When the caller is done, the engine receives the events
-        that have arrived in the meantime. Raises `EngineError` if the engine fails, or if it is busy and `waits` is
-        False.
+        `model` and `window`: None to keep the previous ones. Events that arrive in the meantime are delivered at the
+        end. Raises `EngineError` if the engine fails, or if it is busy and `waits` is False.
         """
         if self.lock.locked() and not waits:
             raise EngineError("is busy with this conversation")
@@ -89,10 +87,7 @@ class EngineHandle:
             await self._deliver()
 
     async def call(self, method: str, *args: Any, seconds: float | None = None, **kwargs: Any) -> Any:
-        """Call a method of the acquired engine, passing only the keywords that the method accepts.
-
-        Raises `EngineError`.
-        """
+        """Call the acquired engine with the keywords that the method accepts. Raises `EngineError`."""
         function = getattr(self.engine, method)
         return await self.guard(function, *args, seconds=seconds, **_accepted(function, kwargs))
 
@@ -126,7 +121,6 @@ class EngineHandle:
             track(self.telling, asyncio.create_task(self._tell_waiting(), name=f"engine-{self.name}"))
 
     async def _prepare(self, session: Session, model: ModelInfo | None = None, window: int | None = None) -> None:
-        """Make an engine if there is none. Send it the model and the session if they have changed."""
         if self.engine is None:
             engine = await self.guard(self.make)
             if not isinstance(engine, ContextEngine):
@@ -143,7 +137,6 @@ class EngineHandle:
             await self._start(session)
 
     async def _start(self, session: Session) -> None:
-        """Send the engine the session and the reason for it: start, resume, compression or undo."""
         before, self.session = self.session, session
         if before is None:
             is_new = session.depth == 0 and session.reported_prompt_tokens is None
@@ -219,10 +212,7 @@ class EngineHandle:
         raise EngineError(f"did not answer within {seconds:g} seconds")
 
     async def _is_done_by(self, deadline: float, running: "asyncio.Future[Any]") -> bool:
-        """Wait for a call and return True if it has ended.
-
-        At the deadline, or if the caller is cancelled, abandon the call.
-        """
+        """Return True if a call ends in time. At the deadline, or if the caller is cancelled, abandon the call."""
         try:
             # Do not use `timeout()`: a coroutine that ignores its cancellation would block here.
             await asyncio.wait({running}, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))

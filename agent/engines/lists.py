@@ -141,10 +141,7 @@ class ListTranscript:
         return tuple(self.rows)
 
     def compressed(self, cut: Cut, summary: str) -> list[ListMessage]:
-        """Return the head, handoff, kept rows and tail as messages.
-
-        `agent.model.wire` decides their order and roles.
-        """
+        """Return the head, handoff, kept rows and tail as messages, in the order and roles of `agent.model.wire`."""
         handoff = msgspec.structs.replace(asking_row(summary, Millis(0)), origin=Origin.SUMMARY)
         kept = [self.rows[index] for index in cut.kept]
         rows = (*self.rows[: cut.head_end], handoff, *kept, *self.rows[cut.tail_start :])
@@ -156,9 +153,7 @@ class ListTranscript:
         return messages
 
     def _as_given(self, message: ListMessage, sources: Sequence[Message]) -> list[ListMessage]:
-        """Return the original messages for one provider message.
-
-        A handoff is joined with the user message that follows it.
+        """Return the original messages for one provider message. A handoff is joined with the user message after it.
 
         If `agent.model.wire` added a missing result or changed a call id, return its message instead.
         """
@@ -194,10 +189,7 @@ def rows_of(messages: Sequence[ListMessage]) -> ListTranscript:
 
 
 def _rows(message: ListMessage) -> Iterator[tuple[str, dict[str, Any], ListMessage]]:
-    """Yield the text, the fields and the message of each row.
-
-    A handoff that is followed by other text becomes two rows.
-    """
+    """Yield the text, fields and message of each row. A handoff followed by other text becomes two rows."""
     role = message["role"]
     if role in ("user", "assistant") and not calls_of(message):
         handoff, rest = _split(message.get("content"))
@@ -222,7 +214,6 @@ def _rows(message: ListMessage) -> Iterator[tuple[str, dict[str, Any], ListMessa
 
 
 def _split(content: object) -> tuple[str, Any]:
-    """Split a message into a handoff and the content after its end."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": str(content)}]
     end = next((index for index, part in enumerate(parts) if END_MARKER in text_of([part])), None)
     if end is None:

@@ -1,7 +1,4 @@
-"""Loads context engines from package entry points and from folders in the state directory.
-
-Loading a plugin runs its code, so the daemon loads only the configured plugin.
-"""
+"""Loads context engines from packages and folders: only the configured one, because loading a plugin runs its code."""
 
 import copy
 import importlib.util
@@ -67,7 +64,7 @@ class PluginReport:
 
 
 def load_engine(name: str, home: Path) -> LoadedEngine | None:
-    """Load the engine that `context.engine` names, without running other plugins. Return None for the built-in engine.
+    """Load the engine that `context.engine` names, or return None for the built-in engine. No other plugin runs.
 
     Raises `ConfigError` for an unknown name (with a suggestion) or a broken plugin.
     """
@@ -190,10 +187,7 @@ def _copied(engine: ContextEngine) -> ContextEngine:
 
 
 class _Registry:
-    """Registry that is passed to a plugin's `register`.
-
-    It accepts engines and ignores commands, hooks and everything else.
-    """
+    """Registry for a plugin's `register`. It accepts engines and ignores commands, hooks and everything else."""
 
     def __init__(self, offered: list[object]) -> None:
         self.register_context_engine = offered.append

@@ -35,10 +35,7 @@ UNSAID: Final = "The engine that shortened this conversation left these messages
 
 @dataclass(frozen=True, slots=True)
 class SentMessages:
-    """A list that was sent to an engine.
-
-    The engine may change `messages`, but it does not see `keys` and `contents`.
-    """
+    """A list that was sent to an engine, which may change `messages`, but does not see `keys` and `contents`."""
 
     transcript: Transcript
     messages: tuple[ListMessage, ...]
@@ -62,10 +59,7 @@ class MappedMessages:
 
 
 def sent_messages(system: str, transcript: Transcript, style: WireStyle) -> SentMessages:
-    """Return the message list of a view.
-
-    A handoff is a separate message, so that it is not mixed with people's messages.
-    """
+    """Return the message list of a view. A handoff is a separate message, so it is not mixed with people's messages."""
     traced = traced_messages(system, transcript, style, handoff_stands_alone=True)
     keys = tuple(map(key_of, traced.messages))
     contents = tuple(text_of(message.get("content")) for message in traced.messages)
@@ -173,10 +167,7 @@ class _ListReader:
         self._restore_request()
 
     def _read_own(self, message: ListMessage, index: int) -> None:
-        """Read text that the engine wrote.
-
-        It can stand at the start of a sent message, because roles must alternate.
-        """
+        """Read the engine's own text, also at the start of a sent message, because roles must alternate."""
         text, before, sent = text_of(message.get("content")), "", self.sent.messages[max(0, index)]
         if index >= 0 and message["role"] == sent["role"] in ("user", "assistant") and not ids_of(sent):
             rows = self.sent.sources[index]
@@ -189,10 +180,7 @@ class _ListReader:
             self._add_words("\n".join([text, *(f"(called {call.name})" for call in calls_of(message))]))
 
     def _read_changed(self, message: ListMessage, index: int) -> None:
-        """Read a message with calls, or a result, whose text was changed. Calls keep their original text.
-
-        Results can become shorter.
-        """
+        """Read a message whose text was changed. Calls keep their text, and results can become shorter."""
         before, after = self.sent.contents[index], text_of(message.get("content"))
         if after.endswith(before):
             self._add_words(after.removesuffix(before))
@@ -289,10 +277,7 @@ class _ListReader:
 
 
 def _stub(row: Message, text: str) -> NewMessage:
-    """Return a shortened result with the recall id of the full result.
-
-    Rows that were made for a view have no recall id.
-    """
+    """Return a shortened result with the recall id of the full one, unless the row was made for a view."""
     if row.seq >= 0:
         text = f'{text}\n[shortened: history_open(id="{recall_id(row.id)}") reads all of it]'
     return NewMessage(

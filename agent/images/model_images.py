@@ -53,10 +53,7 @@ class ModelImages:
     """Images for one model on one route, and the limits learned from its provider's refusals."""
 
     def __init__(self, *, scaler: ImageScaler, store: Store, route: str, model: str, mark: str, clock: Clock) -> None:
-        """Create an instance. `mark`: fingerprint of the route's configuration.
-
-        Learned limits expire when it changes.
-        """
+        """Create an instance. Learned limits expire when `mark`, the route's configuration fingerprint, changes."""
         self._scaler, self._store, self._clock = scaler, store, clock
         self._key, self._mark = (route, model), mark
         self._learned: LearnedImageLimits | None = None
@@ -74,10 +71,7 @@ class ModelImages:
         return known.holding(self._mark, self._clock.now())
 
     async def shown_in(self, style: WireStyle, transcript: Transcript) -> WireStyle:
-        """Return the style with the newest images of a view.
-
-        Older images are left out in groups (see `_first_shown`).
-        """
+        """Return the style with the newest images of a view. Older images are left out in groups (`_first_shown`)."""
         learned = await self.learned()
         placed = [PlacedImage(row, image) for row in transcript for image in row.body.images]
         start = _first_shown(len(placed), min(learned.max_count or MAX_IMAGES, MAX_IMAGES))
@@ -146,10 +140,7 @@ class RetriedImageCall:
         return replace(request, style=await self.images.styled(request.style, kept, notes, limits))
 
     async def settle(self, request: ModelRequest) -> str | None:
-        """Learn from the refusals after `request` was accepted.
-
-        Return a sentence for people, or None if there were no refusals.
-        """
+        """Learn from the refusals before `request` was accepted. Return a sentence about them, or None."""
         if not self._refusals:
             return None
         sent, learned = carried_images(request), await self.images.learned()
@@ -178,10 +169,7 @@ def carried_images(request: ModelRequest) -> list[PlacedImage]:
 
 
 def _kept(error: ImageRejected, carried: list[PlacedImage]) -> list[PlacedImage]:
-    """Return the images for the next attempt.
-
-    In most cases, these are the images of the newest turn that has images.
-    """
+    """Return the images for the next attempt: in most cases, those of the newest turn that has images."""
     count = len(carried)
     if error.fault is ImageFault.UNSUPPORTED:
         return []
@@ -199,10 +187,7 @@ def _limits_in(learned: LearnedImageLimits) -> ImageLimits:
 
 
 def _lowered(limits: ImageLimits, error: ImageRejected) -> ImageLimits:
-    """Return the provider's limits if they are lower than the current limits.
-
-    Otherwise, return half of the current limits.
-    """
+    """Return the provider's limits if they are lower than the current limits, or else half of the current ones."""
     side = min(error.max_side or limits.max_side, limits.max_side)
     size = min(error.max_bytes or limits.max_bytes, limits.max_bytes)
     if (side, size) == (limits.max_side, limits.max_bytes):

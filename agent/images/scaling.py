@@ -49,10 +49,7 @@ class ImageScaler:
         self._one = asyncio.Lock()
 
     async def scaled(self, source: Path, limits: ImageLimits) -> bytes:
-        """Return a scaled image as PNG or JPEG.
-
-        Raises `UnreadableImageError`, or `OSError` if the file is missing or the worker cannot start.
-        """
+        """Return a scaled PNG or JPEG. Raises `UnreadableImageError`, or `OSError` without a file or worker."""
         await asyncio.to_thread(source.stat)
         async with self._one:
             try:
@@ -68,10 +65,7 @@ class ImageScaler:
         raise OversizedImageError if code == _TOO_LARGE or code < 0 else UnreadableImageError
 
     async def load(self, path: str, limits: ImageLimits) -> bytes | None:
-        """Return the scaled copy of a stored image. Make it if needed.
-
-        Return None if the image is missing or cannot be scaled.
-        """
+        """Return the scaled copy of a stored image, made if needed; None if it is missing or cannot be scaled."""
         try:
             return await asyncio.to_thread(self._files.read_copy, copy_name(path, limits)) or None
         except FileNotFoundError:

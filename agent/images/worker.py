@@ -84,10 +84,7 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
 
 
 def _encoded(image: Image.Image, max_bytes: int, *, may_be_png: bool) -> bytes:
-    """Return a PNG if it is small, as for drawings and screenshots.
-
-    Otherwise return the best JPEG that fits, or the smallest.
-    """
+    """Return a PNG if it is small, as for drawings, or else the best JPEG that fits, or the smallest."""
     if (may_be_png or image.mode == "RGBA") and len(data := _saved(image, "PNG")) <= max_bytes // 3:
         return data
     if image.mode == "RGBA":

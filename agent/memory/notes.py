@@ -78,9 +78,7 @@ def added(text: str, new: str) -> str:
 
 
 def replaced(text: str, piece: str, new: str | None) -> str:
-    """Replace the entry that contains `piece`, or whose handle is `piece`, with `new`.
-
-    If `new` is None, remove the entry.
+    """Replace the entry that contains `piece` or has it as its handle. If `new` is None, remove the entry.
 
     Raises `ToolError` if no entry matches, or if several match.
     """
@@ -100,10 +98,7 @@ def replaced(text: str, piece: str, new: str | None) -> str:
 
 
 def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
-    """Return the text before a person's section, the section without its heading, and the text after it.
-
-    If `person` is None, the whole text is the section.
-    """
+    """Return the text before a person's section (None: all text), the section without its heading, and the rest."""
     if person is None:
         return "", text, ""
     found = re.search(rf"^## [^\n]*\({re.escape(person[0])}\)[ \t]*$\n?", text, re.MULTILINE)
@@ -115,10 +110,7 @@ def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
 
 
 def with_part(before: str, person: Person | None, part: str, behind: str) -> str:
-    """Return the text with a changed section. Its heading gets the person's current name.
-
-    An empty section is removed.
-    """
+    """Return the text with a changed section, under the person's current name. An empty section is removed."""
     if person is None:
         return part
     ref, name = person
@@ -137,17 +129,13 @@ class MemoryDirectory:
     """Returns True if a text contains a secret from the configuration. Such text must not be stored in notes."""
 
     def read(self, chat_id: ChatId, target: Target) -> str:
-        """Return a chat's notes, or an empty string if there are none.
-
-        Raises `ToolError` if the file cannot be read as text.
-        """
+        """Return a chat's notes, or an empty string. Raises `ToolError` if the file cannot be read as text."""
         return read_text(self.path / str(chat_id) / FILE_NAMES[target]) or ""
 
     def change(self, chat_id: ChatId, target: Target, person: Person | None, change: Callable[[str], str]) -> str:
         """Change a chat's notes, or one person's section, and return a sentence about the new size.
 
-        Raises `ToolError` and changes nothing if the notes would be too long or contain a secret, or if they cannot be
-        read or written.
+        Raises `ToolError` and changes nothing if the notes would be too long or contain a secret, or if access fails.
         """
         name, limit = FILE_NAMES[target], self.settings.memory_size if target == "memory" else self.settings.user_size
         try:

@@ -1,7 +1,4 @@
-"""Sections of a system prompt that come from files: persona, notes, context file and list of skills.
-
-The files are read when a session begins.
-"""
+"""Sections of a system prompt from files (persona, notes, context file, list of skills), read as a session begins."""
 
 import os
 import re
@@ -28,8 +25,7 @@ CONTEXT_FILES: Final = ("AGENTS.md", "CLAUDE.md", ".cursorrules")
 MAX_CHARACTERS = 20_000
 """Maximum number of characters of a persona or context file. The middle of a longer file is left out."""
 SHARE_PERCENT = 10
-"""Token limit for all notes together, in percent of the threshold. The same limit applies to all other sections
-together."""
+"""Token limit for all notes together, in percent of the threshold. The other sections together have the same limit."""
 _ABOUT_NOTES = """\
 # Memory
 Notes from this chat at the start of this session: `MEMORY.md` about the work, `USER.md` about the people. Let them \
@@ -101,10 +97,7 @@ class SectionReader:
 
 
 def _read(path: Path, *, flags: int = 0) -> str | None:
-    """Return the text of a file.
-
-    Return None if it is missing or empty, or if it cannot be read as text, which is logged.
-    """
+    """Return the text of a file; None if it is missing or empty, or if it is not text, which is logged."""
     try:
         return (read_text(path, flags=flags) or "").strip() or None
     except ToolError as error:
@@ -113,10 +106,7 @@ def _read(path: Path, *, flags: int = 0) -> str | None:
 
 
 def within(text: str, room: Tokens) -> str:
-    """Return `text`, or its two ends if it exceeds about `room` tokens.
-
-    Return an empty string if too little would remain.
-    """
+    """Return `text`, its two ends if it exceeds about `room` tokens, or an empty string if too little would remain."""
     tokens = estimated_text_tokens(text)
     if tokens <= room:
         return text

@@ -72,10 +72,7 @@ class SkillCatalog:
 
 
 def _load_skill(folder: Path) -> SkillInfo:
-    """Load the skill in a folder. The folder's name is the skill's name.
-
-    Raises `ToolError` if the skill cannot be offered.
-    """
+    """Load the skill that is named after this folder. Raises `ToolError` if it cannot be offered."""
     text = read_text(folder / SKILL_FILE)
     if text is None:
         raise ToolError("the file does not exist")

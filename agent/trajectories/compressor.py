@@ -118,10 +118,7 @@ class TrajectoryCompressor:
         return msgspec.json.decode(done.line)["conversations"], done.metrics
 
     async def compress_line(self, line: bytes) -> CompressedLine:
-        """Compress a line of a file.
-
-        If no summary can be made, the line stays unchanged. Raises `TrajectoryRejected`.
-        """
+        """Compress a line, or return it unchanged if no summary can be made. Raises `TrajectoryRejected`."""
         line = line.removeprefix(BOM).strip()
         trajectory = Trajectory.parse(line)
         sizes = [turn.tokens for turn in trajectory.turns]
@@ -143,7 +140,6 @@ class TrajectoryCompressor:
         )
 
     def _room(self) -> int:
-        """Return the maximum number of tokens for the summary's text, without the mark and the notice."""
         around = MESSAGE_TOKENS + estimated_text_tokens(SUMMARY_MARK) + 1
         if self.settings.has_notice:
             around += estimated_text_tokens(NOTICE) + 1
@@ -177,9 +173,7 @@ class TrajectoryCompressor:
 
 
 def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: TrajectorySettings) -> tuple[int, int]:
-    """Return the start and the end of the turns to replace with a summary.
-
-    They are equal if there is nothing to replace.
+    """Return the start and the end of the turns to replace with a summary, which are equal if there are none.
 
     A gpt turn and the tool turns after it stay together, so the summary is never followed by a tool turn.
     """
@@ -195,10 +189,7 @@ def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: Trajectory
 
 
 def _head_end(roles: Sequence[TurnRole], sizes: Sequence[int], tail: int, room: int) -> int:
-    """Return the end of the head.
-
-    It contains the first turn of each role, and the tool turns that follow the last of them.
-    """
+    """Return the end of the head: the first turn of each role, and the tool turns after the last of them."""
     end = 0
     for first in sorted(roles.index(role) for role in set(roles)):
         room -= sum(sizes[end:first])

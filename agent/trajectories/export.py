@@ -23,7 +23,7 @@ def trajectory_line(
 ) -> bytes | None:
     """Return the line for a conversation, without a newline; None if the conversation has no text.
 
-    `tools`: tool definitions by name. Only the name is written for tools without a definition.
+    `tools`: tool definitions by name. Tools without a definition are written as their names.
     """
     said = [(message, turn) for message in messages if (turn := turn_of(message)) is not None]
     if not said:
@@ -82,10 +82,7 @@ def replayed(trajectory: Trajectory) -> Iterator[str]:
 
 
 def _lines(speaker: str, texts: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a turn.
-
-    `texts` cycles through text outside tags, the name of a tag, and the text inside that tag.
-    """
+    """Yield the lines of a turn. `texts` cycles through text outside tags, a tag's name, and the text inside it."""
     for words, tag, inner in zip_longest(texts[::3], texts[1::3], texts[2::3]):
         if words.strip():
             yield f"{speaker}: {words.strip()}"

@@ -64,7 +64,7 @@ class TrajectoryWriter:
     def __init__(self, source: Path, target: Path, settings: Mapping[str, object], *, is_forced: bool) -> None:
         """Open the files at the last checkpoint, or create them.
 
-        Raises `CommandError` if they belong to a run with other settings, or if another process is writing them.
+        Raises `CommandError` if another process is writing them, or if they belong to a run with other settings.
         """
         self._checkpoint_path = target.with_name(f"{target.name}.metrics.json")
         self._paths = {name: target.with_name(target.name + suffix) for name, suffix in _SUFFIXES.items()}
@@ -155,18 +155,16 @@ class TrajectoryRunner:
     compressor: TrajectoryCompressor
     parallel: int = 8
     on_read: Callable[[int], None] = lambda _bytes: None
-    """Receives the number of bytes of each finished line. The first call receives the bytes that earlier runs
-    finished."""
+    """Receives the number of bytes of each finished line, first of all the bytes that earlier runs finished."""
     on_trouble: Callable[[str], None] = lambda _sentence: None
     """Receives a sentence about each rejected line and each trajectory whose summary failed."""
     summary_name: str = "none"
     """Name of the summary model. A run can only be continued with the same model."""
 
     async def run(self, source: Path, target: Path, *, is_forced: bool = False) -> TrajectoryTotals:
-        """Write `target` from `source`, or continue after the last checkpoint.
+        """Write `target` from `source`, or continue after the last checkpoint, which is saved whenever a run ends.
 
-        A checkpoint is saved whenever the run ends, even if it is cancelled. Raises `CommandError`, and all errors of
-        summaries except `ModelError`.
+        Raises `CommandError`, and all errors of summaries except `ModelError`.
         """
         settings = {**msgspec.to_builtins(self.compressor.settings), "summary": self.summary_name}
         writer = TrajectoryWriter(source, target, settings, is_forced=is_forced)
@@ -239,7 +237,7 @@ def read_lines(file: BinaryIO, number: int = 0, digest: blake2b | None = None) -
 
 
 def _lines_after(source: BinaryIO, state: Checkpoint) -> Iterator[SourceLine] | None:
-    """Return the lines that earlier runs have not read. Return None if lines that they have read were changed."""
+    """Return the lines that earlier runs have not read; None if lines that they have read were changed."""
     digest, left, last = blake2b(digest_size=16), state.read_bytes, b"\n"
     while left and (last := source.read(min(left, _COPY_BYTES))):
         digest.update(last)

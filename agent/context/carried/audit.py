@@ -16,8 +16,7 @@ log = structlog.get_logger()
 
 MIN_SECTION_WORDS = 4  # a section with fewer words counts as empty
 PIECE_CHARACTERS = 50_000
-"""Length of the pieces of text that are searched for identifiers. Each search blocks all threads, so pieces must be
-short."""
+"""Length of the pieces of text that are searched for identifiers: short, because each search blocks all threads."""
 PIECE_OVERLAP = 400  # length of the longest identifier, in characters
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
 _GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
@@ -40,9 +39,8 @@ def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
 def without_invented(text: str, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> str | None:
     """Return the summary without the lines that contain an invented identifier.
 
-    An identifier is invented if it occurs neither in the rows nor in the earlier record.
-
-    Return None if fewer than half of the lines remain.
+    An identifier is invented if it occurs neither in the rows nor in the earlier record. Return None if fewer than half
+    of the lines remain.
     """
     lines = text.splitlines()
     source = _Source(rows, record, now, zone)
@@ -88,10 +86,7 @@ class _Source:
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """Yield pieces of about `PIECE_CHARACTERS`. Short texts are joined.
-
-    Long texts are cut so that the pieces overlap.
-    """
+    """Yield pieces of about `PIECE_CHARACTERS`. Long texts are cut so that the pieces overlap."""
     joined: list[str] = []
     length = 0
     for text in texts:

@@ -74,8 +74,6 @@ class Fact:
 
 
 class _Line(NamedTuple):
-    """A fact, with the properties that decide whether it is chosen."""
-
     fact: Fact
     is_weighty: bool
     size: int
@@ -194,8 +192,6 @@ def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
 
 
 class _Choice:
-    """Facts chosen for the record, up to a token limit."""
-
     def __init__(self, limit: int) -> None:
         self._room = limit
         self._later: list[tuple[_Line, _Text]] = []
@@ -292,10 +288,7 @@ def _holds(text: str, words: Collection[str]) -> bool:
 
 
 def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Iterator[str]:
-    """Yield the sentence if it contains an identifier or one of `words`.
-
-    Of a long sentence, yield only the parts with identifiers.
-    """
+    """Yield a sentence with an identifier or one of `words`. Of a long one, yield only parts with identifiers."""
     if len(sentence) <= LINE_CHARACTERS:
         if _holds(sentence, words) or any(True for _ in _identifier_spans(sentence, patterns)):
             yield one_line(sentence, LINE_CHARACTERS)

@@ -84,8 +84,7 @@ class _Words:
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages in which a text can contain rules, each with its hint words in the text. Every rule contains a hint
-word."""
+"""Languages in which a text can contain rules, with the hint words in the text. Every rule contains a hint word."""
 
 
 def plain(text: str) -> str:
@@ -115,10 +114,7 @@ def _words(name: str, scripts: int) -> _Words:
 
 
 def _scripts(text: str) -> int:
-    """Return the scripts of a text as bits.
-
-    The result is 0 for ASCII, otherwise 1 plus a bit for each of `_SCRIPTS` that occurs in it.
-    """
+    """Return the scripts of a text as bits: 0 for ASCII, otherwise 1 plus a bit for each of `_SCRIPTS` in it."""
     if text.isascii():
         return 0
     if re.search("[\u0370-\u06ff\u3040-\ud7a3]", text) is None:
@@ -138,10 +134,7 @@ def _stored() -> dict[str, dict[str, Any]]:  # regular expressions, and lists of
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """Return a regular expression for sorted words, none of which is a prefix of another.
-
-    It tries shared prefixes only once.
-    """
+    """Return a regular expression for sorted words, none a prefix of another. It tries shared prefixes only once."""
     found = []
     for first, some in groupby(words, key=lambda word: word[:1]):
         rest = [word[1:] for word in some]

@@ -53,10 +53,7 @@ class Rule:
 
     @property
     def owner(self) -> str:
-        """The digest in `person`.
-
-        It identifies the speaker, because people cannot choose it as they choose their names.
-        """
+        """The digest in `person`. It identifies the speaker, because people can choose only their names."""
         return self.person.rpartition("#")[2]
 
     @property
@@ -69,8 +66,8 @@ def rules_in_force(
 ) -> list[Rule]:
     """Return the rules in the earlier record and in these rows that are not withdrawn, oldest first.
 
-    `head`: rows that stay before the record. Rules in these rows are not returned, because the model still sees them.
-    Sentences that withdraw them are returned.
+    `head`: rows that stay before the record. The model still sees their rules, so only sentences that withdraw them are
+    returned.
     """
     listed = {_key(rule): rule for rule in earlier}
 
@@ -100,10 +97,7 @@ def rules_in_force(
 
 
 def within_room(rules: Sequence[Rule], limit: int) -> tuple[Rule, ...]:
-    """Return the newest rules that fit into `limit` tokens.
-
-    Each member of a shared chat gets at most half of the limit.
-    """
+    """Return the newest rules that fit into `limit` tokens. In a shared chat, each member gets at most half of it."""
     kept: list[Rule] = []
     used = Counter[str]()
     for rule in reversed(rules):
@@ -155,10 +149,7 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
 
 
 def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
-    """Return the kinds that a sentence can have, most likely first.
-
-    Reports, questions and one-off requests have no kind.
-    """
+    """Return the possible kinds of a sentence, most likely first. Reports, questions and one-off requests have none."""
     lower = plain(sentence).strip()
     if lower.endswith(("?", "\uff1f")):
         lower = _TAG.sub("", lower)
@@ -187,10 +178,7 @@ def person_of(row: Message) -> str:
 
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
-    """Return the rule that a sentence clearly withdraws, or None.
-
-    Also return True if the sentence shares a word with any rule.
-    """
+    """Return the rule that a sentence clearly withdraws, or None, and whether it shares a word with any rule."""
     words = _words(sentence)
     others = (_words(rule.text) for rule in rules)
     shares = (len(words & other) * 100 // max(1, min(len(words), len(other))) for other in others)
