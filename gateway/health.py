@@ -1,8 +1,4 @@
-"""Health of the daemon: a heartbeat of the event loop and the writer, for operators and systemd's watchdog.
-
-The watchdog is notified as long as the loop and the writer make progress. If a platform is unreachable, the daemon is
-unready, but it is never killed for this.
-"""
+"""Health of the daemon: heartbeats of the loop and the writer. systemd never kills it for an unreachable platform."""
 
 import asyncio
 import os
@@ -96,10 +92,7 @@ class Heartbeat:
 
 
 def notify(environ: Mapping[str, str], *lines: str) -> bool:
-    """Send `lines` such as `READY=1` or `STATUS=…` to systemd (`sd_notify`). Return False if systemd does not listen.
-
-    Errors of the socket are ignored, because systemd then acts on its own timeouts.
-    """
+    """Send lines such as `READY=1` to systemd (`sd_notify`). Return False if systemd does not listen."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False

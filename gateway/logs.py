@@ -1,7 +1,6 @@
 """Logs of the daemon: one redacted line for each structlog event or log record of a library.
 
-Event names have the form `noun.past_verb`, and every variable value has its own key. Secrets and message text are never
-logged. As an additional safety measure, every value is redacted.
+Event names have the form `noun.past_verb`; variable values have keys. Secrets and message text are never logged.
 """
 
 import contextlib
@@ -95,10 +94,7 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 
 
 class _AcceptErrorFilter(logging.Filter):
-    """Filter for asyncio's log line about connections that cannot be accepted.
-
-    It passes one line per minute instead of one per second.
-    """
+    """Filter for asyncio's log line about connections that cannot be accepted: one per minute, not one per second."""
 
     _quiet_until = 0.0
 

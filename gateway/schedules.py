@@ -28,9 +28,7 @@ MISSED_NOTE = "earlier times were skipped, because the gateway or its machine wa
 
 
 async def expire_questions(lanes: LaneRegistry) -> float | None:
-    """Deny approval requests that have expired or that nobody can answer any more.
-
-    The turns that waited for them continue.
+    """Deny approval requests that have expired or cannot be answered, so that their turns continue.
 
     Returns the seconds until the next request expires, or None if no request is open.
     """

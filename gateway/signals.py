@@ -57,10 +57,7 @@ class SignalHandler:
         self.stopping.set()
 
     def _hang_up(self) -> None:
-        """If the terminal was closed, stop. Without a terminal, reload the configuration.
-
-        When a terminal is closed, this method can be called twice.
-        """
+        """Stop if the terminal was closed. Without a terminal, reload. A closed terminal can cause two calls."""
         if not self._terminals:
             self.reload_asked.set()
             return

@@ -100,10 +100,7 @@ class Timer:
 
 
 async def run_timers(works: Mapping[Timer, TimerWork], pause: float = 0.0) -> None:
-    """Run the jobs of the timers until cancelled. It returns only after the running jobs have ended.
-
-    APScheduler is imported after `pause` seconds.
-    """
+    """Run the timers' jobs until cancelled, then wait for running jobs. Imports APScheduler after `pause` seconds."""
     await asyncio.sleep(pause)
     scheduling = await asyncio.to_thread(importlib.import_module, "apscheduler.schedulers.asyncio")
     await asyncio.to_thread(importlib.import_module, "apscheduler.executors.asyncio")  # `start` would block for this

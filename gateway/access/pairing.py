@@ -1,8 +1,4 @@
-"""Pairing: transactions that offer a code to a stranger, approve a code and revoke access.
-
-Each transaction also stores the reply to the person, so that the reply is sent exactly once. An admin can decide in a
-chat. An operator can decide on the command line, even while the daemon is stopped.
-"""
+"""Pairing: transactions that offer a code, approve it or revoke access. Each stores its reply, which is sent once."""
 
 from gateway.times import format_time
 from hermes_state import inbox, outbox
@@ -56,10 +52,7 @@ def offer_pairing(
 def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
-    """Give access to the person with this code. Welcome them in the chat where they got the code.
-
-    Raises `CommandError` for an invalid code.
-    """
+    """Give access to the person with this code, and welcome them there. Raises `CommandError` for an invalid code."""
     try:
         pairing = pairings.approve(db, code, role, decided_by, now)
     except PairingNotFound as error:
@@ -73,10 +66,7 @@ def approve_pairing(
 
 @locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Revoke a person's access. Their messages no longer join running turns.
-
-    Raises `CommandError` if the person is not paired.
-    """
+    """Revoke a person's access, also to running turns. Raises `CommandError` if the person is not paired."""
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:
@@ -105,10 +95,7 @@ def pairing_row(pairing: Pairing) -> dict[str, str]:
 
 
 def _offer_key(code: str) -> str:
-    """Return the dedupe key of the reply that offers a code.
-
-    On approval, this key is used to find the chat in which the code was offered.
-    """
+    """Return the dedupe key of the reply that offers a code. On approval, this key leads to the chat of the code."""
     return f"pairing:{pairings.hash_code(code)[:16]}"
 
 

@@ -1,7 +1,4 @@
-"""Permissions of users for messages, commands, buttons and tools. Only configured or paired people have access.
-
-People are identified by stable ids. A revocation applies from the next event on.
-"""
+"""Permissions by stable user id. Only configured or paired people have access. A revocation affects the next event."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -58,10 +55,7 @@ class AccessControl:
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
-        """Load the pairings, and stop steers from people without access from reaching running turns.
-
-        Retries until the database can be read and written. Called at the start and after every change to access.
-        """
+        """Load the pairings, and stop steers of people without access. Retries until the database can be used."""
         async with self._loading:  # one load at a time, so that old rows cannot replace newer rows
             await retried(self._load, StoreUnavailable, "access.stale")
         if self._on_loaded is not None:
@@ -97,10 +91,7 @@ class AccessControl:
         return self.role_of(ref) is UserRole.ADMIN
 
     async def load_role(self, ref: UserRef) -> UserRole | None:
-        """Return the role of a person. If they have none, first load the pairings again.
-
-        Another node may have changed the pairings.
-        """
+        """Return the role of a person. If they have none, reload the pairings: another node may have changed them."""
         if self.role_of(ref) is None:
             await self.load()
         return self.role_of(ref)

@@ -21,10 +21,7 @@ T = TypeVar("T")
 
 
 def configured_redactor() -> Redactor:
-    """Return a redactor for the configured secrets.
-
-    If the configuration is invalid, the redactor still removes text that looks like a secret.
-    """
+    """Return a redactor for the configured secrets, or for text like a secret if the configuration is invalid."""
     try:
         return Redactor(load_config(process_environment()).secrets())
     except ConfigError:

@@ -129,11 +129,7 @@ def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
 
 
 def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], object]) -> dict[str, str]:
-    """Return the given answers, and the answers to all other questions. Empty answers are left out.
-
-    If `load` rejects an answer, only that question is asked again. Otherwise, one typo would mean pasting every secret
-    again.
-    """
+    """Return all answers that are not empty. If `load` rejects an answer, only that question is asked again."""
     answers: dict[str, str] = {}
     for variable in _QUESTIONS:
         if given[variable]:
@@ -174,11 +170,7 @@ def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answe
 def _probe_all(
     load: Callable[[Mapping[str, str]], LoadedConfig], answers: dict[str, str], *, is_interactive: bool
 ) -> None:
-    """Test each service for which answers were given.
-
-    Without a terminal, a failure ends `init`. At a terminal, the person can correct the answers, keep them or
-    stop.
-    """
+    """Test the service of each answer. A failure ends `init`, except at a terminal, where the person can decide."""
     for variables in ((TELEGRAM_TOKEN,), (DISCORD_TOKEN,), (MODEL_NAME, *_MODEL_VARIABLES)):
         while any(name in answers for name in variables):
             try:

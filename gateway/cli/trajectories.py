@@ -118,10 +118,7 @@ def compress(
 
 
 def _model_summary(config: Config, name: str | None) -> ModelSummary:
-    """Return a summariser that uses the named model or alias, or else the model of `auxiliary.trajectories`.
-
-    Raises `CommandError`.
-    """
+    """Return a summariser with this model or alias, or that of `auxiliary.trajectories`. Raises `CommandError`."""
     named = config.model.named_route(name) if name else config.model.route
     route = named if name else route_for(config, "trajectories", named)
     if route is None or route.protocol == "offline":
@@ -198,10 +195,7 @@ def export(
 
 
 def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) -> Iterator[_Row]:
-    """Yield all values of a look-up, page by page.
-
-    `key` names the field of the last value after which the next page starts.
-    """
+    """Yield all values of a look-up, page by page. The field `key` of the last value is where the next page starts."""
     after = 0
     while page := look_up(request, {**args, "after": after}, kind):
         yield from page

@@ -111,11 +111,7 @@ class LockedChats:
         self._take_soon()
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Queue a chat.
-
-        A busy node that still has room ignores a new message until the database sends the hint about it. Idle nodes
-        react to that hint first.
-        """
+        """Queue a chat. A busy node with room ignores a new message until its hint arrives: idle nodes react first."""
         if started is not None:
             self._stored_at[chat_id] = asked_at
         elif is_new and self._is_busy and self._lanes.room > 0:

@@ -1,7 +1,6 @@
 """Cluster membership: some settings must be the same on all nodes, and the nodes' clocks must agree.
 
-If settings or clocks differ, a node does not start. A running node compares settings and clocks every minute and after
-a reload. It only logs a warning about a difference, because a change on another node must not stop this node.
+After its start, a node only logs a difference, because a change on another node must not stop it.
 """
 
 import asyncio
@@ -87,8 +86,7 @@ class Membership:
     async def open_seat(self, on_hint: OnHint) -> Seat:
         """Take the seat. Raises the errors of `engines.opening.open_seat`, or `ConfigError` if the settings differ.
 
-        Settings are compared only at the first call. Later calls must be fast, because turns wait until the node has a
-        seat again.
+        Only the first call compares settings: later calls must be fast, because turns wait for the seat.
         """
         seconds = self._config().cluster.seat_seconds
         seat = await open_seat(self._store, seconds, lambda: self.node, on_hint, self._clock.now())
@@ -104,10 +102,7 @@ class Membership:
         return seat
 
     async def run(self) -> None:
-        """Compare settings and clocks every minute and after each change. Log each new difference as a warning.
-
-        Runs until cancelled.
-        """
+        """Compare settings and clocks every minute and after each change, until cancelled. Log each new difference."""
         while True:
             try:
                 if await wait_until(self.changed, 60.0):
@@ -123,10 +118,7 @@ class Membership:
             self._known = set(found)
 
     async def end_left_transactions(self) -> None:
-        """End transactions left open by nodes that lost their connection, because the locks block other nodes.
-
-        Runs until cancelled.
-        """
+        """End transactions of nodes that lost their connection: the locks block other nodes. Runs until cancelled."""
         while True:
             try:
                 if count := await self._store.read(end_left_transactions):

@@ -1,7 +1,6 @@
-"""Cluster node: holds a seat at the database and does its share of the work while it has the seat.
+"""Cluster node: does its share of the work while it holds a seat at the database. A single daemon does all the work.
 
 Each chat, each account and the housekeeping belong to one node at a time. A node looks for free work twice a second.
-Nodes also send each other hints about their writes. A single daemon does all the work.
 """
 
 import asyncio
@@ -93,10 +92,7 @@ class Node:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def start(self) -> None:
-        """Take the seat and any free work. Duties start only in `run`.
-
-        Raises the errors of `open_seat`, or `SeatLost`.
-        """
+        """Take the seat and any free work. `run` starts the duties. Raises the errors of `open_seat`, or `SeatLost`."""
         self.state.seat = seat = await self.open_seat(self._take_hint)
         if seat.is_shared:  # the node may have missed hints about values that it caches
             for kind in (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED):
@@ -159,7 +155,7 @@ class Node:
         self.state.duties.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:
-        """Start a free duty. If this fails, another node can take it, or this node can retry at its next sweep."""
+        """Start a free duty. If this fails, any node can take it at its next sweep."""
         try:
             await self._take_up(duty, seat)
         except Exception as error:  # the error must not affect other duties or chats

@@ -1,7 +1,4 @@
-"""Previews of turns that run on one node while another node serves the chat's account.
-
-The node that runs the turn stores the text written so far. The node that serves the account reads and shows it.
-"""
+"""Previews across nodes: the turn's node stores the text so far, and the node that serves the account shows it."""
 
 import asyncio
 import time
@@ -23,10 +20,7 @@ log = structlog.get_logger()
 STORE_SECONDS = 1.0
 """Minimum seconds between two writes of a preview."""
 BEAT_SECONDS = 2.0
-"""Maximum seconds between two writes of a preview.
-
-The platform's preview is renewed only after a write, so that it disappears if the node of the turn crashes.
-"""
+"""Maximum seconds between two writes of a preview. Without a write, as after a crash, the preview disappears."""
 SILENT_SECONDS = 3 * BEAT_SECONDS
 """Seconds without a write after which a preview ends."""
 
@@ -68,17 +62,11 @@ class RemotePreview(LivePreview):
         self.heard_at = time.monotonic()
 
     def move(self, turn: RunningTurn) -> None:
-        """Continue the preview after another node has resumed the turn.
-
-        The placeholder is stored again for the resumed turn.
-        """
+        """Continue the preview after another node has resumed the turn: store the placeholder again."""
         self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def _rest(self, was_sent: bool, pause: float) -> None:
-        """Pause first and then wait for new text, so that new text is shown at once.
-
-        The node that runs the turn stores new text at most once a second.
-        """
+        """Pause first and then wait for new text, so that new text is shown at once."""
         if was_sent or self.text != self._shown:
             await wait_until(self._closed, pause)
         if self.text == self._shown and not self._closed.is_set():
@@ -90,10 +78,7 @@ class RemotePreview(LivePreview):
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class RemotePreviews:
-    """Shows the stored previews of other nodes.
-
-    A preview starts with the first hint about a turn and ends with the turn's answer.
-    """
+    """Shows the stored previews of other nodes, from the first hint about a turn until the turn's answer."""
 
     store: Store
     adapters: AdapterRegistry

@@ -1,7 +1,4 @@
-"""Admin commands for stored conversations: /lineage /search /session.
-
-In a shared chat, they show only the conversations of that chat.
-"""
+"""Admin commands for stored conversations: /lineage /search /session. A shared chat shows only its own."""
 
 import asyncio
 from dataclasses import dataclass

@@ -83,10 +83,7 @@ async def _chosen_effort(request: CommandRequest, session: sessions.Session | No
 
 
 async def _window(handle: ModelHandle) -> str:
-    """Return the size of the context window and its source.
-
-    The provider reports the size at the model's first turn.
-    """
+    """Return the size of the context window and its source. The provider reports the size at the model's first turn."""
     limits = await handle.load_limits()
     return f"window {limits.context_length:,} tokens ({window_from(handle.window_from)})"
 
@@ -123,5 +120,5 @@ def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) ->
 
 
 def _described(settings: ModelConfig, route: RouteConfig) -> str:
-    """Return the name of a route. Add its host if the host differs from that of the configured model."""
+    """Return the name of a route, with its host if this differs from the configured model's."""
     return route.label if route.host in (None, settings.host) else f"{route.label} at {route.host}"

@@ -30,10 +30,7 @@ _ADD = re.compile(
 
 
 async def memory(request: CommandRequest) -> CommandResult:
-    """Show the notes. Subcommands add and remove notes about the work or the sender.
-
-    An entry keeps its name when other entries change, so a repeated command cannot remove a different entry.
-    """
+    """Show, add or remove notes. An entry keeps its name, so a repeated command cannot remove a different entry."""
     files = request.context.runtime.agent.prompts.files
     if files is None or files.notes is None:
         return say("Long-term memory is turned off (`memory.enabled`).")

@@ -72,9 +72,6 @@ def _list(db: Connection, now: Millis) -> str:
 
 
 def _named(pairing: Pairing) -> str:
-    """Return a person's name and id for admins.
-
-    People can choose any name, so links and formatting in names are disabled.
-    """
+    """Return a person's name and id for admins, without links and formatting, because people can choose any name."""
     name = pairing.display_name.replace("`", "'").strip() or "?"
     return f"`{name}` (`{pairing.user_ref}`)"

@@ -166,10 +166,7 @@ class CommandRequest:
         return (int(self.argument[:9]) or None) if self.argument.isdecimal() else None
 
     async def acknowledge(self, markdown: str) -> None:
-        """Reply once that the command takes a while.
-
-        Slash commands get no reply, because the platform itself shows that they are running.
-        """
+        """Reply once that the command takes a while. Slash commands get no reply: the platform shows that they run."""
         if self.row.payload.ticket is not None:
             return
         reply = reply_to(self.row, self.chat, CommandReply(markdown=markdown), f"inbox:{self.row.id}:begun")
@@ -201,10 +198,7 @@ class Command:
     options: tuple[CommandOption, ...] = ()
     _: KW_ONLY
     actions: tuple[CommandAction, ...] = ()
-    """Sub-commands.
-
-    One of them must do the same as the command without an argument, because some menus show only sub-commands.
-    """
+    """Sub-commands. One must do the same as the command without an argument: some menus show only sub-commands."""
     suggest: Callable[[Runtime], Sequence[str]] = lambda _runtime: ()
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False

@@ -137,10 +137,7 @@ def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str |
 
 
 async def usage(request: CommandRequest) -> CommandResult:
-    """Show the usage of this conversation, the usage of this chat today, and the spending caps.
-
-    The usage of the whole gateway is shown only to admins, or if a cap applies to it.
-    """
+    """Show usage and spending caps. Usage of the whole gateway is shown only to admins, or if a cap applies to it."""
     context, chat = request.context, request.chat
     session = await context.store.read(load_active, chat.id)
     place = LookupResult(chat_id=chat.id, session=session)

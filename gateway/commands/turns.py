@@ -22,8 +22,7 @@ BEFORE_IS_COMPRESSED = "Earlier messages are compressed. To bring them back firs
 async def stop(request: CommandRequest) -> CommandResult:
     """Cancel the chat's turn at once if this process runs it. A transaction then stores the stop for all nodes.
 
-    The transaction also stores the reply. A running command is cancelled only after the transaction. Otherwise, the
-    chat might start the next queued message before the transaction, which would then stop that message.
+    A running command is cancelled only afterwards, or the transaction might stop the next queued message instead.
     """
     lanes, store, chat_id = request.context.lanes, request.context.store, request.chat.id
     argument = request.argument.lower()
@@ -104,10 +103,7 @@ def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> Inbox
 
 
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
-    """True if the turn's message arrived before this `/stop`, so that the `/stop` is meant for this turn.
-
-    A `/stop` that ended a turn before the `/stop` itself could be stored does not stop a later turn.
-    """
+    """True if the turn's message arrived before this `/stop`. A `/stop` that was stored late stops no later turn."""
     earlier = request.context.lanes.stopped_for.get(request.row.id)
     return turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)
 
@@ -152,10 +148,7 @@ def _active_view(db: Connection, chat_id: ChatId) -> View:
 
 
 def _exchanges(view: View) -> list[list[Message]]:
-    """Group the rows of `view` into exchanges, each of which starts with a human message that opens a turn.
-
-    Rows before the first exchange are dropped.
-    """
+    """Group rows into exchanges that start with a human message. Drop the rows before the first exchange."""
     exchanges: list[list[Message]] = []
     turn = None
     for message in view.transcript:

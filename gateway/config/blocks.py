@@ -32,12 +32,7 @@ def setting(
     default_factory: Callable[[dict[str, Any]], Any] | None = None,
     restart: bool = False,
 ) -> Any:
-    """Return a field with the range and notes of a `Setting`.
-
-    The docstring below the field is its description for users.
-
-    The return type is Any, as with pydantic's `Field`, because the field's annotation gives the type.
-    """
+    """Return a field with the range and notes of a `Setting`. The docstring below the field describes it for users."""
     notes = Setting(ge=ge, le=le, unit=unit, default_text=default_text, restart=restart)
     given: dict[str, Any] = {"default": default} if default_factory is None else {"default_factory": default_factory}
     return Field(**given, json_schema_extra={"notes": cast(Any, notes)}, ge=ge, le=le)

@@ -15,10 +15,7 @@ from gateway.config.fields import BLOCKS, FIELDS, dotted, needs_restart, variabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingRow:
-    """Description of one key.
-
-    `allowed` is a range with a unit or a list of words. `default` is in YAML syntax.
-    """
+    """Description of one key. `allowed` is a range with a unit or a list of words. `default` is in YAML syntax."""
 
     key: str
     variable: str
@@ -70,10 +67,7 @@ def _entry(row: SettingRow) -> str:
 
 
 def _field_docstrings(block: type[Any]) -> dict[str, str]:
-    """Return the docstring below each field, on one line.
-
-    Parses the source only for the documentation, because letting pydantic do this would slow down every start.
-    """
+    """Return the docstring below each field, on one line. pydantic could do this, but would slow down every start."""
     found: dict[str, str] = {}
     for kind in reversed(block.__mro__):
         if kind in (object, BaseModel):

@@ -25,8 +25,7 @@ MAX_FILE_BYTES = 65_536
 """Maximum size of a configuration file, in bytes. Parsing a file of this size takes half a second."""
 
 MAX_VALUES = 50_000
-"""Maximum number of keys and values in a configuration. Without a limit, a few nested YAML aliases could expand to
-billions of values."""
+"""Maximum number of keys and values in a configuration, because a few nested YAML aliases could expand to billions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +105,7 @@ def _read_text(path: Path) -> str | None:
 
 
 def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Count a node and all keys and values below it. An alias counts as much as the values that it stands for.
-
-    Stops above `MAX_VALUES`. `known` contains the counts of nodes that were already visited.
-    """
+    """Count a node and everything below it, with aliases expanded, up to `MAX_VALUES`. `known` has earlier counts."""
     if node not in known:
         known[node] = MAX_VALUES + 1  # this count applies if the node contains an alias of itself
         held = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
@@ -146,8 +142,6 @@ def _problem(error: yaml.YAMLError) -> str:
 
 
 class _Entry:
-    """File or folder in the state directory."""
-
     def __init__(self, *names: str) -> None:
         self._names = names
 
@@ -201,10 +195,7 @@ def find_user_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def prepare_home(home: Path) -> None:
-    """Create the state directory and its folders with mode 0700. Used by the daemon and `init`, after `check_home`.
-
-    Raises `ConfigError` if the directory cannot be created or written.
-    """
+    """Create the state directory with mode 0700, after `check_home`. Raises `ConfigError` if this is impossible."""
     try:
         for directory in (home, home / "logs", home / "attachments"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -94,10 +94,7 @@ class LoadedConfig(StateDirectory):
 
 @dataclass(slots=True)
 class LiveConfig:
-    """Holder of the effective configuration.
-
-    Components read it whenever they need a setting, because a reload replaces the configuration.
-    """
+    """Holder of the effective configuration. Components read it for each use, because a reload replaces it."""
 
     loaded: LoadedConfig
 
@@ -202,10 +199,7 @@ def reload_differences(old: LoadedConfig, new: LoadedConfig) -> ReloadPlan:
 
 
 def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
-    """Return `new`, but with the old values of keys that need a restart.
-
-    No component sees a partly applied change.
-    """
+    """Return `new`, but with the old values of keys that need a restart."""
     kept = {key: value for key, value in values_of(old.config) if needs_restart(key)}
     sources = {name: old.sources[name] if tuple(name.split(".")) in kept else new.sources[name] for name in new.sources}
     return replace(new, config=with_values(new.config, kept), home=old.home, sources=sources)
@@ -262,7 +256,6 @@ def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]
 
 
 def _old_notices(old: Chosen, chosen: Chosen, file: YamlFile) -> Iterator[str]:
-    """Yield warnings about old keys that are set."""
     for key, (_, source) in sorted(old.items()):
         yield notice(key, _position(key, source, file), chosen)
     models, source = chosen.get(("compression", "models"), ({}, ""))
@@ -288,10 +281,7 @@ def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Ke
 
 
 def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> tuple[Config | None, list[str]]:
-    """Return the configuration, or None and its problems.
-
-    Pydantic's own messages might contain secrets, so they are dropped.
-    """
+    """Return the configuration, or None and its problems, without pydantic's messages, which might contain secrets."""
     nested: dict[str, Any] = {}
     for key, (value, _) in chosen.items():
         section = nested
@@ -364,10 +354,7 @@ def _suggestion(key: KeyPath) -> str:
 
 
 def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
-    """Yield warnings about unknown `HERMES_…` variables.
-
-    They are not errors, because other programs use the same prefix.
-    """
+    """Yield warnings about unknown `HERMES_…` variables. Other programs use the prefix, so these are no errors."""
     for label, variables in sources:
         for name in sorted(variables):
             if name in NO_SETTINGS:

@@ -1,8 +1,4 @@
-"""Keys of earlier versions: each was replaced by a new key, or its value is now fixed.
-
-An old key is not an error: `config check` and `run` print a warning and continue. If the new key accepts the old value,
-it gets this value.
-"""
+"""Keys of earlier versions. An old key only causes a warning, and its new key gets the old value if it accepts it."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -65,10 +61,7 @@ def _word(old: Chosen, key: KeyPath) -> str:
 
 
 def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
-    """Return the warning about an old key. `where` is the source that sets the key.
-
-    `chosen` contains the effective values.
-    """
+    """Return the warning about an old key. `where` is the source that sets it; `chosen` has the effective values."""
     name = ".".join(key)
     if name in FIXED:
         return f"{where}: {name} is no longer a setting and is ignored: remove it; the value is now {FIXED[name]}"

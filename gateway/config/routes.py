@@ -1,7 +1,6 @@
-"""Routes to models: the configured model, its fallbacks, and the aliases for `/model`.
+"""Routes to models: the configured model, its fallbacks, and the aliases for `/model`. A route is one model at one API.
 
-A route is one model at one API. A route in the configuration is a name or a block with some keys. This module fills in
-missing keys from `model`. It copies the API key only if the route uses the same host as `model`.
+Missing keys are taken from `model`, but the API key only if the route uses the same host as `model`.
 """
 
 import re
@@ -161,10 +160,7 @@ class RouteConfig(CallConfig, ApiConfig):
 
 
 WrittenRoute: TypeAlias = str | Annotated[dict[str, Any], AfterValidator(FrozenBlock), PlainSerializer(str)]
-"""Name of an alias or model, or a block with only the keys that are set.
-
-A key that is set does not inherit the value from `model`, even if it is set to the default.
-"""
+"""Name of an alias or model, or a block with the keys that are set. A key set to its default inherits no value."""
 
 
 def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:
@@ -180,9 +176,9 @@ _SIZES = ("context_length", "max_output_tokens", "images")
 
 
 def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
-    """Complete a route with values from `main`.
+    """Complete a route, but not the name of an alias, with values from `main`.
 
-    `written` must not be the name of an alias. Raises `ValueError` with a message that continues the key of the block.
+    Raises `ValueError` with a message that continues the key of the block.
     """
     values: dict[str, Any] = {"name": written} if isinstance(written, str) else dict(written)
     if "protocol" not in values:

@@ -1,7 +1,4 @@
-"""The daemon's agent and models, built from the configuration.
-
-A reload that changes the configuration builds new ones.
-"""
+"""The daemon's agent and models. A reload that changes their configuration builds new ones."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -47,11 +44,7 @@ from hermes_state.values import Clock, Tokens
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class AgentMaker:
-    """Builds the agent and the models from a configuration.
-
-    After a reload, running turns can still use the old agent and models. All agents and models are closed only at
-    shutdown.
-    """
+    """Builds the agent and the models. Old ones are closed only at shutdown: running turns can still use them."""
 
     store: Store
     clock: Clock
@@ -203,10 +196,7 @@ def _model_info(route: RouteConfig) -> ModelInfo:
 
 
 def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) -> list[SummaryRoute]:
-    """Return the summary routes for conversations with the model `own`: the configured summary model, then `own`.
-
-    The built-in offline model is never included, because it cannot write a summary.
-    """
+    """Return the summary routes for the model `own`: the summary model, then `own`, but no offline model."""
     mark, routes, is_own = settings_mark(config), [], False
     named = route_for(config, "compression", own)
     if named is not None and named != own:
@@ -235,11 +225,9 @@ def agent_inputs(config: Config) -> tuple[object, ...]:
 
 
 def settings_mark(config: Config) -> str:
-    """Return a fingerprint of the agent's settings and keys: six hexadecimal digits.
+    """Return a fingerprint of the agent's settings and keys. Cooldowns of compressions end when it changes.
 
-    When the fingerprint changes, the cooldowns after failed compressions end.
-
-    The fingerprint is stored with conversations. It is too short to reveal anything about a key.
+    The fingerprint is stored with conversations. Its six hexadecimal digits reveal nothing about a key.
     """
     blocks = [block_json(block) for block in agent_inputs(config)]
     keys = [key for block in agent_inputs(config) for key in secrets_of(block)]

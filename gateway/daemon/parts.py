@@ -50,10 +50,9 @@ from platforms.base import Intake, PlatformAdapter
 
 
 class Parts:
-    """All parts of a daemon. The constructor builds the parts but starts none of them.
+    """All parts of a daemon, built but not started. Each `_make_` method uses the parts that were created before it.
 
-    If two parts need each other, both use a value that is created earlier, such as the node's state or a timer. Each
-    `_make_` method uses the parts that were created before the call.
+    If two parts need each other, both use a value that is created earlier, such as the node's state or a timer.
     """
 
     def __init__(
@@ -327,10 +326,7 @@ def make_adapters(
 
 
 def _announce(environ: Mapping[str, str], url: str) -> None:
-    """Print how to open the web chat.
-
-    Under systemd, the access token is not printed, because the journal would keep it.
-    """
+    """Print how to open the web chat. Under systemd, leave out the access token: the journal would keep it."""
     is_terminal = sys.stdout.isatty()
     if not is_terminal and "INVOCATION_ID" in environ:  # set if systemd started this process
         print("The web chat is running. To get a link, run `hermes-gateway url`.", flush=True)

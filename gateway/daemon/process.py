@@ -24,11 +24,7 @@ from hermes_state.store.lock import FileLock
 log = structlog.get_logger()
 
 SWITCH_SECONDS = 0.001
-"""Seconds that another thread can compute before the event loop can run.
-
-While a thread compresses a long conversation, the loop waits this long at every step. With Python's default of 5 ms,
-these waits would add up to a noticeable delay.
-"""
+"""Seconds that another thread can compute before the event loop runs. Python's 5 ms would delay the loop noticeably."""
 
 
 def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any) -> int:

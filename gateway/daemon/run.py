@@ -152,11 +152,7 @@ async def _drain_within(parts: Parts, seconds: float) -> None:
 
 
 def _freeze_memory() -> None:
-    """Exclude long-lived objects from garbage collection.
-
-    Otherwise, every full collection would scan several hundred thousand objects of the SDKs in the event loop. Almost
-    none of these objects become garbage.
-    """
+    """Exclude the SDKs' objects from garbage collection, because scanning all of them would block the event loop."""
     gc.freeze()
     gc.enable()
     gc.collect()  # also resets the collector's threshold, which depends on the number of remaining objects

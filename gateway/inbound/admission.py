@@ -67,10 +67,7 @@ class AcceptedEvent:
 class StoredEvent:
     chat_id: ChatId
     inbox_id: InboxId | None
-    """Inbox row of the event, or None.
-
-    It is None if the event is a duplicate that was already processed, or if the sender's queue is full.
-    """
+    """Inbox row of the event, or None if it was already processed or the sender's queue is full."""
     has_reply: bool
     """True if the transaction stored a reply that must be delivered."""
     started: RunningTurn | None = None
@@ -92,10 +89,7 @@ def admit_all(
 
 @locks(chat="event.key event.cursor")
 def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
-    """Store an event once, and advance its channel's cursor.
-
-    Also store an acknowledgement, or in an idle chat, the turn that the event starts.
-    """
+    """Store an event once with its acknowledgement or the turn that it starts. Advance its channel's cursor."""
     message = event.message
     inbox.advance_cursor(db, event.cursor)
     chat_id, unreachable_since = meet_chat(db, event.key, message.chat_kind, message.chat_title, now)

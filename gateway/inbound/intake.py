@@ -1,8 +1,4 @@
-"""Intake: authorises and stores every event of every platform before it is acknowledged.
-
-This is the only place that authorises messages, commands and buttons. The intake also decides how a message joins a
-busy chat, and wakes the chat's lane.
-"""
+"""Intake: the only place that authorises events. It stores each event before it is acknowledged, and wakes the lane."""
 
 import asyncio
 import math
@@ -39,10 +35,7 @@ MAX_WAITING = 100
 """Maximum number of queued messages per sender and chat. Messages above this limit are refused."""
 
 COMMANDS_PER_MINUTE = 30
-"""Maximum number of immediate commands per person and minute.
-
-People do not type faster than this. The database and the platform's flood control can handle this rate.
-"""
+"""Maximum number of immediate commands per person and minute. The database and flood control can handle this rate."""
 
 TOO_FAST = (
     f"You are sending commands too fast (limit: {COMMANDS_PER_MINUTE} per minute), so I ignored this one. Please wait "
@@ -61,10 +54,9 @@ STEERED = "Noted. I will use this in the answer I am working on."
 
 
 class RateLimiter:
-    """Counts each person's events in time windows of fixed length.
+    """Counts each person's events in windows of fixed length. The first event after a window opens the next one.
 
-    The first event after the end of a window opens the next window. The windows use the sending times, because messages
-    that arrive together after an outage were not sent together.
+    The windows use sending times, because messages that arrive together after an outage were not sent together.
     """
 
     def __init__(self, window_ms: int = MINUTE_MS) -> None:

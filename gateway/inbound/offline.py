@@ -86,17 +86,11 @@ class OfflineCommandRunner:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class WaitNoticeSender:
-    """Tells each chat once that its messages wait, and once more when they are stored.
-
-    The notices go straight to the platform, because the outbox cannot be written either.
-    """
+    """Tells each chat once that its messages wait and are then stored, without the outbox, which cannot be written."""
 
     commands: CommandRunner
     seconds: float = 5.0
-    """Seconds before a chat is told that its message waits. Most database locks are released earlier.
-
-    Even with the pause between two fetches of messages, the chat is told within 10 seconds.
-    """
+    """Seconds before a chat is told that its message waits (in total at most 10). Most database locks end earlier."""
     _chats: dict[ChatKey, asyncio.TimerHandle | asyncio.Task[bool]] = field(default_factory=dict, init=False)
     """Timer that starts the notice, or the task that sends it and returns True on success."""
 

@@ -1,7 +1,4 @@
-"""Configured routes: the model for each task, its limits, and its call settings.
-
-The command line imports this module, so it must not import an SDK.
-"""
+"""Configured routes: models, limits and call settings. Imports no SDK, because the command line imports this module."""
 
 from collections.abc import Iterator
 
@@ -42,10 +39,7 @@ def all_routes(config: Config) -> tuple[RouteConfig, ...]:
 
 
 def _summary_model(config: Config) -> RouteConfig | None:
-    """Return the route of the configured summary model (an alias or a block), or None if none is configured.
-
-    The route can use any API, but the key of `model` is sent only to the API of `model`.
-    """
+    """Return the route of the configured summary model, or None. Only the API of `model` gets the key of `model`."""
     settings, main = config.auxiliary.compression, config.model
     name = (settings.model or "").strip()
     if not name:
@@ -72,10 +66,7 @@ def configured_limits(route: RouteConfig) -> ModelLimits:
 
 
 def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSize:
-    """Return the limits of a model from the configuration, its provider's `offer` and the built-in catalogue.
-
-    `gateway.models.window` combines them with limits learned from refused prompts.
-    """
+    """Return a model's limits from the configuration, the provider's `offer` and the catalogue, not learned limits."""
     said = offer or UNKNOWN_LIMITS
     offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
     return model_size(route.label, configured_limits(route), offered)
@@ -110,10 +101,7 @@ def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> 
 
 
 def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Iterator[str]:
-    """Yield sentences about settings that the route's protocol does not accept.
-
-    Settings that the protocol accepts but the model refuses are not listed here. They appear in the log.
-    """
+    """Yield sentences about settings that the route's protocol does not accept. Refusals by a model are logged."""
     sampling = " and ".join(f"`{key}`" for key in ("temperature", "top_p") if getattr(route, key) is not None)
     if route.protocol == "offline":
         if chosen or any(getattr(route, key) for key in CALL_KEYS):

@@ -32,11 +32,7 @@ class ModelRegistry:
         make: Callable[[RouteConfig], ModelHandle],
         client_of: Callable[[RouteConfig], ModelClient] | None = None,
     ) -> None:
-        """Create the handle of the `configured` route at once. Raises the errors of `make`.
-
-        `client_of` returns the client of a model for other tasks than answering. By default, this is the client of the
-        handle.
-        """
+        """Raises the errors of `make`. `client_of` returns a model's client for other tasks than answering."""
         self._make = make
         self.client_of = client_of or (lambda route: self.of(route).client)
         self.configured = make(configured)
@@ -65,10 +61,7 @@ class ModelRegistry:
 
 
 class FallbackState:
-    """Remembers which conversations a fallback currently answers.
-
-    This is kept only in memory, so the chat is told again after a restart.
-    """
+    """Remembers in memory which conversations a fallback answers, so the chat is told again after a restart."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[LineageId, tuple[RouteConfig, RouteConfig]] = OrderedDict()
@@ -92,10 +85,7 @@ class FallbackState:
 
 @dataclass(slots=True)
 class Runtime:
-    """Current configuration, agent and models.
-
-    A reload replaces them, but a running turn keeps its agent and models.
-    """
+    """Current configuration, agent and models. A reload replaces them; a running turn keeps its agent and models."""
 
     live: LiveConfig
     agent: Agent

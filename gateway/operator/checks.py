@@ -114,10 +114,7 @@ def check_context(config: Config, limits: Limits, source: SizeSource, *, engine:
 
 
 def check_terminal(config: Config) -> Iterator[CheckResult]:
-    """Run a test command if the terminal is enabled.
-
-    A running daemon runs it inside the sandbox of its systemd unit.
-    """
+    """Run a test command if the terminal is enabled. A running daemon runs it inside its systemd sandbox."""
     settings = config.terminal
     if not settings.enabled:
         return
@@ -150,10 +147,7 @@ def check_servers(config: Config, statuses: Sequence[ServerStatus]) -> Iterator[
 
 
 def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult]:
-    """Warn about chats with schedules in which the bot cannot write.
-
-    `stranded` contains the name of each such chat and its number of schedules.
-    """
+    """Warn about chats in which the bot cannot write. `stranded` has each chat's name and number of schedules."""
     if stranded:
         chats = ", ".join(f"{name} ({counted(number, 'schedule')})" for name, number in stranded)
         text = (

@@ -1,7 +1,4 @@
-"""Checks that `doctor` makes of everything that can stop a gateway from working.
-
-The checks change nothing and are safe while a daemon is running. Every warning or failure says how to fix the problem.
-"""
+"""Checks that `doctor` makes. They change nothing and are safe while a daemon runs. Each problem comes with a fix."""
 
 import os
 import re
@@ -199,10 +196,7 @@ def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:
 
 
 def _cluster(loaded: LoadedConfig, url: str) -> Iterator[CheckResult]:
-    """Check that several nodes can share the database, or that the gateway can start with an empty database.
-
-    Another check reports errors of the database.
-    """
+    """Check that several nodes can share the database, or that the gateway can start with an empty database."""
     is_empty = False
     with suppress(HermesError), open_offline(loaded.database, url) as db:
         is_empty = db is None

@@ -1,9 +1,6 @@
-"""Look-ups in stored conversations.
+"""Look-ups in stored conversations. The running daemon and the command itself give the same results, without secrets.
 
-The results are the same whether the running daemon or the command itself reads the database.
-
-The daemon runs each request and sends the values to the command line, without secrets. The values are rendered by
-`json_row` here, by `gateway.cli.lookups` for the terminal, and by `gateway.commands.lineage` for chats.
+`json_row` here, `gateway.cli.lookups` (terminal) and `gateway.commands.lineage` (chats) render the values.
 """
 
 import asyncio
@@ -54,10 +51,7 @@ Row: TypeAlias = dict[str, Any]
 LOOKUP_SECONDS = 5.0
 """Maximum time for a look-up, in seconds, because a person can make a query slow on purpose."""
 MAX_PAGE_CHARS = 1_000_000
-"""Maximum number of characters in one response, which always contains at least one message.
-
-Later requests return the remaining messages.
-"""
+"""Maximum number of characters in a response of more than one message. Later requests return the remaining messages."""
 MAX_HITS = 100
 MAX_SESSIONS = 5_000
 """Maximum number of sessions in one response: about 3 MB of JSON."""
@@ -145,10 +139,7 @@ class SearchRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return search(db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit)
 
     def redacted(self, one: FoundMessage, redact: Redact) -> FoundMessage:
-        """Return a match with its snippet.
-
-        The whole text is redacted first, because a secret that is cut off in the snippet would not be recognised.
-        """
+        """Return a match with its snippet. Redacts the whole text first: a secret that is cut off is not recognised."""
         safe = redact(one.text[:INDEXED_CHARACTERS])
         searched = searched_text(one.text, one.body, redact) if one.body else safe
         snippet = snippet_of(searched, self.words)
@@ -252,10 +243,7 @@ class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for conversations with a lineage id above `after`.
-
-    If `place` is set, only conversations of this chat, session or message are returned.
-    """
+    """Request for conversations with a lineage id above `after`, in `place` (a chat, session or message) if set."""
 
     place: str | None = None
     since: int = 0
@@ -270,10 +258,7 @@ class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MessagesRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for a conversation's messages after the message `after`.
-
-    If `place` is set, only messages of this session are returned.
-    """
+    """Request for a conversation's messages after the message `after`, only from the session `place` if it is set."""
 
     lineage: int
     after: int = 0
@@ -325,10 +310,7 @@ def _parse_request(name: str, args: Mapping[str, Any]) -> Lookup:
 
 
 async def look_up(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Any]:
-    """Run a look-up in the running daemon's store.
-
-    Raises `CommandError`, and `StoreUnavailable` if it takes too long.
-    """
+    """Run a look-up in the daemon's store. Raises `CommandError`, and `StoreUnavailable` if it takes too long."""
     request = _parse_request(name, args)
     found = await store.read_within(LOOKUP_SECONDS, request.read)
     return await asyncio.to_thread(_answer, request, found, redact)
@@ -367,10 +349,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _value(text: str, redact: Redact) -> object:
-    """Parse a text as JSON, and return the redacted value.
-
-    If the text is not valid JSON before or after redaction, return the redacted text.
-    """
+    """Parse and redact a JSON value. If the text is not valid JSON before or after redaction, return it redacted."""
     try:
         value = json.loads(text)  # keeps long integers exact
         return orjson.loads(redact(orjson.dumps(value).decode()))  # JSON escapes can hide a secret from the redaction

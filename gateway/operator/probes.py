@@ -1,9 +1,7 @@
 """Probes of services for `init` and `doctor`: one short request each, to check the address and the key.
 
-They use blocking requests of the standard library, because importing the SDKs would take longer. They do not follow
-redirects, because the host of the new address would receive the key.
-
-Each probe returns one sentence for the operator, without secrets. On failure it raises `CommandError` with a sentence.
+They use the standard library, because importing the SDKs would take longer. They do not follow redirects, because the
+new host would receive the key. Each probe returns a sentence without secrets, or raises `CommandError` with one.
 """
 
 import difflib
@@ -146,10 +144,7 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
-    """Return the HTTP status and the JSON object. A JSON list is returned as the `data` of an object.
-
-    Without a response, the status is 0 and the object has a `reason`.
-    """
+    """Return the HTTP status (0: no response, see `reason`) and the JSON object. A JSON list becomes its `data`."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     opener = urllib.request.build_opener(_NoRedirectHandler)

@@ -179,10 +179,7 @@ def usage_lines(usage: UsageReport) -> list[str]:
 
 
 def today_lines(usage: UsageReport, *, tells_all: bool) -> list[str]:
-    """Return lines with today's spending and the caps.
-
-    With `tells_all`, the lines include the whole gateway's spending even if it has no cap.
-    """
+    """Return today's spending and the caps. With `tells_all`, include the whole gateway, even if it has no cap."""
     caps = {cap.key: cap for cap in usage.caps}
     lines = []
     if "costs.conversation_cap" in caps:

@@ -32,11 +32,7 @@ class SupervisedAdapter:
         self._is_rejected = False
 
     def health(self) -> AdapterHealth:
-        """Return the adapter's own health while it runs.
-
-        The supervisor's state replaces the adapter's state on standby, before a retry, and after the token was
-        rejected.
-        """
+        """Return the adapter's health, or the supervisor's state on standby, before a retry and after a bad token."""
         health = self.adapter.health()
         if self.ownership is None:
             return replace(health, state=AdapterState.STANDBY, detail="another node serves it")

@@ -1,7 +1,6 @@
 """Delivery of outbox rows: in order within each chat, and retried with a backoff until the platform accepts them.
 
-A row is rendered once, and every retry sends the same committed parts. The state `sending` is committed before the
-request is sent, so that the attempt is known even after a crash.
+Every retry sends the same parts. The state `sending` is committed first, so that a crash does not hide the attempt.
 """
 
 import asyncio
@@ -388,11 +387,7 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
 
 
 async def render_reply(adapter: PlatformAdapter, written: WrittenReply, zone: tzinfo) -> Sequence[OutboundPart]:
-    """Render a reply into at least one part.
-
-    The last part contains the footer, either alone or together with the whole reply. `zone` is the time zone for
-    displayed times.
-    """
+    """Render a reply into at least one part. The last part has the footer. `zone` is for displayed times."""
     footer, edited_at = written.footer, written.edited_at
     if edited_at is not None:
         footer = f"{footer} at {datetime.fromtimestamp(edited_at / 1000, zone):%H:%M}."

@@ -1,7 +1,6 @@
 """Notices to a chat about its context window and about background commands. The model sees only notices about commands.
 
-A notice is stored in the same transaction as its event, so that a crash neither loses nor repeats the notice. The only
-exception is the notice about a slow compression, which has its own transaction.
+Except after a slow compression, a notice is in its event's transaction: a crash neither loses nor repeats it.
 """
 
 from collections.abc import Callable, Mapping
@@ -149,10 +148,7 @@ async def tell_background_end(
 
 @locks(chat="ended.context.chat_id")
 def _write_background_end(db: Connection, ended: BackgroundCommand, now: Millis) -> bool:
-    """Store the notice. Return False if the conversation has ended, because the next one does not know the command.
-
-    The notice contains no command output. Output is untrusted, so the model reads it only as a tool result.
-    """
+    """Store the notice, without the untrusted output. Return False if the command's conversation has ended."""
     context = ended.context
     active = load_active(db, context.chat_id)
     if active is None or active.lineage_id != context.lineage_id:

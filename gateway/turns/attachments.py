@@ -1,8 +1,6 @@
-"""Attachments: files that people send, fetched and prepared for a turn.
+"""Attachments: files that people send, fetched and prepared for a turn. Unusable files are refused with an explanation.
 
-Text documents are added to the turn. Images are stored for models with vision. Recordings are transcribed if a
-transcription model is configured. Other files are refused with an explanation. File contents are stored under their
-hash and never become part of the history.
+File contents are stored under their hash and never become part of the history.
 """
 
 import asyncio
@@ -72,8 +70,6 @@ def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
 
 @dataclass(slots=True)
 class _ReadResult:
-    """Results of reading the files of a message."""
-
     documents: list[Document] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
     ids: list[AttachmentId] = field(default_factory=list)
@@ -113,10 +109,9 @@ class AttachmentHandler:
     """Workspaces of the file tools, or None if there are no file tools."""
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedMessage] | None:
-        """Read the files of `rows` for their turn.
+        """Read the files of `rows` for their turn. Returns None if a message had only unusable files.
 
-        Returns None if a message had only unusable files. In that case, the message has been answered and settled, and
-        the caller must read the waiting rows again.
+        That message has then been answered and settled, and the caller must read the waiting rows again.
         """
         if not any(row.payload.attachments for row in rows):
             return {}
@@ -183,7 +178,6 @@ class AttachmentHandler:
             )
 
     async def _sees_images(self, chat: Chat) -> bool:
-        """Return True if the model of the chat's conversation accepts images."""
         session = await self.store.read(load_open, chat.id)
         images = self.runtime.model_of(session.chosen_model if session is not None else None).images
         return images is not None and not (await images.learned()).takes_none
@@ -225,10 +219,7 @@ class AttachmentHandler:
     async def _use(
         self, fetched: Path, *, chat: Chat, attachment: IncomingAttachment, sees_images: bool, gathered: _ReadResult
     ) -> tuple[StoredFile, Document | str] | tuple[None, None]:
-        """Copy a fetched file to the workspace and read it.
-
-        Return `(None, None)` if the model cannot see the file, but the workspace has a copy.
-        """
+        """Copy a fetched file to the workspace and read it. Return `(None, None)` if only the workspace has it."""
         is_there = await self._put_into_workspace(fetched, chat, attachment, gathered)
         try:
             file_kinds.refuse_unusable(attachment, sees_images=sees_images)

@@ -1,7 +1,4 @@
-"""Bursts: consecutive messages of a sender within `sessions.merge_seconds`, which become a single turn.
-
-A turn starts later only if another message is expected, as with an album or a pasted text that the client splits.
-"""
+"""Bursts: consecutive messages of a sender within `sessions.merge_seconds`, which become a single turn."""
 
 from collections.abc import Sequence
 
@@ -17,10 +14,7 @@ PLATFORM_CLOCK_MS = 1_000
 
 
 def next_burst(rows: Sequence[InboxRow], *, merge_ms: int) -> list[InboxRow]:
-    """Return the rows for the next turn, or a single command. `rows` are all waiting rows of a chat.
-
-    Notices alone do not start a turn. They join the next turn.
-    """
+    """Return the waiting rows for the next turn, or a single command. Notices alone do not start a turn."""
     messages = [row for row in rows if row.kind is not InboxKind.NOTICE]
     burst = messages[:1]
     if not burst or burst[0].kind is InboxKind.COMMAND:
@@ -43,10 +37,7 @@ def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
 
 
 def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow]) -> Millis:
-    """Return the time until which a burst waits for its next piece, or 0 to start the turn now.
-
-    The turn starts now if no other piece is expected, or if later messages are already waiting.
-    """
+    """Return the time until which a burst waits for an expected piece, or 0. Later messages end the wait."""
     last = burst[-1]
     is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)
     if not (last.expects_more and is_newest):

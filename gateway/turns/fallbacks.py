@@ -1,8 +1,4 @@
-"""Fallback models: the routes that are tried in order when the chosen model fails.
-
-Each fallback resumes the same turn from its stored rows, as after a restart. Only the unfinished text of the failed
-model is lost.
-"""
+"""Fallback models, tried in order when the chosen model fails. Each resumes the same turn from its stored rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,11 +79,8 @@ async def answer_with_fallbacks(
 async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> MeasuredPrompt | None:
     """Check the size of a conversation before its turn (hygiene), and compress the conversation if it is too large.
 
-    Hygiene acts at 85 % of the context window (`hygiene.threshold`) or at 5,000 messages. This helps after a huge
-    message or a switch to a smaller model. If the prompt still fits the window, the turn waits for the compression for
-    at most 10 seconds.
-
-    Returns the measured prompt for the turn, or None if the conversation may have changed.
+    Hygiene acts at 85 % of the context window (`hygiene.threshold`) or at 5,000 messages. If the prompt still fits,
+    the turn waits for at most 10 seconds. Returns the measured prompt, or None if the conversation may have changed.
     """
     context, conversation = agent.context, turn.conversation
     prompt = await context.measure(conversation, model)
@@ -100,21 +93,14 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """Return True if another model, such as one with a larger window, might succeed.
-
-    Also return True if the provider refused the request without a reason. Such a refusal does not open the circuit
-    breaker, because other requests can still succeed.
-    """
+    """True if another model might succeed, even after a refusal without a reason, which opens no circuit breaker."""
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
     return not is_chosen or remedy_for(error).trouble is not None or type(error) in (ModelError, ShapeRejected)
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
-    """Return a line that tells the chat that another model answers now, or None if the answering model is unchanged.
-
-    `before` is the fallback that answered the previous turn, if any.
-    """
+    """Return a line that tells the chat of a change of model, or None. `before` is the previous fallback, if any."""
     if done.why is None:
         return f"_{_named(done.chosen)} answers again._" if before is not None else None
     if before == done.by:

@@ -1,8 +1,4 @@
-"""Kinds of files that people send, detected by name, MIME type and bytes, and how each kind is used.
-
-Unusable files are refused at once. Otherwise, a provider that refuses an image would also refuse every later request in
-that conversation.
-"""
+"""Kinds of files that people send. Unusable files are refused, because a provider would refuse every later request."""
 
 import re
 from pathlib import Path, PurePath
@@ -95,10 +91,7 @@ def read_text(path: Path, attachment: IncomingAttachment, max_characters: int) -
 async def scaled_image(
     scaler: ImageScaler, fetched: Path, attachment: IncomingAttachment, no_image: AttachmentError | None = None
 ) -> bytes:
-    """Return the scaled copy of a fetched image for models.
-
-    Raises `AttachmentError`. If the file is not an image, `no_image` is the error message, if it is given.
-    """
+    """Return a scaled copy of an image. Raises `AttachmentError`, with the text `no_image` if the file is no image."""
     name = quoted_name(attachment)
     try:
         return await scaler.scaled(fetched, ImageLimits())

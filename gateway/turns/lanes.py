@@ -1,7 +1,6 @@
 """Lanes, the workers of chats. Work runs in order inside a chat, and in parallel across chats.
 
-A lane is a task that exists while its chat has work. It runs turns and queued commands, and resumes a turn after a
-restart. `ownership.py` decides in which chats this process works.
+A lane exists while its chat has work. `ownership.py` decides in which chats this process works.
 """
 
 import asyncio
@@ -115,10 +114,7 @@ class Lane:
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
-        """Return the seconds to wait for more messages of a burst.
-
-        The wait begins when this lane first sees the burst, whatever the system clock does later.
-        """
+        """Return the seconds to wait for a burst, from when this lane saw it, because the system clock can change."""
         if self._held[0] != last.id:
             held_ms = min(until - self._lanes.clock.now(), until - last.received_at)
             self._held = last.id, time.monotonic() + held_ms / 1000
@@ -221,10 +217,7 @@ class LaneRegistry:
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
     """Open turns that this process has stored or resumed. Continuing one of these turns does not count as a restart."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
-    """Turns that a `/stop` ended before the `/stop` could be stored, by the inbox row of the command.
-
-    An entry is removed when the stored command has run.
-    """
+    """Turns that a `/stop` ended before it could be stored, by the inbox row of the command, until it has run."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
@@ -243,10 +236,7 @@ class LaneRegistry:
             await self._ownership.sweep()
 
     async def abandon(self) -> None:
-        """End all work without storing anything, because another process may now own the chats.
-
-        `let_go` later stores that this was not a crash.
-        """
+        """End all work without storing anything, because another process may now own the chats. See `let_go`."""
         self._ownership = None
         await asyncio.sleep(0)  # a lane that is cancelled before its first step would never release its chat
         await cancel_all(self._tasks)
@@ -266,10 +256,7 @@ class LaneRegistry:
         return self.runtime.config.sessions.max_turns - len(self._lanes)
 
     def has_room(self, ahead: int = 0) -> bool:
-        """Return True if a new turn can run at once without overtaking another chat.
-
-        `ahead` is the number of other new turns that start before this one.
-        """
+        """True if a new turn can run at once without overtaking a chat. `ahead` counts the new turns before it."""
         ownership = self._ownership
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
         return is_open and self.room > ahead and not self.slots.locked()
@@ -313,10 +300,7 @@ class LaneRegistry:
         return active.turn if (active := self.active.get(key)) is not None else None
 
     def begin_stop(self, chat_id: ChatId, reason: str) -> ActiveTurn | None:
-        """Cancel and return the chat's running turn, or return None.
-
-        The caller must store the stop and then call `settle_stop`.
-        """
+        """Cancel and return the chat's running turn, or None. The caller must store the stop and call `settle_stop`."""
         return active.begin_stop(reason) if (active := self._active_in(chat_id)) is not None else None
 
     def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> ActiveTurn | None:
@@ -336,8 +320,7 @@ class LaneRegistry:
     async def drain(self, seconds: float) -> int:
         """Give turns up to `seconds` to finish, then cancel the rest. Return the number of cancelled turns.
 
-        A cancelled turn stays open in the database and resumes at the next start. That resumption does not count as a
-        restart.
+        A cancelled turn stays open and resumes at the next start. Its resumption does not count as a restart.
         """
         self._is_closing = True
         for lane in self._lanes.values():

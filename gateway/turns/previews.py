@@ -27,10 +27,7 @@ REQUEST_SECONDS = 10.0
 """Timeout of a preview request in seconds. It is short because the final answer waits for the request."""
 
 PREVIEW_OVERLAP_SECONDS = 5.0
-"""Seconds between the renewal of a preview and the time when the platform would remove it.
-
-This margin allows for a pause and a slow request.
-"""
+"""Seconds between a preview's renewal and its removal, enough for a pause and a slow request."""
 
 
 class TurnPreview:
@@ -53,10 +50,7 @@ class TurnPreview:
         self._changed.set()
 
     def forget(self) -> None:
-        """Forget the text, because it is not part of the answer.
-
-        The chat still shows the old text until new text arrives.
-        """
+        """Forget the text, which is not part of the answer. The chat still shows it until new text arrives."""
         self.text = ""
 
     def open(self, ref: str | None = None) -> None:
@@ -135,10 +129,7 @@ class LivePreview(TurnPreview):
         return self.ref is None and self._turn.restarts > 0 and self._adapter.capabilities.finds_previews
 
     async def _find(self) -> None:
-        """Find the lost placeholder, so that the answer can replace it.
-
-        Retry, because the adapter may still be connecting.
-        """
+        """Find the lost placeholder, so that the answer can replace it. Retry: the adapter may still be connecting."""
         until = time.monotonic() + 30
         while time.monotonic() < until:
             try:

@@ -97,10 +97,8 @@ class TurnRunner:
     async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:
         """Run the turn to its end. Returns False if another process has ended or resumed the turn.
 
-        If cancelled, the turn stays open with every finished step stored. The deadline restarts with each run, so
-        that a resumed turn has enough time. `MAX_RESTARTS` limits the number of runs.
-
-        Raises `StoreUnavailable` if a step could not be stored. The turn is then still open.
+        If cancelled, the turn stays open with every finished step stored. The deadline restarts with each run, so that
+        a resumed turn has enough time. Raises `StoreUnavailable` if a step was not stored. The turn is then still open.
         """
         began = time.monotonic()
         with bound_contextvars(
@@ -221,10 +219,7 @@ def _finish_turn(
     rendered: RenderedReply | None,
     has_stored_preview: bool,
 ) -> OutboxRow | None:
-    """End a turn and record the notices that were shown. Return the reply if it must be sent now.
-
-    The time is read here, so that a retry on a later day counts towards the costs of that day.
-    """
+    """End a turn and record its notices. Return the reply to send now. Retries reread the time: costs count by day."""
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if pressure is not None:
         note_pressure(db, pressure)

@@ -1,8 +1,4 @@
-"""Transcription of recordings by the configured speech-to-text model.
-
-A single transaction stores the transcript in the waiting message and records the cost. A crash neither loses the
-transcript nor causes a second charge.
-"""
+"""Transcription of recordings. One transaction stores transcript and cost, so a crash causes no second charge."""
 
 import asyncio
 from collections.abc import Callable
@@ -68,10 +64,7 @@ class TranscriptionHandler:
             raise AttachmentError(sentence)
 
     async def transcribe(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
-        """Transcribe a fetched recording and store the transcript in the waiting message. Return the transcript.
-
-        Raises `AttachmentError` with the reason if this fails.
-        """
+        """Transcribe a recording, and store and return the transcript. Raises `AttachmentError` with the reason."""
         if not self.is_enabled:  # a reload may have disabled transcription while the recording was fetched
             raise AttachmentError("I can no longer listen to recordings. Please send text instead.")
         try:
