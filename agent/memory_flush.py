@@ -1,6 +1,7 @@
 """Memory flush: before a compression, a model saves facts that other conversations need.
 
-The model reads only messages from people and the assistant. Its request and reply are not stored as messages.
+The model reads messages from people and the assistant, but no tool results or handoffs. The model request and the reply
+are not stored as messages.
 """
 
 import asyncio

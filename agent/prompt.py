@@ -1,6 +1,7 @@
 """Prompts: the system prompt of a session, and the model request for a view.
 
-A system prompt is assembled once and stored. Nothing in it changes, so providers can cache it.
+A session's system prompt is assembled once and stored. It contains nothing that changes during the session, so
+providers can cache it.
 """
 
 import asyncio

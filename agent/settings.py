@@ -1,4 +1,5 @@
-"""Settings of the agent and its tools. Fields with a `Setting` are configuration keys; the others are constants."""
+"""Settings of the agent, its tools and memory. Fields with a `Setting` are configuration keys; the others are
+constants."""
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase

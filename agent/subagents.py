@@ -1,4 +1,7 @@
-"""Sub-agents: turns with fewer tools inside a turn. They end with a report, and the conversation pays for them."""
+"""Sub-agents: turns inside a turn, whose cost is charged to the conversation.
+
+A sub-agent has fewer tools and ends with a report.
+"""
 
 import asyncio
 import time

@@ -1,4 +1,7 @@
-"""The daemon: configuration, intake, lanes, commands, delivery and command line. It can import every other package."""
+"""The daemon: configuration, intake, lanes, commands, delivery and command line.
+
+This package can import every other package.
+"""
 
 
 def installed_version() -> str:

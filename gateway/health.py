@@ -1,4 +1,8 @@
-"""Health of the daemon: heartbeats of the loop and the writer. systemd never kills it for an unreachable platform."""
+"""Health of the daemon: a heartbeat of the event loop and the writer, for operators and systemd's watchdog.
+
+The watchdog is notified as long as the loop and the writer make progress. If a platform is unreachable, the daemon is
+unready, but it is never killed for this.
+"""
 
 import asyncio
 import os
@@ -92,7 +96,10 @@ class Heartbeat:
 
 
 def notify(environ: Mapping[str, str], *lines: str) -> bool:
-    """Send lines such as `READY=1` to systemd (`sd_notify`). Return False if systemd does not listen."""
+    """Send lines such as `READY=1` to systemd (`sd_notify`). Return False if systemd does not listen.
+
+    Errors of the socket are ignored, because systemd then acts on its own timeouts.
+    """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False

@@ -1,6 +1,7 @@
 """Logs of the daemon: one redacted line for each structlog event or log record of a library.
 
-Event names have the form `noun.past_verb`; variable values have keys. Secrets and message text are never logged.
+Event names have the form `noun.past_verb`, and every variable value has its own key. Secrets and message text are never
+logged. As an additional safety measure, every value is redacted.
 """
 
 import contextlib

@@ -1,4 +1,7 @@
-"""Interface between the gateway, which makes all decisions, and adapters, which convert SDK objects to our values."""
+"""Interface between the gateway and the adapters of chat services.
+
+An adapter converts SDK objects to our own values, and our values to SDK calls. The gateway makes all decisions.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,8 @@
-"""HTTP server with limits on connections and slow requests. A new connection beyond the limit closes an idle one."""
+"""HTTP server of an adapter, with limits on connections and on the time that a request takes to arrive.
+
+If there are too many connections, a new connection closes an idle one, so clients cannot block the server with idle
+connections.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,6 +1,7 @@
 """Compressions and notes that are prepared while the turns of their conversations continue.
 
-They survive a change of the model or the configuration. A conversation's next step commits its compression.
+They survive a change of the model or the configuration. The next step of a conversation commits its prepared
+compression.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""The interface of context engines, which plugins subclass: methods with message lists of the chat completions API."""
+"""The interface of context engines: `ContextEngine`, which plugins subclass (docs/reference/plugins.md).
+
+Its methods accept and return message lists in the format of the chat completions API.
+"""
 
 import json
 from abc import ABC, abstractmethod

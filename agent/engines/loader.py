@@ -1,4 +1,7 @@
-"""Loads context engines from packages and folders: only the configured one, because loading a plugin runs its code."""
+"""Loads context engines from package entry points and from folders in the state directory.
+
+Loading a plugin runs its code, so the daemon loads only the configured plugin.
+"""
 
 import copy
 import importlib.util

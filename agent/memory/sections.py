@@ -1,4 +1,7 @@
-"""Sections of a system prompt from files (persona, notes, context file, list of skills), read as a session begins."""
+"""Sections of a system prompt that come from files: persona, notes, context file and list of skills.
+
+The files are read when a session begins.
+"""
 
 import os
 import re

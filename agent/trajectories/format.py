@@ -1,4 +1,4 @@
-"""Format of a trajectory: a line of JSON. Only its turns are parsed, so unchanged parts are kept byte for byte.
+"""Format of a trajectory: one line of JSON, of which only the turns are parsed. Unchanged parts are kept byte for byte.
 
 Role names that other programs use are accepted if they are unambiguous.
 """

@@ -1,1 +1,4 @@
-"""Access: roles, permissions, and pairing by code. Call `AccessControl.load` after a transaction from `pairing.py`."""
+"""Access: the roles and permissions of users, and pairing by code.
+
+After a transaction from `pairing.py`, call `AccessControl.load`, so that the change applies to the next event.
+"""

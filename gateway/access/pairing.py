@@ -1,4 +1,8 @@
-"""Pairing: transactions that offer a code, approve it or revoke access. Each stores its reply, which is sent once."""
+"""Pairing: transactions that offer a code to a stranger, approve a code and revoke access.
+
+Each transaction also stores the reply to the person, so that the reply is sent exactly once. An admin can decide in a
+chat. An operator can decide on the command line, even while the daemon is stopped.
+"""
 
 from gateway.times import format_time
 from hermes_state import inbox, outbox

@@ -1,4 +1,7 @@
-"""Permissions by stable user id. Only configured or paired people have access. A revocation affects the next event."""
+"""Permissions of users for messages, commands, buttons and tools. Only configured or paired people have access.
+
+People are identified by stable ids. A revocation applies from the next event on.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,6 +1,7 @@
 """Cluster membership: some settings must be the same on all nodes, and the nodes' clocks must agree.
 
-After its start, a node only logs a difference, because a change on another node must not stop it.
+If settings or clocks differ, a node does not start. A running node compares settings and clocks every minute and after
+a reload. It only logs a warning about a difference, because a change on another node must not stop this node.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
-"""Cluster node: does its share of the work while it holds a seat at the database. A single daemon does all the work.
+"""Cluster node: holds a seat at the database and does its share of the work while it has the seat.
 
 Each chat, each account and the housekeeping belong to one node at a time. A node looks for free work twice a second.
+Nodes also send each other hints about their writes. A single daemon does all the work.
 """
 
 import asyncio
@@ -155,7 +156,7 @@ class Node:
         self.state.duties.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:
-        """Start a free duty. If this fails, any node can take it at its next sweep."""
+        """Start a free duty. If this fails, this or another node takes it at its next sweep."""
         try:
             await self._take_up(duty, seat)
         except Exception as error:  # the error must not affect other duties or chats

@@ -1,4 +1,7 @@
-"""Previews across nodes: the turn's node stores the text so far, and the node that serves the account shows it."""
+"""Previews of turns that run on one node while another node serves the chat's account.
+
+The node that runs the turn stores the text written so far. The node that serves the account reads and shows it.
+"""
 
 import asyncio
 import time

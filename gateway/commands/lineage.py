@@ -1,4 +1,7 @@
-"""Admin commands for stored conversations: /lineage /search /session. A shared chat shows only its own."""
+"""Admin commands for stored conversations: /lineage /search /session.
+
+In a shared chat, they show only the conversations of that chat.
+"""
 
 import asyncio
 from dataclasses import dataclass

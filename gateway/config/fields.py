@@ -1,4 +1,7 @@
-"""Flat table of all settings by key path (`("local", "port")`), with their environment variables and secrets."""
+"""Flat table of all settings by key, and functions for their environment variables, values and secrets.
+
+A key path is a tuple of names (`("local", "port")`); users see it with dots (`local.port`).
+"""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,8 @@
-"""Keys of earlier versions. An old key only causes a warning, and its new key gets the old value if it accepts it."""
+"""Keys of earlier versions: each was replaced by a new key, or its value is now fixed.
+
+An old key is not an error: `config check` and `run` print a warning and continue. If the new key accepts the old value,
+it gets this value.
+"""
 
 import tomllib
 from collections.abc import Iterator, Mapping

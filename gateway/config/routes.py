@@ -1,6 +1,7 @@
-"""Routes to models: the configured model, its fallbacks, and the aliases for `/model`. A route is one model at one API.
+"""Routes to models: the configured model, its fallbacks, and the aliases for `/model`.
 
-Missing keys are taken from `model`, but the API key only if the route uses the same host as `model`.
+A route is one model at one API. A route in the configuration is a name or a block with some keys. This module fills in
+missing keys from `model`. It copies the API key only if the route uses the same host as `model`.
 """
 
 import re

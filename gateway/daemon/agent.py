@@ -1,4 +1,7 @@
-"""The daemon's agent and models. A reload that changes their configuration builds new ones."""
+"""The daemon's agent and models, built from the configuration.
+
+A reload that changes the configuration builds new ones.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence

@@ -1,4 +1,8 @@
-"""Intake: the only place that authorises events. It stores each event before it is acknowledged, and wakes the lane."""
+"""Intake: authorises and stores every event of every platform before it is acknowledged.
+
+This is the only place that authorises messages, commands and buttons. The intake also decides how a message joins a
+busy chat, and wakes the chat's lane.
+"""
 
 import asyncio
 import math

@@ -1,4 +1,8 @@
-"""Model clients, created when first needed, because their SDKs take half a second to import. `preload` imports SDKs."""
+"""Model clients, created from a route when first needed.
+
+The protocol modules are imported late, because their SDKs take half a second. `preload` imports them before the first
+call.
+"""
 
 import asyncio
 import importlib

@@ -1,4 +1,7 @@
-"""Configured routes: models, limits and call settings. Imports no SDK, because the command line imports this module."""
+"""Configured routes: the model for each task, its limits, and its call settings.
+
+The command line imports this module, so it must not import an SDK.
+"""
 
 from collections.abc import Iterator
 

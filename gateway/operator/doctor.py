@@ -1,4 +1,7 @@
-"""Checks that `doctor` makes. They change nothing and are safe while a daemon runs. Each problem comes with a fix."""
+"""Checks that `doctor` makes of everything that can stop a gateway from working.
+
+The checks change nothing and are safe while a daemon is running. Every warning or failure says how to fix the problem.
+"""
 
 import os
 import re

@@ -1,6 +1,9 @@
-"""Look-ups in stored conversations. The running daemon and the command itself give the same results, without secrets.
+"""Look-ups in stored conversations.
 
-`json_row` here, `gateway.cli.lookups` (terminal) and `gateway.commands.lineage` (chats) render the values.
+The results are the same whether the running daemon or the command itself reads the database.
+
+The daemon runs each request and sends the values to the command line, without secrets. The values are rendered by
+`json_row` here, by `gateway.cli.lookups` for the terminal, and by `gateway.commands.lineage` for chats.
 """
 
 import asyncio

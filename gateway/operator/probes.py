@@ -1,7 +1,9 @@
 """Probes of services for `init` and `doctor`: one short request each, to check the address and the key.
 
-They use the standard library, because importing the SDKs would take longer. They do not follow redirects, because the
-new host would receive the key. Each probe returns a sentence without secrets, or raises `CommandError` with one.
+They use blocking requests of the standard library, because importing the SDKs would take longer. They do not follow
+redirects, because the host of the new address would receive the key.
+
+Each probe returns one sentence for the operator, without secrets. On failure it raises `CommandError` with a sentence.
 """
 
 import difflib

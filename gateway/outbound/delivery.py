@@ -1,6 +1,7 @@
 """Delivery of outbox rows: in order within each chat, and retried with a backoff until the platform accepts them.
 
-Every retry sends the same parts. The state `sending` is committed first, so that a crash does not hide the attempt.
+A row is rendered once, and every retry sends the same committed parts. The state `sending` is committed before the
+request is sent, so that the attempt is known even after a crash.
 """
 
 import asyncio

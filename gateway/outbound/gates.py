@@ -1,6 +1,7 @@
-"""Gates and flood control. A gate allows one request at a time to a chat.
+"""Gates and flood control, which throttle the messages to a chat.
 
-The outbox waits for the gate and for penalties. Previews and typing signals are dropped instead.
+A gate allows one request at a time. The outbox waits for the gate and until penalties have ended. Previews and typing
+signals are sent only if the gate is free and no penalty is active. Otherwise, they are dropped.
 """
 
 import asyncio

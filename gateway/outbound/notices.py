@@ -1,6 +1,7 @@
 """Notices to a chat about its context window and about background commands. The model sees only notices about commands.
 
-Except after a slow compression, a notice is in its event's transaction: a crash neither loses nor repeats it.
+A notice is stored in the same transaction as its event, so that a crash neither loses nor repeats the notice. The only
+exception is the notice about a slow compression, which has its own transaction.
 """
 
 from collections.abc import Callable, Mapping

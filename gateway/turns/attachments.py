@@ -1,6 +1,8 @@
-"""Attachments: files that people send, fetched and prepared for a turn. Unusable files are refused with an explanation.
+"""Attachments: files that people send, fetched and prepared for a turn.
 
-File contents are stored under their hash and never become part of the history.
+Text documents are added to the turn. Images are stored for models with vision. Recordings are transcribed if a
+transcription model is configured. Other files are refused with an explanation. File contents are stored under their
+hash and never become part of the history.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Bursts: consecutive messages of a sender within `sessions.merge_seconds`, which become a single turn."""
+"""Bursts: consecutive messages of a sender within `sessions.merge_seconds`, which become a single turn.
+
+A turn starts later only if another message is expected, as with an album or a pasted text that the client splits.
+"""
 
 from collections.abc import Sequence
 

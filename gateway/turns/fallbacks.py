@@ -1,4 +1,8 @@
-"""Fallback models, tried in order when the chosen model fails. Each resumes the same turn from its stored rows."""
+"""Fallback models: the routes that are tried in order when the chosen model fails.
+
+Each fallback resumes the same turn from its stored rows, as after a restart. Only the unfinished text of the failed
+model is lost.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

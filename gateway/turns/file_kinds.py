@@ -1,4 +1,8 @@
-"""Kinds of files that people send. Unusable files are refused, because a provider would refuse every later request."""
+"""Kinds of files that people send, detected by name, MIME type and bytes, and how each kind is used.
+
+Unusable files are refused at once. Otherwise, a provider that refuses an image would also refuse every later request in
+that conversation.
+"""
 
 import re
 from pathlib import Path, PurePath

@@ -1,6 +1,7 @@
 """Lanes, the workers of chats. Work runs in order inside a chat, and in parallel across chats.
 
-A lane exists while its chat has work. `ownership.py` decides in which chats this process works.
+A lane is a task that exists while its chat has work. It runs turns and queued commands, and resumes a turn after a
+restart. `ownership.py` decides in which chats this process works.
 """
 
 import asyncio

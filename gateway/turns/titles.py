@@ -1,4 +1,8 @@
-"""Titles of conversations, written by a model after an answer. Failed calls are repeated a limited number of times."""
+"""Titles of conversations, written by a model in the background after the first answer.
+
+If this fails, the gateway tries again after each answer, even in another process. Failed calls are counted in the
+ledger, and their number is limited.
+"""
 
 import asyncio
 from dataclasses import dataclass, field, replace

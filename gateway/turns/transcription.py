@@ -1,4 +1,8 @@
-"""Transcription of recordings. One transaction stores transcript and cost, so a crash causes no second charge."""
+"""Transcription of recordings by the configured speech-to-text model.
+
+A single transaction stores the transcript in the waiting message and records the cost. A crash neither loses the
+transcript nor causes a second charge.
+"""
 
 import asyncio
 from collections.abc import Callable

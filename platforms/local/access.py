@@ -1,4 +1,6 @@
-"""Access to the web chat: a one-time token is exchanged for a cookie and a key. The database has only SHA-256 hashes.
+"""Access to the web chat: a one-time token is exchanged for a cookie and a key.
+
+The database contains only a SHA-256 hash of them.
 
 Browsers send a cookie to every port of a host, so any program on another port could receive it. Every request
 therefore also needs the key, which is in browser storage that only this page can read.
