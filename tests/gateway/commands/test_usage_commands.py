@@ -59,5 +59,5 @@ async def test_usage_covers_only_the_current_conversation(store: Store, tmp_path
         await gateway.ask("three")
         told = await gateway.ask("/usage")
         assert "- Model calls: 1" in told
-        assert "- Input: 100 tokens: 100 new" in told
+        assert "- Input: 100 tokens (100 new" in told
         assert "- Output: 10 tokens" in told
