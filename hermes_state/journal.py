@@ -101,10 +101,7 @@ def start_turn(
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> RunningTurn:
-    """Start a turn with these waiting inbox rows, and store a message for each row.
-
-    If a row is no longer waiting, raises `InboxMoved` and writes nothing.
-    """
+    """Start a turn with these rows and store their messages. Raises `InboxMoved` if a row is no longer waiting."""
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows are gone")

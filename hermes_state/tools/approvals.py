@@ -37,7 +37,7 @@ class GrantKind(StrEnum):
 
 
 class Answerer(StrEnum):
-    """Who else, besides the admins, may answer a question."""
+    """Person who may answer a question, in addition to the admins."""
 
     STARTER = "starter"
     MODERATOR = "moderator"
