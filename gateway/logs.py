@@ -95,7 +95,7 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 
 
 class _AcceptErrorFilter(logging.Filter):
-    """Filter for asyncio's log line about connections that cannot be accepted: one per minute, not one per second."""
+    """Filter for asyncio's log line about connections that cannot be accepted: a line per minute, not per second."""
 
     _quiet_until = 0.0
 

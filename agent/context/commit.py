@@ -69,7 +69,7 @@ _SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 def commit_compression(
     db: Connection, attempt: CompressionResult, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
-    """Commit a prepared compression, or record a failed attempt. Write nothing if another one was committed first."""
+    """Commit a prepared compression, or record a failed attempt. Write nothing if another was committed first."""
     job, prepared = attempt.job, attempt.result
     session, conversation = load_session(db, job.view.session.id), job.conversation
     # A turn may have changed the state while the summary was written, so keep its changes.

@@ -76,7 +76,7 @@ class ContextController:
     prompts: PromptBuilder
     engine: Engine
     pending: CompressionRegistry
-    """Shared by all controllers of a store, so a new controller can commit compressions that an earlier one started."""
+    """Shared by all controllers of a store, so a new controller can commit an earlier controller's compressions."""
     listeners: Sequence[Listener]
     before_split: Sequence[BeforeSplit] = ()
     on_wait: OnWait | None = None
@@ -435,5 +435,5 @@ class ContextController:
 
 
 def _is_another_view(outcome: CompressionOutcome | None) -> bool:
-    """Return True if the conversation has a new view, from this compression or from one that was committed first."""
+    """Return True if the conversation has a new view, from this or an earlier compression."""
     return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is SkipReason.MOVED)

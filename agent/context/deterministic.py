@@ -132,7 +132,7 @@ _TITLES: Final = (
 
 def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
     found: _Findings = {title: {} for title in _TITLES}
-    results: dict[str | None, Message] = {}  # ids can repeat, so a call's result is the nearest one after the call
+    results: dict[str | None, Message] = {}  # ids can repeat, so a call's result is the nearest result after the call
     is_answered = False
     read = 0
     for row in reversed(rows):

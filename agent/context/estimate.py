@@ -28,7 +28,7 @@ SETTLED_SAMPLES = 3
 
 
 class Estimator:
-    """Estimates prompt sizes for one model on one route, and learns from reported counts. It is thread-safe."""
+    """Estimates prompt sizes for a model on a route, and learns from reported counts. It is thread-safe."""
 
     def __init__(self, calibration: Calibration | None = None, sizes: RowTokenCache = ROW_TOKENS) -> None:
         self._calibration = calibration or Calibration()

@@ -31,7 +31,7 @@ ENTRY_TOKENS = 18
 GAP_TOKENS = 8
 """Estimated tokens of the line that says how many messages are not shown."""
 RECORD_LINES = 1_000
-"""Maximum number of lines of an earlier record. A longer one is not from this gateway, so its middle is removed."""
+"""Maximum number of lines of an earlier record. A longer record is not from this gateway, so its middle is removed."""
 QUOTED_CHARACTERS = 20_000
 """Maximum number of characters in one message that are searched for facts, rules and findings."""
 _WHOLE = 1 << 40

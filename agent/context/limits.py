@@ -77,7 +77,7 @@ class ContextSettings(LimitSettings, CompressorSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one context window, in tokens."""
+    """Limits of a context window, in tokens."""
 
     context_length: Tokens
     input_window: Tokens

@@ -76,7 +76,7 @@ class SummaryRoute:
 
 
 class LearnedProfile:
-    """Learned profile of one model on one route."""
+    """Learned profile of a model on a route."""
 
     def __init__(
         self, store: Store, route: str, model: str, configured: ModelLimits, clock: Clock, *, fetch: Fetch | None = None
@@ -103,12 +103,12 @@ class LearnedProfile:
 
     @property
     def window(self) -> Tokens:
-        """Context length of the model: from `capacity`, or a smaller one learned from refusals."""
+        """Context length of the model: from `capacity`, or a smaller length learned from refusals."""
         return self._known.window(self.capacity.context_length)
 
     @property
     def max_input(self) -> Tokens | None:
-        """Maximum prompt size, if the provider's model list or a refusal states one below the window."""
+        """Maximum prompt size, if the provider's model list or a refusal states a size below the window."""
         return self._known.max_input(self.capacity.context_length, self.capacity.max_input_tokens)
 
     def window_for(self, lineage_id: LineageId) -> Tokens:
@@ -216,7 +216,7 @@ class LearnedProfile:
             self._known = replace(self._known, calibration=known)
 
     async def largest_answered(self, lineage_id: LineageId | None = None) -> int | None:
-        """Return the size of the largest prompt that the model answered, in one conversation or in all of them."""
+        """Return the size of the largest prompt that the model answered, in one conversation or, for None, in all."""
         return await self._store.read(largest_answered_prompt, lineage_id, self._route, self.model)
 
     async def is_disproved(self, error: ContextOverflow, prompt: EstimatedTokens) -> bool:

@@ -59,7 +59,7 @@ FAILED: Final = "engine"
 
 @dataclass(eq=False, slots=True)
 class PluginEngine:
-    """An `Engine` for all conversations. It makes one object of the plugin's engine class per conversation."""
+    """An `Engine` for all conversations. It makes an object of the plugin's engine class per conversation."""
 
     name: str
     make: Callable[[], ContextEngine]
@@ -180,7 +180,7 @@ class PluginEngine:
             await asyncio.wait(hung, timeout=0.1)
 
     def _handle(self, lineage_id: LineageId) -> EngineHandle:
-        """Return a conversation's handle. If there are too many, drop the longest idle one, unless it is in use."""
+        """Return a conversation's handle. Drop the handle that was idle longest if there are too many."""
         if lineage_id not in self._handles:
             make, model, home, seconds = self.make, self.model, self.home, self.quick_seconds
             self._handles[lineage_id] = EngineHandle(

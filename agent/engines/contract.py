@@ -17,7 +17,7 @@ class EngineError(Exception):
 
 
 class ContextEngine(ABC):
-    """Keeps one conversation inside its context window. Each conversation has its own object.
+    """Keeps a conversation inside its context window. Each conversation has its own object.
 
     In a subclass, every method except `get_tool_schemas` can be `async`. Sync methods run in a thread, one at a time.
     Only `compress` and tools are allowed to take long.

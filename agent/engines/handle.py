@@ -54,7 +54,7 @@ class EngineHandle:
     """None before the first call, after an abandoned call, and after the end of the conversation."""
     session: Session | None = None
     window: int = 0
-    """Context length that the engine received, in tokens. 0: it has not received one yet."""
+    """Context length that the engine received, in tokens. 0: not received yet."""
     threshold: int | None = None
     """Prompt size at which the engine compresses, in tokens, from its last status."""
     given_up: "asyncio.Future[Any] | None" = None
@@ -74,7 +74,7 @@ class EngineHandle:
     async def acquire(
         self, session: Session, model: ModelInfo | None = None, window: int | None = None, *, waits: bool = False
     ) -> AsyncIterator[Self]:
-        """Give the handle to one caller, after the engine has received the current session and model.
+        """Give the handle to a caller, after the engine has received the current session and model.
 
         `model` and `window`: None to keep the previous ones. Events that arrive in the meantime are delivered at the
         end. Raises `EngineError` if the engine fails, or if it is busy and `waits` is False.

@@ -153,7 +153,7 @@ class ListTranscript:
         return messages
 
     def _as_given(self, message: ListMessage, sources: Sequence[Message]) -> list[ListMessage]:
-        """Return the original messages for one provider message. A handoff is joined with the user message after it.
+        """Return the original messages for a provider message. A handoff is joined with the user message after it.
 
         If `agent.model.wire` added a missing result or changed a call id, return its message instead.
         """

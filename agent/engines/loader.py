@@ -45,7 +45,7 @@ class PluginSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """A plugin's engine, after one instance was made as a test."""
+    """A plugin's engine, after an instance was made as a test."""
 
     name: str
     source: str
@@ -146,7 +146,7 @@ def _import_folder(folder: Path) -> ModuleType:
 
 
 def loaded(plugin: PluginSource) -> LoadedEngine:
-    """Load a plugin and make one instance of its engine as a test. Raises `PluginError`."""
+    """Load a plugin and make an instance of its engine as a test. Raises `PluginError`."""
     try:
         offered = plugin.load()
         make = _maker(offered)

@@ -277,7 +277,7 @@ class _ListReader:
 
 
 def _stub(row: Message, text: str) -> NewMessage:
-    """Return a shortened result with the recall id of the full one, unless the row was made for a view."""
+    """Return a shortened result with the recall id of the full result, unless the row was made for a view."""
     if row.seq >= 0:
         text = f'{text}\n[shortened: history_open(id="{recall_id(row.id)}") reads all of it]'
     return NewMessage(

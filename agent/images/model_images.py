@@ -50,7 +50,7 @@ class PlacedImage:
 
 
 class ModelImages:
-    """Images for one model on one route, and the limits learned from its provider's refusals."""
+    """Images for a model on a route, and the limits learned from its provider's refusals."""
 
     def __init__(self, *, scaler: ImageScaler, store: Store, route: str, model: str, mark: str, clock: Clock) -> None:
         """Create an instance. Learned limits expire when `mark`, the route's configuration fingerprint, changes."""

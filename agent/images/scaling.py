@@ -20,7 +20,7 @@ _WORKER: Final = Path(__file__).with_name("worker.py")  # never imported, becaus
 _TOO_LARGE: Final = 4
 """Exit code `TOO_LARGE` of the worker."""
 SCALE_SECONDS: Final = 30.0
-"""Maximum seconds to scale one image."""
+"""Maximum seconds to scale an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

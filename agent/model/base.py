@@ -36,7 +36,7 @@ class FinishReason(StrEnum):
 DEFAULT_MAX_TOKENS: Final = 32_000
 """Output limit for an unknown model when a reply must not be cut off. Every current model allows this limit."""
 CacheTtl: TypeAlias = Literal["5m", "1h"]
-"""How long a prompt stays cached after its last use. Caching costs twice the input price for 1h, 1.25 times for 5m.
+"""Time that a prompt stays cached after its last use. Caching costs twice the input price for 1h, 1.25 times for 5m.
 """
 
 
@@ -117,7 +117,7 @@ class Caps(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """Request for one model call. It holds stored rows, which each protocol renders through `wire`."""
+    """Request for a model call. It holds stored rows, which each protocol renders through `wire`."""
 
     system: str
     transcript: Transcript
@@ -222,7 +222,7 @@ def made_by(route: str, model: str) -> str:
 
 
 class CalledModel(Protocol):
-    """Model that can be called through one route."""
+    """Model that can be called through a route."""
 
     route: str
     """Protocol and host, for the ledger and for learned limits. Never contains a credential."""

@@ -117,7 +117,7 @@ def _value(text: bytearray) -> object:
         known: object = orjson.loads(text)
         return known
     # The standard library also accepts lone surrogates and NaN.
-    with suppress(ValueError, RecursionError):  # our error must not refer to this one, which holds the text
+    with suppress(ValueError, RecursionError):  # our error must not refer to this error, which holds the text
         value: object = json.loads(text)
         return value
     raise ReplyMalformed("the provider's answer is not JSON")

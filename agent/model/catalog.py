@@ -1,7 +1,7 @@
 """Catalog of well-known models: their sizes and prices from `catalog.json`, and the cost of a call.
 
 The sizes in that file are maintained by hand, per model family. If hosts state different sizes, the file has the
-smaller one. The prices are those of the model makers; `make catalog` imports them from genai-prices, a development
+smaller size. The prices are those of the model makers; `make catalog` imports them from genai-prices, a development
 dependency. The configuration overrides both, and figures from the provider override the sizes.
 """
 

@@ -40,11 +40,11 @@ class CircuitState:
     seconds: float
     """Seconds until the next trial."""
     why: str
-    """What is wrong with the route, worded to follow the model's name in a sentence."""
+    """Fault of the route, worded to follow the model's name in a sentence."""
 
 
 class CircuitBreaker:
-    """Circuit breaker of one route. It opens after consecutive failures and later allows single trial attempts.
+    """Circuit breaker of a route. It opens after consecutive failures and later allows single trial attempts.
 
     Calling a provider that is down would only delay the fallback's answer. The state is kept in memory, so a restart or
     a configuration change resets it.
@@ -100,9 +100,9 @@ class RetryPolicy:
     max_attempts: int = 6
     """Maximum number of attempts per call, counting all kinds of errors."""
     first_pause: float = 0.5
-    """Pause after the first attempt. Each later pause is twice as long as the one before."""
+    """Pause after the first attempt. Each later pause is twice as long as the pause before."""
     max_pause: float = 8.0
-    """Longest pause, unless the provider asks for a longer one."""
+    """Longest pause, unless the provider asks for more."""
     max_retry_after: float = 30.0
     """Longest pause that a provider may request. If it requests more, the call fails at once."""
 
@@ -124,7 +124,7 @@ M = TypeVar("M", bound=CalledModel)
 
 
 class BaseClient(Generic[M]):
-    """Spending caps, retries, prices and circuit breaker for all calls to one model."""
+    """Spending caps, retries, prices and circuit breaker for all calls to a model."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class BaseClient(Generic[M]):
         Every failed attempt is recorded in the ledger before anything else happens. While the circuit breaker is
         tripped, only one attempt is made. Raises the last `ModelError`.
 
-        `attempt` makes one call and passes the text received so far to its argument. `within`: seconds for all attempts
+        `attempt` makes a call and passes the text received so far to its argument. `within`: seconds for all attempts
         together. `estimate` returns the usage of an attempt that broke off, given its text.
         """
         failures: Counter[str] = Counter()
@@ -259,7 +259,7 @@ class ModelClient(BaseClient[ChatModel]):
     _has_asked_memory = False
 
     def expire_learned(self) -> None:
-        """Make the next call read the output limit again, because another process might have learned a new one."""
+        """Make the next call read the output limit again, because another process might have learned a new limit."""
         self._has_asked_memory = False
 
     async def complete(

@@ -101,7 +101,7 @@ class HttpModel:
 
 
 class HttpChatModel(HttpModel, ABC):
-    """Chat model at one path of an HTTP API. Close it when done."""
+    """Chat model at a path of an HTTP API. Close it when done."""
 
     def __init__(self, endpoint: Endpoint, protocol: str, sdk: Sdk, base_url: str, path: str) -> None:
         super().__init__(endpoint, protocol, sdk, base_url)
@@ -109,7 +109,7 @@ class HttpChatModel(HttpModel, ABC):
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
         self._kept = KeptPromptCache()
-        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # the first one is dropped first
+        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # the first form is dropped first
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
         """Index of the accepted form, by reasoning effort and by whether the request has tools."""

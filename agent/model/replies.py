@@ -100,7 +100,7 @@ class ReplyBuilder(ABC):
         self._calls_at: dict[Hashable, list[_PartialCall]] = {}
 
     def add(self, event: object) -> None:
-        """Add one event of a stream, or the complete reply of a server that does not stream.
+        """Add an event of a stream, or the complete reply of a server that does not stream.
 
         Raises the kinds of `ModelError`: an error sent by the provider, or `ReplyMalformed` for an unknown shape.
         """
@@ -116,7 +116,7 @@ class ReplyBuilder(ABC):
 
     @abstractmethod
     def read_event(self, event: Any) -> None:
-        """Add one event, given as the provider's JSON."""
+        """Add an event, given as the provider's JSON."""
 
     @abstractmethod
     def finished(self) -> ModelReply:

@@ -345,7 +345,7 @@ def _content(blocks: list[Any]) -> str | list[_Part]:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-# --- stricter forms, for servers that refuse the usual one
+# --- stricter forms, for servers that refuse the usual form
 
 
 def _shaped(messages: Sequence[WireMessage], shape: int) -> list[WireMessage]:

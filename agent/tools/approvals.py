@@ -24,7 +24,7 @@ NO_ADMIN = (
 
 @dataclass(slots=True, kw_only=True)
 class CallPlan:
-    """Tool calls of one model answer, sorted into ready calls, refused calls and calls that need approval."""
+    """Tool calls of a model answer, sorted into ready calls, refused calls and calls that need approval."""
 
     access: ToolAccess
     context: ToolContext

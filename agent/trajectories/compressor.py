@@ -107,13 +107,13 @@ class TrajectoryCompressor:
     redact: Redact = redact
 
     def compress(self, turns: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], TrajectoryMetrics]:
-        """Compress the turns of one conversation. Must not run in an event loop. Raises `TrajectoryRejected`."""
+        """Compress the turns of a conversation. Must not run in an event loop. Raises `TrajectoryRejected`."""
         return asyncio.run(self.compress_async(turns))
 
     async def compress_async(
         self, turns: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], TrajectoryMetrics]:
-        """Compress the turns of one conversation. Raises `TrajectoryRejected`."""
+        """Compress the turns of a conversation. Raises `TrajectoryRejected`."""
         done = await self.compress_line(msgspec.json.encode({"conversations": turns}))
         return msgspec.json.decode(done.line)["conversations"], done.metrics
 

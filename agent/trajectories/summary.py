@@ -62,7 +62,7 @@ def _cost(turns: Sequence[Turn], length: int) -> int:
 
 
 class RunLedger:
-    """Ledger of one run. The daily cap limits the cost of the run. The daemon's ledger is not used."""
+    """Ledger of a run. The daily cap limits the cost of the run. The daemon's ledger is not used."""
 
     def __init__(self, cap: MicroUsd | None) -> None:
         self._cap = cap

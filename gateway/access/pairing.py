@@ -45,7 +45,7 @@ def offer_pairing(
         text = OFFER.format(code=code, minutes=CODE_MINUTES)
         return refuse(db, message, message.chat, _offer_key(code), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
-        # Repeat this at most every 5 minutes, except for slash commands: Discord shows an unanswered one as hanging.
+        # Repeat it at most every 5 minutes, except for slash commands: Discord shows an unanswered command as hanging.
         moment = message.event_ref if message.ticket is not None else now // 300_000
         return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
     inbox.advance_cursor(db, cursor)

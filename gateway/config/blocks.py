@@ -86,7 +86,7 @@ def _words_in(kind: object) -> Iterator[str]:
 
 
 class ConfigRejected(ConfigError):
-    """Invalid settings: one line per problem, plus the warnings."""
+    """Invalid settings: a line per problem, plus the warnings."""
 
     def __init__(self, problems: Iterable[str], warnings: Sequence[str]) -> None:
         super().__init__("\n".join(dict.fromkeys(problems)))

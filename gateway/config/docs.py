@@ -42,7 +42,7 @@ def describe_settings() -> tuple[SettingRow, ...]:
 
 
 def settings_markdown() -> str:
-    """Return the lists of `docs/reference/configuration.md`, with one heading per block."""
+    """Return the lists of `docs/reference/configuration.md`, with a heading per block."""
     rows = describe_settings()
     parts: list[str] = []
     for key, block in BLOCKS.items():
@@ -53,7 +53,7 @@ def settings_markdown() -> str:
 
 
 def _entry(row: SettingRow) -> str:
-    """Return one key as a list item: default and allowed values in brackets, then the meaning."""
+    """Return a key as a list item: default and allowed values in brackets, then the meaning."""
     default, allowed = row.default, row.allowed
     if allowed == "`true`, `false`":
         shown = default

@@ -58,7 +58,7 @@ STEERED = "Noted. I will use this in the answer I am working on."
 
 
 class RateLimiter:
-    """Counts each person's events in windows of fixed length. The first event after a window opens the next one.
+    """Counts each person's events in windows of fixed length. The first event after a window opens the next window.
 
     The windows use sending times, because messages that arrive together after an outage were not sent together.
     """
@@ -419,5 +419,5 @@ class GatewayIntake:
 
 
 def _dated(event: InboundEvent | None, now: Millis) -> InboundEvent | None:
-    """Replace an impossible event time, such as one more than a day in the future, because the time is shown later."""
+    """Replace an impossible event time, such as more than a day in the future, because the time is shown later."""
     return event if event is None or 0 <= event.sent_at <= now + 86_400_000 else replace(event, sent_at=now)

@@ -86,7 +86,7 @@ class DiscordAdapter:
                 tasks.create_task(events.run(fetch), name="discord events")
                 tasks.create_task(self._watch(client, events), name="discord watch")
                 tasks.create_task(commands.publish(self._store, self._settings.request_seconds), name="discord menu")
-                # Connect in this task, not in a separate one. The group then undoes the cancellation that a failing
+                # Connect in this task, not in a separate task. The group then undoes the cancellation that a failing
                 # task causes, so `cancelling` below is nonzero only if the adapter was stopped.
                 await self._connect(client)
         except BaseExceptionGroup as group:

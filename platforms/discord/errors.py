@@ -26,7 +26,7 @@ OPERATOR_CODES = {
 
 
 class MessageNotFound(PlatformError):
-    """The message to edit was deleted. This package then sends a new one."""
+    """The message to edit was deleted. This package then sends a new message."""
 
 
 class ReplyRejected(PlatformError):

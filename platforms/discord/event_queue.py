@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectedEvent:
-    """Start of a session that does not resume an earlier one, so messages may have been missed."""
+    """Start of a session that does not resume an earlier session, so messages may have been missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class EventQueue:
         """True while the database makes an event wait."""
         self._may_listen = asyncio.Event()
         self.overflowed = asyncio.Event()
-        """Set when an event was dropped. Later events are dropped too, so that no cursor skips the missing one."""
+        """Set when an event was dropped. Later events are dropped too, so that no cursor skips the missing event."""
 
     def put(self, item: Item) -> None:
         if self.overflowed.is_set():

@@ -31,7 +31,7 @@ def snowflake_at(moment: Millis) -> int:
 
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Reference to a file. Discord's URLs expire after a day, but a new one can be fetched with the message's id."""
+    """Reference to a file. Discord's URLs expire after a day, but a new URL can be fetched with the message's id."""
 
     channel_id: int
     message_id: int

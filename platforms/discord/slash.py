@@ -49,7 +49,7 @@ async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -
 
 @dataclass(slots=True)
 class Ticket:
-    """Permission to answer one slash command in its "thinking" message."""
+    """Permission to answer a slash command in its "thinking" message."""
 
     interaction: Interaction
     expires_at: float

@@ -126,7 +126,7 @@ class LocalAdapter:
                 self._port = None
 
     async def _listen(self, stack: AsyncExitStack, routes: RouteHandler) -> int:
-        """Open the configured port, or the next free one, and return it."""
+        """Open the configured port, or the next free port, and return it."""
         settings = self._settings
         host, last = settings.host.strip("[]"), settings.port + self._port_tries - 1
         for port in range(settings.port, last + 1):

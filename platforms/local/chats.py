@@ -74,7 +74,7 @@ class LiveChat:
         self._publish([entry], is_writing=False if is_over else None)
 
     def show_preview(self, entry: Entry) -> None:
-        """Show the unfinished answer. A chat runs one turn at a time, so a new preview replaces the previous one."""
+        """Show the unfinished answer. A chat runs one turn at a time, so a new preview replaces the last preview."""
         self._preview = entry
         self._recent.pop(entry.ref, None)
         self._publish([entry], is_writing=True, slot="preview")
@@ -154,7 +154,7 @@ def load_recent(db: Connection) -> Mapping[str, Sequence[Entry]]:
 
 
 class ChatStream:
-    """Numbered events of one chat. Use it only in the event loop. Only `changed` waits.
+    """Numbered events of a chat. Use it only in the event loop. Only `changed` waits.
 
     A page that reconnects sends the id of its last event and gets the later events. A page that was away too long, or
     was connected to an earlier process, loads the whole chat again. Pages have no queues, so a slow page gets only the

@@ -54,7 +54,7 @@ _STATIC = {path.name: path.read_bytes() for path in Path(__file__).parent.glob("
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class RouteHandler:
-    """Request handlers for one run of the adapter."""
+    """Request handlers for a run of the adapter."""
 
     intake: Intake
     store: Store

@@ -18,7 +18,7 @@ from hermes_state.values import AttachmentKind, IncomingAttachment
 from platforms.files import CHUNK_BYTES, copy_file, kind_of, save_stream
 
 MAX_FILES = 10
-"""Maximum number of files in one message."""
+"""Maximum number of files in a message."""
 
 _SWEEP_SECONDS = 3600.0
 _FIELD_BYTES = 4 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Platform adapter for one Telegram bot."""
+"""Platform adapter for a Telegram bot."""
 
 import asyncio
 import logging

@@ -43,7 +43,7 @@ _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # Telegram would previe
 
 
 class TelegramSender:
-    """Sender of one running bot. Every method raises the errors listed at `PlatformAdapter.send`."""
+    """Sender of a running bot. Every method raises the errors listed at `PlatformAdapter.send`."""
 
     def __init__(self, bot: telegram.Bot, buttons: ButtonCommandStore) -> None:
         self._bot = bot
@@ -212,7 +212,7 @@ def _stored_entities(part: OutboundPart) -> dict[str, str] | None:
 
 
 def translated(error: TelegramError) -> errors.PlatformError:
-    """Translate the SDK's exception into one of ours. After a 4xx status, the request had no effect.
+    """Translate the SDK's exception into one of our errors. After a 4xx status, the request had no effect.
 
     After a lost connection, a 5xx status or an unreadable response, the outcome is unknown.
     """

@@ -42,7 +42,7 @@ class FloodControl(TelegramError):
 
 
 class BotApiRequest(BaseRequest):
-    """Pool of connections to one Bot API server."""
+    """Pool of connections to a Bot API server."""
 
     def __init__(self, *, connections: int, connect_seconds: float, request_seconds: float) -> None:
         self._connections = connections

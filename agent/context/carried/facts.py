@@ -288,7 +288,7 @@ def _holds(text: str, words: Collection[str]) -> bool:
 
 
 def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Iterator[str]:
-    """Yield a sentence with an identifier or one of `words`. Of a long one, yield only parts with identifiers."""
+    """Yield a sentence with an identifier or one of `words`. Of a long sentence, yield only parts with identifiers."""
     if len(sentence) <= LINE_CHARACTERS:
         if _holds(sentence, words) or any(True for _ in _identifier_spans(sentence, patterns)):
             yield one_line(sentence, LINE_CHARACTERS)

@@ -9,7 +9,7 @@ from hermes_state.text import dollars
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """How one kind of error is recorded, retried, explained to the user, and counted against the route."""
+    """Handling of an error kind: ledger record, retries, message to the user, and effect on the circuit breaker."""
 
     outcome: str
     """Name of the error in the ledger."""
@@ -18,7 +18,7 @@ class Remedy:
     sentence: str
     """Text for the user. Never contains the provider's text, which might quote a key or a prompt."""
     trouble: str | None = None
-    """What is wrong with the route, worded to follow the model's name. Repeated faults open the route's circuit
+    """Fault of the route, worded to follow the model's name. Repeated faults open the route's circuit
     breaker. None: the error does not count against the route.
     """
 

@@ -278,7 +278,7 @@ def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
 
 
 class AnthropicReplyBuilder(ReplyBuilder):
-    """Builder for a reply from the events of a stream, or from one complete message."""
+    """Builder for a reply from the events of a stream, or from a complete message."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)

@@ -98,7 +98,7 @@ def encoded_request(
 
 
 class ChatReplyBuilder(ReplyBuilder):
-    """Builder for a reply from the chunks of a stream, or from one complete response."""
+    """Builder for a reply from the chunks of a stream, or from a complete response."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)

@@ -32,7 +32,7 @@ OPENAI_SDK: Final = Sdk(
 )
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
-"""Default base URL. Without a base URL, the SDK would read one from the environment."""
+"""Default base URL. Without a base URL, the SDK would read it from the environment."""
 
 
 class RequestFault(StrEnum):
@@ -53,7 +53,7 @@ class RequestFault(StrEnum):
 
 
 class OpenAIModel(HttpChatModel, ABC):
-    """Model at one path of a server. Close it when done."""
+    """Model at a path of a server. Close it when done."""
 
     def __init__(self, endpoint: Endpoint, protocol: str, path: str, new_reply: type[ReplyBuilder]) -> None:
         super().__init__(endpoint, protocol, OPENAI_SDK, endpoint.base_url or BASE_URL, path)

@@ -124,7 +124,7 @@ def _call_id(call_id: str) -> str:
 
 
 class ResponsesReplyBuilder(ReplyBuilder):
-    """Builder for a reply from the events of a stream, or from one complete response, which has no type."""
+    """Builder for a reply from the events of a stream, or from a complete response, which has no type."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)

@@ -35,8 +35,8 @@ _FOUND_IN_FILE = 20
 _LINE_CHARACTERS = 300
 _OUTPUT_BYTES = 1 << 20
 _BOUNDS = '{ ulimit -c 0; ulimit -v 524288; echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"'
-"""Shell command that limits a process before it starts. If a limit cannot be set, a lower one is already in effect. 512
-MB of memory are enough for very long lines and for expressions with much backtracking.
+"""Shell command that limits a process before it starts. If a limit cannot be set, a lower limit is already in effect.
+512 MB of memory are enough for very long lines and for expressions with much backtracking.
 """
 
 _WORKER = f"""
@@ -128,7 +128,7 @@ def _command(asked: _Search) -> list[str]:
         *(program, "--no-config", "--no-mmap", "--color=never", "--no-heading", "--with-filename", "--null"),
         *("--text", "--column", f"--max-columns={_LINE_CHARACTERS}", "--max-columns-preview"),
         f"--max-count={_FOUND_IN_FILE}",
-        *("--threads=1", "--dfa-size-limit=64M"),  # one thread, because each additional one uses more memory
+        *("--threads=1", "--dfa-size-limit=64M"),  # one thread, because each additional thread uses more memory
         *(["--fixed-strings"] if asked.literal else []),
         *(["--ignore-case"] if asked.ignore_case else []),
         *("--regexp", pattern, "--"),

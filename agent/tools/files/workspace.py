@@ -102,7 +102,7 @@ class WorkspaceStore:
 
 @dataclass(frozen=True, repr=False, slots=True)
 class WorkspaceHandle:
-    """Handle of one workspace. All methods raise `ToolError` with a message for the model."""
+    """Handle of a workspace. All methods raise `ToolError` with a message for the model."""
 
     folder: Path
     name: str

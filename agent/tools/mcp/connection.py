@@ -1,4 +1,4 @@
-"""Connection to one MCP server through the SDK, which only this module and `stdio` import."""
+"""Connection to an MCP server through the SDK, which only this module and `stdio` import."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
 """MCP servers that run as child processes.
 
-They do not inherit the gateway's secrets. When one ends, its own child processes are ended too.
+They do not inherit the gateway's secrets. When a server ends, its own child processes are ended too.
 """
 
 import asyncio

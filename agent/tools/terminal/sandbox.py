@@ -46,7 +46,7 @@ ENVIRON: Final[Mapping[str, str]] = {
 """Complete environment of a command. The gateway's environment contains keys, so none of it is passed on."""
 _NEEDED: Final = {"bwrap": "bubblewrap", "setpriv": "util-linux", "unshare": "util-linux"}
 _MAX_COMMAND_BYTES: Final = 100_000
-"""Maximum length of a command in bytes. Linux accepts 128 KiB in one argument."""
+"""Maximum length of a command in bytes. Linux accepts 128 KiB in an argument."""
 
 _PROC = ("--proc", "/proc", "--remount-ro", "/proc")
 """Options that mount `/proc` with the sandbox's own processes. It is read-only, because commands of a gateway that runs
@@ -255,7 +255,7 @@ class Usage(NamedTuple):
 
 
 class ControlGroup:
-    """Control group of one command.
+    """Control group of a command.
 
     It is inside its chat's group, which is inside the group for all chats. The object is falsy if the gateway cannot
     create groups.

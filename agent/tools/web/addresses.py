@@ -50,7 +50,7 @@ class AddressRejected(OSError):
 
 
 def open_socket(info: tuple[Any, ...], *, is_allowed: Callable[[str], bool]) -> socket.socket:
-    """Open a socket for one result of `socket.getaddrinfo`. Raises `AddressRejected`."""
+    """Open a socket for a result of `socket.getaddrinfo`. Raises `AddressRejected`."""
     family, kind, protocol, _, address = info
     if not is_allowed(str(address[0])):
         raise AddressRejected

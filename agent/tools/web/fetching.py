@@ -38,7 +38,7 @@ _HEADERS = {
 }
 _WORKER: Final = Path(__file__).with_name("worker.py")  # never imported, so that the gateway does not load the parser
 _READ_SECONDS: Final = 25.0
-"""Time limit for parsing one page, in seconds."""
+"""Time limit for parsing a page, in seconds."""
 _MAX_CHARACTERS: Final = 300_000
 _HTML: Final = ("text/html", "application/xhtml+xml")
 _TEXT: Final = re.compile(
@@ -116,7 +116,7 @@ def check_secret(written: str, holds_secret: Callable[[str], bool]) -> None:
 
 
 def is_readable(media_type: str) -> bool:
-    """True for a text media type and for an unknown (empty) one.
+    """True for a text media type and for an unknown (empty) type.
 
     >>> [is_readable(one) for one in ("text/html", "application/ld+json", "application/pdf")]
     [True, True, False]

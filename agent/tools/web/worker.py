@@ -20,7 +20,7 @@ _BOMS: Final = (
     *((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32")),
     *((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")),
 )
-"""Byte order marks and their codecs. Longer marks come first, because some begin with the bytes of a shorter one."""
+"""Byte order marks and their codecs. Longer marks come first, because some begin with the bytes of a shorter mark."""
 # Browsers treat these character sets as their supersets, and page authors rely on that.
 _MEANT: Final = {
     **{"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
