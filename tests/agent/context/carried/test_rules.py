@@ -69,6 +69,9 @@ RULE = "Never touch prod."
         human("ok", body=MessageBody(quote=Quote(message_ref="1", author=RULE, text=RULE))),
         human(RULE, body=MessageBody(words_by="Bob", notes=(FORWARDED_NOTE,))),
         human(RULE, body=MessageBody(notes=("the message was forwarded: its words are those of somebody else",))),
+        human(
+            RULE, body=MessageBody(notes=("the message was scheduled earlier and came by itself: nobody typed it now",))
+        ),
         human(f"> {RULE}"),
         human(f"```\n{RULE}\n```"),
         human(f'It says "Read this. {RULE} Thanks."'),
