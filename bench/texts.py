@@ -1,7 +1,8 @@
 """List the sentences that users and operators can read: `make texts` shows them by place, with file and line.
 
-Sources are the product's string literals, help texts, setting descriptions, page templates and their script. A value
-that the program fills in is shown as `…`. `ARGS=--faults` lists only sentences that break a rule of this module.
+Sources are the product's string literals, help texts, setting descriptions, page templates and their script. Literals
+that only the program reads are left out: code, SQL, JSON, patterns, identifiers, messages about programming mistakes. A
+value that the program fills in is shown as `…`. `ARGS=--faults` lists only sentences that break a rule of this module.
 """
 
 import argparse
@@ -29,17 +30,25 @@ HABITS = {
 """Kinds of sentences that are hard to read, each with the expression that finds them."""
 
 _LOGGERS = frozenset({"log", "_log", "logger"})
+_COMPARING = frozenset({"count", "endswith", "get", "removeprefix", "removesuffix", "split", "startswith"})
+"""String methods whose arguments are compared or looked up, and never shown."""
+_INTERNAL = re.compile(r"^(?:AssertionError|TypeError)$|(?:Inbox|Turn|Account|Lineage)Moved$")
+"""Errors that report a programming mistake, or a change in the database that the caller handles."""
 _FOR_MODELS = re.compile(
     r"^agent/(?:prompt|handoff|context|memory|images|engines|tools|turn|model/(?:messages|wire))|^gateway/turns/prompt"
 )
 _SQL = re.compile(
     r"\b(?:SELECT|INSERT|DELETE FROM|FROM|WHERE|VALUES|PRAGMA|BEGIN|CREATE|ALTER|ORDER BY|ON CONFLICT|LIMIT)\b"
-    r"|\b(?:SET|AS) [a-z]|\bAND \(?[a-z]|\bIN \(|\bCASE |\bOR [a-z_]+\("
+    r"|\b(?:SET|AS) [a-z]|\bAND \(?[a-z]|\bIN \(|\bCASE |\bOR [a-z_]+\(|\bROLLBACK\b|\bIS NULL\b|\bNOT …$"
+    r"|\b[a-z_]+ = (?:\?|NULL\b|'|[a-z_]+ [+-] )|^[\w…]+(?:, [\w…]+)*, [a-z]+_\w+$"
 )
 _NOT_PROSE = re.compile(
     r"\b(?:SELECT|INSERT INTO|UPDATE \w+ SET|DELETE FROM|CREATE|ALTER|DROP|PRAGMA|WHERE|JOIN|VACUUM|REINDEX)\b"
-    r"|\(\?|\\[bswd]|\[\^|^[-\w]+(?: [-\w]+)*=|^\W+$"
+    r"|\(\?|\\[bswdA]|\[\^|^[-\w]+(?: [-\w]+)*=|^\W+$"
+    r"|\"\$[@\w]|\w-src '|<div\b|;q=0|^Mozilla/|^[{\"].*\"\w+\": |(?: --[a-z-]+ .*){3}"
+    r"|^(?!.* (?:and|does|has|must) )(?=(?:.*\w[._]\w){2})[\w.]+(?: [\w.]+)*$"
 )
+"""Marks of SQL, patterns, shell commands, headers, HTML and JSON, and lists of identifiers."""
 _WORD = re.compile(r"[A-Za-z][\w'-]*")
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[*_\"”)]*\s+(?=[A-Z`“(…])|\n+|(?<=[.!?])\s*<br>")
 _TAG = re.compile(r"<[^>]*>|\{[%#].*?[%#]\}", re.DOTALL)
@@ -67,8 +76,8 @@ def sentences_of(text: str) -> Iterator[str]:
     """Return the sentences of a text that have at least three words, so labels and single words are left out."""
     for part in _SENTENCE_END.split(text):
         sentence = " ".join(part.split())
-        words = [word for word in sentence.split(" ") if _WORD.match(word.lstrip('“"`*(…'))]
-        if len(words) >= 3 and not _NOT_PROSE.search(sentence):
+        words = [found[0] for word in sentence.split(" ") if (found := _WORD.match(word.lstrip('“"`*(…')))]
+        if len(words) >= 3 and any(len(word) > 1 for word in words) and not _NOT_PROSE.search(sentence):
             yield sentence
 
 
@@ -85,24 +94,54 @@ def all_sentences() -> tuple[Sentence, ...]:
 
 def texts_of(module: Module) -> Iterator[Sentence]:
     """Return the sentences in a module's literals and in the help texts of its commands."""
-    skipped: set[int] = set()
-    raised: set[int] = set()
+    unseen = {id(child) for node in module.nodes for child in _unseen_children(node)}
+    raised = {id(child) for node in module.nodes if isinstance(node, ast.Raise) for child in ast.walk(node)}
     for node in module.nodes:
-        if isinstance(node, ast.Raise):
-            raised.update(id(child) for child in ast.walk(node))
-        elif isinstance(node, ast.Call) and _is_unseen(node):
-            skipped.update(id(child) for child in ast.walk(node))
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            skipped.add(id(node.value))
-        elif isinstance(node, ast.JoinedStr):
-            skipped.update(id(child) for child in ast.walk(node) if child is not node)
-    for node in module.nodes:
-        if id(node) not in skipped and (text := _literal(node)) and not _SQL.search(text):
+        if id(node) not in unseen and (text := _literal(node)) and not _SQL.search(text) and not _is_code(text):
             place = _place(module.path, is_raised=id(node) in raised)
             yield from (Sentence(place, module.path, node.lineno, found) for found in sentences_of(text))  # type: ignore[attr-defined]
         elif isinstance(node, ast.FunctionDef) and _is_command(node):
             for found in sentences_of(ast.get_docstring(node) or ""):
                 yield Sentence("command line", module.path, node.lineno, found)
+
+
+def _unseen_children(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes inside `node` whose strings users do not read as sentences."""
+    match node:
+        case ast.Expr(value=ast.Constant() as docstring):
+            yield docstring
+        case ast.JoinedStr():
+            yield from (child for child in ast.walk(node) if child is not node)
+        case ast.Assert(msg=ast.expr() as message):
+            yield from ast.walk(message)
+        case ast.Raise(exc=ast.Call(func=raised)) if _INTERNAL.search(ast.unparse(raised)):
+            yield from ast.walk(node)
+        case ast.Compare():
+            yield from (child for part in [node.left, *node.comparators] for child in _constants(part))
+        case ast.Tuple(elts=[_, _, _, *_]) if any(_is_identifier(_literal(part)) for part in node.elts):
+            yield from node.elts  # phrases that are compared, next to the names of errors
+        case ast.Call() if _is_unseen(node):
+            yield from ast.walk(node)
+        case ast.Call(func=ast.Attribute(value=text, attr=name)) if name in _COMPARING:
+            yield from (child for part in [text, *node.args[:1]] for child in _constants(part))
+
+
+def _constants(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield `node`, or the elements of a tuple, list or set."""
+    yield from getattr(node, "elts", [node])
+
+
+def _is_identifier(text: str) -> bool:
+    return "_" in text.strip("_") and text.isidentifier()
+
+
+def _is_code(text: str) -> bool:
+    """True for Python source and types, such as `tuple[str, int] | None`. A phrase such as `a or b` is not code."""
+    try:
+        nodes = ast.walk(ast.parse(text))
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.Import | ast.Assign | ast.Call | ast.Subscript | ast.BinOp) for node in nodes)
 
 
 def _literal(node: ast.AST) -> str:
@@ -114,10 +153,12 @@ def _literal(node: ast.AST) -> str:
 
 
 def _is_unseen(call: ast.Call) -> bool:
-    """True for log calls and compiled patterns, whose strings users do not read as sentences."""
+    """True for log calls, patterns, JSON, types and declared locks."""
     match call.func:
-        case ast.Attribute(value=ast.Name(id=name)):
-            return name in _LOGGERS or name == "re"
+        case ast.Name(id=name):
+            return name in {"cast", "locks"}
+        case ast.Attribute(value=ast.Name(id=name), attr=method):
+            return name in _LOGGERS or name == "re" or method == "loads"
         case ast.Attribute(value=ast.Attribute(attr=name)):
             return name in _LOGGERS
     return False

@@ -32,7 +32,7 @@ def read_migrations(package: str, first: int) -> tuple[Migration, ...]:
     read = (Migration(number=int(file.name[:4]), name=file.name, sql=file.read_text("utf-8")) for file in files)
     found = sorted(read, key=lambda migration: migration.number)
     if [m.number for m in found] != list(range(first, first + len(found))):
-        raise StoreUnavailable(f"migrations are not numbered without gaps: {[m.name for m in found]}")
+        raise StoreUnavailable(f"the numbers of the migration files have gaps: {[m.name for m in found]}")
     return tuple(found)
 
 
@@ -46,7 +46,7 @@ def statements(sql: str) -> Iterator[str]:
             yield statement
             statement = ""
     if _COMMENT.sub("", statement + rest).strip():
-        raise StoreUnavailable(f"unfinished SQL statement: {(statement + rest).strip()[:80]}")
+        raise StoreUnavailable(f"a migration ends with an unfinished statement: {(statement + rest).strip()[:80]}")
 
 
 def note_applied(db: Connection, migration: Migration) -> None:

@@ -65,5 +65,46 @@ def greet(name):
     ]
 
 
-def test_sql_and_labels_are_not_sentences() -> None:
-    assert list(sentences_of("SELECT id FROM turns WHERE chat = ?\nTOTAL COST\nmodel.name")) == []
+@pytest.mark.parametrize(
+    "line",
+    [
+        """raise CommandError("There is nothing to undo.")""",
+        """reason, kind = "No model can answer now.", "cooling_down\"""",
+        """report(f"{name} did not answer in {seconds} seconds")""",
+        """raise ConfigError("get_tool_schemas must not be async")""",
+        """raise ConfigError("A request must look like {\\"ask\\": 1}.")""",
+    ],
+)
+def test_messages_are_sentences(line: str) -> None:
+    assert list(texts_of(parse("gateway/turns/line.py", line)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        """assert row is not None, "a turn has a row before it runs\"""",
+        """raise TurnMoved("the turn does not run in this epoch")""",
+        """raise TypeError("the index of a block is a number")""",
+        """if "message is not modified" in text: pass""",
+        """text.startswith(("the first words of a log line", "other words of it"))""",
+        """NAMES = "these are several names".split()""",
+        """GONE = ("chat was not found", "user is not known", "peer_id_invalid")""",
+        """SCHEMA = json.loads('{"properties": {"pattern": {"type": "string of words"}}}')""",
+        """part = '"properties": {"pattern": {"type": "text or number"}}'""",
+        """value = cast("dict[str, int] | None", value)""",
+        """Reply: TypeAlias = "Answer | str | None\"""",
+        """CODE = "import os, re, sys\\nfor name in sys.argv: print(name)\"""",
+        """PREFIX = 'ulimit -c 0; then exec "$@"'""",
+        """scope = f"c{chat} l{lineage} r{role}\"""",
+        """SET = "version = version + 1, model = ?\"""",
+        """COLUMNS = f"id, {key}, kind, title, active_session_id\"""",
+        """FILES = "memory.current memory.stat pids.current\"""",
+        """query = "SELECT id FROM turns WHERE chat = ?\"""",
+    ],
+)
+def test_literals_that_only_the_program_reads_are_not_sentences(line: str) -> None:
+    assert list(texts_of(parse("gateway/turns/line.py", line))) == []
+
+
+def test_labels_are_not_sentences() -> None:
+    assert list(sentences_of("TOTAL COST\nmodel.name")) == []
