@@ -95,7 +95,7 @@ test-proxies: setup ## test the web chat behind nginx and Caddy, with TLS
 		{ echo "$$name is needed; on Debian: apt install nginx caddy openssl" >&2; exit 1; }; done
 	@PATH=$$PATH:/usr/sbin $(BIN)/python -m pytest -m proxies tests/e2e/test_proxies.py $(ARGS)
 
-test-cluster: setup ## run every test that needs PostgreSQL, on its own server
+test-cluster: setup ## run every test that needs PostgreSQL, on a server that it starts
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m cluster $(ARGS)
 	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 5 --dist worksteal \
@@ -144,14 +144,14 @@ type: setup ## run mypy in strict mode
 unit: setup ## compare the systemd units and the documentation with the code
 	@$(BIN)/python -m pytest -q -rs tests/gateway/test_unit.py tests/gateway/test_docs.py
 
-bench: setup ## measure speed and memory next to a floor in the same run; ARGS="chats start" selects groups
+bench: setup ## measure speed and memory, compared with a minimal bot in the same run; ARGS="chats start" selects groups
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-cluster: setup ## measure PostgreSQL and several nodes, on their own server; ARGS="--quick nodes" shortens one group
+bench-cluster: setup ## measure PostgreSQL and several nodes, on a server that it starts; ARGS="--quick nodes" shortens one group
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m bench.cluster_bench $(ARGS)
 
-scale: setup ## measure messages per second with one, two and three nodes in ten minutes; ARGS=--quick takes one
+scale: setup ## measure messages per second with one, two and three nodes in ten minutes; ARGS=--quick takes one minute
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m bench.scale $(ARGS)
 
@@ -164,7 +164,7 @@ figures: setup ## print sizes, words and imports of the code, compared with libr
 texts: setup ## list the sentences that users and operators can read; ARGS=--faults lists those that break a rule
 	@$(BIN)/python -m bench.texts $(ARGS)
 
-walk: setup ## list the modules that a Telegram message passes; ARGS="--all" includes compression
+walk: setup ## list the modules that a Telegram message passes through; ARGS="--all" includes compression
 	@$(BIN)/python -m bench.walk $(ARGS)
 
 catalog: setup ## update the model prices from genai-prices
