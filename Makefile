@@ -155,7 +155,7 @@ scale: setup ## measure messages per second with one, two and three nodes in ten
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m bench.scale $(ARGS)
 
-quality: setup ## measure what compressions keep, compared with other policies; ARGS="--windows 32 -- facts" selects, ARGS=costs shows costs
+quality: setup ## measure what compressions keep, compared with other policies; ARGS="--windows 32 -- facts" selects a part, ARGS=costs shows costs
 	@$(BIN)/python -m bench.quality $(ARGS)
 
 figures: setup ## print sizes, words and imports of the code, compared with libraries; ARGS="--show headlines" lists places
