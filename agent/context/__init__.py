@@ -4,7 +4,7 @@ A `ContextController` keeps conversations inside the windows of their models. It
 compares it with the limits (limits.py), and decides when to compress. An `Engine` prepares a compression (job.py). The
 built-in `Compressor` cuts the transcript (cuts.py), prunes tool results (pruning.py), and asks a model for a summary
 (summary.py) or builds a record without a model (deterministic.py). A compression is pending (pending.py) until a
-transaction commits it (commit.py). `ModelHandle` is a model with the profile that the gateway has learned about it.
+transaction commits it (commit.py). `ModelHandle` is a model with everything that the gateway has learned about it.
 `ContextState` stores strikes and cooldowns.
 
 >>> from agent.context.limits import LimitSettings, limits_of

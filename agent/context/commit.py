@@ -69,7 +69,7 @@ _SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 def commit_compression(
     db: Connection, attempt: CompressionResult, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
-    """Commit a prepared compression, or record a failed attempt. Write nothing if another was committed first."""
+    """Commit a prepared compression, or record a failed attempt. Write nothing if the conversation has moved on."""
     job, prepared = attempt.job, attempt.result
     session, conversation = load_session(db, job.view.session.id), job.conversation
     # A turn may have changed the state while the summary was written, so keep its changes.
@@ -115,7 +115,7 @@ def _child_prompt(job: CompressionJob, system: str) -> str:
 
 
 def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequence[TodoRow]) -> list[ContextItem]:
-    """Return the child session's context, with a row after the handoff: open to-do items, and what to read again.
+    """Return the child session's context. A row after the handoff lists open to-do items and files to read again.
 
     Each child session gets a new row, so an undo restores the parent's list.
     """
@@ -178,7 +178,7 @@ def _read_by(call: ToolCall) -> list[str]:
 
 
 def _folder(before: str) -> str:
-    """Return the beginning of a path at the end of a text: everything after `"path":`, or after the last separator."""
+    """Return the start of a path that ends this text: everything after `"path":`, or after the last separator."""
     folder = before.rpartition('"path":"')[2]
     return folder if '"path":"' in before and '"' not in folder else re.split(r"[\s\"'<>|;&=()]", before)[-1]
 

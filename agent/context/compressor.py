@@ -1,8 +1,8 @@
-"""The built-in context engine: cut the transcript, prune it, get one summary, make one handoff. It commits nothing.
+"""The built-in context engine. It cuts and prunes a transcript, and makes a handoff with a summary. It commits nothing.
 
-First, a thread chooses the rows. Then a model writes the summary; if a separate summary model fails, the conversation's
-model is asked. If no model can write it, the compression is postponed while there is room; otherwise a record is made
-without a model.
+First, a thread chooses the rows. Then a model writes the summary. If a separate summary model fails, the conversation's
+model is asked. If no model can be reached, the compression is postponed while there is room. In all other cases, a
+record is made without a model.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Engine(Protocol):
         """Return the compression that a conversation needs before its next model call, or None."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Return a compression, or the reason why there is none, and the new state. Raises no error of an engine."""
+        """Return a compression or the reason why there is none, and the new state. Engine errors are not raised."""
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         """Return a preview of a compression, without a model call or a write. Can run in a thread."""
@@ -118,7 +118,7 @@ class _SummaryResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressor:
-    """The built-in context engine. Satisfies `Engine`."""
+    """The built-in context engine. Implements `Engine`."""
 
     redact: Redact
     clock: Clock
@@ -287,7 +287,7 @@ class Compressor:
         else:
             reason, kind = "No model is available for a summary right now.", "cooling_down"
             if job.routes:
-                reason = "The last summary failed a short time ago, so no model was asked again yet."
+                reason = "The last summary failed a short time ago, so no model was asked this time."
         is_passing = kind in PASSING_OUTCOMES or (failure is None and bool(job.routes))
         if is_passing and not job.must_shrink:
             return Aborted(kind=kind, reason=reason)
@@ -307,7 +307,7 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 
     For automatic compression, at least 10 % of the threshold must be new since the last handoff. Otherwise, one
     compression would soon follow another. `/compress` must only make the middle shorter by `_MIN_CONTENT` tokens.
-    `content`: tokens that would leave the view. `fresh`: those that no handoff replaces yet.
+    `content`: tokens that would leave the view. `fresh`: those that are not from an earlier handoff.
     """
     if job.must_shrink or job.message_limit is not None:
         return True
@@ -318,7 +318,7 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 
 
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
-    """Return True if a compression would free less than 60 % of the threshold and there is still room.
+    """Return True if a small window still has room and a compression would free less than 60 % of the threshold.
 
     Without this check, every second turn could compress in a small window. There is room if the prompt stays below the
     hygiene limit after its expected growth, which is the larger of two numbers. The first is the number of tokens added
@@ -340,7 +340,7 @@ def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: in
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
-    """Return True if a cut removes too few tokens, or too few messages when their number is the problem.
+    """Return True if a cut removes too few tokens, or too few messages in a conversation with too many.
 
     Also return True if the provider refused a prompt that should have fitted: its images probably had too many bytes.
     """
@@ -356,7 +356,7 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
 async def ask_route(
     route: SummaryRoute, job: CompressionJob, request: ModelRequest, read: Callable[[ModelReply], str], seconds: float
 ) -> str:
-    """Send a request, and return what `read` gets from the reply in a thread. Raises `ModelError`."""
+    """Send a request and return `read(reply)`, which runs in a thread. Raises `ModelError`."""
     room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
     request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
     done = await route.client.complete(request, purpose="summary", within=seconds)

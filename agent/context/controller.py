@@ -116,7 +116,7 @@ class ContextController:
     async def compress_before_turn(self, prompt: MeasuredPrompt, *, message_limit: int | None) -> None:
         """Compress for hygiene, unless automatic compression is held back.
 
-        A turn whose prompt still fits waits at most `hold_seconds`. `message_limit`: set if messages are too many.
+        A turn whose prompt still fits waits at most `hold_seconds`. `message_limit`: the exceeded limit, if any.
         """
         ready = await self._ready(prompt, "hygiene")
         if ready is None:
@@ -137,8 +137,8 @@ class ContextController:
     ) -> MeasuredPrompt:
         """Compress before a model call if the prompt reaches the threshold, and again as long as this helps.
 
-        While the prompt still fits, the call waits neither for a background compression nor for a pending one. `known`:
-        the prompt of the view, if it was already measured.
+        While the prompt still fits, the call does not wait for a background compression or a pending one. `known`: the
+        prompt of the view, if it was measured before.
         """
         if known is None:  # if the prompt is known, `measure` has already asked
             await model.profile.ask()
@@ -174,7 +174,7 @@ class ContextController:
     async def after_overflow(
         self, conversation: ConversationRef, model: ModelHandle, error: ContextOverflow | None
     ) -> bool:
-        """Compress a prompt that is too long; a pending compression goes first. Return False if that did not help.
+        """Compress a prompt that is too long, after any pending compression. Return False if that did not help.
 
         `error`: the provider's refusal, or None if the prompt was not sent.
         """
@@ -255,7 +255,7 @@ class ContextController:
         return UndoPreview(plan=plan, tokens=EstimatedTokens(prompt.estimated + since), limits=prompt.limits)
 
     async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
-        """Tell the engine, after the transaction, that `/new` (`was_reset`) or the idle reset ended a conversation."""
+        """Tell the engine that `/new` (`was_reset`) or the idle reset ended a conversation. Call after the commit."""
         view = await self.store.read(load_ended, session_id)
         if view is not None:
             await self.pending.drop(view.session.lineage_id)
@@ -267,7 +267,7 @@ class ContextController:
         """Learn from a provider's token count, judge the last compression, and return a warning if people need one.
 
         `usage`: None if the provider reports no counts. The estimate then judges the compression, because a useless one
-        could otherwise repeat forever. `is_last`: the reply is the turn's answer, which can carry the warning.
+        could otherwise be repeated forever. `is_last`: the reply is the turn's answer, which can carry the warning.
         """
         stored, lineage_id = state_of(prompt.view.session.context_state), prompt.conversation.lineage_id
         tokens = prompt.estimated if usage is None else usage.prompt
@@ -290,7 +290,7 @@ class ContextController:
             if is_last and usage is not None:
                 return await self._pressure(prompt, state, usage.prompt)
         except StoreUnavailable as error:
-            # Continue the turn, because the reply is paid for. The next report gives another chance.
+            # Continue the turn, because the reply is paid for. The next reported count is another chance to learn.
             log.warning("context.save_failed", lineage_id=lineage_id, error=str(error))
         return None
 

@@ -24,12 +24,12 @@ SOFT_CEILING_PERCENT = 150
 MAX_TAIL_PERCENT = 75
 """Maximum size of a tail, in percent of the input window. A larger tail leaves no room for anything else."""
 REMADE: Final = frozenset({Origin.SUMMARY, Origin.TODO})
-"""Origins of rows that each compression creates anew. They do not count as content to compress."""
+"""Origins of rows that each compression creates again. They do not count as content to compress."""
 _Item = TypeVar("_Item")
 
 
 class SkipReason(StrEnum):
-    """Reason why nothing was compressed without an error."""
+    """Reason why nothing was compressed, other than an error."""
 
     TOO_FEW = "too_few"
     NOTHING_BETWEEN = "nothing_between"
@@ -178,7 +178,7 @@ def _end_of_answer(
     head_end: int,
     upto: int,
 ) -> int:
-    """Return the end of a head extended to the next answer or, if that does not fit, cut at an earlier answer."""
+    """Extend the head to the next answer or, if that does not fit, shorten it to an earlier one. Return its end."""
     if head_end == 0 or _is_answer(transcript[head_end - 1]):
         return head_end
     used = sum(sizes[:head_end])

@@ -1,4 +1,4 @@
-"""A record that is made by fixed rules when no model can write a summary.
+"""A record made by fixed rules when no model can write a summary.
 
 It quotes the conversation, newest messages first, and says that it is not a summary. Rows are read from the newest to
 the oldest until enough is found, so the time does not grow with the conversation.

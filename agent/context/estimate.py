@@ -1,7 +1,7 @@
 """Token estimates for prompts that the provider has not counted yet.
 
-The provider's last count is the anchor. Only newer rows are estimated, and scaled by the ratio of this model's counts
-to earlier estimates. Without an anchor (in a new session or after a compression) the whole prompt is estimated.
+The provider's last count is the anchor. Only newer rows are estimated, and then scaled by the ratio of this model's
+counts to earlier estimates. Without an anchor (in a new session or after a compression) the whole prompt is estimated.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from hermes_state.transcripts import View
 from hermes_state.values import EstimatedTokens, Message, ReportedTokens
 
 MIN_LEARNED_TOKENS = 100
-"""Smallest prompt to learn from. In smaller prompts, the frame is larger than the text."""
+"""Smallest prompt to learn from, in tokens. In smaller prompts, the frame is larger than the text."""
 MIN_STEP = 0.2
 """Minimum weight of a new token count. Older counts lose weight, because a provider can change its tokenizer."""
 MAX_STRIDE = 1.5
@@ -132,7 +132,7 @@ class Estimator:
         return True
 
     def _is_likely(self, reported: int, covered: Size) -> bool:
-        """Return True if a count fits the learned scale. Some providers omit cached tokens, so it can be too low."""
+        """Return True if a count fits the learned scale. Providers may omit cached tokens, so counts can be too low."""
         known = self._calibration
         return known.samples < SETTLED_SAMPLES or reported >= known.scale * covered.text * 0.5
 

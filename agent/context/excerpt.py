@@ -268,7 +268,7 @@ class _Section:
         return bool(self._order)
 
     def drop(self) -> int:
-        """Drop the next line and return the freed tokens: 10 fewer for the first, which adds a note."""
+        """Drop the next line and return the freed tokens. The first drop frees 10 fewer, because it adds a note."""
         index = self._order.pop()
         self.tokens -= self._sizes[index]
         freed = self._sizes[index] - (0 if self._dropped else 10)
@@ -302,7 +302,7 @@ def fitted(text: str, limit: Tokens) -> str:
 
 
 def bounded(text: str, redact: Redact) -> str:
-    """Return the beginning of a text, without secrets and tags. A long text is cut first if no secret is split."""
+    """Return the beginning of a text without secrets and tags. If possible, cut a long text between secrets first."""
     if len(text) > QUOTED_CHARACTERS:
         cut = seam(text, QUOTED_CHARACTERS - 4_000, QUOTED_CHARACTERS)
         text = text if cut is None else text[:cut]
@@ -315,6 +315,6 @@ def without_unseen(text: str) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return a text on one line of at most `limit` characters. Clean it first, because the cut could split a secret."""
+    """Return a text on one line of at most `limit` characters. Call `clean` first: the cut could split a secret."""
     line = without_unseen(text[: limit * 4]).strip()
     return line if len(line) <= limit and len(text) <= limit * 4 else f"{line[: limit - 1]}…"

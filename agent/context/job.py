@@ -205,7 +205,7 @@ class PressureEvent:
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Takes notes from rows that leave the view. No commit waits. A restart repeats unfinished runs. It must not raise."""
+"""Takes notes from rows that leave the view. Must not raise. Commits do not wait. A restart repeats unfinished runs."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Tells people the reason when a turn waits a long time for an automatic compression."""
 ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent
@@ -238,9 +238,9 @@ EngineEvent: TypeAlias = ReplyEvent | ContinuedEvent | EndedEvent
 
 _WHY = {
     SkipReason.TOO_FEW: "the conversation is too short",
-    SkipReason.NOTHING_BETWEEN: "there are no messages between its beginning and its newest messages, which stay",
+    SkipReason.NOTHING_BETWEEN: "there is nothing between the first and the newest messages, which always stay",
     SkipReason.NOT_SMALLER: "a summary would not be shorter than the messages it replaces",
-    SkipReason.TOOL_RUNS: "a tool call of the last turn has no result yet",
+    SkipReason.TOOL_RUNS: "a tool call in the last turn has no result yet",
     SkipReason.NO_PREVIEW: "this context engine cannot preview a compression",
     SkipReason.MOVED: "the conversation changed in the meantime",
 }

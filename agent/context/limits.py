@@ -26,14 +26,14 @@ MAX_SUMMARY_TOKENS = 12_000
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings:
     threshold: Annotated[float, Setting(ge=0.0, le=1.0, unit="of the context window")] = 0.50
-    """Share of the context window at which the agent compresses, but at most 75 % of the input window. Lower it to save
-    costs. With `0`, only `minimum_context_length` counts."""
+    """Share of the context window at which a conversation is compressed, but at most 75 % of the input window. Lower it
+    to save costs. With `0`, only `minimum_context_length` applies."""
     target_ratio: Annotated[float, Setting(ge=0.10, le=0.80, unit="of the threshold")] = 0.20
     """Share of the threshold that is reserved for the newest messages, which stay unchanged."""
     minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
     """Lower bound on the threshold, for context windows at least twice as large. Lower it to compress earlier."""
     facts_share: float = 0.20
-    """Share of the threshold for the facts of a record. 0: no facts."""
+    """Share of the threshold that the facts in a record can fill. 0: no facts."""
     hygiene_threshold: float = 0.85
     """Share of the context window at which hygiene compresses. A value below 0.85 could be too close to the
     threshold."""
@@ -50,11 +50,11 @@ class CompressorSettings:
     keeps_head_once: bool = False
     """True if the second compression also summarises the head."""
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
-    """Maximum time for one summary, but at most a quarter of `model.turn_seconds`. Raise it for a slow local model."""
+    """Maximum time for one summary, up to a quarter of `model.turn_seconds`. Raise it for a slow local model."""
     summary_template: Annotated[str | None, Setting(default_text="thirteen built-in headings")] = None
     """Your own headings for summaries, with explanations for the summary model."""
     note_in_system: Annotated[bool, Setting()] = True
-    """From the first compression on, explain in the system prompt that older messages were compressed."""
+    """After the first compression, explain in the system prompt that older messages were compressed."""
     zone: tzinfo = UTC
 
 

@@ -45,13 +45,13 @@ class MeasuredPrompt:
 
     @property
     def held_back(self) -> str | None:
-        """Reason why automatic compression is held back; None if it is not."""
+        """Reason why automatic compression is held back, or None if it is not."""
         state = state_of(self.view.session.context_state)
         if not self.model.context.enabled:
             return "it is switched off (`compression.enabled`)"
         if state.is_blocked:
-            return "the last compressions did not help; the next one comes when a prompt does not fit the input window"
-        undone = "a person undid the last compression; the next one comes when a prompt does not fit"
+            return "the last compressions did not help; the next one runs when a prompt does not fit the input window"
+        undone = "a person undid the last compression; the next one runs when a prompt does not fit"
         return undone if state.held_at else None
 
     def with_style(self, style: WireStyle) -> "MeasuredPrompt":

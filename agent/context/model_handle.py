@@ -76,7 +76,7 @@ class SummaryRoute:
 
 
 class LearnedProfile:
-    """Learned profile of a model on a route."""
+    """Everything learned about a model on a route: its window, token scale and accepted prompts."""
 
     def __init__(
         self, store: Store, route: str, model: str, configured: ModelLimits, clock: Clock, *, fetch: Fetch | None = None
@@ -117,7 +117,7 @@ class LearnedProfile:
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
     def source_for(self, lineage_id: LineageId | None) -> SizeSource:
-        """Return the source of a conversation's context length; for None, the source of the model's."""
+        """Return the source of a conversation's context length. None: the source of the model's own."""
         if lineage_id is not None and self.window_for(lineage_id) < self.window:
             return SizeSource.GUESSED
         return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
@@ -146,7 +146,7 @@ class LearnedProfile:
                 log.info("model.window_known", model=self.model, window=self.window, known=in_force)
 
     async def ask(self) -> None:
-        """Ask for the model's limits if they are neither configured nor known. Concurrent calls share one answer."""
+        """Ask the provider for the model's limits if unknown or outdated. Concurrent calls share one answer."""
         await self.load()
         if self._fetch is None or not self._is_due():
             return
@@ -231,7 +231,7 @@ class LearnedProfile:
         """Save a smaller window that the provider stated. `is_of_input`: the stated limit applies to the prompt alone.
 
         A window below an answered prompt is accepted only if the provider counted the refused prompt (`is_counted`).
-        Then the model's limit must have been lowered.
+        In that case, the provider must have lowered the limit.
         """
         self._assumed.pop(lineage_id, None)
         answered = 0 if is_counted else await self.largest_answered()
@@ -257,7 +257,7 @@ class LearnedProfile:
         self._assume(lineage_id, Tokens(max(guess, floor)), refused)
 
     def assume_stated(self, lineage_id: LineageId, stated: int) -> None:
-        """Keep a conversation below the account's limit per request. It is not the model's, so it is not saved."""
+        """Keep a conversation below the account's limit per request, which is not saved as the model's limit."""
         self._assume(lineage_id, Tokens(min(self.window, max(stated, MIN_INPUT_WINDOW))), None)
 
     def _assume(self, lineage_id: LineageId, window: Tokens, refused: int | None) -> None:

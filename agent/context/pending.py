@@ -1,7 +1,7 @@
 """Compressions and notes that are prepared while the turns of their conversations continue.
 
-They survive a change of the model or the configuration. The next step of a conversation commits its prepared
-compression.
+They survive a change of the model or the configuration. A prepared compression is committed by the next step of its
+conversation.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class CompressionRegistry:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
         self.notes: dict[SessionId, asyncio.Task[None]] = {}
         self.settled_chats: set[ChatId] = set()
-        """Chats whose notes from earlier processes have been taken or begun."""
+        """Chats whose unfinished notes from earlier processes have been started again."""
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         return lineage_id in self._tasks
@@ -108,7 +108,7 @@ class NoteTaker:
         await cancel_all([self.pending.notes[session_id]] if session_id in self.pending.notes else [])
 
     async def take_owed(self, job: CompressionJob) -> None:
-        """Take the notes in this job's chat that an earlier process did not finish."""
+        """Start the notes in this job's chat that an earlier process did not finish."""
         chat_id = job.conversation.chat_id
         if self.before_split and chat_id not in self.pending.settled_chats:
             for view in await self.store.read(_load_indebted, chat_id):

@@ -50,7 +50,7 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact) -> tuple[Transcr
 
 
 def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int], redact: Redact) -> Message:
-    """Return the row with a stub as its text. `newest`: for each long result text, the id of the newest row with it."""
+    """Return the row with a stub as its text. `newest`: the id of the newest row with each long text."""
     text = row.text or ""
     if len(text) <= WORTH_PRUNING_CHARACTERS or text.startswith(_STUB_MARK):
         return row

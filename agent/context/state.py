@@ -47,7 +47,7 @@ class UnverifiedCompression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """State of a conversation's compressions. The defaults are those of a new conversation."""
+    """State of a conversation's compressions. The defaults describe a new conversation."""
 
     strikes: int = 0
     blocked_at: int = 0
@@ -93,7 +93,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Lift a hold or a block that no longer applies to this prompt.
 
         A hold ends when the prompt no longer fits. A block from a smaller window or from the message limit ends when
-        the prompt reaches a threshold above `blocked_at`. So people are told about a block only once.
+        the prompt reaches a threshold above `blocked_at`. So people get only one notice of a block.
         """
         if not limits.fits(tokens):
             return msgspec.structs.replace(self, held_at=0) if self.held_at else self

@@ -70,7 +70,7 @@ that out and keep its entries."""
 
 
 class SummaryError(ModelError):
-    """A model's reply is not a usable summary. `outcome` names the failure in the ledger; the message is for people."""
+    """A model's reply is not a usable summary. `outcome` is for the ledger, the message for people."""
 
     def __init__(self, outcome: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -271,7 +271,7 @@ _ANY_HEADING = re.compile(
 
 
 def reformed(text: str, titles: tuple[str, ...]) -> str | None:
-    """Return the summary with its sections, found by name, number or order, under these titles, or None."""
+    """Find the sections of a summary by name, number or order, and return them under these titles, or None."""
     start = re.search(r"(?:^|>)[ \t]*[\[{]", text, re.MULTILINE)
     ends = [*re.finditer(r"[\]}](?=[ \t]*(?:$|<))", text, re.MULTILINE)]
     with suppress(ValueError, RecursionError):

@@ -48,7 +48,7 @@ _MARKS = _UNQUOTED | {
 _NUMBER = re.compile(r"[0-9](?:[0-9A-Za-z_]|[.,:/+-](?=[0-9A-Za-z])|[ ](?=[0-9]{2})){0,60}")
 _BEFORE = re.compile(r"(?:[A-Za-z0-9_#$€£¥+][-./]?|[($€£¥] ?){1,24}\Z")
 _JOINED = re.compile(r"[A-Za-z0-9_#$€£¥+./(-]|(?<=[($€£¥]) ")
-"""Quick check whether `_BEFORE` can match before a number. It looks only at the character before the number."""
+"""Quick check for a match of `_BEFORE` before a number. It looks only at the character before the number."""
 _UNIT = re.compile(
     r"\.?\s?(?:[€%$£¥₽°]|eur|usd|chf|gbp|\u0440\u0443\u0431|元|円|圆|块|원|kg|km|kwh|[kmgt]b\b|uhr|点|時|시|号|號|月|日|年|월|일"
     r"|jan|feb|fév|fev|mär|mar|apr|avr|abr|ma[iyg]|ju[nil]|jui|giu|lug|aug|aoû|ago|se[pt]|o[ckut]t|out|nov|de[cz]|dic|déc|gen|ene"
@@ -288,7 +288,7 @@ def _holds(text: str, words: Collection[str]) -> bool:
 
 
 def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Iterator[str]:
-    """Yield a sentence with an identifier or one of `words`. Of a long sentence, yield only parts with identifiers."""
+    """Yield a sentence if it has an identifier or one of `words`. If it is long, yield only parts with identifiers."""
     if len(sentence) <= LINE_CHARACTERS:
         if _holds(sentence, words) or any(True for _ in _identifier_spans(sentence, patterns)):
             yield one_line(sentence, LINE_CHARACTERS)

@@ -53,7 +53,7 @@ class Rule:
 
     @property
     def owner(self) -> str:
-        """The digest in `person`. It identifies the speaker, because people can choose only their names."""
+        """The digest in `person`, which identifies the speaker. A name does not, because people choose their names."""
         return self.person.rpartition("#")[2]
 
     @property
