@@ -1,7 +1,7 @@
 """`PluginEngine`: lets an engine plugin, which works on message lists, compress stored rows.
 
-The conversation continues even if an engine raises an error, hangs, returns nonsense or changes its arguments. In this
-case, the compression is aborted. If the prompt no longer fits, the built-in engine takes over.
+The conversation continues even if an engine raises an error, hangs, returns nonsense or changes its arguments. In these
+cases, the compression is aborted. If the prompt no longer fits, the built-in engine takes over.
 """
 
 import asyncio
@@ -53,13 +53,13 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Origin, Sessi
 log = structlog.get_logger()
 
 MAX_HANDLES = 256
-"""Maximum number of conversations whose engine objects stay in memory. The longest idle engine is dropped first."""
+"""Maximum number of engine objects in memory, one per conversation. The one idle for longest is dropped first."""
 FAILED: Final = "engine"
 
 
 @dataclass(eq=False, slots=True)
 class PluginEngine:
-    """An `Engine` for all conversations. It makes an object of the plugin's engine class per conversation."""
+    """An `Engine` for all conversations. It makes one instance of the plugin's engine class per conversation."""
 
     name: str
     make: Callable[[], ContextEngine]
@@ -75,11 +75,11 @@ class PluginEngine:
     home: str = ""
     """The state directory. It contains a folder per engine, with a subfolder per conversation."""
     store: Store | None = None
-    """None: engines get no folders."""
+    """Store for looking up the engines' folders. None: engines get no folders."""
     compress_seconds: float = 120.0
-    """Maximum time for `compress` and for tools, which may call a model."""
+    """Maximum seconds for `compress` and for tools, which may call a model."""
     quick_seconds: float = 5.0
-    """Maximum time for other calls."""
+    """Maximum seconds for other calls."""
     _handles: OrderedDict[LineageId, EngineHandle] = field(default_factory=OrderedDict, init=False)
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
@@ -96,7 +96,7 @@ class PluginEngine:
         return request
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Prepare a compression. The built-in engine does it for `keep_turns`, which plugins do not support."""
+        """Prepare a compression. With `keep_turns`, which plugins do not support, the built-in engine does it."""
         if job.keep_turns is not None:
             return await self.fallback.prepare(job, state)
         if has_open_calls(job.view.transcript):
@@ -180,7 +180,7 @@ class PluginEngine:
             await asyncio.wait(hung, timeout=0.1)
 
     def _handle(self, lineage_id: LineageId) -> EngineHandle:
-        """Return a conversation's handle. Drop the handle that was idle longest if there are too many."""
+        """Return a conversation's handle. If there are too many, drop the handle that was idle for longest."""
         if lineage_id not in self._handles:
             make, model, home, seconds = self.make, self.model, self.home, self.quick_seconds
             self._handles[lineage_id] = EngineHandle(
@@ -231,7 +231,7 @@ class PluginEngine:
         return handle.acquire(session, job.model, job.limits.context_length)
 
     async def _sent(self, job: CompressionJob) -> SentMessages:
-        """Return the message list for the engine. It is made anew for each call, because an engine may change it."""
+        """Return a new message list for each call of the engine, because an engine may change the list."""
         # Leave out the bytes of images, because comparing and copying them would be useless.
         style = replace(job.request.style, image_urls={}, image_notes={})
         return await asyncio.to_thread(sent_messages, job.request.system, job.view.transcript, style)
@@ -294,7 +294,7 @@ class PluginEngine:
 
 
 class SummaryClient:
-    """Calls a conversation's summary models for one run of `compress`, whose end cancels open calls.
+    """Calls a conversation's summary models for one run of `compress`. `close` cancels open calls.
 
     Each call respects the spending caps, is recorded in the ledger, and contains no secrets. A failed route gets a
     cooldown in `state`, as with the built-in engine.

@@ -49,7 +49,7 @@ class ContextEngine(ABC):
 
     @abstractmethod
     def should_compress(self, prompt_tokens: int | None = None) -> bool:
-        """Return True to compress before a prompt of this size. None means `last_prompt_tokens`."""
+        """Return True to compress before a prompt of this size is sent. None means `last_prompt_tokens`."""
 
     @abstractmethod
     def compress(
@@ -111,7 +111,7 @@ class ContextEngine(ABC):
     # ---- requests of an engine; do not override these methods
 
     def request_compression(self, reason: str, focus_topic: str | None = None) -> None:
-        """Request a compression before the next model call. It runs only if automatic compression is not held back."""
+        """Request a compression before the next model call. It is skipped while automatic compression is held back."""
         self._requested = CompressionRequest(reason=reason, focus=focus_topic)
 
     def take_request(self) -> CompressionRequest | None:

@@ -32,7 +32,7 @@ from hermes_state.transcripts import View
 log = structlog.get_logger()
 
 NAMED_KEYWORDS = frozenset({"call_model", "conversation", "message_ids", "storage"})
-"""Keywords passed only to methods that name them, never as `**kwargs`, which older plugins may pass on."""
+"""Keywords passed only to methods that name them, because older plugins may forward their `**kwargs`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class EngineHandle:
 
     @property
     def hangs(self) -> bool:
-        """True while an abandoned call still runs. Until then, the conversation has no engine."""
+        """True while an abandoned call is still running. During this time, the conversation has no engine."""
         return self.given_up is not None and not self.given_up.done()
 
     @asynccontextmanager
@@ -76,8 +76,8 @@ class EngineHandle:
     ) -> AsyncIterator[Self]:
         """Give the handle to a caller, after the engine has received the current session and model.
 
-        `model` and `window`: None to keep the previous ones. Events that arrive in the meantime are delivered at the
-        end. Raises `EngineError` if the engine fails, or if it is busy and `waits` is False.
+        `model` and `window`: None to keep the previous ones. Events that arrive while the caller has the handle are
+        delivered at the end. Raises `EngineError` if the engine fails, or if it is busy and `waits` is False.
         """
         if self.lock.locked() and not waits:
             raise EngineError("is busy with this conversation")

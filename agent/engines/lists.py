@@ -29,7 +29,7 @@ INSTRUCTING = frozenset({"system", "developer"})
 MessageKey: TypeAlias = tuple[str, bytes, tuple[str, ...]]
 _IMAGE = Image(attachment_id=0, mime="", path="")
 STYLE = WireStyle(image_urls={_IMAGE.attachment_id: ""})
-"""Style that is used to measure the rows of a list."""
+"""Style for measuring the rows of a list."""
 
 
 class MessageListError(EngineError):
@@ -50,7 +50,7 @@ def text_of(content: object) -> str:
 
 
 def calls_of(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """Return the readable tool calls of an assistant message."""
+    """Return the tool calls of an assistant message. Skip calls that are not dictionaries."""
     given, calls = message.get("tool_calls"), list[ToolCall]()
     for call in given if isinstance(given, list) else ():
         if isinstance(call, dict):
@@ -68,7 +68,7 @@ def ids_of(message: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def key_of(message: Mapping[str, Any]) -> MessageKey:
-    """Return a key for comparing messages: role, content and ids. Content with a single text part equals a string."""
+    """Return a key for comparing messages: role, content and ids. A single text part counts as a string."""
     content = message.get("content")
     match content:
         case [{"type": "text", "text": str() as text}]:
@@ -141,7 +141,7 @@ class ListTranscript:
         return tuple(self.rows)
 
     def compressed(self, cut: Cut, summary: str) -> list[ListMessage]:
-        """Return the head, handoff, kept rows and tail as messages, in the order and roles of `agent.model.wire`."""
+        """Return the head, handoff, kept rows and tail as messages, with the order and roles of `agent.model.wire`."""
         handoff = msgspec.structs.replace(asking_row(summary, Millis(0)), origin=Origin.SUMMARY)
         kept = [self.rows[index] for index in cut.kept]
         rows = (*self.rows[: cut.head_end], handoff, *kept, *self.rows[cut.tail_start :])

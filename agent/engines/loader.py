@@ -38,14 +38,14 @@ class PluginSource:
 
     name: str
     source: str
-    """Folder, or package with version, to show to people."""
+    """Folder, or package and version, as shown to people."""
     load: Callable[[], object]
     """Runs the plugin's code and returns its engine or module. Can raise any exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """A plugin's engine, after an instance was made as a test."""
+    """Engine of a plugin, after a test instance was created."""
 
     name: str
     source: str
@@ -190,7 +190,7 @@ def _copied(engine: ContextEngine) -> ContextEngine:
 
 
 class _Registry:
-    """Registry for a plugin's `register`. It accepts engines and ignores commands, hooks and everything else."""
+    """Registry to pass to a plugin's `register`. It accepts engines, and ignores commands, hooks and all else."""
 
     def __init__(self, offered: list[object]) -> None:
         self.register_context_engine = offered.append

@@ -35,7 +35,7 @@ UNSAID: Final = "The engine that shortened this conversation left these messages
 
 @dataclass(frozen=True, slots=True)
 class SentMessages:
-    """A list that was sent to an engine, which may change `messages`, but does not see `keys` and `contents`."""
+    """A list that was sent to an engine. The engine may change `messages`, but never sees `keys` and `contents`."""
 
     transcript: Transcript
     messages: tuple[ListMessage, ...]
@@ -132,7 +132,7 @@ def _next_matches(matches: Sequence[int | None], end: int) -> list[int]:
 
 
 def _pairs(messages: Sequence[ListMessage]) -> list[object]:
-    """Return keys for matching calls and results without their text. Return None for other messages."""
+    """Return a key for each call or result, by role and call ids without text. Return None for other messages."""
     return [(message["role"], ids) if (ids := ids_of(message)) else None for message in messages]
 
 
@@ -167,7 +167,7 @@ class _ListReader:
         self._restore_request()
 
     def _read_own(self, message: ListMessage, index: int) -> None:
-        """Read the engine's own text, also at the start of a sent message, because roles must alternate."""
+        """Read text that the engine wrote, perhaps at the start of a sent message, because roles must alternate."""
         text, before, sent = text_of(message.get("content")), "", self.sent.messages[max(0, index)]
         if index >= 0 and message["role"] == sent["role"] in ("user", "assistant") and not ids_of(sent):
             rows = self.sent.sources[index]
@@ -180,7 +180,7 @@ class _ListReader:
             self._add_words("\n".join([text, *(f"(called {call.name})" for call in calls_of(message))]))
 
     def _read_changed(self, message: ListMessage, index: int) -> None:
-        """Read a message whose text was changed. Calls keep their text, and results can become shorter."""
+        """Read a message whose text was changed. Calls keep their old text, but results can become shorter."""
         before, after = self.sent.contents[index], text_of(message.get("content"))
         if after.endswith(before):
             self._add_words(after.removesuffix(before))
