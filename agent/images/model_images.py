@@ -40,7 +40,7 @@ class PlacedImage:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Key in `WireStyle.image_notes`."""
+        """Key of this image in `WireStyle.image_notes`."""
         return self.row.id, self.image.attachment_id
 
     @property
@@ -50,7 +50,7 @@ class PlacedImage:
 
 
 class ModelImages:
-    """Images for a model on a route, and the limits learned from its provider's refusals."""
+    """Chooses the images for a model on a route, within the limits learned from its provider's refusals."""
 
     def __init__(self, *, scaler: ImageScaler, store: Store, route: str, model: str, mark: str, clock: Clock) -> None:
         """Create an instance. Learned limits expire when `mark`, the route's configuration fingerprint, changes."""
@@ -71,7 +71,7 @@ class ModelImages:
         return known.holding(self._mark, self._clock.now())
 
     async def shown_in(self, style: WireStyle, transcript: Transcript) -> WireStyle:
-        """Return the style with the newest images of a view. Older images are left out in groups (`_first_shown`)."""
+        """Return `style` with the newest images of a view. Older images are left out in groups (`_first_shown`)."""
         learned = await self.learned()
         placed = [PlacedImage(row, image) for row in transcript for image in row.body.images]
         start = _first_shown(len(placed), min(learned.max_count or MAX_IMAGES, MAX_IMAGES))
@@ -89,7 +89,7 @@ class ModelImages:
     async def styled(
         self, style: WireStyle, placed: Sequence[PlacedImage], notes: dict[tuple[int, int], str], limits: ImageLimits
     ) -> WireStyle:
-        """Return the style with data URLs for the newest images, up to `MAX_TOTAL_BYTES`. Missing files are skipped."""
+        """Return `style` with data URLs for the newest images, up to `MAX_TOTAL_BYTES`. Missing files are skipped."""
         bytes_left, urls = MAX_TOTAL_BYTES, {}
         for one in reversed(placed):
             data = await self._scaler.load(one.image.path, limits)
@@ -140,7 +140,7 @@ class RetriedImageCall:
         return replace(request, style=await self.images.styled(request.style, kept, notes, limits))
 
     async def settle(self, request: ModelRequest) -> str | None:
-        """Learn from the refusals before `request` was accepted. Return a sentence about them, or None."""
+        """Learn from the refusals that came before `request` was accepted. Return a sentence for people, or None."""
         if not self._refusals:
             return None
         sent, learned = carried_images(request), await self.images.learned()
@@ -198,8 +198,8 @@ def _lowered(limits: ImageLimits, error: ImageRejected) -> ImageLimits:
 def _first_shown(count: int, most: int) -> int:
     """Return the index of the first image to show, out of `count` images.
 
-    If there are more than `most`, half of `most` are left out at once. Leaving them out one by one would invalidate the
-    prompt cache more often.
+    Images beyond `most` are left out in groups of `most // 2`. Leaving them out one by one would invalidate the prompt
+    cache more often.
 
     >>> [count - _first_shown(count, 8) for count in (8, 9, 12, 13)]
     [8, 5, 8, 5]

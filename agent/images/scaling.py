@@ -1,7 +1,7 @@
 """Image scaling: a worker process scales each image, and the copies are stored on disk next to the originals.
 
 A copy is named after its original and the size limits. So each copy is made only once for all routes, and prompts stay
-identical, byte for byte. An empty copy marks an original that cannot be scaled.
+identical byte for byte. An empty copy marks an original that cannot be scaled.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class ImageLimits:
     max_side: int = 2_000
     """Maximum length of the longer side, in pixels."""
     max_bytes: int = 3_500_000
-    """Maximum bytes before base64, which adds a third."""
+    """Maximum size in bytes, before base64 adds a third."""
 
 
 class UnreadableImageError(Exception):
@@ -49,7 +49,7 @@ class ImageScaler:
         self._one = asyncio.Lock()
 
     async def scaled(self, source: Path, limits: ImageLimits) -> bytes:
-        """Return a scaled PNG or JPEG. Raises `UnreadableImageError`, or `OSError` without a file or worker."""
+        """Return a scaled PNG or JPEG. Raises `UnreadableImageError`, or `OSError` if the file or worker is missing."""
         await asyncio.to_thread(source.stat)
         async with self._one:
             try:
@@ -65,7 +65,7 @@ class ImageScaler:
         raise OversizedImageError if code == _TOO_LARGE or code < 0 else UnreadableImageError
 
     async def load(self, path: str, limits: ImageLimits) -> bytes | None:
-        """Return the scaled copy of a stored image, made if needed; None if it is missing or cannot be scaled."""
+        """Return a stored image's scaled copy, and make it if needed. Return None for a missing or unreadable image."""
         try:
             return await asyncio.to_thread(self._files.read_copy, copy_name(path, limits)) or None
         except FileNotFoundError:

@@ -2,8 +2,8 @@
 
 Strangers can send harmful image files, so the daemon decodes no images. `python worker.py FILE MAX_SIDE MAX_BYTES`
 writes a PNG or JPEG to standard output, because every provider accepts these two kinds. Only the first frame of an
-animation is kept. Colours are converted to sRGB, and the image is rotated as its metadata says. All metadata is then
-removed, because it can reveal where a person lives.
+animation is kept. Colours are converted to sRGB, and the image is rotated as its metadata specifies. Then all metadata
+is removed, because it can reveal where a person lives.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
 
 
 def _encoded(image: Image.Image, max_bytes: int, *, may_be_png: bool) -> bytes:
-    """Return a PNG if it is small, as for drawings, or else the best JPEG that fits, or the smallest."""
+    """Return a PNG if it is small, or else the best JPEG that fits. If none fits, return the smallest JPEG."""
     if (may_be_png or image.mode == "RGBA") and len(data := _saved(image, "PNG")) <= max_bytes // 3:
         return data
     if image.mode == "RGBA":
