@@ -1,6 +1,6 @@
 """Notes: the files `MEMORY.md` and `USER.md` of each chat, and changes to single entries.
 
-An entry is an item of a Markdown list; all other text stays unchanged. In a shared chat, `USER.md` has a section for
+An entry is an item of a Markdown list. All other text stays unchanged. In a shared chat, `USER.md` has a section for
 each person, under a heading that ends with the person's stable id. Each change locks the chat's folder, so turns,
 memory flushes and commands do not overwrite each other's entries. All calls block their thread, but only briefly,
 because the files are small.
@@ -78,7 +78,7 @@ def added(text: str, new: str) -> str:
 
 
 def replaced(text: str, piece: str, new: str | None) -> str:
-    """Replace the entry that contains `piece` or has it as its handle. If `new` is None, remove the entry.
+    """Replace the entry that contains `piece`, or whose handle is `piece`. If `new` is None, remove the entry.
 
     Raises `ToolError` if no entry matches, or if several match.
     """
@@ -98,7 +98,7 @@ def replaced(text: str, piece: str, new: str | None) -> str:
 
 
 def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
-    """Return the text before a person's section (None: all text), the section without its heading, and the rest."""
+    """Split notes into the text before a person's section, its body, and the rest. None: the body is all text."""
     if person is None:
         return "", text, ""
     found = re.search(rf"^## [^\n]*\({re.escape(person[0])}\)[ \t]*$\n?", text, re.MULTILINE)
@@ -110,7 +110,7 @@ def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
 
 
 def with_part(before: str, person: Person | None, part: str, behind: str) -> str:
-    """Return the text with a changed section, under the person's current name. An empty section is removed."""
+    """Join the notes with a changed section, under the person's current name. An empty section is removed."""
     if person is None:
         return part
     ref, name = person
@@ -135,7 +135,7 @@ class MemoryDirectory:
     def change(self, chat_id: ChatId, target: Target, person: Person | None, change: Callable[[str], str]) -> str:
         """Change a chat's notes, or one person's section, and return a sentence about the new size.
 
-        Raises `ToolError` and changes nothing if the notes would be too long or contain a secret, or if access fails.
+        Raises `ToolError` and changes nothing if the notes would be too long or contain a secret, or cannot be written.
         """
         name, limit = FILE_NAMES[target], self.settings.memory_size if target == "memory" else self.settings.user_size
         try:
@@ -150,7 +150,7 @@ class MemoryDirectory:
                         f"{part.strip()}"
                     )
                 if self.holds_secret(new) and not self.holds_secret(part):
-                    raise ToolError("the note contains a secret of this gateway's configuration, so it was not stored")
+                    raise ToolError("the note contains a secret from the gateway's configuration, so it was not stored")
                 if (whole := with_part(before, person, new, behind)) != text:
                     _write(folder / name, whole)
         except OSError as error:

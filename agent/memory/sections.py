@@ -45,7 +45,7 @@ Instructions for kinds of task, from this gateway's owner. When a task fits a sk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionReader:
-    """Reads the sections from the state directory `home`. Blocks its thread."""
+    """Reads the sections from the state directory `home`. Reading blocks the thread."""
 
     home: Path
     notes: MemoryDirectory | None
@@ -56,7 +56,7 @@ class SectionReader:
     """Returns True if everybody in a chat is allowed to use a tool. Without the tool `skill`, skills are not listed."""
 
     def read(self, conversation: ConversationRef, threshold: Tokens) -> tuple[str | None, list[str]]:
-        """Return the persona from `SOUL.md`, or None, and the sections for a conversation with this threshold."""
+        """Return the persona from `SOUL.md` (or None), and the sections, sized for this threshold."""
         room = Tokens(threshold * SHARE_PERCENT // 100)
         sections = list(self._memory(conversation, room))
         soul = _read(self.home / PERSONA_FILE) if self.reads_persona else None
@@ -100,7 +100,7 @@ class SectionReader:
 
 
 def _read(path: Path, *, flags: int = 0) -> str | None:
-    """Return the text of a file; None if it is missing or empty, or if it is not text, which is logged."""
+    """Return the text of a file, or None if it is missing, empty or unreadable. Unreadable files are logged."""
     try:
         return (read_text(path, flags=flags) or "").strip() or None
     except ToolError as error:
@@ -109,7 +109,7 @@ def _read(path: Path, *, flags: int = 0) -> str | None:
 
 
 def within(text: str, room: Tokens) -> str:
-    """Return `text`, its two ends if it exceeds about `room` tokens, or an empty string if too little would remain."""
+    """Shorten `text` to its two ends if it exceeds about `room` tokens. Return "" if too little would remain."""
     tokens = estimated_text_tokens(text)
     if tokens <= room:
         return text
@@ -118,5 +118,5 @@ def within(text: str, room: Tokens) -> str:
 
 
 def _safe(text: str) -> str:
-    """Return a text in which the gateway's tags and the markers of handoffs and notices are escaped."""
+    """Escape the gateway's tags, and the markers of handoffs and notices, in a text."""
     return escape_markers(re.sub(r"<(?=\s{0,8}/?\s{0,8}(?:memory|context_file)\b)", "(", text, flags=re.IGNORECASE))

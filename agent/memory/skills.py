@@ -45,7 +45,7 @@ class SkillCatalog:
     """One message per faulty skill, with the path of its file."""
 
     def load(self) -> None:
-        """Read all skills from the folder and log new faults. Blocks its thread."""
+        """Read all skills from the folder and log new faults. Blocks the thread."""
         try:
             folders = sorted(one for one in self.path.iterdir() if one.is_dir() and not one.name.startswith("."))
         except OSError:  # the folder is missing or unreadable
@@ -88,7 +88,7 @@ def _load_skill(folder: Path) -> SkillInfo:
     elif re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*", name) is None:
         fault = "its name should contain only lowercase letters, digits and single hyphens"
     elif len(description) > MAX_DESCRIPTION:
-        fault = f"its description has {len(description):,} of {MAX_DESCRIPTION:,} characters and is shortened"
+        fault = f"its description has {len(description):,} characters and is shortened to {MAX_DESCRIPTION:,}"
     short = shortened(description, MAX_DESCRIPTION)
     return SkillInfo(name=folder.name, description=short, folder=folder, fault=fault)
 
