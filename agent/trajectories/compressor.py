@@ -22,7 +22,7 @@ from hermes_state.text import well_formed
 SUMMARY_MARK: Final = "[SUMMARY OF EARLIER TURNS]"
 NOTICE: Final = f"Some earlier turns are not shown: a turn that begins with {SUMMARY_MARK} replaces them."
 HEAD_SHARE: Final = 4
-"""The turns that lie between the first turns of each role can use at most the target size divided by this number."""
+"""Divisor of the target size, for the limit on turns that lie between the first turns of each role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ class TrajectoryCompressor:
 
 
 def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: TrajectorySettings) -> tuple[int, int]:
-    """Return the start and the end of the turns to replace with a summary, which are equal if there are none.
+    """Return the start and end index of the turns to replace with a summary. They are equal if there are none.
 
     A gpt turn and the tool turns after it stay together, so the summary is never followed by a tool turn.
     """

@@ -21,7 +21,7 @@ _TAGGED: Final = re.compile(r"<(tools|think|tool_call|tool_response)>\n?(.*?)\n?
 def trajectory_line(
     conversation: StoredConversation, messages: Iterable[FullMessage], tools: Mapping[str, Mapping[str, Any]]
 ) -> bytes | None:
-    """Return the line for a conversation, without a newline; None if the conversation has no text.
+    """Return the line for a conversation, without a newline, or None if the conversation has no text.
 
     `tools`: tool definitions by name. Tools without a definition are written as their names.
     """

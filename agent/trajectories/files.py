@@ -155,16 +155,16 @@ class TrajectoryRunner:
     compressor: TrajectoryCompressor
     parallel: int = 8
     on_read: Callable[[int], None] = lambda _bytes: None
-    """Receives the number of bytes of each finished line, first of all the bytes that earlier runs finished."""
+    """Receives the size of each finished line in bytes. The first call reports the bytes that earlier runs finished."""
     on_trouble: Callable[[str], None] = lambda _sentence: None
     """Receives a sentence about each rejected line and each trajectory whose summary failed."""
     summary_name: str = "none"
     """Name of the summary model. A run can only be continued with the same model."""
 
     async def run(self, source: Path, target: Path, *, is_forced: bool = False) -> TrajectoryTotals:
-        """Write `target` from `source`, or continue after the last checkpoint, which is saved whenever a run ends.
+        """Write `target` from `source`, or continue after the last checkpoint. Each run ends with a checkpoint.
 
-        Raises `CommandError`, and all errors of summaries except `ModelError`.
+        Raises `CommandError`, and any error of a summary that is not a `ModelError`.
         """
         settings = {**msgspec.to_builtins(self.compressor.settings), "summary": self.summary_name}
         writer = TrajectoryWriter(source, target, settings, is_forced=is_forced)
@@ -237,7 +237,7 @@ def read_lines(file: BinaryIO, number: int = 0, digest: blake2b | None = None) -
 
 
 def _lines_after(source: BinaryIO, state: Checkpoint) -> Iterator[SourceLine] | None:
-    """Return the lines that earlier runs have not read; None if lines that they have read were changed."""
+    """Return the lines that earlier runs have not read, or None if the lines that they have read were changed."""
     digest, left, last = blake2b(digest_size=16), state.read_bytes, b"\n"
     while left and (last := source.read(min(left, _COPY_BYTES))):
         digest.update(last)

@@ -1,4 +1,4 @@
-"""Format of a trajectory: one line of JSON, of which only the turns are parsed. Unchanged parts are kept byte for byte.
+"""Format of a trajectory: one line of JSON. Only its turns are parsed, and unchanged parts are kept byte for byte.
 
 Role names that other programs use are accepted if they are unambiguous.
 """
@@ -66,7 +66,7 @@ class Trajectory:
 
     @classmethod
     def parse(cls, line: bytes) -> Self:
-        """Parse a line, with or without newline and byte order mark. Raises `TrajectoryRejected`."""
+        """Parse a line, with or without a newline and a byte order mark. Raises `TrajectoryRejected`."""
         try:
             line.decode()  # the other keys must also be UTF-8
             fields = _read_fields(line.removeprefix(BOM))
@@ -110,7 +110,7 @@ def _turn(raw: Raw, number: int) -> Turn:
     values = [bytes(fields[key]) for key in ("tool_calls", "function_call") if key in fields]
     calls = [value.decode() for value in values if value != b"null"]
     if not isinstance(text, str) and not (text is None and calls):
-        raise TrajectoryRejected(f"turn {number} has {type(text).__name__} in place of text")
+        raise TrajectoryRejected(f"turn {number} has a value of type {type(text).__name__} instead of text")
     said = "\n".join(filter(None, (text, *calls)))
     return Turn(role=role, text=said, tokens=_tokens(said), raw=raw, form=form, name=name)
 
