@@ -1,1 +1,1 @@
-"""Context engine that loses nothing: messages that leave the view stay in a tree of summaries and can be reopened."""
+"""Lossless context engine: messages that leave the model's view stay in a tree of summaries and can be opened again."""

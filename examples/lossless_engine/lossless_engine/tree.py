@@ -57,11 +57,11 @@ class Tree:
         self._execute(_KEEP, json.dumps(list(messages)))
 
     def messages(self) -> dict[str, Kept]:
-        """Return every message by its id, in the order in which they were first seen."""
+        """Return all messages by id, in the order in which they were first seen."""
         return {row[0]: Kept(*row) for row in self._execute("SELECT id, role, text FROM messages ORDER BY rowid")}
 
     def node(self, level: int, covers: Sequence[str], children: Sequence[str], summarise: Callable[[], str]) -> Node:
-        """Return a node for these messages. An existing node, as after an undo, is reused without a new summary."""
+        """Return a node for these messages. If it exists, as after an undo, it is reused without a new summary."""
         lists = json.dumps(children), json.dumps(covers)
         if known := self._nodes("level = ? AND children = ? AND covers = ? ORDER BY id DESC", level, *lists):
             return known[0]
