@@ -83,7 +83,7 @@ def framed(stored: str) -> str:
 def unframed(text: str) -> str | None:
     """Return the summary from a handoff with its frame, or None if the text is not a handoff.
 
-    A person's message that was joined after the end marker is appended. Text of other gateways before the first heading
+    A person's message that follows the end marker is kept. In handoffs of other gateways, text before the first heading
     is dropped, because it instructs the model.
     """
     stripped = text.lstrip()

@@ -53,18 +53,18 @@ there. Preferences of other people go to target `memory`, with their names."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryWriter:
-    """Lets a model write notes before compressions. `flush` is a `BeforeSplit` callback."""
+    """Lets a model write notes before each compression. `flush` is a `BeforeSplit` callback."""
 
     notes: MemoryDirectory
     redact: Callable[[str], str]
     clock: Clock
     is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
-    """Returns True if everybody in a chat may use a tool. Chats without access to `memory` are not flushed."""
+    """Returns True if everybody in a chat may use the named tool. Chats that may not use `memory` are skipped."""
     is_shared_on: bool = True
     """True to also flush shared chats, where any member can influence the notes."""
 
     async def flush(self, job: CompressionJob) -> None:
-        """Let the model for notes, or else the conversation's model, write notes. Failures are only logged."""
+        """Ask the model of the job's `flush_route` to write notes. Failures are only logged."""
         route, rows = job.flush_route, words_of_people(job.view.transcript)
         newest = next((row for row in reversed(rows) if row.origin is Origin.HUMAN), None)
         if route is None or route.client.breaker.open is not None or newest is None:

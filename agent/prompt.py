@@ -1,4 +1,4 @@
-"""Prompts: the system prompt of a session, and the model request for a view.
+"""Prompts: the system prompt of a session, and the requests to its model.
 
 A session's system prompt is assembled once and stored. It contains nothing that changes during the session, so
 providers can cache it.
@@ -41,7 +41,7 @@ _PLATFORM_FACTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBuilder:
-    """Builds an agent's prompts. The prompt that is measured is the prompt that is sent."""
+    """Builds an agent's prompts. The same prompt is first measured and then sent."""
 
     tools: ToolRegistry
     persona: str = DEFAULT_PERSONA
@@ -81,8 +81,8 @@ class PromptBuilder:
     ) -> ModelRequest:
         """Return the next model request for a view, without an output limit.
 
-        `threshold`: prompt tokens at which the conversation is compressed. `maker`: `agent.model.base.made_by` of the
-        only model whose reasoning is sent back. `images`: None if the model cannot see images.
+        `threshold`: prompt tokens at which the conversation is compressed. `maker`: the only model whose reasoning is
+        sent back, as named by `agent.model.base.made_by`. `images`: None if the model cannot see images.
         """
         style = WireStyle(
             is_shared=conversation.chat_kind.is_shared,
@@ -110,7 +110,7 @@ class PromptBuilder:
 def system_prompt(
     *, persona: str, chat: ChatKey, kind: ChatKind, tool_names: Collection[str], sections: Sequence[str] = ()
 ) -> str:
-    """Return a complete system prompt. `sections`: sections read from files."""
+    """Return a complete system prompt. `sections`: text read from files, added at the end."""
     facts = _PLATFORM_FACTS.get(chat.platform, "Write plain Markdown.")
     place = (
         f"# Where you are\nYou are in {_PLACES[kind]}. {facts} People read on phones: prefer short paragraphs, and "
@@ -132,7 +132,7 @@ SUBAGENT = (
 
 
 def subagent_prompt(tool_names: Collection[str]) -> str:
-    """Return the system prompt for sub-agents with these tools, without a persona: they do not talk to people."""
+    """Return the system prompt for sub-agents with these tools. They need no persona, as they do not talk to people."""
     return "\n\n".join((SUBAGENT, _how_messages_look(ChatKind.DIRECT), _tool_guidance(tool_names)))
 
 

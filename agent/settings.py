@@ -1,5 +1,4 @@
-"""Settings of the agent, its tools and memory. Fields with a `Setting` are configuration keys; the others are
-constants."""
+"""Settings of the agent, its tools and memory. Fields with a `Setting` are configuration keys. Others are constants."""
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -29,11 +28,11 @@ class AgentSettings:
     """Persona of the agent, and limits for one turn."""
 
     persona: Annotated[str | None, Setting(default_text="built in")] = None
-    """Persona of the agent. If not set, the gateway uses `SOUL.md` if that file exists."""
+    """Persona of the agent. If not set, the gateway uses `SOUL.md`, if that file exists."""
     time_zone: Annotated[TimeZone | None, Setting(default_text="the server's")] = None
     """Time zone of message timestamps and new schedules, such as `Europe/Berlin`."""
     max_tool_rounds: Annotated[int, Setting(ge=1, le=1_000, unit="rounds")] = 50
-    """Maximum rounds of tool calls in one turn."""
+    """Maximum rounds of tool calls in one turn. Raise it for long tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +49,19 @@ class TranscriptionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SubagentSettings:
-    """Sub-agents, which the `delegate` tool starts."""
+    """Sub-agents that the `delegate` tool starts."""
 
     max_parallel: Annotated[int, Setting(ge=1, le=50, unit="sub-agents")] = 3
     """Maximum number of sub-agents that work for one turn at the same time."""
     max_rounds: int = 20
     """Maximum rounds of tool calls for a sub-agent. After the last round, it must report."""
     seconds: float = 600.0
-    """Maximum time for one sub-agent. A restart resets it. The turn's deadline also applies."""
+    """Maximum seconds for one sub-agent. A restart resets the time. The turn's deadline also applies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkspaceSettings:
-    """Each chat's folder for the file tools."""
+    """Folder of each chat that the file tools can use."""
 
     max_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes", restart=True)] = 1 << 30
     """Maximum disk space for the files of one chat."""
@@ -72,10 +71,10 @@ class WorkspaceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TerminalSettings:
-    """Shell commands of the agent, each in a sandbox (`docs/reference/tools.md`)."""
+    """Shell commands that the agent runs, each in a sandbox (`docs/reference/tools.md`)."""
 
     enabled: Annotated[bool, Setting()] = False
-    """Offer the tool `terminal`."""
+    """Let the agent run shell commands with the tool `terminal`."""
     network: Annotated[bool, Setting()] = False
     """Let commands use the network, including services on this machine and in the local network."""
     seconds: Annotated[float, Setting(ge=1, le=86_400, unit="seconds")] = 120
@@ -99,8 +98,8 @@ class MemorySettings:
     enabled: Annotated[bool, Setting()] = True
     """Offer the tool `memory`, and show the notes to the model at the start of a conversation."""
     flush: Annotated[bool | None, Setting(default_text="on in direct chats")] = None
-    """Let a model write notes before each compression. In shared groups, set `true` to turn this on; any member can
-    then influence the notes."""
+    """Let a model write notes before each compression. Set it to `true` to include shared groups, where
+    any member can then influence the notes."""
     memory_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 2_200
     """Maximum length of `MEMORY.md`."""
     user_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 1_400
@@ -133,7 +132,7 @@ class ServerSettings:
 
     @property
     def complaint(self) -> str | None:
-        """Error message about keys that cannot be combined; None if the keys are valid."""
+        """Error message about keys that cannot be combined, or None if the keys are valid."""
         if (self.command is None) == (self.url is None):
             return "command: set either command (a program to start) or url (an address)"
         other, wrong = ("url", ("headers",)) if self.url is None else ("command", ("args", "env", "cwd"))

@@ -66,7 +66,7 @@ class SubagentAccess(OpenAccess):
         return self.access.refusal(tool, chat, kind, self.person)
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy:
-        """Return a call's policy. Calls that need approval are denied: a sub-agent cannot ask for it."""
+        """Return a call's policy. Calls that need approval are denied, because a sub-agent cannot ask people."""
         return Policy.ALLOW if self.access.policy(tool, chat) is Policy.ALLOW else Policy.DENY
 
 
@@ -94,7 +94,7 @@ class SubagentRunner:
     ) -> str:
         """Run the sub-agent that a tool call requests, and return its report.
 
-        An interrupted or cancelled sub-agent continues from its stored rows, and waits while the store is unavailable.
+        After an interruption, the sub-agent continues from its stored rows. While the store is unavailable, it waits.
         Raises `ToolError` if there is no report.
         """
         access = SubagentAccess(access=self.access, person=parent.started_by)

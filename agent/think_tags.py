@@ -30,7 +30,7 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
     "<|channel|>commentary<|message|>": None,
     "<|channel|>final<|message|>": None,
 }
-"""Opening markers with patterns that end their reasoning. None: the marker is removed and does not start reasoning."""
+"""Opening markers, each with a pattern for the end of the reasoning. None: the marker is only removed."""
 _LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>")
 _UNOPENED: Final = re.compile(rf"</({'|'.join(_NAMES)})>", re.IGNORECASE)
 _WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?=\S)(.*)", re.DOTALL)
@@ -140,7 +140,7 @@ def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
 
 
 def _without_opening(text: str) -> tuple[str, str] | None:
-    """Split text whose opening tag was in the prompt into reasoning and answer. Return None for other text."""
+    """Split a text into reasoning and answer if the opening tag was in the prompt. Otherwise, return None."""
     if (found := _WITHOUT_MARKERS.fullmatch(text)) is not None:
         return found[1], found[2]
     closing = _UNOPENED.search(text)

@@ -103,7 +103,7 @@ class RowTokenCache:
     """
 
     def __init__(self, kept: int = 32_768) -> None:
-        """Create a cache for the latest rows, at most 2 * `kept`. The default fits several long conversations."""
+        """Create a cache of the newest rows, at most 2 * `kept`. The default fits several long conversations."""
         self._kept = kept
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
@@ -114,7 +114,7 @@ class RowTokenCache:
     def text_tokens(
         self, row: Message, max_result_characters: int, *, is_shared: bool = False, reasoning_of: str = ""
     ) -> int:
-        """Return the unscaled tokens of a row without its images. `reasoning_of`: the model whose reasoning is sent."""
+        """Return a row's tokens, unscaled and without images. `reasoning_of`: the model whose reasoning is sent."""
         key = _key(row, max_result_characters)
         size = self._young.get(key)
         if size is None:
@@ -139,7 +139,7 @@ class RowTokenCache:
 
 
 ROW_TOKENS = RowTokenCache()
-"""The cache that the whole process shares."""
+"""Cache that the whole process shares."""
 
 
 def _key(row: Message, max_result_characters: int) -> int:

@@ -80,9 +80,9 @@ class ToolCallRunner:
             return False
 
     async def run(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> None:
-        """Run the calls in one model reply in parallel, after their start is committed.
+        """Run the calls in one model reply in parallel, after their starts are committed.
 
-        Raises `ApprovalNeededError` if some need approval, after all others have results.
+        If some calls need approval, raises `ApprovalNeededError` after all other calls have results.
         """
         sorted_calls = await self._sort(message, calls, context)
         ready, refused = sorted_calls.ready, sorted_calls.refused
@@ -191,7 +191,7 @@ def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
     return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id
 
 
-# ---- budgets of results
+# ---- result budgets
 
 RESULT_SHARE = 20
 """Limit for one result, in percent of the input window. All results of a round together can use twice as much."""
@@ -251,7 +251,7 @@ class ResultBudget:
     def spill(
         self, db: Connection, turn_id: TurnId, tools: Mapping[str, Tool], input_window: Tokens, now: Millis
     ) -> int:
-        """Make previews of the largest results of a turn's newest round until it fits. Return their number."""
+        """Replace the largest results of a turn's newest round with previews until it fits. Return how many."""
         names = dict(db.execute(_WHOLE_RESULTS, {"turn_id": turn_id}).fetchall())
         rows = [load_message(db, row_id) for row_id in names]
         length, room_tokens = sum(len(row.text or "") for row in rows), input_window * 2 * RESULT_SHARE // 100

@@ -118,7 +118,7 @@ class Agent:
     ) -> None:
         """Create an agent. `pending`: unfinished compressions, shared by all agents of a store.
 
-        `listeners` receive the events of compressions. `before_split` runs before each compression. `on_wait` runs when
+        `listeners` receive compression events. `before_split` runs before each compression. `on_wait` runs when
         a turn waits a long time for one. `redact` removes secrets from the input and output of summaries. `make_engine`
         wraps the built-in context engine in another one, whose tools are added to those of `prompts`. `delegate` runs
         sub-agents.
@@ -158,10 +158,10 @@ class Agent:
         model: ModelHandle,
         prompt: MeasuredPrompt | None = None,
     ) -> Answer:
-        """Run a turn from the step that the stored rows show until it has an answer.
+        """Run a turn until it has an answer, starting at the step that the stored rows show.
 
-        While the answer is being written, `on_text` receives its whole text so far. It must not block. `prompt`: the
-        prompt that hygiene has just measured, if nothing was stored since then.
+        While the answer is being written, `on_text` receives all of its text so far, and must not block. `prompt`: the
+        prompt that hygiene has just measured, if nothing has been stored since.
 
         Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped. A cancelled run can still have
         a write in the store's queue. So before you run the turn again in the same process, await another write, such as
@@ -248,7 +248,7 @@ class Agent:
     async def _complete(
         self, state: _RunState, view: View, prompt: MeasuredPrompt | None
     ) -> tuple[MeasuredPrompt, CompletedCall]:
-        """Return the reply to a view. Compress before the call, and again if the prompt does not fit."""
+        """Call the model with a view. Compress before the call if needed, and again if the prompt does not fit."""
         conversation, model = state.turn.conversation, state.model
         layer: Layer = "in_loop" if state.rounds else "preflight"
         while True:

@@ -59,7 +59,7 @@ class ViewCache:
 
 
 def _load_since(db: Connection, lineage_id: LineageId, known: View | None) -> View:
-    """Return the current view. If `known` has only grown, load only the later rows."""
+    """Return the current view. If only new rows were added since `known`, load only those rows."""
     if known is None or not _has_only_grown(known, session := load_tip(db, lineage_id)):
         return load_view(db, lineage_id)
     rows = load_own_rows(db, session.id, known.session.next_seq, behind=known.transcript)
