@@ -46,7 +46,7 @@ class CompressorSettings:
     protect_last_n: Annotated[int, Setting(ge=1, le=1_000, unit="messages")] = 20
     """Number of newest messages to keep unchanged if they fit in 1.5 times `target_ratio`."""
     protect_first_n: Annotated[int, Setting(ge=0, le=100, unit="messages")] = 3
-    """Number of first messages to keep unchanged, within 4,000 tokens."""
+    """Number of messages to keep unchanged at the start of a conversation, up to 4,000 tokens in total."""
     keeps_head_once: bool = False
     """True if the second compression also summarises the head."""
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180

@@ -86,7 +86,7 @@ def _words_in(kind: object) -> Iterator[str]:
 
 
 class ConfigRejected(ConfigError):
-    """Invalid settings: a line per problem, plus the warnings."""
+    """Error for invalid settings, with a line for each problem and with the warnings."""
 
     def __init__(self, problems: Iterable[str], warnings: Sequence[str]) -> None:
         super().__init__("\n".join(dict.fromkeys(problems)))
@@ -146,7 +146,7 @@ def checked_block(
 
 
 def first_problem(error: ValidationError, block: type[Any]) -> str:
-    """Return the first problem of a block that is an item of a list or mapping. It has the form `key: message`."""
+    """Return the first problem of a block in a list or mapping, in the form `key: message`."""
     detail = details_of(error)[0]
     key = str(detail["loc"][0])
     return f"{key}: {problem(detail, fields_of(block)[key])}"

@@ -40,11 +40,11 @@ class CompressionConfig(ContextSettings):
     models: Annotated[dict[str, dict[str, Any]], BeforeValidator(_overrides), Setting(default_text="none")] = field(
         default_factory=dict, hash=False
     )
-    """Different values for some models, by pattern such as `gpt-5*`: any keys of this block except `enabled` and
-    `mode`."""
+    """Overrides for some models, by pattern such as `gpt-5*`. An override can contain all keys of this block except
+    `enabled` and `mode`."""
 
     def for_model(self, name: str) -> "CompressionConfig":
-        """Return the settings for one model. Every matching pattern overrides them, in the order of the file."""
+        """Return the settings for one model. All matching overrides apply, in the order of the file."""
         values = vars(self) | {"models": {}}
         for pattern, overrides in self.models.items():
             if fnmatch.fnmatchcase(name.lower(), pattern.lower()):
@@ -56,18 +56,18 @@ class HygieneConfig(BaseConfig):
     """Hygiene: compression by the gateway before a turn begins."""
 
     threshold: float = setting(LimitSettings.hygiene_threshold, ge=0.85, le=0.95, unit="of the context window")
-    """Prompt size at which hygiene compresses, but at most 90 % of the input window."""
+    """Prompt size at which hygiene compresses a conversation, but at most 90 % of the input window."""
 
 
 AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "delegate", "trajectories"]
 
 
 class SummaryModelConfig(CallConfig):
-    """Model that writes summaries. Parameters that you leave out are those of the selected model."""
+    """Model that writes summaries. If you leave out a parameter, the value of the selected model applies."""
 
     mode: Annotated[Literal["auto", "same-as-main", "custom"], AnyCase] = "auto"
-    """Model to use if `auxiliary.compression.model` is not set: the conversation's (`auto`) or the configured one
-    (`same-as-main`). `custom` requires that key."""
+    """Model to use if `auxiliary.compression.model` is not set: the conversation's model (`auto`) or the configured
+    model (`same-as-main`). `custom` requires `auxiliary.compression.model`."""
     model: str | None = None
     """Name or alias of the summary model. If not set, `auxiliary.compression.mode` selects the model."""
     protocol: Annotated[Protocol | None, AnyCase] = setting(
@@ -86,8 +86,8 @@ class SummaryModelConfig(CallConfig):
         default_text="from the built-in list, else `model.context_length`, else 32768",
     )
     """Context window of the summary model. It limits the length of the text to summarise."""
-    max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="that of the model")
-    """Upper bound on the output limit of summary calls."""
+    max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="the model's limit")
+    """Maximum length of a summary with the protocol `anthropic`. Other protocols send no limit with summary calls."""
 
     @property
     def call_settings(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class AuxiliaryConfig(BaseConfig):
     @model_validator(mode="after")
     def _is_complete(self) -> "AuxiliaryConfig":
         if self.compression.mode == "custom" and self.compression.model is None:
-            raise ValueError("auxiliary.compression.mode is custom: set auxiliary.compression.model, too")
+            raise ValueError("auxiliary.compression.mode is custom: set auxiliary.compression.model as well")
         return self
 
 

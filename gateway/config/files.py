@@ -94,7 +94,7 @@ def read_env_file(path: Path) -> tuple[Mapping[str, str], tuple[str, ...]]:
 def _read_text(path: Path) -> str | None:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes: remove what is not configuration")
+            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes: keep only the configuration in it")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return None
@@ -136,7 +136,7 @@ def _position(error: yaml.YAMLError) -> str:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """Return the parser's message without its excerpt of the file, which might contain a secret."""
+    """Return the parser's message, without the excerpt of the file, which might contain a secret."""
     parts = (getattr(error, "context", None), getattr(error, "problem", None) or getattr(error, "reason", None))
     return ", ".join(part for part in parts if part) or type(error).__name__
 

@@ -94,7 +94,7 @@ class LoadedConfig(StateDirectory):
 
 @dataclass(slots=True)
 class LiveConfig:
-    """Holder of the effective configuration. Components read it for each use, because a reload replaces it."""
+    """Holder of the effective configuration. Components read it at each use, because a reload replaces it."""
 
     loaded: LoadedConfig
 
@@ -335,7 +335,7 @@ def _unknown_keys(file: YamlFile) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _suggestion(key: KeyPath) -> str:
-    """Suggest the most similar key, preferably in the same block, or else list all keys of the block."""
+    """Suggest the most similar key, preferably in the same block. If none is similar, list all keys of the block."""
     known = (*FIELDS, *sorted(BLOCKS))
     for other, field in FIELDS.items():
         if other[:-1] == key[:-1] and key[-1] in field_choices(field):
@@ -354,7 +354,7 @@ def _suggestion(key: KeyPath) -> str:
 
 
 def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
-    """Yield warnings about unknown `HERMES_…` variables. Other programs use the prefix, so these are no errors."""
+    """Yield warnings about unknown `HERMES_…` variables. They are not errors: other programs use this prefix."""
     for label, variables in sources:
         for name in sorted(variables):
             if name in NO_SETTINGS:

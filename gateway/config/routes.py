@@ -78,8 +78,8 @@ class ApiConfig(BaseConfig):
         unit="tokens",
         default_text="the room left by the prompt, up to 32000 and the model's own limit",
     )
-    """Maximum length of an answer. The gateway reserves this much of the window, otherwise
-    8192 tokens or a quarter of the window if that is less."""
+    """Maximum length of an answer. The gateway reserves this much of the context window. If not set, it reserves 8192
+    tokens or a quarter of the window, whichever is less."""
     images: bool | Literal["auto"] = "auto"
     """Send images to the model. `auto` decides by the model's name."""
     streaming: bool = True
@@ -161,11 +161,11 @@ class RouteConfig(CallConfig, ApiConfig):
 
 
 WrittenRoute: TypeAlias = str | Annotated[dict[str, Any], AfterValidator(FrozenBlock), PlainSerializer(str)]
-"""Name of an alias or model, or a block with the keys that are set. A key set to its default inherits no value."""
+"""Name of an alias or model, or a block with the keys that are set. Even a key set to its default is not inherited."""
 
 
 def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:
-    """Return the checked keys of a route that are set; null counts as not set. Raises `ValueError`."""
+    """Return the keys of a route that are set, after checking them. Null counts as not set. Raises `ValueError`."""
     known = RouteConfig.model_fields
     given = {key: value for key, value in row.items() if value is not None or key not in known}
     block = checked_block(RouteConfig, given, name, known)
@@ -177,9 +177,9 @@ _SIZES = ("context_length", "max_output_tokens", "images")
 
 
 def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
-    """Complete a route, but not the name of an alias, with values from `main`.
+    """Fill in the missing keys of a route with values from `main`. `written` must not be the name of an alias.
 
-    Raises `ValueError` with a message that continues the key of the block.
+    Raises `ValueError` with a message of the form `key: message`.
     """
     values: dict[str, Any] = {"name": written} if isinstance(written, str) else dict(written)
     if "protocol" not in values:
@@ -206,7 +206,7 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
 
 
 def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
-    """Return the scheme, host and port of an address. An API key is sent only to one such origin."""
+    """Return the scheme, host and port of an address. An API key is sent only to its own origin."""
     if address is None:
         return None
     parts = urlsplit(address)

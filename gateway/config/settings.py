@@ -103,7 +103,7 @@ class AccessConfig(BaseConfig):
     allow: People = ()
     """Stable ids of people with the `user` role, such as `telegram:42`."""
     admins: People = ()
-    """Stable ids of people with the role admin. They need no entry in `allow`."""
+    """Stable ids of people with the `admin` role. They need no entry in `allow`."""
     moderators: People = ()
     """Stable ids of users who can also use `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
     add` in shared chats."""
@@ -129,7 +129,7 @@ class SessionConfig(BaseConfig):
     """Effect of a message that arrives during an answer: wait for the next turn (`queue`), join the running turn
     (`steer`) or stop it (`interrupt`)."""
     merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
-    """Queued messages that one person sends within this time become one turn. `0` turns merging off."""
+    """Time within which queued messages of one person are merged into one turn. `0` turns merging off."""
     max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)
     """Maximum number of turns at the same time, in all chats. Lower it if your model server is slow."""
     messages_per_minute: int = setting(60, ge=0, le=10_000, unit="messages")
@@ -187,7 +187,7 @@ class ClusterConfig(BaseConfig):
     name: str = setting(default_factory=lambda _: socket.gethostname(), default_text="the machine's name", restart=True)
     """Name of this node in logs and in `cluster status`."""
     role: Annotated[Literal["node", "worker"], AnyCase] = setting("node", restart=True)
-    """A `worker` answers messages that other nodes received, and serves no bot."""
+    """Role of this node. A `worker` answers messages that other nodes receive, but connects no bot."""
     seat_seconds: float = setting(5, ge=1, le=60, unit="seconds", restart=True)
     """Seconds without contact with the database after which other nodes take over this node's work."""
 
@@ -196,9 +196,9 @@ class LoggingConfig(BaseConfig):
     """Log of the daemon. It never contains message text or secrets."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], AnyCase] = "info"
-    """Lowest level of events to write."""
+    """Lowest level of events to log. Set `debug` to investigate a problem."""
     format: Annotated[Literal["auto", "json", "console"], AnyCase] = setting("auto", restart=True)
-    """Format on standard error. `auto` means `console` at a terminal, otherwise `json`."""
+    """Format of the log on standard error. `auto` means `console` at a terminal, otherwise `json`."""
     file: bool = setting(True, restart=True)
     """Also write JSON lines to `logs/gateway.log`. The gateway keeps five older files of 10 MB."""
 

@@ -66,7 +66,7 @@ class ToolsConfig(BaseConfig):
     """Maximum total size of the results in one round of tool calls, but at most 40 % of the input window."""
 
     def switch_of(self, tool: str, chat: ChatKey) -> ToolSwitch:
-        """Return the switch of a tool in a chat."""
+        """Return the availability of a tool in a chat."""
         blocks = [self.use_on[place] for place in places_of(chat) if place in self.use_on]
         found = (block[name] for block in (*blocks, self.use) for name in (tool, "*") if name in block)
         return next(found, "on")
