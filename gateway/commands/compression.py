@@ -1,4 +1,4 @@
-"""`/compress`: compress a conversation with a focus or a cut-off point, preview this, or undo it."""
+"""`/compress`: compress a conversation, with an optional focus or cut-off point, or preview or undo a compression."""
 
 import re
 from functools import partial
@@ -122,6 +122,6 @@ def _preview_text(preview: CompressionPreview | NotNeeded) -> str:
     return (
         f"`/compress` would summarise {counted(preview.middle, 'message')}. It would keep the first {preview.head:,} "
         f"and the newest {preview.tail:,} unchanged.\n"
-        f"Next prompt (estimate): about {preview.tokens_before:,} → {preview.tokens_after:,} tokens, with "
+        f"Next prompt (estimate): about {preview.tokens_before:,} → {preview.tokens_after:,} tokens, including "
         f"{preview.summary_tokens:,} for the summary.\n{shorter}Nothing was changed."
     )

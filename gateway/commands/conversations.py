@@ -135,7 +135,7 @@ def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcri
 
 
 async def rules(request: CommandRequest) -> CommandResult:
-    """List the standing rules, or remove the rules from one message with `drop`."""
+    """List the standing rules. With `drop`, remove the rules that one message contains."""
     session = await request.load_open_session()
     if session is None:
         return say("This chat has no conversation yet.")

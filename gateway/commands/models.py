@@ -24,7 +24,7 @@ async def model(request: CommandRequest) -> CommandResult:
         return await _listed(request, session)
     choice = choose(settings, request.argument, request.role)
     route = route_of(settings, choice)
-    assert route is not None, "a choice that has just been made is known"
+    assert route is not None, "`choose` returns only known models"
     try:
         handle = context.runtime.models.of(route)
     except ConfigError as error:
@@ -120,5 +120,5 @@ def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) ->
 
 
 def _described(settings: ModelConfig, route: RouteConfig) -> str:
-    """Return the name of a route, with its host if this differs from the configured model's."""
+    """Return the name of a route, with its host if that is not the host of the configured model."""
     return route.label if route.host in (None, settings.host) else f"{route.label} at {route.host}"

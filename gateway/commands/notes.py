@@ -30,7 +30,7 @@ _ADD = re.compile(
 
 
 async def memory(request: CommandRequest) -> CommandResult:
-    """Show, add or remove notes. An entry keeps its name, so a repeated command cannot remove a different entry."""
+    """Show, add or remove notes. The name of a note never changes, so a repeated command cannot remove another note."""
     files = request.context.runtime.agent.prompts.files
     if files is None or files.notes is None:
         return say("Long-term memory is turned off (`memory.enabled`).")
@@ -122,7 +122,7 @@ def _change(request: CommandRequest, db: Connection, action: str, number: int, n
         return CommandReply(markdown=change(db, row, action, now), on_commit=context.reschedule)
     if schedules.waits(db, row, "run:%"):
         raise CommandError(f"The message of schedule {row.id} is already in the queue.")
-    note = f"{request.row.sender_name} triggered it by a command, in addition to its scheduled times"
+    note = f"{request.row.sender_name} used a command to send it now, in addition to its scheduled times"
     schedules.fire(db, row, f"run:{request.row.id}", (note,), now)
     return CommandReply(markdown=f"Sending schedule {row.id} now.", on_commit=partial(context.lanes.wake, row.chat_id))
 

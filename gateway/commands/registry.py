@@ -75,7 +75,7 @@ locks the command's chat. Any other lock must be declared. See `store.locks`.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """Effect of a command, decided after all reads and network calls."""
+    """Effect of a command, determined after all reads and network calls."""
 
     apply: Apply
     after: Callable[[], Awaitable[None]] | None = None
@@ -166,7 +166,7 @@ class CommandRequest:
         return (int(self.argument[:9]) or None) if self.argument.isdecimal() else None
 
     async def acknowledge(self, markdown: str) -> None:
-        """Reply once that the command takes a while. Slash commands get no reply: the platform shows that they run."""
+        """Reply once that the command takes a while, except to slash commands: the platform shows that they run."""
         if self.row.payload.ticket is not None:
             return
         reply = reply_to(self.row, self.chat, CommandReply(markdown=markdown), f"inbox:{self.row.id}:begun")
@@ -198,7 +198,7 @@ class Command:
     options: tuple[CommandOption, ...] = ()
     _: KW_ONLY
     actions: tuple[CommandAction, ...] = ()
-    """Sub-commands. One must do the same as the command without an argument: some menus show only sub-commands."""
+    """Sub-commands. One must act like the command without an argument, because some menus show only sub-commands."""
     suggest: Callable[[Runtime], Sequence[str]] = lambda _runtime: ()
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False

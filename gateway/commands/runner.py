@@ -138,7 +138,7 @@ class CommandRunner:
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
         """Return the effect of the command. A refusal is an effect that only replies."""
         parsed, command = self._context.registry.resolve(row.payload.text, row.payload.words_by)
-        assert parsed is not None, "only command lines are stored as commands"
+        assert parsed is not None, "a row of this kind contains a command line"
         role = await self._context.access.load_role(row.sender_ref)
         if role is None:
             return say("You no longer have access to this bot.")

@@ -59,7 +59,7 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
     """Return the reply to `/status` without using the database. Used while the database cannot be written."""
     running = context.lanes.running_in(key)
     lines = [
-        "- Database: cannot be written, because it is locked or its disk is full; new messages wait until this is over",
+        "- Database: cannot be written, because it is locked or its disk is full; new messages wait for it",
         *_model_lines(context, running.chosen_model if running is not None else None),
         *([_running_line(context, running)] if running is not None else []),
     ]
@@ -67,7 +67,7 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
 
 
 def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
-    """Describe the model of a conversation, and its circuit breaker if that is open."""
+    """Describe the model of a conversation, and its circuit breaker if it is open."""
     settings = context.runtime.config.model
     known = route_of(settings, choice)
     choice, route = (None, settings.route) if known is None else (choice, known)
@@ -137,7 +137,7 @@ def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str |
 
 
 async def usage(request: CommandRequest) -> CommandResult:
-    """Show usage and spending caps. Usage of the whole gateway is shown only to admins, or if a cap applies to it."""
+    """Show usage and spending caps. Only admins see the usage of the whole gateway, unless a cap applies to it."""
     context, chat = request.context, request.chat
     session = await context.store.read(load_active, chat.id)
     place = LookupResult(chat_id=chat.id, session=session)

@@ -60,12 +60,12 @@ COMMANDS = (
         "rules",
         CHANGE,
         conversations.rules,
-        "show the standing rules; `drop m12` drops the rules from message m12",
+        "show the standing rules; `drop m12` removes the rules in message m12",
         actions=(
             Action("list", "show the standing rules"),
             Action(
                 "drop",
-                "drop the rules from a message",
+                "remove the rules in a message",
                 (Option("id", "the message's id, such as m12", is_required=True),),
             ),
         ),
@@ -152,7 +152,7 @@ COMMANDS = (
         "tools",
         READ,
         tools.tools,
-        "list the agent's tools and which of them ask first",
+        "list the agent's tools and which of them need approval",
         actions=(Action("list", "show the tools"), Action("forget", "revoke all saved permissions")),
     ),
     Command(

@@ -27,8 +27,8 @@ Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApprov
 
 _NUMBER = re.compile(r"a?(\d{1,18})", re.IGNORECASE)
 _POLICIES = {
-    Policy.ASK: "asks first",
-    Policy.ASK_ADMIN: "asks an admin first",
+    Policy.ASK: "needs approval",
+    Policy.ASK_ADMIN: "needs an admin's approval",
     Policy.ALLOW: "needs no approval here",
     Policy.DENY: "denied here (`tools.approval`)",
 }
@@ -109,7 +109,7 @@ def _answer(request: CommandRequest, decide: Decide, which: str | None) -> Comma
 
 
 def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequence[PendingApproval]:
-    """Return the approval requests that the command answers. Raises `CommandError` for none, or without permission."""
+    """Return the requests that the command answers. Raises `CommandError` if there are none or the sender may not."""
     is_named, person = which is not None and which != "all", request.row.sender_ref
     is_admin = request.role is UserRole.ADMIN  # an admin's direct chat can answer all requests to admins
     load = partial(approvals.load_pending, db, request.chat.id, is_admins=is_admin and not request.chat.kind.is_shared)
