@@ -53,7 +53,7 @@ def _limit(amount: float | None) -> MicroUsd | None:
 
 
 def unpriced_models(config: Config) -> list[str]:
-    """Return the configured models that are never called, because spending is capped and their price is unknown."""
+    """Return the configured models that are never called, because a cap is set and their price is unknown."""
     if not config.costs.has_caps:
         return []
     return [name for name in dict.fromkeys(_configured_names(config)) if price_in(config, name) is None]
@@ -69,8 +69,8 @@ def unpriced_sentence(names: list[str]) -> str:
     """Return the warning for operators about models that are never called."""
     listed = ", ".join(f"`{name}`" for name in names)
     return (
-        f"a spending cap is set, and models without a known price are not called: {listed}. Add the price to "
-        "costs.prices in US dollars per million tokens, or input: 0, output: 0 for a model of your own"
+        f"a spending cap is set, so these models without a known price are not called: {listed}. Add their prices to "
+        "costs.prices, in US dollars per million tokens. For your own model, set input: 0, output: 0"
     )
 
 

@@ -69,7 +69,7 @@ def configured_limits(route: RouteConfig) -> ModelLimits:
 
 
 def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSize:
-    """Return a model's limits from the configuration, the provider's `offer` and the catalogue, not learned limits."""
+    """Return a model's limits from the configuration, the provider's `offer` or the catalogue. Skips learned limits."""
     said = offer or UNKNOWN_LIMITS
     offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
     return model_size(route.label, configured_limits(route), offered)
@@ -104,7 +104,7 @@ def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> 
 
 
 def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Iterator[str]:
-    """Yield sentences about settings that the route's protocol does not accept. Refusals by a model are logged."""
+    """Yield sentences about settings that the route's protocol does not accept. Other refusals are only logged."""
     sampling = " and ".join(f"`{key}`" for key in ("temperature", "top_p") if getattr(route, key) is not None)
     if route.protocol == "offline":
         if chosen or any(getattr(route, key) for key in CALL_KEYS):

@@ -32,7 +32,7 @@ class ModelRegistry:
         make: Callable[[RouteConfig], ModelHandle],
         client_of: Callable[[RouteConfig], ModelClient] | None = None,
     ) -> None:
-        """Raises the errors of `make`. `client_of` returns a model's client for other tasks than answering."""
+        """Raises the errors of `make`. `client_of` returns a model's client for tasks other than answering."""
         self._make = make
         self.client_of = client_of or (lambda route: self.of(route).client)
         self.configured = make(configured)
@@ -61,7 +61,7 @@ class ModelRegistry:
 
 
 class FallbackState:
-    """Remembers in memory which conversations a fallback answers, so the chat is told again after a restart."""
+    """Record of the conversations that a fallback answers. After a restart, the chat is told again."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[LineageId, tuple[RouteConfig, RouteConfig]] = OrderedDict()

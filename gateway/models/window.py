@@ -50,7 +50,7 @@ def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
 
 
 def fixed_prompt_tokens(config: Config, limits: Limits) -> EstimatedTokens:
-    """Return the maximum number of tokens in the fixed part of a prompt: system prompt and tool schemas."""
+    """Return the maximum number of tokens in the fixed part of a prompt: the system prompt and the tool schemas."""
     prompt = system_prompt(
         persona=config.agent.persona or DEFAULT_PERSONA,
         chat=ChatKey(platform="telegram", account="telegram", chat_ref=""),

@@ -1,4 +1,4 @@
-"""Lists the browsers signed in to the web chat, whether or not a daemon is running."""
+"""Browsers that are signed in to the web chat, listed with or without a running daemon."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ def browser_rows(db: Connection, now: Millis) -> list[Mapping[str, str]]:
 
 
 def served_elsewhere(db: Connection, own_id: str = "") -> str | None:
-    """Return a sentence if a process with another id than `own_id` serves the web chat. `db` must be in PostgreSQL."""
+    """Return a sentence if a process other than `own_id` serves the web chat. `db` must be in PostgreSQL."""
     owner = find_owner(db, "local")
     if owner is None or owner.id == own_id:
         return None

@@ -83,7 +83,7 @@ def check_cluster(db: Connection, config: Config, own_id: str = "") -> list[Chec
 
 
 def check_index(path: Path, percent: int | None) -> CheckResult:
-    """Check the search index against the messages. `percent` is the progress of a running rebuild."""
+    """Compare the search index with the messages. `percent` is the progress of a running rebuild."""
     if percent is not None:
         text = f"The search index is being rebuilt ({percent} % done)"
         return warning("search", f"{text}, so search may miss older messages.")
@@ -109,7 +109,7 @@ def check_context(config: Config, limits: Limits, source: SizeSource, *, engine:
     )
     if fixed * 2 < threshold:
         return fine("context", text)
-    text += " That is at least half. Use a model with a larger window, or set model.context_length if this one has it."
+    text += " That is at least half. Use a model with a larger window, or raise model.context_length if it is too low."
     return warning("context", text)
 
 
@@ -125,9 +125,9 @@ def check_terminal(config: Config) -> Iterator[CheckResult]:
     elif (fault := terminal_fault(settings)) is not None:
         yield failed("terminal", f"The terminal is enabled, but commands cannot run: {fault}.")
     else:
-        counter = "kernel" if group_parents() else "gateway, not the kernel (docs/reference/tools.md),"
+        limiter = "kernel" if group_parents() else "gateway, not the kernel (docs/reference/tools.md),"
         text = f"Commands run in a sandbox {'with' if settings.network else 'without'} network access."
-        yield fine("terminal", f"{text} The {counter} counts their memory.")
+        yield fine("terminal", f"{text} The {limiter} limits their memory.")
 
 
 def check_servers(config: Config, statuses: Sequence[ServerStatus]) -> Iterator[CheckResult]:

@@ -1,4 +1,4 @@
-"""Checks that `doctor` makes of everything that can stop a gateway from working.
+"""Checks that `doctor` makes, of everything that can prevent a gateway from working.
 
 The checks change nothing and are safe while a daemon is running. Every warning or failure says how to fix the problem.
 """
@@ -82,7 +82,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
         yield skipped(
             "environment",
             "The running gateway has settings that this command cannot see, such as systemd credentials "
-            "(LoadCredential). The checks of tokens, model and access below only use this environment.",
+            "(LoadCredential). The checks of tokens, model and access below use only the environment of this command.",
         )
     for text in loaded.warnings:
         if text != NOTHING_SERVED or not is_served:
@@ -105,7 +105,7 @@ def _state(state: StateDirectory, environ: Mapping[str, str]) -> Iterator[CheckR
     free = Room.on(existing)
     result = failed if free.is_short(100_000_000, 1_000) else warning if free.is_short(*LOW_DISK) else fine
     files = f" and {free.files:,} files" if free.files < LOW_DISK.files else ""
-    advice = " Free some space: on a full disk no message can be stored." if result is failed else ""
+    advice = " Free some space: no message can be stored on a full disk." if result is failed else ""
     yield result("disk", f"{free.bytes / 1e9:.1f} GB{files} free at {existing}.{advice}")
     with suppress(ConfigError):  # the check `config` reports an invalid address
         yield from _database(state, find_store_url(environ))
@@ -138,7 +138,7 @@ def _home(home: Path) -> Iterator[CheckResult]:
             )
     yield from (warning("home", problem) for problem in problems)
     if not problems:
-        yield fine("home", f"{home} belongs to this user and is closed to other users.")
+        yield fine("home", f"{home} belongs to this user, and other users cannot access it.")
 
 
 def _database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
@@ -150,7 +150,7 @@ def _database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
     except CommandError as error:
         yield failed("daemon", f"The gateway is running but could not answer: {error}")
     except msgspec.ValidationError:
-        yield failed("daemon", "The running gateway is a different version from this command. Restart it.")
+        yield failed("daemon", "The running gateway is a different version from this command. Restart the gateway.")
     else:
         yield fine("daemon", "The gateway is running and answers.")
         yield from found
@@ -278,8 +278,8 @@ def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
         yield warning("costs", f"{sentence[0].upper()}{sentence[1:]}.")
     elif loaded.config.costs.has_caps:
         estimated = ", ".join(f"`{name}`" for name in estimated_models(loaded.config))
-        text = "A spending cap is set, and every configured model has a price"
-        text += f". That of {estimated} is an estimate from its family (costs.prices)." if estimated else "."
+        text = "A spending cap is set, and every configured model has a price."
+        text += f" Estimated from the model family: {estimated}. Set exact prices in costs.prices." if estimated else ""
         yield fine("costs", text)
 
 
@@ -322,7 +322,7 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Check for systemd problems: a short stop timeout, and user services that never start, or end at logout."""
+    """Check for systemd problems: a short stop timeout, and user services that never start or that end at logout."""
     config_home = environ.get("XDG_CONFIG_HOME") or (find_user_home(environ) or Path("/")) / ".config"
     user_units = Path(config_home) / "systemd/user"
     units = ("hermes-gateway.service", "hermes-gateway@.service")
@@ -358,7 +358,7 @@ def _with_drop_ins(unit: Path) -> str:
 
 
 def stop_timeout_seconds(unit: str) -> float | None:
-    """Return the last `TimeoutStopSec` of a systemd unit in seconds, or None if it is missing or not understood."""
+    """Return the last `TimeoutStopSec` of a systemd unit in seconds, or None if it is missing or invalid."""
     given = re.findall(r"^[ \t]*TimeoutStopSec[ \t]*=[ \t]*(.*?)[ \t]*$", unit, re.MULTILINE)
     span = re.fullmatch(r"(\d+\.?\d*|\.\d+)[ \t]*(s|sec|min|m|h|)", given[-1]) if given else None
     return float(span[1]) * {"min": 60.0, "m": 60.0, "h": 3600.0}.get(span[2], 1.0) if span is not None else None

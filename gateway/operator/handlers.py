@@ -129,7 +129,7 @@ class OperatorHandler:
         return pairing_row(pairing)
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
-        """Run the checks that need the running daemon, such as those of its database, models and systemd sandbox."""
+        """Run the checks that need the running daemon, such as checks of its database, models and systemd sandbox."""
         circuits = [
             warning("route", f"{one.name} ({one.route}) {circuit.why}; it is paused for {circuit.seconds:.0f} s.")
             for one in self.runtime.models.in_use()

@@ -158,7 +158,7 @@ def incompleteness(db: Connection) -> str | None:
 
 
 class SearchIndexRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for a sentence that says that the search index is incomplete. The result is empty if it is complete."""
+    """Request for a notice that the search index is incomplete. The result is empty if the index is complete."""
 
     def read(self, db: Connection) -> list[str]:
         return [note] if (note := incompleteness(db)) is not None else []

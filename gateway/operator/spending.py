@@ -89,10 +89,10 @@ class UsageReport:
     chat: str | None
     """Name of the chat, or None for the whole gateway."""
     session: str | None
-    """Key of the session, if the usage is that of a conversation."""
+    """Key of the session for the usage of a conversation, otherwise None."""
     by_purpose: Mapping[str, TotalUsage]
     compressions: int | None
-    """Number of compressions. None if the usage is not that of a single conversation."""
+    """Number of compressions for the usage of a conversation, otherwise None."""
     reported_prompt_tokens: int | None
     today_since: Millis
     chat_today: TotalUsage | None
@@ -200,7 +200,7 @@ def _of(cap: CapUsage) -> str:
 
 def _cost(spent: TotalUsage) -> str:
     if not knows_cost(spent):
-        return "unknown (no price configured; see `costs.prices`)"
+        return "unknown (no price is configured; see `costs.prices`)"
     cost = f"about {dollars(spent.cost)}" if spent.estimated_calls else dollars(spent.cost)
     if not spent.unpriced_calls:
         return cost
