@@ -1,7 +1,7 @@
 """Health of the daemon: a heartbeat of the event loop and the writer, for operators and systemd's watchdog.
 
 The watchdog is notified as long as the loop and the writer make progress. If a platform is unreachable, the daemon is
-unready, but it is never killed for this.
+not ready, but the watchdog does not kill it.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ class SignalHandler:
 
     @contextmanager
     def _terminal_ends_watched(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Watch for the end of the terminal, because `make` might not forward the signal to this process."""
+        """Watch for the closing of the terminal, because `make` might not forward the signal to this process."""
         if not self._terminals or not hasattr(select, "epoll"):
             yield
             return

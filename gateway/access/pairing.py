@@ -22,7 +22,7 @@ OFFER = (
     "You do not have access yet. Your pairing code is `{code}`, valid for {minutes} minutes. The owner of this bot can "
     "approve it with `hermes-gateway pair approve {code}`, or an admin with `/pair approve {code}`."
 )
-STILL_WAITING = "You do not have access yet. Your code still needs approval by the owner of this bot or an admin."
+STILL_WAITING = "You do not have access yet. Your code still needs approval from the owner of this bot or an admin."
 
 COMMAND_LINE = "command line"
 """Stored instead of an admin's id if the decision came from the command line."""
@@ -70,7 +70,7 @@ def approve_pairing(
 
 @locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Revoke a person's access, also to running turns. Raises `CommandError` if the person is not paired."""
+    """Revoke a person's access, even to running turns. Raises `CommandError` if the person is not paired."""
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:

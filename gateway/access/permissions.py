@@ -47,7 +47,7 @@ class AccessControl:
         live: LiveConfig,
         on_loaded: Callable[[Callable[[UserRef], bool]], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_loaded` receives the function `has_access`, and must stop the running work of people without access."""
+        """`on_loaded` is called with `has_access` after each load. It must stop the work of people without access."""
         self._store = store
         self._live = live
         self._on_loaded = on_loaded
@@ -58,7 +58,7 @@ class AccessControl:
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
-        """Load the pairings, and stop steers of people without access. Retries until the database can be used."""
+        """Load the pairings, and keep people without access out of running turns. Retries if the database is down."""
         async with self._loading:  # one load at a time, so that old rows cannot replace newer rows
             await retried(self._load, StoreUnavailable, "access.stale")
         if self._on_loaded is not None:
@@ -100,11 +100,11 @@ class AccessControl:
         return self.role_of(ref)
 
     def may_moderate(self, ref: UserRef) -> bool:
-        """Return True for people who can change the conversation of a shared chat."""
+        """Return True if a person can change the conversation of a shared chat."""
         return self.is_admin(ref) or ref in self._live.config.access.moderators
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
-        """Wait until the ids of a platform's admins differ from `known`, and return them."""
+        """Wait until the ids of a platform's admins differ from `known`, then return the new ids."""
         while True:
             changed = self._changed
             paired = (ref for ref, role in self._paired.items() if role is UserRole.ADMIN)

@@ -1,8 +1,7 @@
 """The command `hermes-gateway`. Each kind of command has its own module; all of them use `answers.py` and `output.py`.
 
 Exit codes for scripts and systemd: 0 success, 75 token or database in use by another process, 78 configuration error,
-1
-any other failure, 2 wrong command line, 3 `status` of a gateway that is not running.
+1 any other failure, 2 invalid command line, 3 `status` of a gateway that is not running.
 """
 
 import importlib
@@ -27,7 +26,7 @@ COMMANDS = {
     "status": ("daemon", "Show the state of the gateway."),
     "url": ("daemon", "Print a new link to the web chat."),
     "doctor": ("daemon", "Check configuration, files, database, model and service."),
-    "lineage": ("lookups", "Show how sessions continue each other, oldest first."),
+    "lineage": ("lookups", "Show the chain of sessions, oldest first."),
     "search": ("lookups", "Search all conversations."),
     "history": ("lookups", "Show the original messages of a chat or session."),
     "sessions": ("lookups", "List conversations, most recently used first."),
@@ -110,7 +109,7 @@ def main() -> None:
 
 
 def _ways_out() -> Iterator[str]:
-    """Yield hints on how to stop the running gateway, and how to open its web chat if it uses this state directory."""
+    """Yield hints on stopping the running gateway, and on opening its web chat if it uses this state directory."""
     from gateway.config import process_environment
     from gateway.config.files import find_state
     from hermes_state.store.lock import holder

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def configured_redactor() -> Redactor:
-    """Return a redactor for the configured secrets, or for text like a secret if the configuration is invalid."""
+    """Return a redactor for the configured secrets. With an invalid configuration, it uses only general patterns."""
     try:
         return Redactor(load_config(process_environment()).secrets())
     except ConfigError:
@@ -46,7 +46,7 @@ def ask_or_read(
     empty: T | None = None,
     timeout_seconds: float = 30.0,
 ) -> T:
-    """Return the daemon's response, or what `read` returns if no daemon runs, or `empty` if there is no database.
+    """Return the daemon's response, the result of `read` if no daemon runs, or `empty` if there is no database.
 
     `read` returns JSON values: mappings, lists, text and numbers.
 

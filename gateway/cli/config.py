@@ -28,7 +28,7 @@ config = typer.Typer(no_args_is_help=True, help="Check and show the configuratio
 def check(as_json: Json = False) -> None:
     """Check the configuration exactly as `run` does, without starting anything.
 
-    Exit code 78 if `run` would refuse to start. Warnings do not change the exit code.
+    Exits with code 78 if `run` would refuse to start. Warnings do not change the exit code.
     """
     from agent.engines.loader import load_engine  # this module also imports the agent
 
@@ -116,7 +116,7 @@ def _summary(loaded: LoadedConfig) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Return a value for display. Secrets, and passwords in addresses, are masked."""
+    """Return a value for display, with secrets and passwords in addresses masked."""
     if isinstance(value, SecretStr):
         return MARK
     if isinstance(value, str):
@@ -148,9 +148,9 @@ plugins = typer.Typer(no_args_is_help=True, help="Show plugins.", rich_markup_mo
 def list_engines(as_json: Json = False) -> None:
     """List every context engine with its state: found, active, or failed (with the reason).
 
-    This runs the code of all engines.
+    This command runs the code of all engines.
 
-    Exit code 78 if the engine in `context.engine` cannot be used.
+    Exits with code 78 if the engine in `context.engine` cannot be used.
     """
     from agent.engines.loader import list_plugins, unknown_engine  # these modules also import the agent
 

@@ -21,7 +21,7 @@ from hermes_state.text import counted
 from hermes_state.values import SystemClock
 
 _SIGNS = {"fine": "ok", "skipped": "--", "warning": "!!", "failed": "XX"}
-"""Mark at the start of each `doctor` line, by `CheckStatus`."""
+"""Mark at the start of a `doctor` line, for each `CheckStatus`."""
 
 
 def run(
@@ -34,12 +34,12 @@ def run(
 ) -> None:
     """Run the gateway in the foreground until SIGTERM or Ctrl-C.
 
-    Without any configuration it serves the web chat on 127.0.0.1 with the offline model. SIGHUP reloads the
-    configuration; a gateway in a terminal stops instead.
+    Without any configuration, it serves the web chat on 127.0.0.1 with the offline model. SIGHUP reloads the
+    configuration, or stops a gateway that runs in a terminal.
 
     Exit codes: 0 stopped, 75 token or database in use by another process, 78 configuration error or missing database.
-    If the database is missing, restore it or a backup, or start with an empty one: run with --fresh, which never
-    touches an existing database.
+    If the database is missing, restore it, or use --fresh to start with an empty database. --fresh never touches an
+    existing database.
     """
     with without("rich"):  # structlog would import rich for tracebacks, which we do not use
         from gateway.daemon.process import (
@@ -50,7 +50,7 @@ def run(
 
 
 def status(as_json: Json = False) -> None:
-    """Show the state of the gateway. Exit code 3 if it is not running."""
+    """Show the state of the gateway. Exits with code 3 if it is not running."""
     state = find_state(process_environment())
     try:
         answer = {"running": True, **ask(state.control_socket, "status")}
@@ -72,7 +72,7 @@ def url(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a new link to the web chat. It signs in one browser, once.
+    """Print a new link to the web chat. The link signs in one browser and works once.
 
     In a cluster, only the node that serves the web chat prints a link; other nodes name that node. --list and --revoke
     work on every node.
@@ -121,17 +121,17 @@ def _mint_url() -> str | None:
 def doctor(
     is_online: Annotated[bool, typer.Option("--online", help="Also test the Telegram and Discord tokens.")] = False,
     is_repair: Annotated[
-        bool, typer.Option("--repair", help="Save the readable part of a damaged database into a new one.")
+        bool, typer.Option("--repair", help="Copy the readable part of a damaged database into a new one.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Check configuration, files, database, model and service, and say how to fix problems.
 
     Changes nothing, and is safe while the gateway runs. It requests the list of models from the server of each
-    configured model. Exit code 1 if a check failed, 78 if the configuration is invalid.
+    configured model. Exits with code 1 if a check failed, or 78 if the configuration is invalid.
 
-    --repair needs a stopped gateway (exit code 75 otherwise). It keeps the damaged database and reports what the new
-    one lacks.
+    --repair needs a stopped gateway, and otherwise exits with code 75. It keeps the damaged database and reports what
+    it could not save.
     """
     if is_repair:
         repair(as_json=as_json)

@@ -27,8 +27,8 @@ def backup(
 ) -> None:
     """Copy the database to FILE, even while the gateway runs.
 
-    A running gateway writes FILE itself, even if its database files were deleted. As a service it can only write to its
-    state directory.
+    A running gateway writes FILE itself, even if its database files were deleted. A systemd service can write only to
+    its state directory.
     """
     state, target = find_state(process_environment()), Path(os.path.abspath(file))
     try:
@@ -81,8 +81,8 @@ def copy(
     """Copy the configured database with all ids, while no gateway runs. The source is only read.
 
     To continue an interrupted copy, run the same command again. At the end, the command compares every table in both
-    databases. The target's password comes from PGPASSWORD or ~/.pgpass. Exit code 75 if a
-    gateway has one of the databases open, 78 if the target contains rows that are not from the source.
+    databases. The target's password comes from PGPASSWORD or ~/.pgpass. Exits with code 75 if a gateway has one of the
+    databases open, or 78 if the target contains rows that are not from the source.
     """
     path, url = configured_database()
     source: Path | str = path if url is None else url
@@ -117,5 +117,5 @@ def _notes(tables: list[CopiedTable], target: Path | str) -> list[str]:
     rows, replaced = sum(one.rows for one in tables), sum(one.replaced for one in tables)
     lines = [f"{name_of(target)}: {counted(rows, 'row')}, identical to the source."]
     if replaced:
-        lines.append(f"PostgreSQL stores no NUL characters: � replaces them in {counted(replaced, 'text')}.")
+        lines.append(f"PostgreSQL cannot store NUL characters, so � replaces them in {counted(replaced, 'text')}.")
     return lines

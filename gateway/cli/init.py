@@ -158,7 +158,7 @@ def _ask(variable: str, answers: dict[str, str], load: Callable[[Mapping[str, st
 
 
 def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answers: Mapping[str, str]) -> str:
-    """Return the loader's error about the answer for `variable`, or an empty string."""
+    """Return the loader's error about the answer for `variable`, or an empty string if the answer is valid."""
     try:
         load(answers)
     except ConfigError as error:
@@ -192,7 +192,7 @@ def _probe_all(
 
 
 def _probe(variable: str, config: Config) -> str:
-    """Test the service that an answer is for. Raises `CommandError`."""
+    """Test the service that an answer belongs to. Raises `CommandError` if the test fails."""
     if variable == TELEGRAM_TOKEN:
         return probe_telegram(config.telegram)
     if variable == DISCORD_TOKEN:

@@ -50,11 +50,11 @@ Place: TypeAlias = Annotated[
 def lineage(
     place: Place = None,
     limit: Annotated[
-        int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of sessions; keeps the newest.")
+        int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of sessions; leaves out the oldest.")
     ] = MAX_SESSIONS,
     as_json: Json = False,
 ) -> None:
-    """Show how sessions continue each other, oldest first: for SESSION's conversation, a chat, or all chats."""
+    """Show the chain of sessions, oldest first: of SESSION's conversation, of a chat, or of all chats."""
     found = look_up("lineage", {"place": place, "limit": limit}, LineageSession)
     head = ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY")
     lines = table(head, map(_link_cells, found)) if found else ["There are no sessions yet."]
@@ -126,7 +126,7 @@ def history(
     is_session_only: Annotated[bool, typer.Option("--session", help="Only the messages of this session.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the newest LIMIT original messages, oldest first, even if they have been compressed.
+    """Show the newest LIMIT messages in their original form, oldest first, even if they have been compressed.
 
     For a CHAT, show its current conversation; for a SESSION, its whole conversation; for a MESSAGE, the messages
     around it.
@@ -169,7 +169,7 @@ def sessions(
     limit: Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of conversations.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """List conversations, most recently used first. Each is listed with the id of its newest session."""
+    """List conversations, most recently used first, each with the id of its newest session."""
     found = look_up("sessions", {"chat": chat, "limit": limit}, Conversation)
     head = ("SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME")
     lines = table(head, map(_conversation_cells, found)) if found else ["There are no conversations yet."]

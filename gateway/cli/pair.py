@@ -32,11 +32,11 @@ def list_people(as_json: Json = False) -> None:
 
 @pair.command()
 def approve(
-    code: Annotated[str, typer.Argument(help="The code that the person was shown, such as K7QM4XPA.")],
+    code: Annotated[str, typer.Argument(help="The person's pairing code, such as K7QM4XPA.")],
     as_admin: Annotated[bool, typer.Option("--admin", help="Make the person an admin instead of a user.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Give access to the person who was shown this code.
+    """Give access to the person who received this code.
 
     The person gets a message immediately, or at the next start if the gateway is not running.
     """

@@ -84,7 +84,7 @@ def compress(
     To continue after an interruption, run the same command again. Lines that are not conversations go to
     OUT.rejected.jsonl. OUT.metrics.json and OUT.metrics.jsonl contain statistics.
 
-    Without --summary-model, the model of auxiliary.trajectories writes the summaries. If auxiliary.trajectories is
+    Without --summary-model, the model in auxiliary.trajectories writes the summaries. If auxiliary.trajectories is
     not set, the main model writes them.
     """
     settings = TrajectorySettings(
@@ -118,7 +118,7 @@ def compress(
 
 
 def _model_summary(config: Config, name: str | None) -> ModelSummary:
-    """Return a summariser with this model or alias, or that of `auxiliary.trajectories`. Raises `CommandError`."""
+    """Return a summariser for this model or alias, or for `auxiliary.trajectories`. Raises `CommandError`."""
     named = config.model.named_route(name) if name else config.model.route
     route = named if name else route_for(config, "trajectories", named)
     if route is None or route.protocol == "offline":
@@ -164,7 +164,7 @@ def export(
     ] = False,
     is_forced: _Force = False,
 ) -> None:
-    """Write conversations to OUT, one per line: all conversations, those of a chat, or the conversation of a session.
+    """Write all conversations, a chat's conversations or a session's conversation to OUT, one per line.
 
     The export contains the original messages, even if they have been compressed. Undone messages and secrets are left
     out.
@@ -195,7 +195,7 @@ def export(
 
 
 def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) -> Iterator[_Row]:
-    """Yield all values of a look-up, page by page. The field `key` of the last value is where the next page starts."""
+    """Yield all values of a look-up, page by page. Each page starts after the `key` field of the last value."""
     after = 0
     while page := look_up(request, {**args, "after": after}, kind):
         yield from page

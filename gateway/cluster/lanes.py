@@ -1,4 +1,4 @@
-"""Ownership of chats in a cluster: a node works in a chat while it holds the chat's lock."""
+"""Ownership of chats in a cluster: a node works in a chat only while it holds the chat's lock."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from hermes_state.turns import RunningTurn, find_unended
 from hermes_state.values import ChatId
 
 MIN_TURN_SECONDS = 0.1
-"""Minimum seconds that another node needs to finish a turn that this node stored."""
+"""Shortest time, in seconds, in which another node can finish a turn that this node stored."""
 
 
 def load_of(lanes: LaneRegistry) -> float:
@@ -25,9 +25,10 @@ def load_of(lanes: LaneRegistry) -> float:
 
 
 class ChatQueue:
-    """Chats that have work but whose locks this node does not hold, in the order in which it learned of them.
+    """Queue of chats that have work but whose locks this node does not hold, in the order of their discovery.
 
-    A chat that another node serves keeps its place in the queue. Its lock is requested again after the next sweep.
+    A chat that another node serves keeps its place in the queue. Its lock is requested again after the next sweep (a
+    search of the database for chats with work).
 
     >>> queue = ChatQueue()
     >>> for number in (7, 3, 5): queue.put(ChatId(number))
@@ -47,7 +48,7 @@ class ChatQueue:
         """Chats that were added after the last sweep began, and that the sweep may have missed."""
 
     def __bool__(self) -> bool:
-        """True if a chat's lock must be requested."""
+        """True if the lock of a queued chat must be requested."""
         return any(self._chats.values())
 
     def put(self, chat_id: ChatId) -> None:
@@ -64,7 +65,7 @@ class ChatQueue:
         self._chats.pop(chat_id, None)
 
     def leave(self, chat_ids: Iterable[ChatId]) -> None:
-        """Request the locks of these chats only after the next sweep, because other nodes serve them."""
+        """Leave these chats until the next sweep, because other nodes serve them."""
         self._chats |= dict.fromkeys(chat_ids, False)
 
     def begin_look(self) -> None:
@@ -111,7 +112,7 @@ class LockedChats:
         self._take_soon()
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Queue a chat. A busy node with room ignores a new message until its hint arrives: idle nodes react first."""
+        """Queue a chat. A busy node with room waits for a new message's hint, so that idle nodes react first."""
         if started is not None:
             self._stored_at[chat_id] = asked_at
         elif is_new and self._is_busy and self._lanes.room > 0:

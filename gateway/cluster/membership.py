@@ -1,7 +1,7 @@
 """Cluster membership: some settings must be the same on all nodes, and the nodes' clocks must agree.
 
-If settings or clocks differ, a node does not start. A running node compares settings and clocks every minute and after
-a reload. It only logs a warning about a difference, because a change on another node must not stop this node.
+If settings or clocks differ, a node does not start. A running node compares both every minute and after a reload. It
+only logs a warning about a difference, because a change on another node must not stop this node.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def node_info(config: Config, node_id: str = "") -> NodeInfo:
 
 
 def refuse_early(loaded: LoadedConfig, url: str, *, is_fresh: bool) -> None:
-    """Check the database at `url` without changing it, and raise the error with which a start would fail. Blocks."""
+    """Check the database at `url` without changing it. Raises the error that a start would raise. Blocks."""
     check_place(loaded.database, url, node_info(loaded.config), SystemClock().now(), is_fresh=is_fresh)
 
 
@@ -87,7 +87,7 @@ class Membership:
     async def open_seat(self, on_hint: OnHint) -> Seat:
         """Take the seat. Raises the errors of `engines.opening.open_seat`, or `ConfigError` if the settings differ.
 
-        Only the first call compares settings: later calls must be fast, because turns wait for the seat.
+        Only the first call compares settings. Later calls must be fast, because turns wait for the seat.
         """
         seconds = self._config().cluster.seat_seconds
         seat = await open_seat(self._store, seconds, lambda: self.node, on_hint, self._clock.now())
@@ -119,7 +119,7 @@ class Membership:
             self._known = set(found)
 
     async def end_left_transactions(self) -> None:
-        """End transactions of nodes that lost their connection: the locks block other nodes. Runs until cancelled."""
+        """End transactions of nodes that lost their connection, which block other nodes. Runs until cancelled."""
         while True:
             try:
                 if count := await self._store.read(end_left_transactions):

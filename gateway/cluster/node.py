@@ -1,4 +1,4 @@
-"""Cluster node: holds a seat at the database and does its share of the work while it has the seat.
+"""Cluster node: does its share of the work while it holds a seat, which is a database connection with the node's locks.
 
 Each chat, each account and the housekeeping belong to one node at a time. A node looks for free work twice a second.
 Nodes also send each other hints about their writes. A single daemon does all the work.

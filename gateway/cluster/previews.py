@@ -90,10 +90,10 @@ class RemotePreviews:
     _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _shown: dict[TurnId, RemotePreview] = field(default_factory=dict, init=False)
     _closed: set[ChatId] = field(default_factory=set, init=False)
-    """Chats whose previews were closed since the current read began."""
+    """Chats whose previews were closed after the current read began."""
 
     def note(self, turn_id: TurnId) -> None:
-        """Read the preview of this turn soon, because a hint says that it was stored."""
+        """Read this turn's preview soon, because a hint says that it was stored."""
         if self.adapters.serves_any:
             self._hinted.add(turn_id)
             self._arrived.set()

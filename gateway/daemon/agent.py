@@ -1,6 +1,6 @@
 """The daemon's agent and models, built from the configuration.
 
-A reload that changes the configuration builds new ones.
+A reload that changes the configuration builds them again.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ from hermes_state.values import Clock, Tokens
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class AgentMaker:
-    """Builds the agent and the models. Old ones are closed only at shutdown: running turns can still use them."""
+    """Builds the agent and the models. They are closed only at shutdown, because running turns can still use them."""
 
     store: Store
     clock: Clock
@@ -199,7 +199,7 @@ def _model_info(route: RouteConfig) -> ModelInfo:
 
 
 def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) -> list[SummaryRoute]:
-    """Return the summary routes for the model `own`: the summary model, then `own`, but no offline model."""
+    """Return the summary routes for the model `own`: the summary model, then `own`. Leaves out the offline model."""
     mark, routes, is_own = settings_mark(config), [], False
     named = route_for(config, "compression", own)
     if named is not None and named != own:
@@ -228,7 +228,7 @@ def agent_inputs(config: Config) -> tuple[object, ...]:
 
 
 def settings_mark(config: Config) -> str:
-    """Return a fingerprint of the agent's settings and keys. Cooldowns of compressions end when it changes.
+    """Return a fingerprint of the agent's settings and keys. A change ends the pauses after failed compressions.
 
     The fingerprint is stored with conversations. Its six hexadecimal digits reveal nothing about a key.
     """

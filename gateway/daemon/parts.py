@@ -326,7 +326,7 @@ def make_adapters(
 
 
 def _announce(environ: Mapping[str, str], url: str) -> None:
-    """Print how to open the web chat. Under systemd, leave out the access token: the journal would keep it."""
+    """Print how to open the web chat. Under systemd, leave out the access token, because the journal would keep it."""
     is_terminal = sys.stdout.isatty()
     if not is_terminal and "INVOCATION_ID" in environ:  # set if systemd started this process
         print("The web chat is running. To get a link, run `hermes-gateway url`.", flush=True)

@@ -121,7 +121,7 @@ async def _serve_until_stopped(parts: Parts) -> None:
 
 
 async def _load_late(parts: Parts) -> None:
-    """Import the modules for the first answer as soon as the platforms have connected, but wait at most 5 seconds."""
+    """Import the modules for the first answer when the platforms have connected, or after 5 seconds."""
     await parts.adapters.listening(5.0)
     config = parts.live.config
     try:

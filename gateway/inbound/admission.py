@@ -53,7 +53,7 @@ class AcceptedEvent:
     may_join_any: bool = False
     """True if the sender can join and end turns that other people started in this chat."""
     may_start: bool = False
-    """True if an idle chat can start a turn in the same transaction, because no file must be fetched first."""
+    """True if the same transaction can start a turn in an idle chat, because no file must be fetched first."""
     asked_at: float = field(default_factory=time.monotonic, compare=False)
     """Monotonic time in seconds when the attempt to store the event began."""
 
@@ -142,7 +142,7 @@ def is_busy(db: Connection, key: ChatKey) -> bool:
 def _meet_turn(
     db: Connection, event: AcceptedEvent, turn: RunningTurn, inbox_id: InboxId, now: Millis
 ) -> BusyMode | None:
-    """Let a message join or end the chat's open turn. If the turn waits for an approval, tell the chat so once.
+    """Let a message join or end the chat's open turn. If the turn waits for an approval, remind the chat once.
 
     In a shared chat, only admins and the user who started the turn can join or end it. Returns the busy mode that
     applies to the message.
@@ -196,7 +196,7 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Refuse a message because the queue is full. The chat is told again only after the queue has moved on."""
+    """Refuse a message because the queue is full. Repeat the notice only after the queue has moved on."""
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (

@@ -272,7 +272,7 @@ class GatewayIntake:
             self.lanes.interrupt(admitted.chat_id, admitted.interrupts)
 
     async def _is_refused(self, admission: AcceptedEvent, is_stop: bool) -> bool:
-        """Refuse messages above the rate limit. The sender is told only once, but every slash command gets a reply."""
+        """Refuse messages above the rate limit. The sender gets one notice, but every slash command gets a reply."""
         message, who, now = admission.message, admission.message.sender.ref, self.clock.now()
         is_command, limit = admission.runs_at_once, self.runtime.config.sessions.messages_per_minute
         limiter = self._command_limiter if is_command else self._message_limiter
@@ -419,5 +419,5 @@ class GatewayIntake:
 
 
 def _dated(event: InboundEvent | None, now: Millis) -> InboundEvent | None:
-    """Replace an impossible event time, such as more than a day in the future, because the time is shown later."""
+    """Replace an impossible event time, such as more than a day in the future, because people will see the time."""
     return event if event is None or 0 <= event.sent_at <= now + 86_400_000 else replace(event, sent_at=now)

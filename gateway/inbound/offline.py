@@ -1,6 +1,6 @@
 """Replies while the database is locked or its disk is full.
 
-`/stop` and `/status` run without the database, and chats are told that their messages wait. A command does not run
+`/stop` and `/status` run without the database, and chats get a notice that their messages wait. A command does not run
 again when its event is stored later. See docs/decisions/0008-commands-while-nothing-can-be-stored.md.
 """
 
@@ -53,7 +53,7 @@ class OfflineResult:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class OfflineCommandRunner:
-    """Runs `/stop` and `/status` without the database. Replies to other commands that they have not run yet."""
+    """Runs `/stop` and `/status` without the database. Replies to other commands that they must wait."""
 
     access: AccessControl
     lanes: LaneRegistry
@@ -86,22 +86,22 @@ class OfflineCommandRunner:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class WaitNoticeSender:
-    """Tells each chat once that its messages wait and are then stored, without the outbox, which cannot be written."""
+    """Tells each chat once that its messages wait, and later that they are stored. Does not use the outbox."""
 
     commands: CommandRunner
     seconds: float = 5.0
-    """Seconds before a chat is told that its message waits (in total at most 10). Most database locks end earlier."""
+    """Seconds before a chat gets the notice, at most 10 in total. Most database locks end earlier."""
     _chats: dict[ChatKey, asyncio.TimerHandle | asyncio.Task[bool]] = field(default_factory=dict, init=False)
     """Timer that starts the notice, or the task that sends it and returns True on success."""
 
     def note_waiting(self, message: InboundMessage) -> None:
-        """Start the timer after which the chat is told that this message waits."""
+        """Start the timer for the notice that this message waits."""
         if message.chat not in self._chats and len(self._chats) < 1_000:
             timer = asyncio.get_running_loop().call_later(self.seconds, self._tell_waiting, message)
             self._chats[message.chat] = timer
 
     def note_stored(self, message: InboundMessage) -> None:
-        """If the chat was told that its message waits, tell it that the message is now stored."""
+        """If the chat got a notice that its message waits, tell it that the message is now stored."""
         if (telling := self.forget(message.chat)) is not None:
             telling.add_done_callback(
                 lambda told: None if told.cancelled() or not told.result() else self._send(message, GOES_ON)

@@ -32,7 +32,7 @@ class SupervisedAdapter:
         self._is_rejected = False
 
     def health(self) -> AdapterHealth:
-        """Return the adapter's health, or the supervisor's state on standby, before a retry and after a bad token."""
+        """Return the adapter's health, or the supervisor's state while the adapter does not run."""
         health = self.adapter.health()
         if self.ownership is None:
             return replace(health, state=AdapterState.STANDBY, detail="another node serves it")

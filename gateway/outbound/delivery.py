@@ -217,7 +217,7 @@ class Delivery:
         return True
 
     async def flush(self, seconds: float) -> None:
-        """Deliver for at most `seconds`, then stop. Rows that are not sent by then are sent after the next start.
+        """Send replies for at most `seconds`, then stop. Rows that are not sent by then are sent after the next start.
 
         A request that is in flight at that time gets `LAST_REQUEST_SECONDS` more. If it were cancelled, its outcome
         would be unknown.

@@ -1,6 +1,6 @@
 """Gates and flood control, which throttle the messages to a chat.
 
-A gate allows one request at a time. The outbox waits for the gate and until penalties have ended. Previews and typing
+A gate allows one request at a time. The outbox waits for the gate and for the end of penalties. Previews and typing
 signals are sent only if the gate is free and no penalty is active. Otherwise, they are dropped.
 """
 
@@ -58,7 +58,7 @@ class FloodControl:
 
     @contextmanager
     def obeyed(self) -> Iterator[None]:
-        """Guard a request: during a penalty, raise `RateLimited` at once. If the request gets a penalty, record it."""
+        """Guard a request: raise `RateLimited` at once during a penalty. Record a penalty that the request causes."""
         if (seconds := self.penalty_seconds) > 0:
             raise RateLimited(seconds)  # a request now would extend the penalty
         try:
@@ -69,7 +69,7 @@ class FloodControl:
 
 
 class GateRegistry:
-    """Gates and flood control of all chats. Each of these objects is freed when no task uses it any more."""
+    """Gates and flood control of all chats. Each object is freed when no task uses it any more."""
 
     def __init__(self) -> None:
         self._gates: WeakValueDictionary[ChatId, Gate] = WeakValueDictionary()

@@ -142,7 +142,7 @@ def _reply(conversation: ConversationRef, sentence: str, what: str, which: str) 
 async def tell_background_end(
     store: Store, clock: Clock, deliver: Callable[[ChatId], None], ended: BackgroundCommand
 ) -> None:
-    """Tell a conversation that a background command has ended. The model is told in its next call."""
+    """Tell a conversation that a background command has ended. The model sees the notice in its next call."""
     if await store.write_with_retry(_write_background_end, ended, clock.now()):
         deliver(ended.context.chat_id)
 

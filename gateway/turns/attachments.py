@@ -77,7 +77,7 @@ class _ReadResult:
     ids: list[AttachmentId] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    """Sentences for the sender about files that the model sees only in part, or can only reach in the workspace."""
+    """Sentences for the sender about files that the model sees only in part or only in the workspace."""
     notes: list[str] = field(default_factory=list)
     """Sentences that tell the model about the files."""
     is_in_workspace: bool = False

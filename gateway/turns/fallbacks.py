@@ -97,14 +97,14 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """True if another model might succeed, even after a refusal without a reason, which opens no circuit breaker."""
+    """True if another model might succeed. This includes refusals without a reason, which open no circuit breaker."""
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
     return not is_chosen or remedy_for(error).trouble is not None or type(error) in (ModelError, ShapeRejected)
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
-    """Return a line that tells the chat of a change of model, or None. `before` is the previous fallback, if any."""
+    """Return the line about a change of the answering model, or None. `before` is the previous fallback, if any."""
     if done.why is None:
         return f"_{_named(done.chosen)} answers again._" if before is not None else None
     if before == done.by:

@@ -55,7 +55,7 @@ class Lane:
         self.woken = asyncio.Event()
 
     def close(self) -> None:
-        """Finish the running work, and start no new work."""
+        """Let the running work finish, and start no new work."""
         self._is_closing = True
         self.woken.set()
 
@@ -79,7 +79,7 @@ class Lane:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
                 if isinstance(error, StoreBroken):
-                    with suppress(StateError):  # if the row of the chat cannot be read, the chat is not told
+                    with suppress(StateError):  # if the row of the chat cannot be read, the chat gets no notice
                         chat = await self._lanes.store.read(load_chat, self._chat_id)
                         self._lanes.turns.delivery.tell_broken(chat.key)
                 await wait_until(self.woken, pause)
@@ -115,7 +115,7 @@ class Lane:
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
-        """Return the seconds to wait for a burst, from when this lane saw it, because the system clock can change."""
+        """Return the seconds to wait for a burst, on the monotonic clock, because the system clock can change."""
         if self._held[0] != last.id:
             held_ms = min(until - self._lanes.clock.now(), until - last.received_at)
             self._held = last.id, time.monotonic() + held_ms / 1000
@@ -257,7 +257,7 @@ class LaneRegistry:
         return self.runtime.config.sessions.max_turns - len(self._lanes)
 
     def has_room(self, ahead: int = 0) -> bool:
-        """True if a new turn can run at once without overtaking a chat. `ahead` counts the new turns before it."""
+        """True if a new turn can run at once and overtakes no chat. `ahead` is the number of new turns before it."""
         ownership = self._ownership
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
         return is_open and self.room > ahead and not self.slots.locked()

@@ -80,7 +80,7 @@ class LivePreview(TurnPreview):
     """Preview that is updated as often as the platform allows."""
 
     _typing_overlap_seconds = 1.0
-    """Seconds before the end of a typing signal at which the signal is renewed."""
+    """Time in seconds between the renewal of a typing signal and its end."""
 
     def __init__(
         self,

@@ -219,7 +219,7 @@ def _finish_turn(
     rendered: RenderedReply | None,
     has_stored_preview: bool,
 ) -> OutboxRow | None:
-    """End a turn and record its notices. Return the reply to send now. Retries reread the time: costs count by day."""
+    """End a turn and record its notices. Return the reply to send now. A retry reads the clock again."""
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if pressure is not None:
         note_pressure(db, pressure)
