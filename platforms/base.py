@@ -58,7 +58,7 @@ class CommandAction:
     """Sub-command, such as `add` of `/schedule`."""
 
     words: str
-    """Name of the sub-command; a longer name is several words, separated by one space."""
+    """Name of the sub-command: one word, or several words separated by one space."""
     description: str
     options: tuple[CommandOption, ...] = ()
 
@@ -121,7 +121,7 @@ class SendRequest:
     file: OutboundFile | None = None
     """File of the part, unless `is_plain` is set."""
     is_notice: bool = False
-    """True for text that the gateway wrote, such as a command's reply or an error; False for text of the model."""
+    """True for text that the gateway wrote, such as a command's reply or an error; False for text from the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class Preview:
     reply_to: str | None = None
     """Message that the placeholder replies to, because an edit cannot turn the final answer into a reply."""
     since: Millis | None = None
-    """If set, show nothing and look for this turn's placeholder, created after this time but never recorded."""
+    """If set, show nothing, but find the turn's placeholder, which was sent after this time and never recorded."""
 
 
 class AdapterState(StrEnum):
@@ -192,13 +192,13 @@ class Intake(Protocol):
         """
 
     async def overhear(self, event: InboundEvent) -> None:
-        """Let an urgent event (`/stop`) take effect while it must wait. Stores nothing; `accept` gets it later."""
+        """Let an urgent event (`/stop`) take effect before it is stored. Stores nothing: `accept` gets it later."""
 
     def refusal(self, event: InboundMessage) -> str | None:
         """Return the reason why the slash command or button is refused, or None if it is accepted. Stores nothing."""
 
     def suggestions(self, event: InboundMessage) -> Sequence[str]:
-        """Return suggested values for the option of an unfinished command; none if the person may not use it."""
+        """Return suggested values for the option of an unfinished command. Empty if the person may not use it."""
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
         """Wait until the ids of the platform's admins differ from `known`, and return them."""

@@ -16,7 +16,7 @@ UNREADABLE_QUOTE = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", na
 
 
 def kind_of(mime: str | None, other: AttachmentKind) -> AttachmentKind:
-    """Return the kind of a file by its media type; `other` if it is not an image, audio or video."""
+    """Return the kind of a file by its media type, or `other` if it is not an image, audio or video."""
     main = (mime or "").partition("/")[0]
     return AttachmentKind(main) if main in ("image", "audio", "video") else other
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 MAX_CONNECTIONS_OF_ADDRESS = 64
-"""Maximum connections from one IP address. A browser opens six; a reverse proxy's clients share one address."""
+"""Maximum number of connections from one IP address. A browser opens six. A proxy's clients share one address."""
 IDLE_SECONDS = 15.0
 """Time limit in seconds for receiving the headers of a request, and for an idle connection."""
 

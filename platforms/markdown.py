@@ -226,7 +226,7 @@ def _cells(row: str) -> list[str]:
 
 
 def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> int:
-    """Return the index of the bracket that closes the one at `start`; -1 if missing or nested too deeply."""
+    """Return the index of the bracket that closes the bracket at `start`, or -1 if missing or nested too deeply."""
     if _TOO_MANY_BRACKETS.match(state.src, start):
         return -1
     before, state.pos = state.pos, start + 1

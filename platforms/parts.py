@@ -7,7 +7,7 @@ from platforms.text import is_within, longest_prefix, utf16_units
 
 
 class PartWriter:
-    """Writer that fills parts of at most `limit` units line by line. The next part opens a cut code block again."""
+    """Writer that fills parts of at most `limit` units line by line. A cut code block continues in the next part."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -56,7 +56,7 @@ class TelegramSettings:
     backoff: Backoff = field(default_factory=Backoff)
     """Delays between retries after a network error, at most 30 seconds."""
     conflict_seconds: float = 5
-    """Minimum wait after a 409 response, in seconds. A faster retry would keep interrupting the other poller."""
+    """Minimum wait after a 409 response, in seconds. Faster retries would keep interrupting the other poller."""
     connect_seconds: float = 10
     request_seconds: float = 20
     """Maximum time without received data during a request, in seconds. Telegram responds to sends within a second;

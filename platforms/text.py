@@ -40,7 +40,7 @@ def with_newlines(text: str) -> str:
 
 
 UNFINISHED: Final = " …"
-"""Mark that distinguishes an unfinished answer, which stays in the chat if the process is killed, from a final one."""
+"""Mark of an unfinished answer. If the process is killed, the unfinished answer stays in the chat."""
 
 
 def unfinished(part: OutboundPart) -> OutboundPart:

@@ -33,7 +33,7 @@ from platforms.files import CHUNK_BYTES, save_stream
 from platforms.settings import DiscordSettings
 
 STOP_SECONDS = 0.5
-"""Seconds that the SDK has to react to a cancellation before it is cancelled again."""
+"""Seconds to wait for the SDK to react to a cancellation before it is cancelled again."""
 log = structlog.get_logger(__name__)
 
 
@@ -157,7 +157,7 @@ class DiscordAdapter:
     async def _connect(self, client: GatewayClient) -> None:
         """Keep the connection open. Always ends with an error.
 
-        Before Python 3.12, `asyncio.wait_for` can lose a cancellation, and the SDK then retries for ever. The SDK
+        Before Python 3.12, `asyncio.wait_for` can lose a cancellation, and the SDK then retries forever. The SDK
         therefore runs in its own task, which is cancelled repeatedly until it ends.
         """
         task = asyncio.create_task(client.start(plain(self._settings.token)), name="discord gateway")
@@ -172,7 +172,7 @@ class DiscordAdapter:
                 await asyncio.wait({task}, timeout=STOP_SECONDS)
 
     async def _watch(self, client: GatewayClient, events: EventQueue) -> None:
-        """Raise an error if the connection makes no progress, even if it is still open."""
+        """Raise an error if the connection makes no progress, although it is open."""
         limit = self._settings.stale_seconds
         while True:
             if await wait_until(events.overflowed, min(limit / 6, 15.0)):

@@ -123,7 +123,7 @@ class TolerantState(ConnectionState[Any]):
         return message
 
     def _known(self, channel: Any, data: Any) -> Any:
-        """Return a message without unparsable parts. If it has no text, their words become a forwarded message."""
+        """Return a message without unparsable parts. If it has no text, it forwards the words of these parts."""
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:
@@ -175,7 +175,7 @@ class GatewayClient(discord.Client):
         )
 
     async def end(self) -> None:
-        """Close the connection. After a timeout, do not wait any longer for Discord's close frame."""
+        """Close the connection. Stop waiting for Discord's close frame after a timeout."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()

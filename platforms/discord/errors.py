@@ -15,7 +15,7 @@ OPERATOR_CODES = {
     4004: "Discord rejected the bot token: set discord.token to the token on the Bot page of the developer portal.",
     4010: "Discord closed the connection: invalid shard (4010).",
     4011: "This bot is in too many servers for one connection: Discord asks for sharding (4011).",
-    4012: "Discord no longer speaks this version of its gateway protocol (4012): update hermes-gateway.",
+    4012: "Discord no longer supports this version of its gateway protocol (4012): update hermes-gateway.",
     4013: "Discord refused the requested intents as invalid (4013): update hermes-gateway.",
     4014: (
         "Discord refused the MESSAGE CONTENT intent: enable it for this bot in the developer portal "

@@ -51,7 +51,7 @@ class MessageEvent:
     message_id: int
     """Id of the message, which becomes the new cursor; 0 for an edit or deletion."""
     event: InboundMessage | EditEvent | DeletionEvent | None
-    """None for a message that is not an event for the gateway."""
+    """The gateway's event, or None for a message that the gateway ignores."""
 
 
 StoredItem: TypeAlias = MessageEvent | InboundMessage
@@ -125,7 +125,7 @@ class EventQueue:
         self._complete: set[str] = set()
         """Channels whose history is complete for this connection."""
         self._high_water = 0
-        """Newest message id before this connection in any channel, or `began` as an id. Ids are ordered by time."""
+        """Newest message id in any channel before this connection, or `began` as an id. Ids are ordered by time."""
         self._connected_at = Millis(0)
         self._unstored: dict[str, InboundMessage] = {}
         """Events that are still waiting to be stored, by `event_ref`. They might include a `/stop`."""

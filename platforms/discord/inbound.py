@@ -1,7 +1,7 @@
 """Inbound events: discord.py's objects converted to values.
 
 A message addresses the bot only if its text mentions the bot or the bot's role. Discord's list of mentions also
-contains the author of the replied-to message. If this mention counted, two bots would answer each other for ever.
+contains the author of the replied-to message. If this mention counted, two bots would answer each other forever.
 """
 
 import re

@@ -37,7 +37,7 @@ class DiscordSender:
     buttons: ButtonCommandStore
     clock: Clock
     salt: str
-    """Text that makes the nonces of two databases differ."""
+    """Random text that makes the nonces of two databases differ."""
     request_seconds: float
     _delivered: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False)
     """Maps each sent message's id to its key, so that a search does not return another answer with the same text."""
@@ -197,7 +197,7 @@ class DiscordSender:
         return None
 
     def _nonce(self, channel_ref: str, key: str) -> str:
-        """Return 24 characters that depend on the key, the channel and the database. Discord accepts 25."""
+        """Return 24 characters that depend on the key, the channel and the database. Discord accepts up to 25."""
         return hashlib.blake2s(f"{self.salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
 
     def _channel(self, channel_ref: str) -> discord.PartialMessageable:

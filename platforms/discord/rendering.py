@@ -1,4 +1,4 @@
-"""Rendering of Markdown as models write it into messages that Discord shows correctly.
+"""Rendering of Markdown from models as messages that Discord shows correctly.
 
 Discord shows no tables, no `~~~` fences, no indented code and no headings below the third level. It finds more markup
 than CommonMark does, as in `2*3*4` or `a || b || c`, so literal marks are escaped with a backslash.

@@ -53,7 +53,7 @@ class Ticket:
 
     interaction: Interaction
     expires_at: float
-    """End of the ticket, in monotonic seconds."""
+    """Monotonic time at which the ticket expires, in seconds."""
     answered_by: str | None = None
     """Key of the send that filled the "thinking" message. A repeat of this send can fill it again."""
     deferred: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,6 +1,6 @@
 """Access to the web chat: a one-time token is exchanged for a cookie and a key.
 
-The database contains only a SHA-256 hash of them.
+The database contains only a SHA-256 hash of the cookie and the key.
 
 Browsers send a cookie to every port of a host, so any program on another port could receive it. Every request
 therefore also needs the key, which is in browser storage that only this page can read.
@@ -57,7 +57,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class BrowserAccessControl:
-    """Unused tokens, and access for browsers that have exchanged one."""
+    """Unused tokens, and access for browsers that have exchanged a token."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -75,7 +75,7 @@ class BrowserAccessControl:
         return token
 
     async def exchange(self, token: str, agent: str) -> Credentials | None:
-        """Exchange a one-time token of browser `agent`; None if it is unknown, used or too old.
+        """Exchange a one-time token of the browser `agent`. Returns None if the token is unknown, used or too old.
 
         Raises `StoreUnavailable`, and the token then stays valid.
         """

@@ -100,7 +100,7 @@ class LiveChat:
             self._publish(changed)
 
     def show_waiting(self, waiting: frozenset[str], now: Millis) -> None:
-        """Show that only messages in `waiting` are still queued. Those that left the queue move to time `now`."""
+        """Show that only messages in `waiting` are still queued. Messages that left the queue move to time `now`."""
         for entry in self.recent:
             if entry.is_waiting and entry.ref not in waiting:
                 self.add(replace(entry, is_waiting=False, not_before=taken_up(now)))
@@ -178,7 +178,7 @@ class ChatStream:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Count one more open page on the chat within this block."""
+        """Count one more open page of the chat while the block runs."""
         self.watchers += 1
         try:
             yield
@@ -186,7 +186,7 @@ class ChatStream:
             self.watchers -= 1
 
     def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
-        """Publish an event; `render` runs only if a page is open. Of events with one `slot`, the newest is kept."""
+        """Publish an event. `render` runs only if a page is open. Only the newest event of each `slot` is kept."""
         self._position += 1
         if not self.watchers:
             self._events.clear()
@@ -204,7 +204,7 @@ class ChatStream:
         self._latest.pop(slot, None)
 
     def after(self, event_id: str) -> list[str] | None:
-        """Return the fragments after `event_id`; None if some were dropped or the id is from another process."""
+        """Return the fragments after `event_id`, or None if some were dropped or the id is from another process."""
         epoch, _, number = event_id.partition("-")
         is_number = number.isascii() and number.isdecimal() and len(number) < 19
         if epoch != self._epoch or not is_number or not self._floor <= int(number) <= self._position:
@@ -227,7 +227,7 @@ class ChatStream:
 
 
 async def encode(fragment: str, event_id: str) -> bytes:
-    """Encode a server-sent event; a long one in a thread, because 50,000 lines take some milliseconds."""
+    """Encode a server-sent event, in a thread if it is long, because 50,000 lines take some milliseconds."""
     if len(fragment) > 50_000:
         return await asyncio.to_thread(_encode, fragment, event_id)
     return _encode(fragment, event_id)

@@ -63,7 +63,7 @@ class PageWriter:
 
 
 def named_after(text: str) -> str:
-    """Return a chat name made of typed text: letters, marks and digits of any script, `-` and `_`; may be empty.
+    """Return a chat name made from typed text, with letters, marks and digits of any script, `-` and `_`. Can be empty.
 
     >>> named_after("Über café"), named_after("旅行 2026!"), named_after("../"), named_after("हिन्दी")
     ('über-café', '旅行-2026', '', 'हिन्दी')

@@ -71,7 +71,7 @@ class RouteHandler:
     public: URL | None
     """Public address of the page, if a reverse proxy serves it."""
     _told: set[str] = field(default_factory=set, init=False)
-    """Refusals that were already logged: 20 at most, so that strangers cannot fill the log."""
+    """Refusals that were logged, at most 20, so that strangers cannot fill the log."""
 
     def application(self) -> web.Application:
         """Return the aiohttp application with every route. `_guard` checks all requests."""

@@ -41,7 +41,7 @@ class SubmittedMessage:
 
     text: str
     client_id: str
-    """Id that the page gives to each message. A repeated id means the same message."""
+    """Id that the page gives to each message. A request with the same id repeats the message."""
     is_press: bool
     files: tuple[IncomingAttachment, ...]
 

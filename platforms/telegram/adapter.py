@@ -134,7 +134,7 @@ class TelegramAdapter:
             async with webhook_server(webhook, self._secret, updates, self._health):
                 await keep_webhook(client.sdk, self._settings, webhook.url, self._secret, self._health)
             return
-        async with _at_start():  # the webhook of an earlier configuration would block getUpdates for ever
+        async with _at_start():  # the webhook of an earlier configuration would block getUpdates forever
             await client.sdk.delete_webhook(drop_pending_updates=False)
         url, polling = client.sdk.base_url, client.polling
         poller = Poller(base_url=url, request=polling, updates=updates, health=self._health, settings=self._settings)

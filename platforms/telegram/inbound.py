@@ -151,7 +151,7 @@ class UpdateReader:
         return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=chat_ref, thread_ref=thread_ref)
 
     def _addressed_text(self, message: Message, text: str) -> "_AddressedText | None":
-        """Remove a leading `@our_bot`, also from `/stop@our_bot`. Return None for a command to another bot.
+        """Remove the name in a leading `@our_bot` or `/stop@our_bot`. Return None for a command to another bot.
 
         Quoted lines get the prefix `> `. They never count as commands, mentions or the sender's own words.
         """
@@ -210,7 +210,7 @@ class UpdateReader:
 
 
 def read_migration(update: Update) -> tuple[str, str] | None:
-    """Return the old and new id of a group that became a supergroup, None for every other update."""
+    """Return the old and new id of a group that became a supergroup, or None for other updates."""
     message = update.message
     if message is None:
         return None
@@ -228,7 +228,7 @@ class ReachChange:
 
 
 def read_reach(update: Update) -> ReachChange | None:
-    """Return the change if the bot can now write to a chat, or no longer can; None for every other update."""
+    """Return the change if the bot can now write to a chat or no longer can, or None for other updates."""
     if (changed := update.my_chat_member) is None:
         return None
     member = changed.new_chat_member

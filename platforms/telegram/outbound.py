@@ -142,7 +142,7 @@ class TelegramSender:
         file: OutboundFile | None,
         about: dict[str, Any],  # Any: arguments shared by all methods that send
     ) -> str | None:
-        """Send a text message, photo (for an image) or document; None if the topic was deleted."""
+        """Send a text message, a photo (for an image) or a document. Return None if the topic was deleted."""
         bot, chat_id = self._bot, chat.chat_ref
         if file is None:
             entities = _stored_entities(part)

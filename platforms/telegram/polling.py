@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 LISTEN_SECONDS = 0.5
 """Seconds to wait for an update to be stored before the poller looks for a `/stop` among later updates."""
-_CONFLICT = "Another process uses the same bot token (409); stop it, or give one of them its own token"
+_CONFLICT = "Another process uses the same bot token (409); stop it, or use a different token for one of them"
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -139,5 +139,5 @@ def _explained(error: TelegramError) -> str:
     if isinstance(error, Conflict):
         return _CONFLICT
     if isinstance(error, FloodControl):
-        return f"Telegram asks to wait {error.retry_after:g} s (429)"
+        return f"Telegram asks the gateway to wait {error.retry_after:g} s (429)"
     return error.message if isinstance(error, NotStoredError) else f"getUpdates failed: {error.message}"

@@ -30,11 +30,11 @@ class NotSentError(NetworkError):
 
 
 class AmbiguousRequestError(NetworkError):
-    """No response after the request was sent, so it might have had an effect."""
+    """No response arrived after the request was sent, so the request might have had an effect."""
 
 
 class FloodControl(TelegramError):
-    """Response 429 without effect; wait `retry_after` seconds. The SDK's `RetryAfter` causes deprecation warnings."""
+    """Response 429, without effect. Wait `retry_after` seconds. The SDK's `RetryAfter` causes deprecation warnings."""
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"flood control for {retry_after:g} s")
@@ -179,7 +179,7 @@ def _is_from_bot_api(body: bytearray) -> bool:
 
 
 def _retry_after(body: bytearray, header: str | None) -> float:
-    """Return the seconds to wait, taken from the body, or else from the header, or else a default."""
+    """Return the seconds to wait, from the body, the header or a default, in this order."""
     try:
         return float(orjson.loads(body)["parameters"]["retry_after"])
     except (ValueError, KeyError, TypeError):

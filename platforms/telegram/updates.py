@@ -60,7 +60,7 @@ class UpdateHandler:
     """Kinds of received updates that we do not handle."""
 
     def read(self, raw: dict[str, Any]) -> UpdateEvent:  # Any: JSON as the Bot API sent it
-        """Read an update. The content of an unreadable one is the error, so that later updates can pass."""
+        """Read an update. If it is unreadable, its content is the error, so that later updates are still handled."""
         content: Content
         try:
             content = self.reader.plain_text(raw)
@@ -121,7 +121,7 @@ class UpdateHandler:
         return update
 
     def _with_its_album(self, update: Update, received: InboundMessage) -> InboundMessage:
-        """Treat all messages of an album as addressed to the bot if the first one, which has the caption, is."""
+        """Treat all messages of an album as addressed to the bot if the first message, which has the caption, is."""
         message = update.message
         if message is None or message.media_group_id is None:
             return received

@@ -103,7 +103,7 @@
     if (event.detail.ctx.response.status === 401) lock(true);
   });
 
-  // Another tab signed in again, but this page's stream would reconnect with the old key.
+  // If another tab signed in again, this page's stream would reconnect with the old key.
   window.addEventListener("storage", (event) => { if (event.key === "hermes.key") location.reload(); });
 
   // Every request needs the key. Unlike the cookie, it is not sent to other ports of this host.
@@ -269,7 +269,7 @@
   });
   text.addEventListener("blur", () => { if (list) list.hidden = true; });
 
-  // ---- files of the agent: fetched with the key, which a plain link cannot send --------------------------------
+  // ---- files from the agent: fetched with the key, which a plain link cannot send --------------------------------
 
   async function fetched(address) {
     const answer = await fetch(address, { headers: { "Hermes-Key": localStorage.getItem("hermes.key") ?? "" } });
@@ -300,7 +300,7 @@
     } catch { complain("This file is no longer available, or the gateway does not answer."); }
   });
 
-  // ---- small things -----------------------------------------------------------------------------------------------
+  // ---- copy buttons -----------------------------------------------------------------------------------------------
 
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");
