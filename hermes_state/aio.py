@@ -18,9 +18,9 @@ _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]
 
 
 class CancelledElsewhereError(Exception):
-    """A future that a task awaits was cancelled, for example because a pool closed, but the task itself was not.
+    """The future that a task awaits was cancelled, for example because a pool closed, but the task itself was not.
 
-    A `CancelledError` would end the task silently.
+    This error replaces the `CancelledError`, which would end the task silently.
     """
 
 
@@ -44,7 +44,7 @@ class Backoff:
         return min(self.max_seconds, self.first_seconds * 2.0**doublings)
 
     def __iter__(self) -> Iterator[float]:
-        """Yield the seconds to wait after each failure, without end."""
+        """Yield the seconds to wait after each failure, endlessly."""
         return map(self.after, count(1))
 
 
@@ -57,7 +57,7 @@ async def retried(
     backoff: Iterable[float] = Backoff(),
     **facts: object,
 ) -> T:
-    """Repeat `work` while it raises `failure`, except for errors of the type `unless`. Return its result.
+    """Call `work` until it succeeds. Return its result. Retry errors of type `failure`, except those in `unless`.
 
     Each failure is logged as a warning named `event`, with the error, the seconds to wait, and `facts`. If the error
     has a `retry_after`, like `RateLimited`, it replaces the backoff.
@@ -73,11 +73,11 @@ async def retried(
 
             pause = getattr(error, "retry_after", None) or next(pauses)
             structlog.get_logger().warning(event, retry_seconds=pause, error=str(error), **facts)
-        await asyncio.sleep(pause)  # a fixed wait, because no event says that the next attempt would succeed
+        await asyncio.sleep(pause)  # a timed wait, because no event signals that a retry would succeed
 
 
 async def wait_until(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for an event for at most `seconds` (None: no limit). Return True if it is set."""
+    """Wait up to `seconds` for an event (None: no limit). Return True if the event is set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -85,7 +85,7 @@ async def wait_until(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` until it ends or `event` is set. Return True if it ended."""
+    """Run `work` until it ends or `event` is set. Return True if `work` ended."""
     task, told = asyncio.create_task(work), asyncio.create_task(event.wait())
     try:
         await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,7 +98,7 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 class FairSlots:
-    """Slots shared fairly: a holder may use at most as many slots as stay free, so a single holder can use half."""
+    """Slots shared fairly: a holder can take one only while it has fewer than are free, so it gets about half."""
 
     def __init__(self, count: int) -> None:
         self._free, self._held = count, Counter[Hashable]()
@@ -106,7 +106,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def taken_by(self, who: Hashable) -> AsyncIterator[None]:
-        """Wait for a slot and hold it inside this block."""
+        """Wait for a slot, and hold it until the block ends."""
         while self._held[who] >= self._free:
             await self._changed.wait()
         self._free, self._held[who] = self._free - 1, self._held[who] + 1

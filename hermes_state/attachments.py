@@ -1,4 +1,4 @@
-"""Attachments: rows of sent and received files. `hermes_state.files` stores their bytes."""
+"""Attachments: database rows for sent and received files. `hermes_state.files` stores the files themselves."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -48,7 +48,7 @@ def load_sent(db: Connection, message_ids: Sequence[MessageId]) -> list[SentFile
 
 
 def load_surplus(db: Connection, max_bytes: int) -> list[str]:
-    """Return the paths of the oldest files, which must be deleted to reduce the total size to `max_bytes`."""
+    """Return the paths of the oldest files that must be deleted to reduce the total size to `max_bytes`."""
     query = """WITH files AS (SELECT path, max(bytes) AS size, max(id) AS used FROM attachments GROUP BY path),
       sums AS (SELECT path, used, sum(size) OVER (ORDER BY used DESC) AS total FROM files)
     SELECT path FROM sums WHERE total > ? ORDER BY used"""

@@ -47,7 +47,7 @@ def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None,
 def meet_chat(
     db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis
 ) -> tuple[ChatId, Millis | None]:
-    """Return the chat's id, creating the chat if needed, and the time since which the bot cannot write to it."""
+    """Return the chat's id, creating the chat if needed, and the time when the bot lost access (else None)."""
     query = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
     known = db.execute(query, astuple(key)).fetchone()
     if known is not None and known[1] == kind and (title is None or title == known[2]):
@@ -63,14 +63,14 @@ def meet_chat(
 
 @locks(chat="chat_id")
 def note_reach(db: Connection, chat_id: ChatId, since: Millis | None) -> bool:
-    """Store the time since which the bot cannot write in a chat; None if it can. Return False if nothing changed."""
+    """Store when the bot lost access to a chat (`since`; None: it has access). Return False if nothing changed."""
     query = """UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
     WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)"""
     return db.execute(query, {"id": chat_id, "since": since}).rowcount > 0
 
 
 def is_unreachable(db: Connection, chat_id: ChatId) -> bool:
-    """Return True if the bot was blocked or removed, or the chat is gone."""
+    """Return True if the bot cannot write to the chat, because it was blocked or removed, or the chat was deleted."""
     return scalar(db, bool, "SELECT unreachable_since IS NOT NULL FROM chats WHERE id = ?", (chat_id,))
 
 
@@ -144,7 +144,7 @@ def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
 
 
 class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat's message as first stored, with the state of its delivery and whether it was undone."""
+    """A chat's message in its original form, with its delivery state and whether it was undone."""
 
     id: MessageId
     lineage_id: LineageId

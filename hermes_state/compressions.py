@@ -1,4 +1,4 @@
-"""Compressions and their undo. Each splits a session: one transaction ends it and continues it in a child session."""
+"""Compressions, and undoing them. In one transaction, each ends a session and continues it in a child session."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class CompressionRow(msgspec.Struct, frozen=True, kw_only=True):
     layer: Layer
     focus: str | None = None
     outcome: Literal["compressed", "not_needed", "aborted"] = "compressed"
-    reason: str | None = None  # reason why nothing was compressed, else None
+    reason: str | None = None  # why nothing was compressed; None if something was
     summary_kind: Literal["model", "deterministic"] | None = None
     model: str | None = None
     tokens_before: int | None = None
@@ -132,7 +132,7 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
 
 
 def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None) -> SessionId:
-    """End the tip and continue in a new session with the planned view, plus rows added to the tip since the plan.
+    """End the tip. Continue in a new session with the planned view, followed by rows added to the tip since planning.
 
     Messages do not change. If `context_state` is None, the tip's state is kept. Raises `LineageMoved` if the tip has
     ended or its view has changed.
@@ -178,7 +178,7 @@ def _continue(
 
 
 def _write_context(db: Connection, child_id: SessionId, ids: Sequence[int], planned: Session) -> int:
-    """Fill the child's context with `ids`, then the parent's rows added since `planned`. Return the number of rows."""
+    """Fill the child's context with `ids`, then with the parent's rows since `planned`. Return the number of rows."""
     values = {"child_id": child_id, "ids": str([*ids]), "count": len(ids)}
     query = """INSERT INTO session_context (session_id, pos, message_id)
     SELECT :child_id, key, CAST(value AS bigint) FROM json_each(CAST(:ids AS text))

@@ -122,7 +122,7 @@ class ModelUnavailable(ModelError):
 
 
 class ModelTimeout(ModelError):
-    """The provider did not answer in time, or stopped in the middle."""
+    """The provider did not answer in time, or its reply stopped partway."""
 
 
 class ModelStallTimeout(ModelTimeout):
@@ -201,7 +201,7 @@ class ReplyMalformed(ModelError):
 
 
 class ReplyUnfinished(ReplyMalformed):
-    """The provider accepted the request, but its reply broke off or its own server could not read it."""
+    """The provider accepted the request, but its reply broke off, or it could not parse the model's tool call."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

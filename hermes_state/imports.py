@@ -1,4 +1,4 @@
-"""Faster imports: skip unused parts of libraries."""
+"""Speed up imports by skipping unused parts of libraries."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Block the import of modules inside the block, unless they are already imported.
+    """Make imports of these modules fail inside the `with` block, unless they are already imported.
 
     >>> with without("antigravity"):
     ...     import antigravity

@@ -59,9 +59,9 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     text: str
     attachments: tuple[IncomingAttachment, ...] = ()
     transcripts: tuple[str, ...] = msgspec.field(default=(), name="heard")
-    """Transcripts of recordings, which replace the attachments."""
+    """Transcripts that replaced recordings among the attachments."""
     quote: Quote | None = None
-    is_forwarded: bool = False  # written by earlier versions
+    is_forwarded: bool = False  # set only by earlier versions
     words_by: str | None = None
     via: InputKind = InputKind.TYPED
     ticket: str | None = None
@@ -155,8 +155,8 @@ def load_waiting_commands(db: Connection, account: str) -> list[InboxId]:
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     """Load the chats with work for their lane: a waiting row or a running turn.
 
-    Chats with a turn come first, then those with the oldest message. Chats with a paused turn are left out. A paused
-    turn is resumed by the decision that it waits for.
+    Chats with a turn come first, then those with the oldest message. Chats with a paused turn are left out, because
+    the turn resumes only after the decision that it waits for.
     """
     query = """WITH opened AS (
       SELECT chat_id, state FROM turns WHERE parent_turn_id IS NULL AND state IN ('running','waiting'))

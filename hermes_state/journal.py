@@ -186,7 +186,7 @@ def _store_human_row(
         db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
 
 
-# Purpose: tell if a quoted message is the model's newest answer, which the model need not see again as a quote.
+# Purpose: check if a quoted message is the model's newest answer, which the model need not see again as a quote.
 _NEWEST_ANSWER = """
 SELECT p.message_id = (SELECT max(m.id) FROM messages m WHERE m.lineage_id = q.lineage_id AND m.role = 'assistant')
 FROM platform_messages p JOIN messages q ON q.id = p.message_id WHERE p.chat_id = ? AND p.ref = ?
@@ -246,7 +246,7 @@ def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text:
 def start_tools(
     db: Connection, claim: TurnClaim, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
 ) -> None:
-    """Store that these calls begin. Calls that have already begun keep their row. Raises `TurnMoved`."""
+    """Record that these calls begin. Calls that have already begun keep their row. Raises `TurnMoved`."""
     require_running(db, claim)
     tool_runs.begin(db, claim.id, call_message_id, calls, now)
 
@@ -290,7 +290,7 @@ def unpause_turn(db: Connection, turn_id: TurnId) -> None:
 
 
 _QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"
-# Purpose: end a running turn. Return facts that may have changed since it began, and open rows of its chat.
+# Purpose: end a running turn. Return facts that may have changed since it began, and whether its chat has open rows.
 _FINISH = f"""
 UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND epoch = ? AND state = 'running'
 RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(TICKET)},
@@ -443,6 +443,6 @@ def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> Runni
 
 @locks(turn="turn_ids")
 def let_go(db: Connection, turn_ids: Sequence[TurnId]) -> None:
-    """Note that open turns were released in an orderly way, so that resuming them does not count as a restart."""
+    """Record that open turns were released cleanly, so that resuming them does not count as a restart."""
     query = "UPDATE turns SET restarts = restarts - 1 WHERE id = ? AND state IN ('running','waiting')"
     db.executemany(query, [(turn_id,) for turn_id in turn_ids])

@@ -203,7 +203,7 @@ def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
 def begin_send(
     db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, claim: AccountClaim, now: Millis
 ) -> OutboxRow | None:
-    """Store that sending begins, with `parts` if the row was not rendered yet. Return None if the row is settled.
+    """Record that sending begins, and store `parts` if the row was not rendered yet. Return None if the row is settled.
 
     The returned state is `ambiguous` if an earlier attempt may have reached the chat. Trust only this state, because a
     row that was read earlier may be older than the last change of owner. Raises `AccountMoved`.
@@ -246,7 +246,7 @@ def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
 def mark_retry(
     db: Connection, row: OutboxRow, is_ambiguous: bool, error: str, claim: AccountClaim, next_at: Millis
 ) -> None:
-    """Store that the attempt to send `row` failed. Unless the row is settled, it is due again at `next_at`.
+    """Record that an attempt to send `row` failed. Unless the row is settled, it is due again at `next_at`.
 
     `is_ambiguous` means that this or an earlier attempt may have reached the chat. Raises `AccountMoved`.
     """

@@ -242,7 +242,7 @@ def set_context_state(db: Connection, session_id: SessionId, state: str) -> None
 
 
 def load_indebted(db: Connection, chat_id: ChatId) -> list[SessionId]:
-    """Load the chat's sessions that were compressed before their memory flush, which is still due."""
+    """Load the chat's sessions that were compressed before their memory flush, and still need that flush."""
     query = "SELECT id FROM sessions WHERE chat_id = ? AND context_state LIKE '%\"owes_notes\":true%' ORDER BY id"
     return scalars(db, SessionId, query, (chat_id,))
 

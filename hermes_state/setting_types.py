@@ -69,7 +69,7 @@ Effort: TypeAlias = Annotated[
     BeforeValidator(lambda word: "off" if word is False or word in ("false", "none") else word),
     AnyCase,
 ]
-"""Reasoning effort. `off` can also be written as false, which YAML reads for it, or as OpenAI's `none`."""
+"""Reasoning effort. Also accepts false, because YAML reads a bare `off` as false, and OpenAI's word `none`."""
 
 # ---- addresses, hosts, people and time zones
 
@@ -86,7 +86,7 @@ def _address(shape: str, words: str) -> AfterValidator:
 
 
 def _has_host(address: str) -> bool:
-    """Return True if host and port are valid. Some HTTP clients fail at once for others. A folder needs no host."""
+    """Return True if host and port are valid. Some HTTP clients fail at once if not. A folder needs no host."""
     try:
         parts = urlsplit(address)
         return parts.scheme == "file" or (bool(parts.hostname) and parts.port != 0)
@@ -133,7 +133,7 @@ def _user_ref(value: object) -> object:
         raise ValueError(f"{value!r} is not an id: write platform:id with one of {known}, such as telegram:42")
     shape, example = _ID_SHAPES[platform]
     if re.fullmatch(r"-[0-9]+", ident):
-        raise ValueError(f"{value!r} is a group; access is given to people: write {example}")
+        raise ValueError(f"{value!r} is a group, but only people can have access: write {example}")
     if shape.fullmatch(ident) is None:
         raise ValueError(f"{value!r} is a name, and names can change hands; write the stable id: {example}")
     return f"{platform}:{ident}"
@@ -220,7 +220,7 @@ def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str
             word = plain(written)
             text = str(word).lower() if isinstance(word, bool) else str(word)
             if not isinstance(word, str | int | float | date) or "\0" in text:
-                raise ValueError(f"{name[:100]!r} must have a text as its value")
+                raise ValueError(f"{name[:100]!r} must have text as its value")
             match = re.fullmatch(shape, text, re.DOTALL)
             if match is None or re.fullmatch(name_shape, name, re.ASCII | re.DOTALL) is None:
                 raise ValueError(f"{name[:100]!r} {complaint}")
@@ -240,7 +240,7 @@ def plain_texts(block: Mapping[str, str | SecretStr]) -> dict[str, str]:
 
 
 def _body(value: object) -> Mapping[str, object]:
-    """Validate extra request fields. Fields that the gateway sets itself are refused."""
+    """Validate extra request fields. Fields that the gateway sets itself are rejected."""
     written = dict(keyed(value))
     try:
         block: dict[str, object] = json.loads(json.dumps(written, allow_nan=False))  # YAML keys may be numbers

@@ -36,21 +36,21 @@ class ToolResult:
 
 
 def begin(db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis) -> None:
-    """Store that these calls begin. Calls that have already begun keep their row."""
+    """Record that these calls begin. Calls that have already begun keep their row."""
     query = """INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
     VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT DO NOTHING"""
     db.executemany(query, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
 
 
 def end(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> None:
-    """Store that a call has ended. The call may have no row: its tool is unknown, or it was stopped before it began."""
+    """Record that a call has ended. A call that never began, for example to an unknown tool, gets a row first."""
     begin(db, turn_id, result.call_message_id, [result.call], now)
     query = "UPDATE tool_runs SET state = ?, ended_at = ? WHERE call_message_id = ? AND tool_call_id = ?"
     db.execute(query, (result.state, now, result.call_message_id, result.call.id))
 
 
 def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:
-    """Load the states of those tool calls of an answer that have begun, keyed by tool call id."""
+    """Load the states of an answer's tool calls, keyed by tool call id. Calls that have not begun are left out."""
     query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
 

@@ -196,7 +196,7 @@ def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId]
     rows = [(session_id, session_id, message_id, message_id, reason, now) for message_id in message_ids]
     query = """INSERT INTO view_edits
     SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
-    WHERE true  -- without it SQLite takes ON for that of a join
+    WHERE true  -- without this, SQLite reads ON as part of a join
     ON CONFLICT (session_id, message_id) DO UPDATE SET replacement_id = NULL, reason = excluded.reason,
       created_at = excluded.created_at"""
     if rows:

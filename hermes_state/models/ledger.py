@@ -63,7 +63,7 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 
 
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Return the token count of the largest answered prompt, in one conversation or among all counted ones."""
+    """Return the tokens of the largest answered prompt, in one conversation or in all calls that were not estimated."""
     where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
     query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
     FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'
@@ -189,7 +189,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one chat, model and purpose in a quarter of an hour."""
 
     at: Millis
-    """Start of the quarter-hour. In every time zone, midnight is between two quarter-hours."""
+    """Start of the quarter-hour. In every time zone, midnight is the start of one."""
     chat_id: ChatId | None
     model: str
     purpose: str

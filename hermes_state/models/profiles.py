@@ -24,7 +24,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     scale: Annotated[float, msgspec.Meta(ge=MIN_SCALE, le=MAX_SCALE)] = 1.0
     """Number of tokens that the provider reports per estimated token."""
     image_tokens: Annotated[float, msgspec.Meta(ge=MIN_IMAGE_TOKENS, le=MAX_IMAGE_TOKENS)] = 1_000.0
-    """Tokens of one image. The default lies between the tokens of a small and of a large image."""
+    """Number of tokens per image. The default lies between a small and a large image."""
     samples: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Number of reports that `scale` was learned from."""
     image_samples: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -36,13 +36,13 @@ class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_default
     mark: str = ""
     """Fingerprint of the route's configuration when the limits were learned."""
     learned_at: int = 0
-    """Time of the newest limit, in milliseconds. Limits hold for `MAX_LIMIT_AGE_MS`."""
+    """Time when the newest limit was learned, in milliseconds. Limits are valid for `MAX_LIMIT_AGE_MS`."""
     takes_none: bool = False
     max_side: int | None = None
     max_bytes: int | None = None
     max_count: int | None = None
     refused: tuple[int, ...] = ()
-    """Attachment ids of images that cannot be processed. They stay refused."""
+    """Attachment ids of images that cannot be processed. They do not expire."""
 
     def holding(self, mark: str, now: Millis) -> Self:
         """Return the limits that are still valid at `now` for the configuration with the fingerprint `mark`."""

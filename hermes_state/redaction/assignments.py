@@ -1,6 +1,6 @@
 """Values after a secret's name: `DB_PASS=…`, `"api_key": "…"`, `Cookie: …`.
 
-Most texts contain no secret, so each search starts with a quick look for a word.
+Most texts contain no secret, so each search first checks quickly for a word that can signal one.
 """
 
 import re
@@ -76,7 +76,7 @@ def _commands() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 @cache
 def listed(key: str) -> frozenset[str]:
-    """Return a word list: values that are no secrets (`words`), or names of harmless values (`others_behind`)."""
+    """Return a word list: values that are not secrets (`words`), or names of harmless values (`others_behind`)."""
     return frozenset(stored()["names"][key].split())
 
 

@@ -10,7 +10,7 @@ from hermes_state.redaction.patterns import MARK, Span, expression, stored
 _REACH = 80
 """Number of characters that are searched after a word for "password"."""
 _BESIDE = 20
-"""Number of characters searched after another such word nearby. The text further on was already searched."""
+"""Number of characters searched after a word that closely follows another one, whose search covers the rest."""
 _CARD_REACH = 40
 
 

@@ -1,4 +1,4 @@
-"""Redaction of a text with or without configured secrets, and places where a text may be cut."""
+"""Redaction of a text with or without configured secrets, and places where a text can be split safely."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def redact(text: str) -> str:
 def seam(text: str, start: int, end: int) -> int | None:
     """Return the first index from `start` to `end` where `text` can be split without splitting a secret, or None.
 
-    The index is that of a space or line break. Both parts can be redacted separately.
+    The index points to a space or line break. Both parts can be redacted separately.
     """
     if "-----BEGIN" in text:
         return None

@@ -62,7 +62,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 def search(
     db: Connection, query: str, *, order: Order = "best", limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> list[FoundMessage]:
-    """Return the rows that match `query`, which can be any text. Without words to find, return no rows.
+    """Return the rows that match `query`, which can be any text. A query without words matches nothing.
 
     People can write slow queries on purpose, so run this with a short time limit: `store.read_within(1.0, search,
     ...)`.

@@ -1,6 +1,6 @@
 """Matches in PostgreSQL's index. The newest matches are found in two ways.
 
-The index of words (GIN) can only return all matches of a word. So common words are searched from the newest message
+The index of words (GIN) can only return all matches of a word. So common words are looked up from the newest message
 back, and rare words in the index. A search of the newest messages shows which way is faster. PostgreSQL's planner would
 choose wrongly: it expects an unknown word in every thousandth message, and would read all messages.
 """

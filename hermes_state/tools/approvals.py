@@ -143,7 +143,7 @@ def load_pending(
 ) -> list[PendingApproval]:
     """Load the open questions of a chat, oldest first. `is_admins` adds all questions for admins.
 
-    `shown_by` limits this to questions that were sent to the chat before this time, because an answer given at this
+    `shown_by` limits this to questions that were sent to the chat before this time, because an answer given at that
     time cannot refer to later questions.
     """
     values = {"chat_id": chat_id, "is_admins": int(is_admins), "shown_by": shown_by}

@@ -109,7 +109,7 @@ def load_stranded(db: Connection) -> list[tuple[str, int]]:
 
 @locks(chat="chat_id")
 def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
-    """Store that the bot can write again. Tell the chat that its schedules continue. Return False if it has none."""
+    """Record that the bot can write again. Tell the chat that its schedules continue. Return False if none exist."""
     active = sum(row.state is ScheduleState.ACTIVE for row in load_schedules(db, chat_id))
     if not note_reach(db, chat_id, None) or not active:
         return False

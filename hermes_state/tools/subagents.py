@@ -1,4 +1,4 @@
-"""Sub-agents: turns that answer a call of another turn, each in its own lineage.
+"""Sub-agents: turns that answer a tool call of another turn, each in its own lineage.
 
 A call has one sub-agent. If the call runs again after a restart, it continues the sub-agent's turn or reads its report.
 """

@@ -81,7 +81,7 @@ def test_a_reload_applies_a_changed_secret(tmp_path: Path) -> None:
         ({"a": {"command": "x", "name": "b"}}, "a: unknown key name"),
         ({"a": "npx"}, "a must be a block"),
         ({"a": {"command": "x", "env": {"A B": "sec-ret-1"}}}, "a.env: 'A B' is not a valid variable name"),
-        ({"a": {"command": "x", "env": {"A": ["sec-ret-1"]}}}, "a.env: 'A' must have a text as its value"),
+        ({"a": {"command": "x", "env": {"A": ["sec-ret-1"]}}}, "a.env: 'A' must have text as its value"),
         ({"a": {"command": "x", "effects": {"t": "sec-ret-1"}}}, "a.effects: must be one of reads, writes, executes"),
         ({"a": {"command": "x", "seconds": 0}}, "a.seconds: must be"),
         ({"a": {"url": "https://example.org", "headers": {"A b": "sec-ret-1"}}}, "a.headers:"),
