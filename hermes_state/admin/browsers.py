@@ -1,6 +1,6 @@
 """Browsers signed in to the web chat. Their cookies and keys are stored only as a hash.
 
-Processes do not cache these rows: one node serves the page, but a browser can be signed out on any node.
+Do not cache these rows in a process: one node serves the page, but any node can sign a browser out.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from hermes_state.store.sql import Connection, scalar, select
 from hermes_state.values import Millis
 
 LIFETIME_MS = 90 * 24 * 3_600_000
-"""Time in milliseconds that a browser stays signed in."""
+"""Number of milliseconds that a browser stays signed in."""
 
 _REMOVE_OLD = "DELETE FROM browsers WHERE created_at < ?"
 

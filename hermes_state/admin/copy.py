@@ -1,4 +1,4 @@
-"""Copy a whole database into an empty one, on the same engine or the other engine.
+"""Copy a whole database into an empty one, on the same or the other engine.
 
 Tables are copied in slices, ordered by key, with one transaction per slice. An interrupted copy continues after the
 last row in the target. Until both databases have been compared, a note in the target names the source, and gateways
@@ -98,7 +98,7 @@ def copy_database(source: Connection, target: Connection, name: str, progress: P
     _begin(source, target, name)
     for table in TABLES:
         _copy_table(source, target, table, progress)
-    for table, column in FORWARD.items():  # a continued copy may fill a column twice, which does no harm
+    for table, column in FORWARD.items():  # a continued copy can safely fill a column twice
         update = f"UPDATE {table} SET {column} = ? WHERE id = ?"
         for rows in _slices(source, table, (column, "id")):
             _store(target, table, update, [row for row in rows if row[0] is not None], (column, "id"))
@@ -118,11 +118,11 @@ def _begin(source: Connection, target: Connection, name: str) -> None:
     if begun is not None and begun != origin:
         raise DatabaseRejected(
             f"the target contains an unfinished copy of an earlier state of {begun.rpartition(',')[0]}: "
-            "name an empty database"
+            "choose an empty database"
         )
     if begun is None:
         if filled := [table for table in TABLES if _count(target, table)]:
-            raise DatabaseRejected(f"the target is not empty (it has rows in {filled[0]}): name an empty database")
+            raise DatabaseRejected(f"the target is not empty (it has rows in {filled[0]}): choose an empty database")
         with _transaction(target):
             save_note(target, COPY_NOTE, origin)
 
@@ -146,7 +146,7 @@ def _copy_table(source: Connection, target: Connection, table: str, progress: Pr
 
 
 def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row], columns: Sequence[str]) -> None:
-    """Store all rows or none. If some are rejected, raises a `DatabaseRejected` that names them."""
+    """Store all rows or none. Raises a `DatabaseRejected` that names the rejected rows."""
     errors = _engine_of(target).ROW_ERRORS
     try:
         with _transaction(target):
@@ -165,7 +165,7 @@ def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row],
         if not faults:
             raise
         faults[MAX_NAMED:] = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
-        head = f"the target rejects these rows of {table}; the source is unchanged:"
+        head = f"the target rejects these rows of {table} (the source is unchanged):"
         raise DatabaseRejected("\n".join([head, *faults])) from None
 
 
@@ -174,7 +174,7 @@ def _compared(source: Connection, target: Connection, table: str) -> CopiedTable
     read, found = _read_through(source, table, columns), _read_through(target, table, columns)
     if (found.rows, found.checksum) != (read.rows, read.checksum):
         raise StoreBroken(
-            f"the copy differs from its source in {table} ({found.rows} rows of {read.rows}), because the source has "
+            f"the copy differs from its source in {table} ({found.rows} of {read.rows} rows), because the source has "
             "changed since the copy began: start again with an empty target"
         )
     return read

@@ -1,4 +1,4 @@
-"""Queries about conversations for admins: chains of sessions, look-ups by visible ids, pages for exports."""
+"""Queries about conversations for admins: chains of sessions, look-ups by the ids that people see, and exports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     end_reason: EndReason | None
     message_count: int
     layer: str | None
-    """Layer of the compression; None for a chain's first session and for the session of an undo."""
+    """Layer of the compression; None for a chain's first session and for a session that an undo created."""
     tokens_before: int | None
     tokens_after: int | None
     focus: str | None
@@ -179,7 +179,7 @@ class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
     thought: str = ""
     """Readable reasoning of the model, stored only if the answer calls tools."""
     calls: tuple[Mapping[str, Any], ...] = ()
-    """`name` and `arguments` of each call. Arguments that are invalid JSON stay text."""
+    """`name` and `arguments` of each call. Arguments that are not valid JSON are kept as text."""
     tool_call_id: str | None = None
     tool_name: str | None = None
 
@@ -203,7 +203,7 @@ ORDER BY s.lineage_id LIMIT ?
 def load_conversations(
     db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int
 ) -> list[StoredConversation]:
-    """Load up to `limit` conversations and sub-agents with ids above `after`, of `place` or of all chats."""
+    """Load up to `limit` conversations and sub-agents with ids above `after`, in `place` (None: all chats)."""
     chat_id = place.chat_id if place is not None else None
     lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
     return select(db, StoredConversation, _BEGUN, (after, chat_id, chat_id, lineage_id, lineage_id, since, limit))

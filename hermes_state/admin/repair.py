@@ -1,4 +1,4 @@
-"""Repair a damaged database: its readable rows go into a new file, which replaces it. The old file is kept."""
+"""Repair a damaged database by copying its readable rows into a new file, which replaces it. The old file is kept."""
 
 import contextlib
 import heapq
@@ -224,7 +224,7 @@ def _recover(tool: str, damaged: Path, into: Path) -> None:
 
 
 def _set_right(db: sqlite3.Connection) -> list[str]:
-    """Recreate lost rows that saved rows refer to, repair broken references, then check everything."""
+    """Recreate lost rows that saved rows refer to, repair broken references, and then check everything."""
     now, notes = {"now": int(time.time() * 1000)}, []
     db.execute("BEGIN")
     for what, query in (
@@ -238,7 +238,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
     if removed := _mend_references(db):
         notes.append(f"{removed:,} rows that belonged to lost rows were removed.")
     if count := db.execute(_WITHOUT_TURN, now).rowcount:
-        notes.append(f"{count:,} messages were not answered yet: their authors must send them again.")
+        notes.append(f"{count:,} messages had not been answered: their authors must send them again.")
     db.execute("COMMIT")
     merge_all(db, serving_index(db))
     _check(db)
@@ -246,7 +246,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
 
 
 def _mend_references(db: sqlite3.Connection) -> int:
-    """Delete or update rows that refer to lost rows, as foreign keys specify. Return the number of deleted rows."""
+    """Delete or update rows that refer to lost rows, as their foreign keys specify. Return how many were deleted."""
     removed = 0
     while broken := db.execute("PRAGMA foreign_key_check").fetchall():
         for table, number in sorted({(row[0], row[3]) for row in broken}):
@@ -263,8 +263,8 @@ def _mend_references(db: sqlite3.Connection) -> int:
 class SalvageJob:
     """Copy of one table from the damaged database `old` to `new`.
 
-    If a page is unreadable, its rows and those on the pages below it in the tree are unreadable too. Ranges of keys
-    that cannot be read are halved until a single key remains.
+    An unreadable page hides its own rows and those on the pages below it in the tree. Ranges of keys that cannot be
+    read are halved until a single key remains.
     """
 
     def __init__(self, name: str, old: sqlite3.Connection, new: sqlite3.Connection) -> None:
@@ -319,7 +319,7 @@ class SalvageJob:
             where, values = (f"{first} BETWEEN ? AND ?", (low, high)) if low < high else (f"{first} = ?", (low,))
             if (reached := self._copy(where, values)) is None:
                 continue
-            if low >= high or self._failures >= 20_000:  # so many failures take seconds, so stop halving
+            if low >= high or self._failures >= 20_000:  # that many failures take seconds, so stop halving
                 self._copy(where, values, is_backward=True)
                 self._lost.append((low, high))
             else:
@@ -345,7 +345,7 @@ class SalvageJob:
             while row is not None:
                 last = [row[place] for place in places]
                 if tuple(last) in seen:
-                    raise sqlite3.DatabaseError("misplaced pages form a circle")
+                    raise sqlite3.DatabaseError("misplaced pages form a cycle")
                 seen.add(tuple(last))
                 self._insert(row, last[0])
                 if len(last) == len(values) == 1:

@@ -250,7 +250,7 @@ def test_rows_rejected_by_the_target_are_named(source: Path, postgres: Postgres)
         with pytest.raises(DatabaseRejected) as caught:
             copied(source, url)
         said = str(caught.value).splitlines()
-        assert said[0] == "the target rejects these rows of meta; the source is unchanged:"
+        assert said[0] == "the target rejects these rows of meta (the source is unchanged):"
         for line, key in zip(said[1:], sorted((long_key, long_key[1:])), strict=True):
             assert line.startswith(f"key {key[:59]}…: index row size 8")
 
