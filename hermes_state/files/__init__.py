@@ -29,9 +29,9 @@ class AttachmentSettings:
     """Files that people and the agent send."""
 
     url: Annotated[FilesUrl | None, Setting(default_text="`attachments/` in the state directory", restart=True)] = None
-    """Storage for attachments: `s3://bucket/folder`, `gs://…`, `az://…` or `file:///mnt/shared`."""
+    """Address of the storage for attachments: `s3://bucket/folder`, `gs://…`, `az://…` or `file:///mnt/shared`."""
     options: Annotated[Options, Setting(default_text="none", restart=True)] = field(default_factory=dict, hash=False)
-    """Options of the object store, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`."""
+    """Options for the object store, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`."""
     max_bytes: Annotated[int, Setting(ge=1 << 10, le=1 << 31, unit="bytes", restart=True)] = 20 << 20
     """Maximum size of a file downloaded from a chat."""
     total_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes")] = 2 << 30
@@ -43,7 +43,7 @@ class AttachmentSettings:
 
 
 def missing_client(url: str | None) -> str | None:
-    """Return how to install the client that an address needs; None if none is missing. Does not import the client."""
+    """Return how to install the client that an address needs, or None if it is installed. Does not import it."""
     if url is None or url.startswith("file:") or importlib.util.find_spec("obstore") is not None:
         return None
     return (
@@ -53,7 +53,7 @@ def missing_client(url: str | None) -> str | None:
 
 
 def open_files(url: str, options: Mapping[str, str], cache: Path) -> AttachmentFolder:
-    """Open the attachment storage at `url` and test writing. `cache` is the local folder for an object store.
+    """Open the attachment storage at `url` and test writing. `cache` is the local cache for an object store.
 
     Blocks. Raises `ConfigError` for an unusable address, `StoreUnavailable` for a temporary failure.
     """

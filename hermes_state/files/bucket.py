@@ -141,10 +141,10 @@ def _without_panics(refused: str) -> Iterator[None]:
     except BaseException as error:  # obstore does not export the class of panics
         if type(error).__name__ != "PanicException":
             raise
-        raise ConfigError(f"{refused}: one is unknown or has an invalid value ({reason(error)})") from None
+        raise ConfigError(f"{refused}: an option is unknown or has an invalid value ({reason(error)})") from None
 
 
-# obstore has one class for most errors, so the server's code tells them apart. The texts of errors contain the server's
+# obstore has one class for most errors, so the server's error code distinguishes them. Error texts contain the server's
 # whole response and signed addresses, so only the first sentence and the code are shown.
 
 
@@ -171,7 +171,7 @@ def start_error(url: str, error: Exception) -> HermesError:
     if code == "RequestTimeTooSkewed":
         return StoreUnavailable(
             f"the attachments cannot be written to {url}: the clock of this machine differs "
-            f"too much from the server's ({code}); use NTP"
+            f"too much from the server's ({code}): synchronise it with NTP"
         )
     if isinstance(error, FileNotFoundError):
         return ConfigError(f"attachments.url: {url} does not exist: create the bucket first")
@@ -180,7 +180,9 @@ def start_error(url: str, error: Exception) -> HermesError:
             f"attachments.url: the region or endpoint in attachments.options does not match {url}: {reason(error)}"
         )
     if "ETag" in said:
-        return ConfigError(f"attachments.url: the endpoint in attachments.options is no object store: {reason(error)}")
+        return ConfigError(
+            f"attachments.url: the endpoint in attachments.options is not an object store: {reason(error)}"
+        )
     if "builder error" in said:
         return ConfigError(f"attachments.options: the endpoint or the proxy is not a valid address: {reason(error)}")
     if _is_passing(error, code):
@@ -195,13 +197,13 @@ def start_error(url: str, error: Exception) -> HermesError:
 
 
 def reason(error: BaseException) -> str:
-    """Return obstore's first sentence and the server's code, without the server's text and signatures."""
+    """Return the error's first sentence and the server's code, without the server's text and signatures."""
     first, code = re.split(r"[\n<]", str(error))[0], _code_of(error)
     return redact(re.sub(r"\?\S+", "", first)).strip(" :") + (f" ({code})" if code else "")
 
 
 def _is_passing(error: Exception, code: str) -> bool:
-    if re.search(r"QuotaExceeded$|StorageFull$|^RequestTimeout$", code):  # they come with various statuses
+    if re.search(r"QuotaExceeded$|StorageFull$|^RequestTimeout$", code):  # these codes come with various statuses
         return True
     status = re.search(r"status code: (\d{3})", str(error))
     if status is None:  # no server answered

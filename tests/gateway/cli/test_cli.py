@@ -155,10 +155,10 @@ def test_unwritable_attachments_are_reported_in_one_sentence_before_anything_is_
         ({"timeout": "soon"}, "soon"),
         ({"proxy_url": "::bad"}, "builder error"),
         ({"no_such_option": "x"}, "no_such_option"),
-        ({"endpoint": "not an address"}, "one is unknown or has an invalid value"),
-        ({"endpoint": ""}, "one is unknown or has an invalid value"),
+        ({"endpoint": "not an address"}, "an option is unknown or has an invalid value"),
+        ({"endpoint": ""}, "an option is unknown or has an invalid value"),
         ({"endpoint": "ftp://127.0.0.1"}, "is not a valid address"),
-        ({"token": "two\nlines"}, "one is unknown or has an invalid value"),
+        ({"token": "two\nlines"}, "an option is unknown or has an invalid value"),
     ],
     ids=str,
 )
