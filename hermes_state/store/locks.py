@@ -1,8 +1,8 @@
 """Locks of a transaction. Each function that writes declares the chats that it may touch.
 
 An engine with several writers takes the locks before a batch begins, so transactions of one chat run in order. SQLite
-has one writer and ignores them. Under `sessions.groups: per_user`, people in one place share a lock, because a deletion
-does not say whose chat it concerns. Threads have their own locks.
+has one writer and ignores them. Under `sessions.groups: per_user`, all people of a group share a lock, because
+a deletion does not say whose chat it concerns. Threads have their own locks.
 
 >>> @locks(turn="turn_id")
 ... def close(db, turn_id): ...
@@ -41,7 +41,7 @@ class LockKeys:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Parameter that leads to a chat, or that holds a function called inside the transaction."""
+    """Parameter from which a chat can be found, or which holds a function called inside the transaction."""
 
     kind: str
     index: int

@@ -48,7 +48,7 @@ def account_lock(account: str) -> SeatLock:
 
 class HintKind(IntEnum):
     WORK = 1  # a message waits in a chat
-    OWED = 2  # a reply waits in a chat
+    OWED = 2  # a reply to a chat waits to be sent
     STOPPED = 3  # a turn was stopped
     PREVIEW = 4  # a turn's answer has grown
     ACCESS = 5  # access was granted or revoked

@@ -1,4 +1,4 @@
-"""Searchable text of messages, known to SQL as `fts_row`, `fts_scope` and `fts_text`.
+"""Searchable text of messages, available in SQL as `fts_row`, `fts_scope` and `fts_text`.
 
 FTS5's `unicode61` tokenizer splits at spaces and punctuation. It finds no words in Chinese or Japanese text and drops
 every emoji. So `segment` turns a run of CJK characters into overlapping pairs plus the last character, and an emoji

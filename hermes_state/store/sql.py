@@ -60,7 +60,7 @@ def select(db: Connection, cls: type[T], query: str, parameters: Parameters = ()
 
 
 def select_one(db: Connection, cls: type[T], query: str, parameters: Parameters = ()) -> T | None:
-    """Return the first row of a query as a `cls`; None without rows."""
+    """Return the first row of a query as a `cls`; None if there are no rows."""
     cursor = db.execute(query, parameters)
     row = cursor.fetchone()
     return None if row is None else _mapper_of(cls, cursor)(row)

@@ -83,8 +83,8 @@ class Store(ABC):
     async def write(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, *args)` in a transaction. Return its result once the changes are on disk.
 
-        `fn` contains only SQL: no network, no files, no `with db:` (which would commit), at most some 500 rows. It runs
-        again if the database was locked or another function of its batch raised, so it must change nothing but the
+        `fn` contains only SQL: no network, no files, no `with db:` (which would commit), at most about 500 rows. It
+        runs again if the database was locked or another function of its batch raised, so it must change nothing but the
         database. An error in `fn` undoes its changes and reaches the caller unchanged. `StoreUnavailable` means that
         nothing is stored. A cancelled caller does not know the outcome, but unique keys make a retry safe.
         """
@@ -131,7 +131,7 @@ class Store(ABC):
     async def read_within(
         self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Like `read`, but with another time limit, which starts when `fn` starts."""
+        """Run `fn` as `read` does, with another time limit, which starts when `fn` starts."""
 
     @abstractmethod
     async def back_up(self, target: Path) -> int:
@@ -180,7 +180,7 @@ class Store(ABC):
 
     @abstractmethod
     def _told(self, error: BaseException) -> BaseException:
-        """Return an engine's error as an error for callers. Return any other error unchanged."""
+        """Convert an engine's error to an error for callers. Return any other error unchanged."""
 
     @abstractmethod
     async def _disconnect(self) -> None:
