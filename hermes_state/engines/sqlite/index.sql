@@ -1,5 +1,5 @@
--- A search index over segmented text and scope tokens, with its triggers. text comes first: scope first would cost 73
--- bytes a message. {index} is the table; {new} and {old} limit the messages it covers, all if empty.
+-- A search index over segmented text and scope tokens, with its triggers. text comes first, because putting scope first
+-- would cost 73 bytes a message. {index} is the table. {new} and {old} limit the messages it covers (empty: no limit).
 
 CREATE VIRTUAL TABLE {index} USING fts5(text, scope, content='messages_search', content_rowid='id',
   tokenize='unicode61 remove_diacritics 2');

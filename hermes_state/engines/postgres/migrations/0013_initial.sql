@@ -1,5 +1,5 @@
--- The whole schema at number 13, the first one for PostgreSQL (>= 14). It equals SQLite's files 0001-0013, which explain
--- each table and column. Numbers above 13 are the same for both engines.
+-- The whole schema at number 13, the first one for PostgreSQL (>= 14). It matches SQLite's files 0001-0013, which explain
+-- each table and column. From 14 on, both engines use the same numbers.
 --
 -- Integers and flags are bigint, so that one SQL text compares flags with 0 and 1 on both engines. Text compares byte by
 -- byte, as in SQLite, so that the order of keys and cursors does not depend on the server's locale. Times are UTC
@@ -114,7 +114,7 @@ CREATE INDEX messages_replaces ON messages(replaces_id) WHERE replaces_id IS NOT
 CREATE INDEX messages_turn ON messages(turn_id) WHERE turn_id IS NOT NULL;
 CREATE INDEX messages_lineage ON messages(lineage_id, id);
 
-CREATE TABLE message_words (                                           -- full text, written by engines/postgres/words.py
+CREATE TABLE message_words (                                           -- full text, written by engines/postgres/tsvector.py
   message_id bigint PRIMARY KEY REFERENCES messages(id) ON DELETE CASCADE, words tsvector NOT NULL
 );
 CREATE INDEX message_words_words ON message_words USING gin(words) WITH (fastupdate = off);  -- on: saves 0.2 ms per message,
@@ -308,6 +308,6 @@ ALTER TABLE chats ADD CONSTRAINT chats_active_session_id_fkey
 ALTER TABLE turns ADD CONSTRAINT turns_call_message_id_fkey
   FOREIGN KEY (call_message_id) REFERENCES messages(id) ON DELETE CASCADE;
 
--- SQLite's function of this name, so that both engines understand the same SQL.
+-- The function has the same name as in SQLite, so that both engines understand the same SQL.
 CREATE FUNCTION json_extract(document text, path text) RETURNS text IMMUTABLE STRICT LANGUAGE sql
   AS 'SELECT jsonb_path_query_first(CAST(document AS jsonb), CAST(path AS jsonpath)) #>> ''{}''';

@@ -27,7 +27,7 @@ CREATE TABLE previews (
   shown_at bigint NOT NULL
 );
 
--- A hint is sent with the commit of the rows that it announces. It names the kind of change and the place.
+-- A hint is sent with the commit of the rows that it announces. It names the kind of change and the id of the chat or row.
 CREATE FUNCTION hint_of_chat() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM pg_notify('hermes_gateway', TG_ARGV[0] || ' ' || NEW.chat_id);
@@ -69,8 +69,8 @@ CREATE TRIGGER asked AFTER INSERT ON approvals FOR EACH STATEMENT EXECUTE FUNCTI
 CREATE TRIGGER scheduled AFTER INSERT OR UPDATE ON schedules FOR EACH STATEMENT
   EXECUTE FUNCTION hint_of_change('scheduled');
 
--- SQLite's function of this name again: a NUL written as \u0000 in a document becomes U+FFFD, as in every text here.
--- chr(1), which occurs in no document, protects the escaped backslashes meanwhile.
+-- json_extract again: a NUL written as \u0000 in a document now becomes U+FFFD, as in every text in this database.
+-- chr(1), which occurs in no document, protects escaped backslashes during the replacement.
 CREATE OR REPLACE FUNCTION json_extract(document text, path text) RETURNS text IMMUTABLE STRICT LANGUAGE sql
   AS $$SELECT jsonb_path_query_first(
     CAST(replace(replace(replace(document, '\\', chr(1)), '\u0000', '\ufffd'), chr(1), '\\') AS jsonb),

@@ -1,3 +1,3 @@
--- Time since which the bot cannot write in a chat (blocked, removed, deleted). NULL: it can. Schedules wait meanwhile.
+-- Time when the bot lost access to a chat (blocked, removed, deleted), whose schedules then wait. NULL: it has access.
 
 ALTER TABLE chats ADD COLUMN unreachable_since BIGINT;

@@ -17,7 +17,7 @@ CREATE TABLE chats (
 ) STRICT;
 
 CREATE TABLE sessions (
-  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: lineages and notices name it
+  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never reused: lineages and notices refer to it
   key TEXT NOT NULL UNIQUE,                    -- key: public id, sortable text; people see its first 8 characters
   chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
   parent_session_id INTEGER REFERENCES sessions(id) ON DELETE SET NULL,
@@ -54,7 +54,7 @@ CREATE UNIQUE INDEX turns_open ON turns(chat_id) WHERE state IN ('running','wait
 CREATE INDEX turns_lineage ON turns(lineage_id);
 
 CREATE TABLE inbox (                                                   -- committed before the platform event is acknowledged
-  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: dedupe keys of the outbox name it
+  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never reused: dedupe keys of the outbox refer to it
   platform TEXT NOT NULL, account TEXT NOT NULL, event_ref TEXT NOT NULL,   -- event_ref starts with the bot's id
   chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
   kind TEXT NOT NULL CHECK (kind IN ('message','command','notice')),   -- notice: edit of a message that a turn has already claimed
@@ -74,7 +74,7 @@ CREATE INDEX inbox_turn ON inbox(turn_id) WHERE turn_id IS NOT NULL;
 CREATE INDEX inbox_settled ON inbox(settled_at) WHERE settled_at IS NOT NULL;
 
 CREATE TABLE messages (
-  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: recall ids name it
+  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never reused: recall ids refer to it
   session_id INTEGER NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
   chat_id INTEGER NOT NULL, lineage_id INTEGER NOT NULL,               -- copies that never change: searches need no join, deletes cascade exactly
   seq INTEGER NOT NULL CHECK (seq <> 0),                               -- messages: 1 and up; rows made for a view (handoff, stub, block): -1 and down
@@ -141,7 +141,7 @@ CREATE INDEX model_calls_lineage ON model_calls(lineage_id, created_at);
 CREATE INDEX model_calls_session ON model_calls(session_id) WHERE session_id IS NOT NULL;
 CREATE INDEX model_calls_turn ON model_calls(turn_id) WHERE turn_id IS NOT NULL;
 
-CREATE TABLE compressions (                                            -- events, for admins and for the verdict
+CREATE TABLE compressions (                                            -- attempts, for admins and for the verdict
   id INTEGER PRIMARY KEY, parent_id INTEGER NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
   child_id INTEGER UNIQUE REFERENCES sessions(id) ON DELETE SET NULL, undone_by INTEGER REFERENCES sessions(id) ON DELETE SET NULL,
   layer TEXT NOT NULL CHECK (layer IN ('hygiene','preflight','in_loop','overflow','manual','background')), focus TEXT,
@@ -184,7 +184,7 @@ CREATE TABLE attachments (
 CREATE INDEX attachments_message ON attachments(message_id) WHERE message_id IS NOT NULL;
 CREATE INDEX attachments_sha ON attachments(sha256);
 
-CREATE TABLE model_profiles (                                          -- learned per route and model: calibration, image price, window
+CREATE TABLE model_profiles (                                          -- learned per route and model: calibration and context window
   route TEXT NOT NULL, model TEXT NOT NULL, calibration TEXT NOT NULL, learned_context INTEGER, updated_at INTEGER NOT NULL,
   PRIMARY KEY (route, model)
 ) STRICT, WITHOUT ROWID;

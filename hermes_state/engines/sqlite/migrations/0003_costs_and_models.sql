@@ -6,7 +6,7 @@ CREATE INDEX model_calls_chat ON model_calls(chat_id, created_at, cost_microusd)
 
 ALTER TABLE sessions ADD COLUMN cost_microusd INTEGER NOT NULL DEFAULT 0;    -- of calls with a known price
 ALTER TABLE sessions ADD COLUMN unpriced_calls INTEGER NOT NULL DEFAULT 0;   -- calls that used tokens at an unknown price
-ALTER TABLE sessions ADD COLUMN chosen_model TEXT;                           -- set by /model; NULL: the configured one
+ALTER TABLE sessions ADD COLUMN chosen_model TEXT;                           -- set by /model; NULL: the configured model
 
 ALTER TABLE model_profiles ADD COLUMN offered_context INTEGER;               -- stated by the provider at offered_at
 ALTER TABLE model_profiles ADD COLUMN offered_output INTEGER;

@@ -5,7 +5,7 @@ CREATE TABLE tool_offers (                                             -- names 
 ) STRICT;
 
 CREATE TABLE approvals (                                               -- one question about one call
-  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: buttons name it
+  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never reused: buttons refer to it
   turn_id INTEGER NOT NULL REFERENCES turns(id) ON DELETE CASCADE,
   call_message_id INTEGER NOT NULL REFERENCES messages(id) ON DELETE CASCADE, tool_call_id TEXT NOT NULL,
   tool_name TEXT NOT NULL, shape TEXT NOT NULL,                        -- shape: calls that a lasting grant would allow

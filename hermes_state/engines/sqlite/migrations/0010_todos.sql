@@ -2,7 +2,7 @@
 
 CREATE TABLE todos (
   lineage_id INTEGER NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
-  id INTEGER NOT NULL,                                                 -- number in the list, by which the model names it
+  id INTEGER NOT NULL,                                                 -- number in the list, which the model uses to name the item
   text TEXT NOT NULL CHECK (text <> ''),
   state TEXT NOT NULL CHECK (state IN ('pending','in_progress','done','cancelled')),
   updated_at INTEGER NOT NULL,

@@ -1,7 +1,7 @@
 -- Scheduled messages, sent to a chat once or repeatedly.
 
 CREATE TABLE schedules (
-  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never used twice: event keys of the inbox name it
+  id INTEGER PRIMARY KEY AUTOINCREMENT,                                -- never reused: event keys of the inbox refer to it
   chat_id INTEGER NOT NULL REFERENCES chats(id) ON DELETE CASCADE,
   creator_ref TEXT NOT NULL, creator_name TEXT NOT NULL,
   spec TEXT NOT NULL CHECK (spec <> ''),                               -- five cron fields, or a local date and time
