@@ -1,6 +1,6 @@
 """Open the database: a file, or PostgreSQL if an address is configured.
 
-Only this module imports PostgreSQL's driver, which is an optional dependency and takes a quarter of a second to import.
+PostgreSQL's driver is imported only if needed, because it is optional and takes a quarter of a second to import.
 """
 
 import importlib.util
@@ -34,11 +34,11 @@ class StoreSettings:
     url: Annotated[
         StoreUrl | None, Setting(default_text="the file `state.db` in the state directory", restart=True)
     ] = None
-    """Address of a PostgreSQL database, such as `postgresql://hermes@db.example.org/hermes`."""
+    """PostgreSQL database to use instead of SQLite, such as `postgresql://hermes@db.example.org/hermes`."""
     writers: Annotated[int, Setting(ge=1, le=16, unit="connections", restart=True)] = 2
-    """Number of connections for writing to PostgreSQL. SQLite always uses one connection."""
+    """Number of connections that write to PostgreSQL. Raise it if writes queue up. SQLite always uses one."""
     busy_seconds: Annotated[float, Setting(ge=1, le=600, unit="seconds", restart=True)] = 30
-    """Maximum time that a write waits while another process locks the database."""
+    """Maximum time that a write waits for a database that another process has locked."""
     synchronous: Synchronous = "FULL"
     readers: int = 2
     """Connections for reading. Two are enough, because SQLite reads mostly run on the event loop's own connection."""
@@ -50,7 +50,7 @@ class StoreSettings:
 
 
 def missing_driver(url: str | None) -> str | None:
-    """Return how to install the driver that an address needs; None if none is missing. Does not import the driver."""
+    """Return how to install the driver that an address needs, or None if it is installed. Does not import it."""
     if url is None or all(importlib.util.find_spec(name) is not None for name in ("psycopg", "greenlet")):
         return None
     return (
@@ -78,7 +78,7 @@ async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], 
 async def open_store(
     path: Path, url: str | None = None, settings: StoreSettings | None = None, *, is_fresh: bool = False
 ) -> AsyncIterator[Store]:
-    """Open the database at `url`, else the file `path`, after creating or migrating it if needed. Close it at the end.
+    """Open the database at `url` (None: the file `path`), creating or migrating it if needed. Close it at the end.
 
     Only one process may use the state directory of `path`. `is_fresh` allows an empty database where an earlier one was
     lost. Raises `ConfigError` for an unusable address, and the errors of the engine's `open`.

@@ -25,7 +25,7 @@ async def refused(node: Gateway) -> str:
 async def test_a_node_with_another_cap_does_not_start(cluster: Cluster) -> None:
     await cluster.start("one", HERMES_COSTS__DAILY_CAP="5", HERMES_SESSIONS__GROUPS="per_user")
     said = await refused(cluster.add("two"))
-    assert "configuration: costs.daily_cap is not set at two and 5 at one, which has the same database" in said
+    assert "configuration: costs.daily_cap is not set at two and 5 at one, which uses the same database" in said
     assert "configuration: sessions.groups is shared at two and per_user at one" in said
     assert cluster.query("SELECT name FROM nodes") == [("one",)]
 

@@ -85,7 +85,7 @@ async def test_what_no_waiting_mends_is_configuration(
         said = await refused(folder, url + change)
     assert said.startswith("hermes-gateway: configuration: ")
     assert reason in said
-    assert said.endswith("see store.url, and docs/reference/operations.md, PostgreSQL")
+    assert said.endswith("check store.url, and see docs/reference/operations.md, PostgreSQL")
 
 
 async def test_a_role_that_is_let_in_nowhere_is_configuration(folder: Path, postgres: Postgres) -> None:

@@ -31,7 +31,7 @@ from hermes_state.engines.postgres.nodes import NAME
 _Key: TypeAlias = "tuple[bytes, tuple[int, ...] | None]"  # a statement and its parameters' types
 _Awaited: TypeAlias = "Result | _Key | None"  # a statement's result, its preparation's result, or neither
 
-_PREPARED = 512  # statements prepared per connection; more than the store has
+_PREPARED = 512  # maximum of prepared statements per connection; the store has fewer
 
 GONE_SECONDS = 30
 """Seconds of silence after which a machine counts as lost.
@@ -69,9 +69,9 @@ class PostgresConnection:
         self._is_broken_off = False
         self._is_ending = False  # a ROLLBACK was sent and its result is pending
         self.share_trip: Callable[[bool], None] | None = None
-        """Hook for functions that share round trips: run the others until each needs a result, then send everything.
+        """Hook that shares round trips: it runs the other functions until each needs a result, then sends everything.
 
-        If its argument is True, it runs the others to their end. Raises the first error of any function.
+        If its argument is True, it runs the others until they end. Raises the first error of any function.
         """
 
     @classmethod

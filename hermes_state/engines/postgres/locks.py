@@ -1,10 +1,10 @@
 """PostgreSQL advisory locks of a batch. They are released when its transaction ends.
 
-Every batch takes the first lock: shared, or exclusive if a function declares no chats. A separate statement takes it
-after `BEGIN`, so that the next statement sees the current chats, which cannot move until the transaction ends. The
-other locks follow in ascending order, so that batches cannot deadlock.
+Every batch first takes the same lock: shared, or exclusive if a function declares no chats. It is taken by a separate
+statement after `BEGIN`, so that the next statement sees the current chats, which cannot move until the transaction
+ends. The other locks follow in ascending order, so that batches cannot deadlock.
 
-The keys of the other locks are 64-bit hashes of their names. If two chats have the same hash, they only wait for each
+The keys of the other locks are 64-bit hashes of their names. If two chats have the same hash, they merely wait for each
 other. A chat can be locked before it is stored, because only its name is hashed.
 """
 

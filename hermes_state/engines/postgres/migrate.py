@@ -18,12 +18,12 @@ from hermes_state.store.migrations import Migration, check_applied, newer_versio
 from hermes_state.store.segment import SEGMENT_VERSION
 from hermes_state.store.sql import Connection, load_note, save_note, scalars, select
 
-FIRST = 13  # number of the first migration; earlier versions had no PostgreSQL
+FIRST = 13  # number of the first migration; earlier versions did not support PostgreSQL
 
 _MARK, _OURS = "application", "hermes-gateway"
 _VERSION = "schema_version"
 READABLE_FROM = "schema_readable_from"
-"""Key of the entry with the oldest schema version that a gateway may have to use the database."""
+"""Key of the note with the lowest schema version that a gateway must support to use the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Server:
 
     @property
     def release(self) -> str:
-        """Version for people: `15.18`."""
+        """Version as people write it: `15.18`."""
         return f"{self.version // 10000}.{self.version % 10000}"
 
     @property

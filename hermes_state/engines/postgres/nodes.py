@@ -18,7 +18,7 @@ from hermes_state.values import ChatKey, Millis
 MAX_CLOCK_SECONDS = 60
 """Maximum difference in seconds between a node's clock and the server's. Dates and deadlines depend on the clock."""
 
-POOLED = "store.url points to a pooler, but the locks of a node need one session: use the address of the server itself"
+POOLED = "store.url points to a pooler, but a node's locks need a single session: use the address of the server itself"
 NAME = "hermes-gateway"  # prefix of our sessions' names
 
 SEAT = f"{NAME} seat "
@@ -42,7 +42,7 @@ SELECT pid, CAST(classid AS bigint) AS kind, CAST(objid AS bigint) AS key FROM p
 WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND CAST(classid AS bigint) IN ({_KINDS})
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
-# Purpose: count the sessions of gateways (without this session) and the load of the server.
+# Purpose: count the sessions of gateways, except this one, and measure the load of the server.
 _LOAD = f"""
 SELECT count(*) AS connections,
   count(*) FILTER (WHERE xact_start IS NOT NULL) AS busy,
@@ -184,12 +184,12 @@ def find_owner(db: Connection, account: str) -> NodeStatus | None:
 
 
 def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
-    """Return sentences on how `node` differs from the server's clock and from the settings of running nodes."""
+    """Return sentences about differences between `node` and the server's clock or the settings of running nodes."""
     late = (scalar(db, int, _NOW) - now) // 1000
     found = []
     if abs(late) > MAX_CLOCK_SECONDS:
         off = f"{counted(abs(late), 'second')} {'behind' if late > 0 else 'ahead of'}"
-        found.append(f"the clock of {node.name} is {off} the PostgreSQL server's clock: keep both in time with NTP")
+        found.append(f"the clock of {node.name} is {off} the PostgreSQL server's clock: synchronise both with NTP")
     others = _living_others(db, node)
     labels, mine = _labels([replace(node, id=""), *others]), _settings_of(node.settings)
     for other in others:
@@ -197,7 +197,7 @@ def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
         for key in sorted(mine.keys() & theirs.keys()):
             if mine[key] != theirs[key]:
                 rule = "each bot needs its own database" if key.endswith("token") else "set the same value on all nodes"
-                place = f"{theirs[key]} at {labels[other.id]}, which has the same database"
+                place = f"{theirs[key]} at {labels[other.id]}, which uses the same database"
                 found.append(f"{key} is {mine[key]} at {labels['']} and {place}: {rule}")
     return found
 
@@ -210,8 +210,8 @@ def find_faults(db: Connection, node: NodeInfo, connections: int, now: Millis) -
     others = _living_others(db, node)
     if any(other.name == node.name for other in others):
         found.append(
-            f"another node is also called {node.name}: set cluster.name on each, or logs and `cluster status` "
-            "show only different ids"
+            f"another node is also called {node.name}: set cluster.name on each. Otherwise only ids tell "
+            "them apart in logs and in `cluster status`"
         )
     nodes = 1 + len(others)
     if nodes * connections > (free := scalar(db, int, _CONNECTIONS)):
@@ -234,7 +234,7 @@ def _labels(nodes: Sequence[NodeInfo | NodeRow]) -> dict[str, str]:
 
 
 def is_one_session(db: Connection) -> bool:
-    """Return True if no pooler is in between, so that the server can end this session for silence. Changes nothing."""
+    """Return True if no pooler is in between, so that the server can end a silent session. Changes nothing."""
     query = "SELECT set_config('idle_session_timeout', '1h', true), pg_backend_pid()"
     timeout, pid = db.execute(query).fetchone()
     return bool(pid == db.raw.info.backend_pid and timeout == "1h")  # type: ignore[attr-defined]  # PostgreSQL's
@@ -257,6 +257,6 @@ def save_settings(db: Connection, node: NodeInfo) -> None:
 
 @locks("nodes")
 def forget_gone(db: Connection, now: Millis) -> int:
-    """Store which nodes are gone, and delete nodes that have been gone for a day. Return how many were deleted."""
+    """Mark nodes that are gone, and delete nodes that have been gone for a day. Return how many were deleted."""
     db.execute(f"UPDATE nodes n SET gone_at = :now WHERE gone_at IS NULL AND NOT {_LIVES}", {"now": now})
     return db.execute("DELETE FROM nodes WHERE gone_at < ?", (now - 86_400_000,)).rowcount

@@ -41,7 +41,7 @@ def open_target(url: str) -> Iterator[Connection]:
     """Open a database exclusively, creating its tables if needed. Raises the errors of `opening.open_ends`."""
     with _open(url, is_alone=True) as db:
         if load_version(db) not in (0, shipped_migrations()[-1].number):
-            raise DatabaseRejected(f"{name_of(url)} has the schema of an older version: name an empty database")
+            raise DatabaseRejected(f"{name_of(url)} has the schema of an older version: choose an empty database")
         migrate(db)
         yield db
 
@@ -53,7 +53,7 @@ def load_sequences(db: Connection) -> dict[str, int]:
 
 
 def set_sequences(db: Connection, highest: dict[str, int]) -> None:
-    """Make each table's next id higher than the given one."""
+    """Make each table's next id higher than its id in `highest`."""
     for table, last in highest.items():
         if last:
             db.execute("SELECT setval(pg_get_serial_sequence(?, 'id'), ?)", (table, last))
@@ -73,8 +73,8 @@ def make_search_index(db: Connection) -> None:
 def open_offline_database(url: str) -> Iterator[PostgresConnection | None]:
     """Open a database for reading in one snapshot. Yield None if it has no tables yet.
 
-    Raises `DatabaseRejected` if the database belongs to another program or refuses the role, `StoreUnavailable` if no
-    server responds.
+    Raises `DatabaseRejected` if the database belongs to another program or refuses the role, and `StoreUnavailable` if
+    no server responds.
     """
     with _open(url) as db:
         is_made = load_version(db) > 0
@@ -83,9 +83,9 @@ def open_offline_database(url: str) -> Iterator[PostgresConnection | None]:
 
 
 def check_place(url: str, node: NodeInfo, now: Millis) -> bool:
-    """Check, without changes, that a node may join a database. Return True if the database has tables.
+    """Check that a node may join a database, without changing it. Return True if the database has tables.
 
-    Settings are compared only if the database has this version's schema, but taking a seat always compares them. Raises
+    Settings are compared only if the database has this version's schema. Taking a seat always compares them. Raises
     the errors of `open_offline_database`, `DatabaseRejected` for a pooler, and `ConfigError`.
     """
     with _open(url) as db:
@@ -109,7 +109,7 @@ def _open(url: str, *, is_alone: bool = False) -> Iterator[PostgresConnection]:
 
 
 def find_fault(db: Connection) -> str | None:
-    """Return a sentence about tables that the role cannot use. The server checks the pages itself."""
+    """Return a sentence about tables that the role cannot use, or None. The server checks the pages itself."""
     query = """SELECT relname FROM pg_class
     WHERE relkind = 'r' AND relnamespace = CAST(CAST(current_schema() AS text) AS regnamespace)
       AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')

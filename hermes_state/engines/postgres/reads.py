@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 10.0  # extra seconds for the server to answer after its own time limits
 
-MOST_TOGETHER = 16  # short reads per transaction; all of them wait until the last has ended
+MOST_TOGETHER = 16  # maximum of short reads per transaction; all wait until the last has ended
 
 
 def milliseconds(seconds: float) -> int:
@@ -65,7 +65,7 @@ class ShortReads:
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot. Repeat it if the shared transaction fails. Raises its error or the driver's."""
+        """Run `call` on one snapshot. Repeat it if the shared transaction fails. Raises its error, or the driver's."""
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:
@@ -119,7 +119,7 @@ class _ShortRead:
 
 
 def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
-    """Read in one transaction. If one read fails, all fail, so repeat the failed reads one by one."""
+    """Run the reads in one transaction. One failure makes all of them fail, so repeat the failed reads one by one."""
     with _snapshot(db, READ_SECONDS):
         run_pipelined(db, [partial(one.run, db) for one in reads])
     for one in reads:

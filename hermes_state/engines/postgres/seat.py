@@ -1,7 +1,7 @@
 """The seat of a node: one connection with the session locks for the node's work.
 
 If a node is killed, its socket closes and the server releases its locks. The server ends the session of a stopped or
-disconnected node after a silence of some seconds (`idle_session_timeout`). The node measures the silence from its last
+disconnected node after some seconds of silence (`idle_session_timeout`). The node measures the silence from its last
 answered request, so it gives up before the server does. Hints from other nodes arrive on the same connection, so a node
 receives all hints while it has a seat.
 """
@@ -144,7 +144,7 @@ class PostgresSeat(Seat):
         batch: list[_Request] = []
         try:
             while True:
-                # Five requests within the time limit for silence.
+                # Send about five requests within the time limit for silence.
                 pause = self._sent_at + self._seconds / 5 - time.monotonic()
                 await wait_until(self._arrived, max(0.0, pause))
                 self._arrived.clear()

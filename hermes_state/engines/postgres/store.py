@@ -45,7 +45,7 @@ _REFUSED = re.compile(
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate|private key file|SSL was required|channel binding required|authentication method requirement"
 )
-"""Texts of connection errors that waiting does not solve.
+"""Patterns for connection errors that waiting cannot solve.
 
 libpq has no codes for these errors. If libpq's messages are in another language, they do not match, and the connection
 is retried as if the server were not up yet.
@@ -114,7 +114,7 @@ class _Session:
             # Writes find rows by indexes, so one plan fits all values. Otherwise the server would scan tables that have
             # grown since their statistics were collected.
             db.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
-            refusal = "the database is being copied, or a gateway of an older version uses it"
+            refusal = "the database is being copied, or an older version of the gateway uses it"
             _lock(db, _TOGETHER, refusal, "another process")
         else:
             db.execute(f"SET statement_timeout = {milliseconds(READ_SECONDS)}")
@@ -213,7 +213,7 @@ class PostgresStore(Store):
             session.break_off()
 
     async def back_up(self, target: Path) -> int:
-        raise StoreUnavailable(f"{self.name}: backups of PostgreSQL are made with pg_dump, not by the gateway")
+        raise StoreUnavailable(f"{self.name}: use pg_dump to back up a PostgreSQL database, because the gateway cannot")
 
     def check_files(self) -> None:
         """Do nothing, because the server owns the files."""
@@ -274,7 +274,7 @@ def name_of(url: str) -> str:
 
 
 def unavailable(url: str, error: BaseException) -> StoreUnavailable:
-    """Return a `StoreUnavailable` that tells callers about a failure of the server."""
+    """Return a `StoreUnavailable` that describes a failure of the server."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return StoreUnavailable(f"{name_of(url)}: {lines[0]}")
 
@@ -283,7 +283,7 @@ def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailab
     """Return the error for a failed start: `DatabaseRejected` if waiting does not help, else `StoreUnavailable`."""
     told = unavailable(url, error)
     if error.sqlstate is None and _REFUSED.search(str(error)):
-        return DatabaseRejected(f"{told}; see store.url, and docs/reference/operations.md, PostgreSQL")
+        return DatabaseRejected(f"{told}; check store.url, and see docs/reference/operations.md, PostgreSQL")
     return told
 
 
@@ -302,6 +302,6 @@ def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> 
 
 
 def _migrate(db: PostgresConnection) -> None:
-    limit, db.silence_seconds = db.silence_seconds, None  # creating an index on a large table takes long
+    limit, db.silence_seconds = db.silence_seconds, None  # creating an index on a large table takes a long time
     migrate(db)
     db.silence_seconds = limit

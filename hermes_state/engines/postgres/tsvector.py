@@ -16,10 +16,10 @@ from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.segment import SEGMENT_VERSION, fts_row, fts_scope, segment, segment_query
 from hermes_state.store.sql import Connection, load_note, save_note
 
-MAX_WORD_BYTES = 2_046  # longer words are cut: PostgreSQL accepts no more
+MAX_WORD_BYTES = 2_046  # PostgreSQL's limit; longer words are cut
 
 MAX_POSITION, MAX_PLACES = 16_000, 255
-"""Highest position of a word, and maximum number of its positions. PostgreSQL's limits are 16,383 and 255."""
+"""Highest position stored for a word, and maximum number of positions. PostgreSQL's limits are 16,383 and 255."""
 
 
 _BLOCK = 256
@@ -57,7 +57,7 @@ def tokens(text: str, *, is_query: bool = False) -> list[str]:
 
 
 def mark(scope: str) -> str:
-    """Return the token that represents a scope. It differs from every word of a text."""
+    """Return the token for a scope, such as `:c7` for chat 7. It differs from every word of a text."""
     return f":{scope}"
 
 
@@ -93,7 +93,7 @@ def with_words(insert: str) -> str:
 
 
 def store_words(db: Connection, after: int, limit: int) -> int | None:
-    """Store the words of up to `limit` messages with ids above `after`. Return the last id; None without messages."""
+    """Store the words of up to `limit` messages with ids above `after`. Return the last id (None: no more)."""
     query = """SELECT id, text, body, chat_id, lineage_id, role, tool_name FROM messages
     WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"""
     rows = db.execute(query, (after, limit)).fetchall()

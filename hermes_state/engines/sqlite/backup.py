@@ -25,7 +25,7 @@ def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lamb
     Raises `StoreUnavailable` if `target` exists, the copy fails, or `may_go_on` returns False.
     """
     if os.path.lexists(target):
-        raise StoreUnavailable(f"{target} already exists: name a new file for the backup")
+        raise StoreUnavailable(f"{target} already exists: choose a new file for the backup")
 
     def look_up(_status: int, _remaining: int, _total: int) -> None:
         if not may_go_on():

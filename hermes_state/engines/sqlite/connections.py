@@ -1,4 +1,4 @@
-"""SQLite connections of the store: checked, tuned, each on its own thread.
+"""SQLite connections of the store, checked and tuned, each on its own thread.
 
 aiosqlite owns every connection and its thread. A transaction is one function on that thread, never spread over awaits.
 """
@@ -55,7 +55,7 @@ def is_busy(error: BaseException) -> bool:
 
 
 def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
-    """Return a `StoreUnavailable` that tells callers about a failure of the database at `path`."""
+    """Return a `StoreUnavailable` that describes a failure of the database at `path`."""
     code = _primary_code(error)
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and Room.is_used_up(path.parent):
         code = sqlite3.SQLITE_FULL
@@ -85,10 +85,10 @@ def check_engine() -> None:
 
 
 def check_ours(path: Path) -> None:
-    """Raise `DatabaseRejected` if another program or a newer version made the file. Also raises `StoreUnavailable`.
+    """Raise `DatabaseRejected` if another program or a newer version made the file. Can also raise `StoreUnavailable`.
 
-    SQLite reads the header as an immutable file, without locks or side files. Opening the file directly would release
-    the locks of this process's other connections.
+    To read the header, SQLite opens the file as immutable, without locks or side files. Opening the file directly
+    would release the locks of this process's other connections.
     """
     log, _ = side_files(path)
     try:
@@ -147,7 +147,7 @@ class StoreConnection(aiosqlite.Connection):
 
 
 async def connect(path: Path) -> StoreConnection:
-    """Open a connection with the functions of the schema. The caller closes it."""
+    """Open a connection, and register the schema's SQL functions. The caller closes it."""
     connection = StoreConnection(path)
     try:
         await connection
@@ -182,7 +182,7 @@ def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous,
 
 
 def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
-    """Limit SQLite's wait for a lock to a second, because it blocks the thread. The writer limits the total wait."""
+    """Limit each wait for a lock to a second, because SQLite blocks the thread. The writer limits the total wait."""
     db.execute(f"PRAGMA busy_timeout = {int(min(1.0, busy_seconds) * 1000)}")
 
 
@@ -213,7 +213,7 @@ def refuse_network_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo"))
 
 
 def _kind_of(path: Path, table: str) -> str:
-    """Return the file system type at the deepest mount point above `path`, from the latest of the mounts there."""
+    """Return the file system type of the deepest mount point above `path`, or of its last mount if it has several."""
     found, depth = "", -1
     for line in table.splitlines():
         fields = line.split(" ")

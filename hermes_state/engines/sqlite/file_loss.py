@@ -1,4 +1,4 @@
-"""Detect a lost database: its files were moved or deleted, or are missing at start.
+"""Detect a lost database, whose files were moved or deleted, or are missing at start.
 
 SQLite continues to write to an open file that was deleted or replaced. The next start would not find those writes.
 """
@@ -14,7 +14,7 @@ from hermes_state.store.sql import scalar
 _PATH_ONLY: int | None = getattr(os, "O_PATH", None)
 """Flag that opens a file without access to its content (Linux).
 
-Closing any other descriptor would release SQLite's locks.
+Closing a descriptor without this flag would release SQLite's locks.
 """
 
 _MARKER = """A database of hermes-gateway belongs next to this file. If it is missing, the gateway refuses to start

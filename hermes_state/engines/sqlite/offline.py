@@ -52,7 +52,7 @@ def open_target(path: Path) -> Iterator[Connection]:
     ensure_private(path)
     with _open_alone(path, "rw") as db:
         if scalar(db, int, "PRAGMA user_version") not in (0, newest_schema()):
-            raise DatabaseRejected(f"{path} has the schema of an older version: name an empty database")
+            raise DatabaseRejected(f"{path} has the schema of an older version: choose an empty database")
         register_functions(db)
         prepare_writer(db, path, "FULL", 30.0)
         migrate(db, path)
@@ -77,7 +77,7 @@ def load_sequences(db: Connection) -> dict[str, int]:
 
 
 def set_sequences(db: Connection, highest: dict[str, int]) -> None:
-    """Make each table's next id higher than the given one."""
+    """Make each table's next id higher than its id in `highest`."""
     for table in scalars(db, str, "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%AUTOINCREMENT%'"):
         db.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
         db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, highest[table]))
@@ -112,7 +112,7 @@ def open_offline_file(path: Path) -> Iterator[sqlite3.Connection | None]:
 
 
 def find_fault(db: Connection) -> str | None:
-    """Return the first fault that SQLite finds in the file, or None. Reads every page, in seconds per gigabyte."""
+    """Return the first fault that SQLite finds in the file, or None. Takes seconds per gigabyte."""
     verdict = scalar(db, str, "PRAGMA quick_check(1)")
     return f"The database is damaged: {verdict}" if verdict != "ok" else None
 

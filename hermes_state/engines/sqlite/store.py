@@ -1,6 +1,6 @@
 """The store in one SQLite file: one connection writes, a few read, each on its own thread.
 
-Short reads (a few rows by an index) run directly on the event loop and never wait. A read that meets a lock, takes too
+Short reads (a few rows by an index) run directly on the event loop and never wait. A read that finds a lock, takes too
 many steps or waits for a slow disk moves to a reader's thread. After a slow read, all reads run on threads for 5 s.
 """
 
@@ -229,11 +229,11 @@ _CHECK_STEPS = 250
 
 
 class ShortReadExceeded(Exception):
-    """A short read took too long. Run it on a reader's thread."""
+    """A short read cannot finish on the event loop. Run it on a reader's thread."""
 
 
 class ShortReader:
-    """Read-only connection of the event loop that never waits for a lock."""
+    """Read-only connection for reads on the event loop. It never waits for a lock."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, cached_statements=64)
