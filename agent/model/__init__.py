@@ -1,11 +1,11 @@
-"""Model calls: one protocol for every model, and a client that retries, counts and caps them.
+"""Model calls: one interface for all models, and a client that retries calls, tracks costs and enforces spending caps.
 
-A `ChatModel` (base.py), such as `protocols.chat_completions.ChatCompletionsModel`, accepts a `ModelRequest` with stored
-rows, which wire.py renders. It returns a `ModelReply` or raises a `hermes_state.errors.ModelError`.
+A `ChatModel` (base.py), such as `protocols.chat_completions.ChatCompletionsModel`, accepts a `ModelRequest` with
+message rows, which wire.py renders. It returns a `ModelReply` or raises a `hermes_state.errors.ModelError`.
 
 A `ModelClient` (client.py) checks the spending caps and retries calls as `RetryPolicy` and `errors.REMEDIES` allow. It
-prices calls (usage.py, catalog.py), records failures in the `Ledger`, and has a `CircuitBreaker`. `errors.sentence_for`
-returns the sentence for the user.
+calculates costs (usage.py, catalog.py), records failures in the `Ledger`, and has a `CircuitBreaker`.
+`errors.sentence_for` turns an error into a message for the user.
 
 >>> import asyncio
 >>> from agent.model.base import ModelRequest

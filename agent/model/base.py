@@ -26,7 +26,7 @@ from hermes_state.values import (
 
 
 class FinishReason(StrEnum):
-    """Reason why a model stopped. A reply that was filtered or broken off raises an error instead."""
+    """Reason why a model stopped writing. A filtered or incomplete reply raises an error instead."""
 
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
@@ -36,7 +36,8 @@ class FinishReason(StrEnum):
 DEFAULT_MAX_TOKENS: Final = 32_000
 """Output limit for an unknown model when a reply must not be cut off. Every current model allows this limit."""
 CacheTtl: TypeAlias = Literal["5m", "1h"]
-"""Time that a prompt stays cached after its last use. Caching costs twice the input price for 1h, 1.25 times for 5m.
+"""Time for which a prompt stays cached after its last use. Caching for `1h` costs twice the input price, and caching
+for `5m` costs 1.25 times the input price.
 """
 
 
@@ -47,15 +48,15 @@ class Endpoint:
     model: str
     api_key: str
     base_url: str | None = None
-    """Root URL of the API. None: the official API of the protocol."""
+    """Root URL of the API. None: the URL of the protocol's official API."""
     connect_seconds: float = 5.0
     read_seconds: float = 120.0
-    """Maximum wait for a response, and then for each later piece. Without streaming: time for the whole reply."""
+    """Longest wait for a response to begin, and for each later piece of it. Without streaming: for the whole reply."""
     first_piece_seconds: float = 300.0
-    """Maximum wait for a reply's first piece while the server keeps the connection alive. The model may be thinking."""
+    """Longest wait for a reply's first piece while the server keeps the connection alive. The model may be thinking."""
     streams: bool = True
     max_output_tokens: int | None = None
-    """Upper bound on the output limit of a request."""
+    """Highest output limit that a request may ask for. None: no bound."""
     temperature: float | None = None
     top_p: float | None = None
     reasoning_effort: ReasoningEffort | None = None
@@ -66,7 +67,7 @@ class Endpoint:
     sends_cache_key: bool | None = None
     """Send `cache_key` with chat completions. None: only to OpenAI, because some other servers refuse the field."""
     default_max_tokens: int = DEFAULT_MAX_TOKENS
-    """Output limit for Anthropic's API if a request sets none. Best set to the model's full output limit."""
+    """Output limit for Anthropic's API if a request sets none. Set it to the model's full output limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payer:
-    """Chat and conversation that a call is charged to. All None: the call only counts towards the daily total."""
+    """Chat, conversation and turn that pay for a call. If all are None, it counts only towards the daily total."""
 
     chat_id: ChatId | None = None
     lineage_id: LineageId | None = None
@@ -117,7 +118,7 @@ class Caps(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """Request for a model call. It holds stored rows, which each protocol renders through `wire`."""
+    """Request for a model call. It holds message rows, which each protocol renders through `wire`."""
 
     system: str
     transcript: Transcript
@@ -127,16 +128,16 @@ class ModelRequest:
     max_output_tokens: int | None
     """Output limit. None for a summary, which must not be cut off."""
     output_cap: int | None = None
-    """Highest output limit that the model and the free context allow. Sent to APIs that require a limit."""
+    """Highest output limit that the model and the remaining context allow. Sent to APIs that require a limit."""
     style: WireStyle = field(default_factory=WireStyle)
     reasoning_effort: ReasoningEffort | None = None
     """Reasoning effort chosen for the conversation. None: the effort in the model's settings."""
     payer: Payer = field(default_factory=Payer)
     view: tuple[SessionId, int] | None = None
-    """Session of the view that the rows come from, and the view's version number. None: the rows are not a view."""
+    """Session whose prompt the rows form, and the session's version number. None: the rows have another purpose."""
     cache_key: str = ""
-    """Key shared by requests with the same beginning, for providers that route by it. A request without a key is sent
-    only once, so it is not marked for caching: that would cost a quarter more.
+    """Key shared by requests that begin alike. Providers can route by it. A request without a key is sent only once, so
+    it is not marked for caching, which would cost a quarter more.
     """
 
 
@@ -169,7 +170,7 @@ _EFFORT = re.compile(
     r"efforts?\b|enable_thinking|output_config|budget_tokens|thinking(?:[._:]| is not)|support (?:thinking|reasoning)",
     re.IGNORECASE,
 )
-"""Words in refusals of a reasoning effort."""
+"""Pattern for words with which providers refuse a reasoning effort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,13 +237,13 @@ class ChatModel(CalledModel, Protocol):
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call once. `on_text` receives the complete text so far, each time it grows.
 
-        Raises the kinds of `ModelError`. Cancelling the call closes its connection.
+        Raises `ModelError`. Cancelling the call closes its connection.
         """
 
     async def fetch_limits(self) -> ModelLimits | None:
         """Return the model's limits.
 
-        This costs nothing, takes a few seconds at most, and never raises. Return None if the provider cannot be
+        The request is free, takes a few seconds at most, and never raises. Returns None if the provider cannot be
         reached, or might state more limits after a call.
         """
 

@@ -1,7 +1,7 @@
 """Bounded reading of provider responses, so that no reply uses too much memory or time.
 
-Bodies are decompressed in small pieces, both for our code and for the SDKs. Whatever the request asked for, a server
-might send a stream of events or one JSON value, and might never end it.
+Bodies are decompressed in small pieces, both for our code and for the SDKs. A server might answer any request with a
+stream of events or with one JSON value, and might never end it.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ The decoded value can use ten times as much memory.
 MAX_VALUES: Final = 200_000
 """Maximum number of JSON values in one event: in memory, an empty list is twenty times as large as its text."""
 PIECE_BYTES: Final = 65_536
-"""Maximum size of a decompressed piece: the usual size of a piece from the network."""
+"""Maximum size of a decompressed piece. Pieces from the network usually have this size."""
 
 
 def guards(base_url: str) -> dict[str, list[Callable[[Any], Awaitable[None]]]]:
-    """Return event hooks that keep an HTTP client on one provider's host and bound its responses."""
+    """Return event hooks that keep an HTTP client on one provider's host and limit the size of responses."""
     home = httpx2.URL(base_url)
 
     async def stay(request: httpx2.Request) -> None:
         url = request.url
         if (url.scheme, url.host, url.port) != (home.scheme, home.host, home.port):
-            raise ModelNotFound("the provider's address redirects to another one")
+            raise ModelNotFound("the provider's address redirects to another host")
         request.headers["Accept-Encoding"] = "gzip, deflate"  # other encodings buffer megabytes first
 
     return {"request": [stay], "response": [_bound]}
@@ -48,18 +48,18 @@ async def _bound(response: httpx2.Response) -> None:
         return  # pieces are small, and `read_json` and `read_events` count their bytes
     is_readable = coding in ("", "identity", "gzip", "deflate")
     if response.is_success and not is_readable:
-        raise ReplyMalformed("the reply has a content coding that was not requested")
+        raise ReplyMalformed("the reply has a content encoding that was not requested")
     packed = httpx2.Response(response.status_code, headers=response.headers, stream=response.stream)
     most = sys.maxsize if response.is_success else 64_000 * is_readable  # an error states its reason at the beginning
     response.stream = _BoundedStream(packed, most)
     response.headers.pop("content-encoding", None)
     response.encoding = "utf-8"  # some charset names make Python decompress again
     if response.is_error:
-        await response.aread()  # if cancelled, the SDKs would leave the response open
+        await response.aread()  # if the SDKs read it and were cancelled, they would leave it open
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """Decompressed response body, up to a limit."""
+    """Decompressed response body, cut at a size limit."""
 
     def __init__(self, packed: httpx2.Response, max_bytes: int) -> None:
         self._packed = packed
@@ -84,7 +84,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 async def read_json(response: httpx2.Response) -> object:
-    """Return the JSON value of a body. Raises `ReplyMalformed` if the body is too long or not JSON."""
+    """Return the JSON value of a response body. Raises `ReplyMalformed` if the body is too long or not JSON."""
     try:
         return _value(await _rest_of(response.aiter_bytes(), bytearray()))
     finally:
@@ -100,12 +100,12 @@ async def _rest_of(pieces: AsyncIterator[bytes], body: bytearray) -> bytearray:
 def _add(body: bytearray, piece: bytes | bytearray) -> None:
     body += piece
     if len(body) > MAX_BODY_BYTES:
-        body.clear()  # the error's traceback would keep the text in memory
+        body.clear()  # otherwise, the error's traceback would keep the text in memory
         raise ReplyMalformed(f"the reply, or an event in it, has more than {MAX_BODY_BYTES:,} bytes")
 
 
 _VALUE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[,\[{]', re.DOTALL)
-"""Pattern for strings and the beginnings of other values. Matches at least once per JSON value."""
+"""Pattern for strings, commas and opening brackets, for counting the values in a JSON text."""
 
 
 def _value(text: bytearray) -> object:
@@ -117,7 +117,7 @@ def _value(text: bytearray) -> object:
         known: object = orjson.loads(text)
         return known
     # The standard library also accepts lone surrogates and NaN.
-    with suppress(ValueError, RecursionError):  # our error must not refer to this error, which holds the text
+    with suppress(ValueError, RecursionError):  # our own error must not refer to this one, which holds the text
         value: object = json.loads(text)
         return value
     raise ReplyMalformed("the provider's answer is not JSON")
@@ -167,16 +167,16 @@ async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterat
 
 
 SLICE_SECONDS: Final = 0.0002
-"""Longest time in seconds that one stream keeps the event loop busy, enough for about ten events. With twenty streams,
-other tasks wait up to ten milliseconds. Pausing after every event would use a fifth more CPU time.
+"""Longest time, in seconds, that one stream may keep the event loop busy: about ten events. With twenty streams, other
+tasks wait up to ten milliseconds. Pausing after every event would use a fifth more CPU time.
 """
 
 
 async def checkpoint(slice_end: float) -> float:
-    """Let other tasks run if a stream has used up its slice of the event loop. Return the end of the current slice.
+    """Let other tasks run if a stream has used up its time slice. Return the time at which the current slice ends.
 
-    Without this, received bytes are read without a pause, tens of kilobytes at a time. Twenty streams would repeatedly
-    block all other tasks for a tenth of a second.
+    Otherwise, a stream would read received bytes without a pause, tens of kilobytes at a time. Twenty streams would
+    repeatedly block all other tasks for a tenth of a second.
     """
     if time.perf_counter() < slice_end:
         return slice_end

@@ -1,4 +1,4 @@
-"""Spending caps, checked before every attempt of a model call, and the ledger, which records each call.
+"""Spending caps, which are checked before every attempt of a model call, and the ledger, which records every call.
 
 A call counts once its row is in the ledger, so simultaneous calls can exceed a cap by their own cost.
 """
@@ -17,7 +17,7 @@ from hermes_state.values import Clock, MicroUsd, Millis, ModelCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingCapSettings:
-    """Spending caps; None: no cap. Days begin at midnight in `zone`; None: this machine's time zone."""
+    """Spending caps, where None means no cap. Days begin at midnight in `zone` (None: this machine's time zone)."""
 
     daily: MicroUsd | None = None
     chat_daily: MicroUsd | None = None
@@ -26,7 +26,7 @@ class SpendingCapSettings:
 
 
 def day_start(now: Millis, zone: tzinfo | None) -> Millis:
-    """Return the last midnight in `zone`."""
+    """Return the time at which the current day began in `zone`."""
     return midnight(day_of(now, zone), zone)
 
 
@@ -35,7 +35,7 @@ def day_of(moment: Millis, zone: tzinfo | None) -> date:
 
 
 def midnight(day: date, zone: tzinfo | None) -> Millis:
-    """Return the beginning of a day in `zone`."""
+    """Return the time at which a day begins in `zone`."""
     return Millis(round(datetime.combine(day, time.min, zone).timestamp() * 1_000))
 
 
@@ -44,7 +44,7 @@ SETTLED_MILLIS = 10 * 60_000
 
 
 class DailyUsage:
-    """Today's spending of the whole gateway. Older calls are summed once, recent calls at every check."""
+    """Amount that the gateway has spent today. Older calls are summed only once, and recent calls at every check."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class DailyUsage:
         self._cost = MicroUsd(0)
 
     async def cost(self, since: Millis, now: Millis) -> MicroUsd:
-        """Return the cost of all calls since `since`, the beginning of the day."""
+        """Return the cost of all calls since the beginning of the day, which is `since`."""
         if since != self._since or now < self._until:  # a new day, or the clock was set back
             self._since, self._until, self._cost = since, since, MicroUsd(0)
         begun, known = self._until, self._cost

@@ -1,8 +1,8 @@
 """Catalog of well-known models: their sizes and prices from `catalog.json`, and the cost of a call.
 
-The sizes in that file are maintained by hand, per model family. If hosts state different sizes, the file has the
-smaller size. The prices are those of the model makers; `make catalog` imports them from genai-prices, a development
-dependency. The configuration overrides both, and figures from the provider override the sizes.
+The sizes in that file are maintained by hand for each model family. If hosts state different sizes, the file has the
+smallest. The prices are the model makers' own prices. `make catalog` imports them from genai-prices, a development
+dependency. The configuration overrides sizes and prices, and sizes that the provider states override those in the file.
 """
 
 import math
@@ -52,7 +52,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of `catalog.json`."""
 
     sizes_taken_on: str
-    """Month in which the sizes were copied from the makers' pages."""
+    """Month in which the sizes were copied from the model makers' websites."""
     sizes: dict[str, KnownModel]
     """Sizes by name pattern. If several patterns match, the longest wins."""
     prices_taken_from: str
@@ -81,7 +81,7 @@ def known_model(model: str) -> KnownModel | None:
 
 
 def sees_images(model: str) -> bool:
-    """True if a model is known to accept images, by its family or its name."""
+    """True if a model's family or name shows that it accepts images."""
     known = known_model(model)
     seeing = re.compile(  # includes models whose context window is unknown
         r".*(?:vision|[-_]vl(?:[-_]|$)|\dvl(?:-|$)|llava|minicpm-v|internvl|moondream)|gemma[34]|llama4|mistral-small3"
@@ -161,9 +161,9 @@ def price_of(
     """Return the price of a model; None if the price is unknown.
 
     `configured` maps name patterns to `input`, `output` and, optionally, `cache_read` and `cache_write`. The longest
-    pattern that matches one of the name's `spellings` wins; without a match, the catalog is searched. Cache prices
-    default to the input price. For Claude models they default to Anthropic's ratios: a tenth to read, 1.25 times to
-    cache for five minutes, twice for an hour.
+    pattern that matches one of the name's `spellings` wins. Without a match, the catalog is searched. Cache prices
+    default to the input price. For Claude models, they default to multiples of the input price: 0.1 to read, 1.25 to
+    cache for five minutes, and 2 to cache for an hour.
     """
     names = list(spellings(model))
     matching = [pattern for pattern in configured if any(fnmatchcase(name, pattern.lower()) for name in names)]
@@ -217,8 +217,8 @@ class PriceCatalog:
     def find(self, model: str) -> Price | None:
         """Return the price of a model; None if the price is unknown.
 
-        Ignores a provider before the name and a date after it. The price is an estimate if the name is unlisted, or
-        is listed in another form (without a cloud's prefix or a reseller's tag). There are no estimates for fine-tuned
+        Ignores a provider before the name and a date after it. The price is an estimate if the name is not listed, or
+        only in another form (without a cloud's prefix or a reseller's tag). There are no estimates for fine-tuned
         models, local servers and open-weight models.
         """
         name = model.strip().lower()
@@ -237,7 +237,7 @@ class PriceCatalog:
         return next((self._named[parts] for parts in map(_parts, spellings(name)) if parts in self._named), None)
 
     def _newest(self, name: str) -> Price | None:
-        """Return the price of this version, or of the family's newest; None for a version older than all listed."""
+        """Return the price of this version, or else of the family's newest; None if all listed versions are newer."""
         family, numbers = _parts(_core(name))
         versions = self._families.get(family)
         if versions is None or not (numbers or name.endswith("-latest")):

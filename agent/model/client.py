@@ -1,4 +1,4 @@
-"""Clients for models. They check spending caps, retry calls, calculate costs, and contain a circuit breaker.
+"""Clients for models. They check spending caps, retry calls, calculate costs, and each have a circuit breaker.
 
 Only this module retries a model call. The SDKs' own retries are disabled.
 """
@@ -35,7 +35,7 @@ OPEN_SECONDS = (30.0, 60.0, 300.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitState:
-    """State of an open circuit: the route is disabled for now."""
+    """State of an open circuit, which temporarily disables its route."""
 
     seconds: float
     """Seconds until the next trial."""
@@ -44,7 +44,7 @@ class CircuitState:
 
 
 class CircuitBreaker:
-    """Circuit breaker of a route. It opens after consecutive failures and later allows single trial attempts.
+    """Circuit breaker for a route. It opens after consecutive failures and later allows single trial attempts.
 
     Calling a provider that is down would only delay the fallback's answer. The state is kept in memory, so a restart or
     a configuration change resets it.
@@ -64,7 +64,7 @@ class CircuitBreaker:
 
     @property
     def is_tripped(self) -> bool:
-        """True from the first opening until a call succeeds. Meanwhile each call makes only one attempt."""
+        """True from the time the circuit opens until a call succeeds. Until then, each call makes only one attempt."""
         return self._times_opened > 0
 
     def succeeded(self) -> None:
@@ -124,7 +124,7 @@ M = TypeVar("M", bound=CalledModel)
 
 
 class BaseClient(Generic[M]):
-    """Spending caps, retries, prices and circuit breaker for all calls to a model."""
+    """Client for a model. It applies spending caps, retries, prices and a circuit breaker to all calls."""
 
     def __init__(
         self,
@@ -159,8 +159,8 @@ class BaseClient(Generic[M]):
         Every failed attempt is recorded in the ledger before anything else happens. While the circuit breaker is
         tripped, only one attempt is made. Raises the last `ModelError`.
 
-        `attempt` makes a call and passes the text received so far to its argument. `within`: seconds for all attempts
-        together. `estimate` returns the usage of an attempt that broke off, given its text.
+        `attempt` makes a call and passes the text received so far to its argument. `within`: time limit in
+        seconds for all attempts together. `estimate` returns the usage of an incomplete attempt, given its text.
         """
         failures: Counter[str] = Counter()
         is_tripped = self.breaker.is_tripped
@@ -220,7 +220,7 @@ class BaseClient(Generic[M]):
         was_shown = has_text and tried.on_text is not None
         attempts = remedy.attempts + (isinstance(error, errors.ReplyUnfinished) and not was_shown)
         is_hopeless = failures[remedy.outcome] >= attempts or failures.total() >= policy.max_attempts
-        # Another attempt would take just as long. A stall (a subclass) is retried, because the server still runs.
+        # Another attempt would take just as long. A stall (a subclass) is retried, because the server is still running.
         fell_silent = type(error) is errors.ModelTimeout and has_text
         if is_hopeless or fell_silent or (retry_after or 0.0) > policy.max_retry_after:
             return None
@@ -272,11 +272,11 @@ class ModelClient(BaseClient[ChatModel]):
     ) -> CompletedCall:
         """Call the model until it answers.
 
-        When another attempt is pointless or not allowed, raise the last `ModelError`.
+        Raises the last `ModelError` when another attempt is pointless or not allowed.
 
         Every failed or cancelled attempt is recorded in the ledger before anything else happens. The caller stores the
-        row of the successful call together with the reply. If the provider reports no usage for a cancelled attempt, or
-        for one that breaks off after some text, the usage is estimated. `within`: seconds for all attempts together.
+        row of the successful call together with the reply. If an attempt is cancelled or breaks off after
+        some text, any unreported usage is estimated. `within`: time limit in seconds for all attempts together.
         """
 
         def estimate(text: str) -> CanonicalUsage:
@@ -286,7 +286,8 @@ class ModelClient(BaseClient[ChatModel]):
             reply = await self.model.complete(request, show)
             is_cut = bool(reply.calls) and reply.finish is FinishReason.LENGTH
             if is_cut or not (reply.calls or reply.text.strip()):
-                error = errors.ReplyMalformed("the output limit cut a tool call" if is_cut else "the reply is empty")
+                reason = "the output limit cut off a tool call" if is_cut else "the reply is empty"
+                error = errors.ReplyMalformed(reason)
                 error.usage, error.reported_cost = reply.usage, reply.cost
                 raise error
             return reply
@@ -317,7 +318,7 @@ class ModelClient(BaseClient[ChatModel]):
         return replace(request, output_cap=cap, max_output_tokens=None if wanted is None else min(wanted, cap))
 
     async def _learn_cap(self, *refusals: errors.ModelError) -> None:
-        """Remember the model's own limit. A limit caused by the prompt or the credit applies only to that call."""
+        """Remember the model's own output limit. Limits caused by the prompt or the credit apply to one call."""
         for error in refusals:
             cap = error.cap if isinstance(error, errors.OutputCapExceeded) and error.is_of_model else None
             if cap is None or cap < MIN_OUTPUT_ROOM or cap == self._output_cap:

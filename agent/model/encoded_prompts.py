@@ -1,7 +1,7 @@
 """Cache of encoded prompt prefixes, so that a call in a long conversation only encodes its new rows.
 
-Later rows never change a prefix's bytes. A prefix is valid for one version of a view and one wire style. The least
-recently used prefixes are evicted.
+Later rows never change the bytes of a prefix. A prefix is valid for one version of a session and one `WireStyle`. The
+least recently used prefixes are evicted.
 """
 
 from collections import OrderedDict
@@ -22,7 +22,7 @@ MIN_NEW_ROWS: Final = 16
 """Minimum number of rows by which a prefix grows."""
 
 Render: TypeAlias = Callable[[Transcript, set[str]], Sequence[Any] | None]
-"""Function that renders rows as prompt elements and adds their call ids. Returns None if they depend on other rows."""
+"""Function that renders rows as JSON elements and adds their call ids to a set. None: they depend on other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class KeptPrompt:
 def _settled_rows(transcript: Transcript) -> int:
     """Return the number of initial rows whose messages no later row can change.
 
-    The last of them is an answer, and the next row is from a person, so later rows cannot be merged into their
+    The last of these rows is an answer, and the next row is from a person, so later rows cannot be merged into their
     messages.
     """
     turns = 0

@@ -1,4 +1,4 @@
-"""Escaping of people's text, so that a model cannot mistake it for a line or a tag of the gateway.
+"""Escaping of people's text, so that a model cannot mistake it for text that the gateway wrote.
 
 Characters are compared by their appearance. Invisible characters are skipped, all Unicode brackets and digits are
 recognised, and a non-Latin letter matches any Latin letter.
@@ -20,7 +20,7 @@ _ANGLE = re.compile(r"<(?!/?(?:[a-ce-pr-z0-9]|d[a-np-z]|q[a-tv-z]))|[^\w\s\x00-\
 
 
 def escaped(text: str) -> str:
-    """Return the text with a backslash before every line that looks like a stamp, a notice or a handoff."""
+    """Return the text with a backslash before each line that looks like a time stamp, a gateway notice or a summary."""
     if text.isascii() and "[" not in text:
         return text
     return _LINE.sub(lambda line: "\\" * _begins_like_ours(text, *line.span()) + line[0], text)
@@ -40,7 +40,7 @@ def attribute(value: str) -> str:
 
 @lru_cache(maxsize=1_024)  # called for every row on every model call
 def shown_name(name: str) -> str:
-    """Return a person's name for a stamp, changed so that it cannot close the brackets or start a new line."""
+    """Return a person's name for use in square brackets, changed so that it cannot close them or start a new line."""
     return one_line(name, {"[": "(", "]": ")", "Ps": "(", "Pe": ")"})[:64] or "?"
 
 
@@ -60,7 +60,7 @@ def one_line(text: str, signs: Mapping[str, str] = MappingProxyType({})) -> str:
 
 
 def _begins_like_ours(text: str, start: int, end: int) -> bool:
-    """True if the line from `start` to `end` looks like a stamp, a notice or a handoff."""
+    """True if the line from `start` to `end` looks like a time stamp, a gateway notice or a summary."""
     first = next((at for at in range(start, end) if not _is_unseen(text[at])), start)
     if _folded(text[first]) != _BRACKET:
         return False

@@ -34,7 +34,7 @@ log = structlog.get_logger()
 OPEN_RESPONSE: Final[Mapping[str, Any]] = {"cast_to": httpx2.Response, "stream": True}
 """Arguments that make an SDK's `get` and `post` return a response whose body has not been read yet."""
 MAX_FETCH_SECONDS: Final = 5.0
-"""Time limit in seconds for fetching a model's limits, in total. A user may be waiting for an answer meanwhile."""
+"""Total time limit, in seconds, for fetching a model's limits. A user may be waiting for an answer meanwhile."""
 MAX_WAYS: Final = 16
 """Maximum number of request forms to try. No server should refuse this many."""
 
@@ -52,7 +52,7 @@ class Sdk:
 
 
 class HttpModel:
-    """Model behind an HTTP API. Allows concurrent calls over one connection pool; close the model when done."""
+    """Model behind an HTTP API. Allows concurrent calls over one connection pool. Close the model when done."""
 
     def __init__(self, endpoint: Endpoint, protocol: str, sdk: Sdk, base_url: str) -> None:
         self.name = endpoint.model
@@ -70,13 +70,13 @@ class HttpModel:
         self.route = f"{protocol}:{self.host}"
 
     async def fetch_json(self, address: str) -> object:
-        """Return the JSON at a URL on the provider's host. Raises the kinds of `ModelError`."""
+        """Return the JSON at a URL on the provider's host. Raises `ModelError`."""
         with self._translated():
             return await read_json(await self._client.get(address, **OPEN_RESPONSE))
 
     @contextmanager
     def _translated(self, asked: ModelRequest | None = None) -> Iterator[None]:
-        """Translate all exceptions of a call into kinds of `ModelError`. `asked`: the request that was sent."""
+        """Translate all exceptions of a call into subclasses of `ModelError`. `asked`: the request that was sent."""
         try:
             yield
         except self._sdk.refusal as refusal:
@@ -109,7 +109,7 @@ class HttpChatModel(HttpModel, ABC):
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
         self._kept = KeptPromptCache()
-        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # the first form is dropped first
+        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # if refused, top_p is dropped first
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
         """Index of the accepted form, by reasoning effort and by whether the request has tools."""
@@ -118,7 +118,7 @@ class HttpChatModel(HttpModel, ABC):
         """Message list shape that the server accepts, as in `WireStyle.shape`."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """Make the call. After some refusals, try other forms of the request, and remember the accepted form."""
+        """Call the model. After some refusals, try other forms of the request, and remember the accepted form."""
         most, asked = self._endpoint.max_output_tokens, request.max_output_tokens
         if most is not None and asked is not None:
             request = replace(request, max_output_tokens=min(most, asked))
@@ -170,7 +170,7 @@ class HttpChatModel(HttpModel, ABC):
             return ModelLimits()
 
     async def _ask(self, payload: bytes, reply: ReplyBuilder) -> ModelReply:
-        """Send a request and read its reply. Raises the kinds of `ModelError`, with any usage reported so far."""
+        """Send a request and read its reply. Raises `ModelError`, with any usage reported so far."""
         try:
             try:
                 async with asyncio.timeout(self._endpoint.first_piece_seconds) as bound:
@@ -217,7 +217,7 @@ class HttpChatModel(HttpModel, ABC):
 
     @abstractmethod
     async def _stated_limits(self) -> ModelLimits | None:
-        """Return the model's limits as stated by the provider. Raises the kinds of `ModelError`."""
+        """Return the model's limits as stated by the provider. Raises `ModelError`."""
 
     @abstractmethod
     def _begun(

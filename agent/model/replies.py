@@ -41,7 +41,7 @@ class _PartialCall:
     """
 
     def add(self, name: str, arguments: str) -> None:
-        """Add a piece. Its name can continue, extend or repeat the call's name."""
+        """Add a piece of the call. Its name can continue, extend or repeat the name so far."""
         self.name = name if name.startswith(self.name) else self.name + name
         if not self._is_repeated(arguments):
             self.arguments.write(arguments)
@@ -49,7 +49,7 @@ class _PartialCall:
             self.last = arguments or self.last
 
     def is_followed(self, call_id: str, name: str, arguments: str) -> bool:
-        """True if a piece with the same index begins a new call. Some servers send no index, or the same for all."""
+        """True if a piece with the same index begins a new call. Some servers send no index, or always the same."""
         if not name:  # some servers send a new id with every piece
             return False
         if call_id and self.id and call_id != self.id:
@@ -102,7 +102,7 @@ class ReplyBuilder(ABC):
     def add(self, event: object) -> None:
         """Add an event of a stream, or the complete reply of a server that does not stream.
 
-        Raises the kinds of `ModelError`: an error sent by the provider, or `ReplyMalformed` for an unknown shape.
+        Raises `ModelError`: an error sent by the provider, or `ReplyMalformed` for an unknown shape.
         """
         self._is_begun = True
         try:
@@ -122,7 +122,7 @@ class ReplyBuilder(ABC):
     def finished(self) -> ModelReply:
         """Return the complete reply.
 
-        Raises `ReplyMalformed` if the reply broke off, `ContentRejected` if it was filtered.
+        Raises `ReplyMalformed` if the reply broke off, and `ContentRejected` if it was filtered.
         """
 
     def add_text(self, text: object) -> None:
@@ -139,7 +139,7 @@ class ReplyBuilder(ABC):
             self._show()
 
     def add_call(self, index: Hashable, *, call_id: object = "", name: object = "", arguments: object = "") -> int:
-        """Add a piece of the call at `index`, or start a new call. Return our index of the call in the reply.
+        """Add a piece of the call at `index`, or start a new call. Return the call's index in our reply.
 
         Raises the same errors as `add_text`.
         """
@@ -214,7 +214,7 @@ class ReplyBuilder(ABC):
 
 
 def _is_said(source: str, request: ModelRequest) -> bool:
-    """True if the conversation already contains the text of this call, which the model then probably quotes."""
+    """True if the conversation already contains the text of this call. The model is then probably quoting it."""
     said = [request.system, *(row.text or "" for row in request.transcript)]
     said += [row.body.quote.text for row in request.transcript if row.body.quote is not None]
     said += [document.text for row in request.transcript for document in row.body.documents]

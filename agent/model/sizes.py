@@ -18,7 +18,7 @@ ASSUMED_CONTEXT: Final = 32_768
 DEFAULT_OUTPUT: Final = 32_000
 """Default output limit in tokens. A higher limit would count against credit and rate limits at some providers."""
 MIN_OUTPUT: Final = 1_024
-"""Lowest output limit in tokens, for prompts that nearly fill the window by our estimate."""
+"""Lowest output limit, in tokens. It applies if, by our estimate, the prompt nearly fills the context window."""
 
 
 class SizeSource(StrEnum):
@@ -26,14 +26,14 @@ class SizeSource(StrEnum):
 
     CONFIGURED = "configured"
     OFFERED = "offered"
-    """The provider."""
+    """The provider stated the size."""
     CATALOGUE = "catalogue"
     ASSUMED = "assumed"
-    """A default, because no source states the size."""
+    """The size is a default, because no source states it."""
     LEARNED = "learned"
-    """A refusal in which the provider stated the size."""
+    """The provider stated the size when it refused a prompt."""
     GUESSED = "guessed"
-    """A refusal in which the provider stated no usable size."""
+    """The size is estimated, because a refusal stated no usable size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Parser for tool calls that a model wrote into its answer's text and its server did not extract.
+"""Parser for tool calls that a model wrote as text in its answer, and that its server did not extract.
 
 Every model family has its own markup, but the same parts: wrappers that contain calls, and calls with a name and
 arguments. The arguments are JSON or key-value pairs. Markup in code or in the middle of a sentence does not count as a
@@ -77,7 +77,7 @@ _decode: Final = json.JSONDecoder(strict=False).raw_decode
 
 
 def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> tuple[int, list[tuple[str, str]]] | None:
-    """Return the index at which a text's calls begin, and a list of their names and arguments; None without calls.
+    """Return the index at which a text's calls begin, and a list of their names and arguments. None: no calls.
 
     The list is empty if the calls cannot be used, because they are broken, name unknown tools, or are followed by more
     text. It is also empty if `is_said` returns True for the text of a call.

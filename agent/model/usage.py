@@ -21,16 +21,16 @@ from hermes_state.values import CanonicalUsage, Message, MicroUsd, micro_usd
 MAX_TOKENS = 100_000_000
 """Highest plausible token count of one call. A higher count could block a conversation, or overflow the database."""
 UsageFormat: TypeAlias = Literal["chat_completions", "responses", "anthropic"]
-"""API whose field names a `usage` object has."""
+"""API whose field names a `usage` object uses."""
 
 
 def normalize_usage(usage: object, format: UsageFormat | None = None) -> CanonicalUsage | None:
     """Convert a provider's `usage`, a mapping or an SDK object. Return None if it has no prompt count.
 
     If `format` is None, the field names decide. The prompt counts of chat completions and responses include tokens read
-    from and written to the cache, so both are subtracted to get `input`. Anthropic's prompt counts, and those of
-    proxies that only rename its fields, exclude them. `output` includes `reasoning`. Counts that are strings, booleans
-    or negative are ignored.
+    from and written to the cache, so both are subtracted to get `input`. Anthropic, and proxies that only rename its
+    fields, do not include these tokens in the prompt count. `output` includes `reasoning`. Counts that are strings,
+    booleans or negative are ignored.
 
     >>> normalize_usage(
     ...     {"prompt_tokens": 900, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 800}}
@@ -62,7 +62,7 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
 
 
 _APART = ("cache_creation_input_tokens", "cache_write_input_tokens", "cache_read_input_tokens")
-"""Anthropic's field names. Proxies can use them for counts that are not included in the prompt count."""
+"""Anthropic's names for cache counts. Proxies can use them for counts that the prompt count does not include."""
 
 
 def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
@@ -154,7 +154,7 @@ def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> Canonical
 
 
 def rows_size(rows: Iterable[Message], style: WireStyle, sizes: RowTokenCache = ROW_TOKENS) -> Size:
-    """Return the size of rows in their wire form. This reads every row, so keep the result."""
+    """Return the estimated size of rows as sent to a provider. The function reads every row, so keep the result."""
     text_of, limit, is_shared = sizes.text_tokens, style.max_result_characters, style.is_shared
     text, images, maker = 0, 0, style.reasoning_of
     for row in rows:

@@ -4,9 +4,9 @@ Every protocol starts from this form. The same rows produce the same bytes on ev
 prompt cache valid. A new row changes no earlier message, except that its text can be added to the last message.
 
 The list is always valid. The user speaks first and roles alternate. Tool results follow their calls in call order. A
-call without a result gets a placeholder result, and a result without a call is dropped. A handoff between a user
-message or tool result and people's next text becomes an assistant message. Anywhere else, the handoff is a user
-message, or begins the user message that follows.
+call without a result gets a placeholder result, and a result without a call is dropped. A handoff (the summary of
+older messages) between a user message or tool result and people's next text becomes an assistant message. Anywhere
+else, it is a user message, or begins the user message that follows.
 """
 
 import re
@@ -45,14 +45,14 @@ BEGINS_LATER = f"{NOTICE} Earlier messages are not shown."
 STRICT = 1
 """List shape with call ids of nine letters and digits, text in every message, and an answer after tool results."""
 TEXT = 2
-"""List shape in which everything, even system prompt, calls and results, is alternating user and assistant text."""
+"""List shape in which everything, even the system prompt and tool calls, is alternating user and assistant text."""
 GO_ON = f"{NOTICE} There is no new message. Continue from here."
 """User message appended if the list ends with an answer. Not every server continues an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireStyle:
-    """Style of the wire form. Keep it constant for a session, because a change alters the bytes."""
+    """Options for the wire form. Keep them constant during a session, because a change alters the prompt's bytes."""
 
     is_shared: bool = False
     """True if several people write in the chat. Each of their rows then shows the sender's name."""
@@ -60,7 +60,7 @@ class WireStyle:
     max_result_characters: int = 100_000
     """Maximum length of a tool result in a prompt. A longer result is cut, with a hint on how to read on."""
     image_urls: Mapping[int, str] = field(default_factory=dict)
-    """Data URLs by attachment id. Other images are only mentioned."""
+    """Data URLs by attachment id. Images without a URL are only mentioned."""
     image_notes: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """Lines that replace images, by message id and attachment id."""
     shape: int = 0
@@ -112,8 +112,8 @@ def traced_messages(
 ) -> TracedMessages:
     """Return `chat_messages` with the source rows of each message.
 
-    `handoff_stands_alone`: the handoff is always a separate user message. Roles may then not alternate, so do not send
-    the list to a provider.
+    `handoff_stands_alone`: the handoff is always a separate user message. The roles then might not alternate, so do not
+    send the list to a provider.
     """
     traced = TracedMessages()
     if system:
@@ -142,7 +142,7 @@ def traced_messages(
 
 
 def is_shown(row: Message) -> bool:
-    """True if the row appears in the messages. Rows with blank text do not, because providers refuse them."""
+    """True if the row appears in the messages. Rows with blank text are left out, because providers refuse them."""
     if row.role is MessageRole.ASSISTANT:
         return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
     return row.role is MessageRole.USER and (_is_personal(row) or _has_words(row))
@@ -256,7 +256,7 @@ def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
 
 
 def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireStyle) -> None:
-    """Add one user message for adjacent rows. Only the first of a sender's rows in the same turn gets a stamp."""
+    """Add one user message for adjacent rows. A row has no stamp if the row before has the same sender and turn."""
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
         traced.add({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])}, rows[0])
         return

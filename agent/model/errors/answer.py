@@ -34,7 +34,7 @@ class ErrorAnswer:
     stated: frozenset[int]
     """HTTP statuses mentioned in the response body."""
     counts: Mapping[str, int]
-    """Numbers by field name."""
+    """Numbers in the response body, by field name."""
     fields: tuple[str, ...]
     """Paths of the request fields that the error names, in lower case."""
     name: str
@@ -102,7 +102,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
 @cache
 def load_features() -> Mapping[str, tuple[re.Pattern[str], ...]]:
-    """Return the compiled patterns of each feature. The comment at the top of the file explains the syntax."""
+    """Return the compiled patterns of each feature. The comment at the top of `features.toml` explains the syntax."""
     stored = tomllib.loads(Path(__file__).with_name("features.toml").read_text(encoding="utf-8"))
     parts = {name: _joined(lines) for name, lines in stored.pop("parts").items()}
 
@@ -124,7 +124,7 @@ def _joined(lines: str) -> str:
 
 
 def error_answer(status: int, headers: Mapping[str, str], body: object) -> ErrorAnswer:
-    """Return the normalised error response. `status`: 0 after a 200. `body`: decoded JSON, JSON text, or other text."""
+    """Return the normalised response. `status`: 0 for an error after a 200. `body`: decoded JSON, or any text."""
     walk = _AnswerReader()
     if not (isinstance(body, str) and body.lstrip().startswith("<")):
         walk.take("message", body)

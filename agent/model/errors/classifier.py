@@ -1,6 +1,6 @@
 """Classifier for providers' error responses: finds the right kind of `ModelError` for each.
 
-Providers agree on little more than the status. So a response is first normalised, and then classified by its features:
+Providers agree on little more than the status. A response is therefore normalised and then classified by its features:
 error names, combinations of words, and numbers next to those words. A list of known sentences would miss new wordings.
 Our errors never contain a provider's text, because it might quote a key or the prompt.
 """
@@ -98,7 +98,7 @@ def _blames_request(answer: ErrorAnswer) -> bool:
 
 
 def _image(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | None:
-    """Return the error for a refused image. "Too large" without details blames the images if the request has any."""
+    """Return the error for a refused image. "Too large" without details is blamed on the request's images, if any."""
     what = answer.title
     if request is not None and estimated_prompt_size(request).images:
         if answer.says("no_parts"):
@@ -202,7 +202,7 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
 def _overflow(
     answer: ErrorAnswer, request: ModelRequest | None, prompt: int | None, window: int | None, *, is_both: bool
 ) -> ModelError:
-    """Return `OutputCapExceeded` if the prompt leaves room, else `ContextOverflow`. `is_both`: sizes include output."""
+    """Return `OutputCapExceeded` if some output fits, else `ContextOverflow`. `is_both`: the sizes include output."""
     # If only the sum is stated, or counting stopped at the limit, use our own estimate.
     is_counted = prompt is not None and not answer.says("partly_counted")
     taken = prompt

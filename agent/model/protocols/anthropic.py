@@ -174,7 +174,7 @@ def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, An
 
 
 def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
-    """Return a digest of system prompt and tools. The caller adds the messages."""
+    """Return a digest of the system prompt and the tools. The caller adds the messages."""
     return blake2b(orjson.dumps([parts.get("system"), parts.get("tools")]), digest_size=12)
 
 
@@ -325,12 +325,12 @@ class AnthropicReplyBuilder(ReplyBuilder):
 
     def _end(self, reason: str | None) -> None:
         if reason is not None and not isinstance(reason, str):
-            raise TypeError("a stop reason is text")
+            raise TypeError("the stop reason must be text")
         self._stop = reason or self._stop
 
     def _begin(self, index: int, block: Mapping[str, Any]) -> None:
         if not isinstance(index, int):
-            raise TypeError("a block's index is a number")
+            raise TypeError("the index of a block must be a number")
         match block["type"]:
             case "text":
                 self._has_content = True
@@ -342,7 +342,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
                 self.add_call(index, call_id=block["id"], name=block["name"])
             case "thinking" | "redacted_thinking" as kind:
                 if len(self._thoughts) >= MAX_CALLS:
-                    raise ReplyMalformed(f"a reply with more than {MAX_CALLS} thoughts")
+                    raise ReplyMalformed(f"the reply has more than {MAX_CALLS} reasoning blocks")
                 self._is_interleaved = self._is_interleaved or self._has_content
                 keys = ("thinking", "signature") if kind == "thinking" else ("data",)
                 self._thoughts[index] = (kind, texts := {key: StringIO() for key in keys})

@@ -2,7 +2,7 @@
 
 The API has no field for reasoning, so servers add their own: `reasoning_details` (OpenRouter), `reasoning_content`
 (DeepSeek and many local servers) or `reasoning`. We collect the reasoning and send it back with the tool calls that
-followed it. A stored block contains the fields of one message.
+followed it. Each stored block contains some fields of a message.
 """
 
 import re

@@ -72,7 +72,7 @@ def _row_of(answer: object, model: str) -> Mapping[str, Any] | None:
 def limits_in(row: Mapping[str, Any]) -> ModelLimits:
     """Return the limits in a model's description, under any known field name.
 
-    If several are stated, the smallest counts.
+    If several fields state a limit, the smallest value wins.
     """
     top = row.get("top_provider")  # OpenRouter: the provider that most likely receives the request
     own_server = _sizes_in(row.get("meta"), "n_ctx")

@@ -43,7 +43,7 @@ class RequestFault(StrEnum):
     STREAM_OPTIONS = "stream_options"
     """The server does not know the option that asks for usage at the end of a stream."""
     ENCRYPTED_REASONING = "encrypted_reasoning"
-    """The model cannot include its reasoning."""
+    """The model cannot add its encrypted reasoning to a reply."""
     MISSING_REASONING = "missing_reasoning"
     """The server requires reasoning for every answer, but accepts a blank."""
     MISSING_SIGNATURE = "missing_signature"
@@ -53,7 +53,7 @@ class RequestFault(StrEnum):
 
 
 class OpenAIModel(HttpChatModel, ABC):
-    """Model at a path of a server. Close it when done."""
+    """Model at a path of a server that uses an OpenAI protocol. Close it when done."""
 
     def __init__(self, endpoint: Endpoint, protocol: str, path: str, new_reply: type[ReplyBuilder]) -> None:
         super().__init__(endpoint, protocol, OPENAI_SDK, endpoint.base_url or BASE_URL, path)

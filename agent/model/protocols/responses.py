@@ -74,7 +74,7 @@ def encoded_request(
 
 Item: TypeAlias = dict[str, Any]  # the API's JSON
 ReasoningItem: TypeAlias = tuple[int, Item]
-"""A reasoning item, after the number of outputs (texts and calls) that precede it in its answer."""
+"""Number of outputs (texts and calls) before a reasoning item in its answer, and the item."""
 MAX_CALL_ID_CHARACTERS: Final = 64
 """Longest call id that the API accepts. Earlier calls from other providers can have longer ids."""
 
@@ -124,7 +124,7 @@ def _call_id(call_id: str) -> str:
 
 
 class ResponsesReplyBuilder(ReplyBuilder):
-    """Builder for a reply from the events of a stream, or from a complete response, which has no type."""
+    """Builder for a reply from the events of a stream, or from a complete response, which has no `type`."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)
