@@ -18,7 +18,7 @@ from hermes_state.tools.approvals import Answerer, Approval, ApprovalRequest, Ap
 from hermes_state.values import Button, ChatId, ToolCall, UserRef
 
 NO_ADMIN = (
-    "this call needs an admin's approval, but no admin can be reached, so it was not run; the bot's owner can help"
+    "this call needs an admin's approval, but no admin can be reached, so it was not run; ask the bot's owner for help"
 )
 
 

@@ -57,7 +57,7 @@ def has_parts(chat: ChatKey, kind: ChatKind) -> bool:
 def change_notes(notes: MemoryDirectory, chat_id: ChatId, person: Person | None, change: NoteChange) -> str:
     """Change the notes. `person`: change only this person's part of `USER.md`; None: the whole file.
 
-    Blocks its thread. Raises `ToolError`.
+    Blocks the calling thread. Raises `ToolError`.
     """
     text, old = one_line(change.text), one_line(change.old)
     if missing := [name for name in _NEEDED[change.action] if not {"text": text, "old": old}[name]]:
@@ -74,7 +74,7 @@ def change_notes(notes: MemoryDirectory, chat_id: ChatId, person: Person | None,
 # ---- skills
 
 _MAX_FILES: Final = 50
-"""Maximum number of a skill's files that are listed."""
+"""Maximum number of files to list for a skill."""
 
 
 class _SkillFile(Arguments, frozen=True):

@@ -35,7 +35,7 @@ from hermes_state.values import (
 
 MORE_TOOLS = "more_tools"
 SCHEMA_PERCENT = 10
-"""Size limit for all tool schemas in a prompt, in percent of the compression threshold, less 1,024 tokens."""
+"""Size limit for all tool schemas in a prompt, as a percentage of the compression threshold minus 1,024 tokens."""
 MAX_SCHEMA_TOKENS = 6_000
 MAX_NAMED = 40
 """Maximum number of tools named in the description of `more_tools`."""
@@ -50,14 +50,14 @@ class Policy(StrEnum):
 
 class ToolAccess(Protocol):
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Return why a tool must not be used in a chat or by a person; None if it is allowed."""
+        """Return the reason why a tool must not be used in a chat or by a person; None if it is allowed."""
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy: ...
 
     def is_admin(self, person: UserRef) -> bool: ...
 
     def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
-        """Return the direct chats in which the bot can ask admins."""
+        """Return the direct chats in which the bot can ask admins for approval."""
 
 
 class OpenAccess:
@@ -78,7 +78,7 @@ class OpenAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyCall:
-    """Valid call, with its tool and parsed arguments."""
+    """Valid tool call, with its tool and its parsed arguments."""
 
     call: ToolCall
     """The call of the tool. If the model called `more_tools`, this is the inner call."""
@@ -150,7 +150,7 @@ class OfferRegistry:
 
 
 def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> tuple[Tool, ...]:
-    """Return the tools that fit, in their given order, followed by `more_tools` if some do not fit.
+    """Return the tools that fit into a prompt, in the given order, followed by `more_tools` if some do not fit.
 
     Essential tools always stay. Tools of plugins and servers are left out first, then the least used.
     """

@@ -56,7 +56,7 @@ def todo_tool(clock: Clock) -> Tool:
 def _change(
     db: Connection, lineage_id: LineageId, *, changes: Sequence[_TodoItem], is_whole: bool, now: Millis
 ) -> list[TodoRow]:
-    """Store the changes that a call makes. If they would make the list invalid, raise `ToolError` and store nothing."""
+    """Store the changes from a call. Raises `ToolError`, and stores nothing, if they would make the list invalid."""
     known = {} if is_whole else {item.id: item for item in load_todos(db, lineage_id)}
     items = dict(known)
     for change in changes:

@@ -1,4 +1,4 @@
-"""Tools that search and open all messages of a conversation, including those that the model no longer sees."""
+"""Tools that search and open all messages of a conversation, even messages that the model no longer sees."""
 
 from datetime import UTC, datetime
 from typing import Annotated

@@ -35,7 +35,7 @@ DEFAULT_INPUT_WINDOW = Tokens(128_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptStatus:
-    """Size of the last prompt in tokens, and a function to request its compression."""
+    """Size of the last prompt in tokens, and a function that requests a compression."""
 
     tokens: int
     threshold: Tokens
@@ -60,7 +60,7 @@ class ToolContext:
     is_scheduled: bool = False
     is_subagent: bool = False
     input_window: Tokens = DEFAULT_INPUT_WINDOW
-    """Longest prompt, in tokens, that the model that reads the result accepts."""
+    """Longest prompt, in tokens, for the model that reads the result."""
     result_size: int = 100_000
     """Longest result, in characters, that this model will see."""
     sees_images: bool = False
@@ -69,7 +69,7 @@ class ToolContext:
     call: tuple[MessageId, str] | None = None
     """Id of the stored answer that contains this call, and the call's own id."""
     delegate: "Callable[[tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]] | None" = None
-    """Runs the task of a call in a sub-agent, which can use only the named tools (None: all). Returns the report.
+    """Runs the task of a call in a sub-agent, which can use only the named tools (None: all tools). Returns its report.
 
     Raises `ToolError`. None in the turn of a sub-agent.
     """
@@ -116,7 +116,7 @@ class Tool:
     max_result_characters: int = 1_000_000
     """Maximum length of a result. A longer result is cut, with a note. Good tools keep their results much shorter."""
     max_shown_characters: int | None = None
-    """Length above which the model sees only a result's beginning. None: only the size budget limits it."""
+    """Length above which the model sees only a result's beginning. None: the limit that all tools share."""
     is_persisted: bool = True
     """True if a long result is stored and the model sees only its beginning. False for tools that read stored results,
     because they keep to `ToolContext.result_size` themselves.
@@ -139,7 +139,7 @@ class Tool:
     is_remote: bool = False
     """True if the tool runs on an MCP server and follows the policy for MCP tools."""
     shown: Callable[[Any], str] | None = None
-    """Returns the exact effect of a call, as Markdown for people. None: the arguments are shown."""
+    """Returns a description of a call's exact effect, as Markdown for people. None: people see the arguments."""
     is_essential: bool = False
     """True if the tool is in every prompt, even for small context windows."""
     source: str = ""
@@ -184,11 +184,11 @@ class ToolSource(Protocol):
     def by_name(self) -> Mapping[str, Tool]: ...
 
     def why_missing(self, name: str) -> str | None:
-        """Return why a tool is missing now; None if the source does not know the tool."""
+        """Return the reason why a tool is missing now; None if the source does not know the tool."""
 
 
 class ToolRegistry:
-    """The agent's tools by name: first the added tools, in the order they were added, then those of a source."""
+    """The agent's tools by name: first the added tools, in the order they were added, then the tools of a source."""
 
     def __init__(self, tools: Iterable[Tool] = (), source: ToolSource | None = None) -> None:
         self._tools: dict[str, Tool] = {}

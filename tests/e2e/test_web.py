@@ -124,7 +124,7 @@ async def test_no_token_of_a_configured_header_leaves_in_an_encoding(
         for number, path in enumerate(paths):
             call = [{"name": "web_fetch", "arguments": {"url": site.url + path}}]
             await chat.world.script(match=f"fetch {number};", last_role="user", tool_calls=call, times=1)
-            await chat.ask(f"fetch {number};", "a secret of the gateway")
+            await chat.ask(f"fetch {number};", "a secret from the gateway")
     assert site.asked == []
 
 

@@ -31,7 +31,7 @@ from hermes_state.values import Clock, Image, Message, ToolEffect, parse_recall_
 T = TypeVar("T")
 
 _LINE_CHARACTERS = 2_000
-"""Maximum number of characters shown of a line. The argument `column` shows later parts of the line."""
+"""Maximum number of characters to show of each line. The argument `column` shows later parts of a line."""
 _PIECE = 65_536
 _MAX_LISTED = 500
 _PLAIN_QUOTES = {
@@ -41,7 +41,7 @@ _PLAIN_QUOTES = {
 }
 
 ANY_FILE = "any file in this chat's workspace"
-"""Shape shared by all calls that change files, so that one saved approval covers every file."""
+"""Shape (see `Tool.shape`) of all calls that change files, so that one saved approval covers every file."""
 WorkspacePath: TypeAlias = Annotated[str, Meta(description="Path in the workspace, such as notes/plan.md.")]
 
 

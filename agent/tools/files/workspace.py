@@ -1,7 +1,7 @@
 """Workspaces: one folder per chat, which the file tools cannot leave.
 
-All functions block their thread. Every folder is opened relative to its parent's handle and never through a link. If a
-folder is replaced by a link after a check, the link is therefore not followed.
+All functions block the calling thread. Every folder is opened relative to its parent's handle and never through a link.
+A folder that is replaced by a link after a check therefore cannot lead out of the workspace.
 """
 
 import errno
@@ -207,7 +207,7 @@ class WorkspaceHandle:
 
 
 def refuse_special(status: os.stat_result, parts: PathParts) -> None:
-    """Raise `ToolError` unless this is a regular file with one hard link. A second link could be elsewhere."""
+    """Raise `ToolError` for all but regular files with one hard link. A second link could be outside the workspace."""
     kind, name = stat.S_IFMT(status.st_mode), shown("/".join(parts))
     if kind == stat.S_IFLNK:
         raise ToolError(f"{name} is a symbolic link, which file tools do not follow")

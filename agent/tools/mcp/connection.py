@@ -27,23 +27,23 @@ from hermes_state.setting_types import plain_texts
 T = TypeVar("T")
 
 START_SECONDS: Final = 60.0
-"""Time limit for each response while connecting, in seconds. Long, because some servers download themselves first."""
+"""Time limit for each response while connecting, in seconds. Some servers download their program first."""
 NAMES_SECONDS: Final = 5.0
-"""Time limit for a page of resources or prompts, in seconds. Short, because only admins see these names."""
+"""Time limit for a page of resources or prompts, in seconds. It is short, because only admins see these names."""
 GOODBYE_SECONDS: Final = 2.0
 _MAX_ERROR = 2_000
 
 
 class Connection:
-    """Open connection. Any task can use it for calls."""
+    """Open connection to a server. Any task can use it for calls."""
 
     def __init__(self, session: ClientSession, settings: ServerSettings, ended: asyncio.Event) -> None:
         self._session, self._settings = session, settings
         self.ended = ended
-        """Event that is set when the connection has ended."""
+        """Event that is set when the connection ends."""
 
     async def catalogs(self) -> AsyncIterator[ServerCatalog]:
-        """Yield the server's lists three times: the tools, then these and the resources, then these and the prompts."""
+        """Yield the server's lists three times: first the tools, then also the resources, and then also the prompts."""
         session, has = self._session, self._session.server_capabilities or types.ServerCapabilities()
         lists, faults = dict[str, Any](), tuple[str, ...]()
         for field, ask, most, kept, seconds in (
@@ -92,7 +92,7 @@ async def _pages(
     kept: Callable[[Any], T],
     seconds: float,
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
-    """Return a list's items, and the errors because of which reading stopped.
+    """Return a list's items, and messages about errors that stopped the reading.
 
     `kept` reduces each item as soon as it is read, because a page can have megabytes. Raises `ToolError` if the
     connection has ended.

@@ -19,7 +19,7 @@ MAX_NAME: Final = 64
 MAX_DEPTH: Final = 8
 """Maximum depth of a schema. Below this depth, any value is allowed."""
 MAX_NODES: Final = 400
-"""Maximum number of nodes in a schema, because references can expand to billions."""
+"""Maximum number of nodes in a schema, because references can expand to billions of nodes."""
 MAX_SCHEMA_BYTES: Final = 20_000
 """Maximum size of a schema's JSON in bytes. A larger schema loses its descriptions, then everything but the argument
 names.
@@ -93,7 +93,7 @@ class _SchemaBuilder:
         return {"type": "object", **self._object(merged, 0)}
 
     def _merged(self, place: object, depth: int) -> dict[str, Any]:
-        """Return a node merged with its reference and with the schemas of its `allOf`."""
+        """Return a node merged with the target of its reference and with the schemas in its `allOf`."""
         own = _mapping(place)
         parts = [self._target(own.pop("$ref", None)), *_listed(own.pop("allOf", None))]
         self._merges += 1

@@ -59,7 +59,7 @@ class ServerHandle:
         """All values of the read-only hint that the server has sent for each tool."""
 
     async def run(self, before: Iterable[asyncio.Task[None]] = ()) -> None:
-        """Keep the server connected. `before`: earlier tasks for this server, which must end first."""
+        """Keep the server connected. `before`: earlier tasks for this server, which are ended first."""
         await cancel_all(before)
         failures, loop = 0, asyncio.get_running_loop()
         while True:
@@ -199,7 +199,7 @@ class ServerRegistry:
         return {name: tool for handle in self._handles.values() for name, tool in handle.tools.items()}
 
     def why_missing(self, name: str) -> str | None:
-        """Return why a tool is missing if its server is not connected; None otherwise."""
+        """Return the reason why a tool is missing if its server is not connected; None otherwise."""
         server = name.partition("__")[0]
         handle = self._handles.get(server)
         return None if handle is None or handle.status.state is ServerState.CONNECTED else handle._why_down()

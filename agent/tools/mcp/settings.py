@@ -1,4 +1,4 @@
-"""Data classes for one MCP server that do not need the SDK: its lists, its state and call results."""
+"""Data classes for an MCP server's lists, state and call results. They do not need the SDK."""
 
 import base64
 import binascii

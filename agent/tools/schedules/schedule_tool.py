@@ -25,7 +25,7 @@ MAX_TEXT_CHARACTERS = 4_000
 MAX_PER_CHAT = 20
 """Maximum number of schedules in a chat. Every schedule starts turns that cost money."""
 MIN_MINUTES = 5
-"""Minimum number of minutes between two messages of a schedule, so that its turns do not pile up."""
+"""Minimum time between two messages of a schedule, in minutes, so that its turns do not pile up."""
 
 
 class _Change(Arguments, frozen=True):

@@ -58,8 +58,8 @@ class Crontab:
     weekdays: frozenset[int]
     """Days of the week; 0 is Sunday."""
     is_either: bool
-    """True if it is enough that one of the two day fields matches. In cron, this is the case if neither begins with
-    `*`.
+    """True if a day needs to match only one of the two day fields. In cron, this is the case if neither field begins
+    with `*`.
     """
 
     def has(self, day: date) -> bool:
@@ -72,7 +72,7 @@ class Crontab:
 
     @property
     def shortest_minutes(self) -> int:
-        """Return the shortest time between two occurrences, including those on both sides of midnight, in minutes."""
+        """Return the shortest time between two occurrences in minutes, even if midnight is between them."""
         minutes = [one.hour * 60 + one.minute for one in self.times]
         return min(after - before for before, after in zip(minutes, [*minutes[1:], minutes[0] + 1_440], strict=True))
 
@@ -201,7 +201,7 @@ def _nearest(
 
 
 def known_zone(name: str) -> ZoneInfo:
-    """Return the time zone with a stored name. Raises `ToolError` if it is unknown on this machine."""
+    """Return the time zone for a stored name. Raises `ToolError` if it is unknown on this machine."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:

@@ -282,7 +282,7 @@ class RunningCommand:
     def _find_crowd(self) -> str | None:
         """Return the reason to end this command if all commands together use too much memory or too many processes.
 
-        Only the largest command of the chat that uses most is ended.
+        Only the largest command of the chat that uses the most is ended.
         """
         chats = defaultdict[Path, list[RunningCommand]](list)
         for one in tuple(_RUNNING):
@@ -304,7 +304,7 @@ def _part(commands: Iterable[RunningCommand]) -> float:
 
 
 class SandboxMemory:
-    """Measures a sandbox from outside: its processes and their memory, and memory that no process has mapped."""
+    """Measures a sandbox from the outside: its processes and their memory, and memory that no process has mapped."""
 
     def __init__(self, pid: int) -> None:
         """`pid`: the process waiting at the gate, whose descriptors 3, 4 and 5 are the lists of System V objects."""
@@ -326,7 +326,7 @@ class SandboxMemory:
         with suppress(OSError):
             inside += [path for path in (self._root / "proc").iterdir() if path.name.isdecimal()]
         for path in inside:
-            with suppress(OSError):  # the process has ended meanwhile
+            with suppress(OSError):  # the process has ended in the meantime
                 processes += len(os.listdir(path / "task"))
                 own += int((path / "statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
                 for link in (path / "fd").iterdir():

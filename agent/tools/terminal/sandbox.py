@@ -49,8 +49,8 @@ _MAX_COMMAND_BYTES: Final = 100_000
 """Maximum length of a command in bytes. Linux accepts 128 KiB in an argument."""
 
 _PROC = ("--proc", "/proc", "--remount-ro", "/proc")
-"""Options that mount `/proc` with the sandbox's own processes. It is read-only, because commands of a gateway that runs
-as root could change kernel settings.
+"""Options that mount `/proc` with the sandbox's own processes. It is read-only, because commands could otherwise change
+kernel settings if the gateway runs as root.
 """
 _NO_MORE_USERS = ("--unshare-user", "--disable-userns")
 """Options that prevent programs from creating namespaces, in which they could mount file systems of any size."""
@@ -61,8 +61,8 @@ _READABLE_ONLINE = (
     "/etc/resolv.conf /etc/hosts /etc/nsswitch.conf /etc/services /etc/ssl/certs /etc/ssl/openssl.cnf "
     "/etc/ca-certificates /etc/pki/tls/certs /etc/pki/ca-trust"
 )
-"""Files that a command with network access can read. `/etc/ssl` and `/etc/pki` also hold private keys, which would be
-readable if the gateway runs as root, so these folders are not included completely.
+"""Files that a command with network access can read. `/etc/ssl` and `/etc/pki` are not included completely, because
+they also hold private keys, which would be readable if the gateway runs as root.
 """
 _USERS = Path(__file__).with_name("sandbox_users.txt")
 """The sandbox's `/etc/passwd`. It has a single user, so the machine's users stay hidden."""
@@ -78,11 +78,11 @@ class SandboxInfo:
 
 @cache
 def probe_sandbox() -> SandboxInfo:
-    """Find the sandbox options that work on this machine, by trial. Takes about ten milliseconds, once per process."""
+    """Find out which sandbox options work on this machine. Takes about ten milliseconds, once per process."""
     path = os.environ.get("PATH")
     if missing := sorted({package for name, package in _NEEDED.items() if shutil.which(name, path=path) is None}):
-        packages = " ".join(missing)
-        return SandboxInfo(fault=f"{packages} is not installed; on Debian and Ubuntu: apt install {packages}")
+        needed, packages = " and ".join(missing), " ".join(missing)
+        return SandboxInfo(fault=f"{needed} must be installed; on Debian and Ubuntu: apt install {packages}")
     said = ""
     for options in _FORMS:
         if os.geteuid() == 0 and _PROC[0] not in options:
@@ -136,7 +136,7 @@ echo >&0; read -r _ && exec "$@" </dev/null 3<&- 4<&- 5<&-
 """
 GATE: Final = ("sh", "-c", _GATE, "gate")
 """Command prefix that delays a program until the gateway has set its limits. It writes a line to standard input, which
-is a socket, and waits for a line in return. It ends if the other side is closed. Until then it keeps the sandbox's
+is a socket, and waits for a line in return. It ends if the other side is closed. While it waits, it keeps the sandbox's
 lists of System V objects open, so that the gateway can measure their memory.
 """
 
@@ -318,7 +318,7 @@ def total() -> Usage:
 
 @cache
 def group_parents() -> list[Path]:
-    """Return the folders in which the gateway can create groups. Also remove groups that a killed gateway left."""
+    """Return the folders in which the gateway can create groups. Remove groups that a killed gateway left behind."""
     total()  # cache the limit now, because the gateway moves to another group below
     folders = _own_groups()
     if len(folders) == 1:
@@ -352,7 +352,7 @@ def _own_groups() -> list[Path]:
 
 
 def _figures(folders: list[Path], names: str) -> dict[str, int]:
-    """Return the numbers in control group files, by the key before a number or else by file name. Skips "max"."""
+    """Return the numbers in control group files, by the key before a number, else by file name. Skips "max"."""
     found: dict[str, int] = {}
     for file in (folder / name for folder in folders for name in names.split()):
         with suppress(OSError):

@@ -86,7 +86,7 @@ class BackgroundRegistry:
         """Start a background command. Raises `ToolError`, for example if the chat has reached its limit."""
         running = sum(one.running.is_running for one in self.of(context.chat_id)) + self._starting[context.chat_id]
         if running >= settings.max_background:
-            raise ToolError(f"the limit is reached: {counted(running, 'background command')} running; kill one first")
+            raise ToolError(f"the limit is reached ({counted(running, 'background command')}); kill one first")
         self._starting[context.chat_id] += 1
         try:
             started = await RunningCommand.start(command, folder, settings, has_end=False)
@@ -113,7 +113,7 @@ class BackgroundRegistry:
     async def wait(self, one: BackgroundCommand, seconds: float) -> str:
         """Return the state and the new output when the command ends, or after `seconds`.
 
-        Forgets a command that has ended.
+        A command that has ended is removed from the registry.
         """
         one.pollers += 1
         try:
@@ -151,7 +151,7 @@ def terminal_tool(
         is_exempt=lambda asked: asked.action != "run",
         shape=lambda asked: command_shape(asked, is_exact=settings().unsafe),
         reach=lambda shape: (
-            f"running `{shape[:-2]}` with any plain words"
+            f"running `{shape[:-2]}` with any plain words as arguments"
             if shape.endswith(" …")
             else f"running exactly\n{fenced(shape, 'sh')}\n"
         ),
@@ -187,14 +187,14 @@ _PLAIN = re.compile(
     r"(?a)(cat|cp|cut|date|df|diff|du|echo|grep|head|ls|md5sum|mkdir|mv|pwd|sha256sum|stat|tail|touch|tr|uniq|wc)"
     r"(?: +[\w./:,@%+=-]+)*"
 )
-"""Pattern for a program that starts no others, with arguments that the shell passes on unchanged."""
+"""Pattern for a program that starts no other programs, with arguments that the shell passes on unchanged."""
 
 
 def command_shape(asked: Command, *, is_exact: bool = False) -> str:
-    """Return the kind of a command for saved approvals: a harmless program with any arguments, else the exact command.
+    """Return a command's kind for saved approvals: a harmless program with any arguments, or else the exact command.
 
-    If it is empty, each command needs its own approval. `is_exact`: always return the exact command, because there is
-    no sandbox.
+    An empty kind means that each command needs its own approval. `is_exact`: always return the exact command, because
+    there is no sandbox.
 
     >>> [command_shape(Command(command=one)) for one in ("ls -l notes", "ls; reboot", "make all")]
     ['ls …', 'ls; reboot', 'make all']

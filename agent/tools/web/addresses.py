@@ -1,7 +1,7 @@
-"""Restriction of the web tools to public addresses:
+"""Restriction of the web tools to public addresses.
 
-URLs are checked first, and then the IP address of every connection. The second check cannot be evaded by a host name, a
-second DNS lookup, a redirect or an unusual notation of an address.
+The URL is checked first, and then the IP address of every connection. A host name, a second DNS lookup, a redirect or
+an unusual notation of an address cannot evade the second check.
 """
 
 import re

@@ -112,7 +112,7 @@ def fetch_tool(
 def check_secret(written: str, holds_secret: Callable[[str], bool]) -> None:
     """Raise `ToolError` if a text contains a secret from the configuration."""
     if holds_secret(written):
-        raise ToolError("the request contains a secret of the gateway's configuration, so it was not sent")
+        raise ToolError("the request contains a secret from the gateway's configuration, so it was not sent")
 
 
 def is_readable(media_type: str) -> bool:
@@ -128,7 +128,7 @@ def is_readable(media_type: str) -> bool:
 
 
 async def fetch_page(url: str, settings: FetchSettings) -> FetchResult:
-    """Return the text page at a URL. Raises `ToolError` with the reason if this fails."""
+    """Fetch the text page at a URL. Raises `ToolError` with the reason if this fails."""
     import aiohttp
     from yarl import URL
 
@@ -194,7 +194,7 @@ async def read_body(response: "ClientResponse", max_bytes: int) -> tuple[bytes, 
         if len(data) > max_bytes:
             del data[max_bytes:]
             return bytes(data), True
-        await asyncio.sleep(0)  # let other tasks run, because data from a fast server arrives without a wait
+        await asyncio.sleep(0)  # let other tasks run, because data from a fast server never makes this loop wait
     return bytes(data), False
 
 

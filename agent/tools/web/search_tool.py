@@ -137,7 +137,7 @@ async def _answer(service: SearchService, query: str, count: int) -> Json:
     if response.status == 200 and isinstance(answer, dict):
         return answer
     reason = service.refusals.get(response.status) or _reason(response.status, retry_after(response))
-    raise ToolError(f"{service.name} did not search: {reason}")
+    raise ToolError(f"the search with {service.name} failed: {reason}")
 
 
 def _reason(status: int, wait: int | None) -> str:

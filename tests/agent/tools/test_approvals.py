@@ -147,7 +147,11 @@ def test_an_invalid_path_is_refused_before_the_question(tmp_path: Path, path: st
             {"path": "a", "content": "b"},
             "`write_file` by everyone in this chat for any file in this chat's workspace.",
         ),
-        ("terminal", {"command": "ls -l"}, "`terminal` by everyone in this chat running `ls` with any plain words."),
+        (
+            "terminal",
+            {"command": "ls -l"},
+            "`terminal` by everyone in this chat running `ls` with any plain words as arguments.",
+        ),
         (
             "terminal",
             {"command": "make all"},

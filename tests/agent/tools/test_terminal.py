@@ -160,7 +160,7 @@ async def test_background_commands_of_a_chat_are_limited(terminal: Terminal) -> 
     for _ in range(2):
         await terminal.begin("sleep 100")
     refused = await terminal(command="sleep 100", background=True)
-    assert "2 background commands running; kill one first" in refused.text
+    assert "2 background commands" in refused.text
 
 
 async def test_background_commands_that_start_in_parallel_are_counted(terminal: Terminal) -> None:
