@@ -74,7 +74,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def field_choices(field: FieldInfo) -> list[str]:
-    """Return the allowed words of a setting, or an empty sequence if the setting also allows other values."""
+    """Return the keywords that a setting accepts, or an empty list if it accepts only other values."""
     return list(_words_in(field.annotation))
 
 
@@ -106,7 +106,7 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
 
 
 def details_of(error: ValidationError) -> list[ErrorDetails]:
-    """Return the problems that pydantic found, except those that only follow from another problem."""
+    """Return the problems that pydantic found, except problems that are only consequences of others."""
     details = error.errors(include_url=False, include_context=False)
     return [detail for detail in details if detail["type"] != "default_factory_not_called"]
 

@@ -103,7 +103,7 @@ RouteWord: TypeAlias = Annotated[
 
 
 class AuxiliaryConfig(BaseConfig):
-    """Models for background work: `auto` (the conversation's), `main` (the configured model), `off`, or an alias."""
+    """Models for background work: `auto` (the conversation's model), `main` (the configured one), `off` or an alias."""
 
     compression: SummaryModelConfig = Field(default_factory=SummaryModelConfig)
     flush: RouteWord = "auto"
@@ -117,7 +117,7 @@ class AuxiliaryConfig(BaseConfig):
 
     @property
     def routes(self) -> Mapping[str, str]:
-        """Return the configured word or alias of every background task except `compression`."""
+        """Return the configured keyword or alias of every background task except `compression`."""
         return {task: word for task, word in self if isinstance(word, str)}
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from gateway.config.fields import BLOCKS, FIELDS, dotted, needs_restart, variabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingRow:
-    """Description of one key. `allowed` is a range with a unit or a list of words. `default` is in YAML syntax."""
+    """Description of one key. `allowed` is a range with a unit or a list of keywords. `default` is in YAML syntax."""
 
     key: str
     variable: str

@@ -105,7 +105,7 @@ def _read_text(path: Path) -> str | None:
 
 
 def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Count a node and everything below it, with aliases expanded, up to `MAX_VALUES`. `known` has earlier counts."""
+    """Count a node and everything below it, with aliases expanded, up to `MAX_VALUES`. `known` caches counts."""
     if node not in known:
         known[node] = MAX_VALUES + 1  # this count applies if the node contains an alias of itself
         held = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value

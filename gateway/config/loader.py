@@ -281,7 +281,7 @@ def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Ke
 
 
 def _checked(chosen: Mapping[KeyPath, tuple[Any, str]], file: YamlFile) -> tuple[Config | None, list[str]]:
-    """Return the configuration, or None and its problems, without pydantic's messages, which might contain secrets."""
+    """Return the configuration, or None and its problems. Omits pydantic's messages, which might contain secrets."""
     nested: dict[str, Any] = {}
     for key, (value, _) in chosen.items():
         section = nested

@@ -74,7 +74,7 @@ def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
     if key == _MODE:
         words = " and, for each other task, a key such as auxiliary.title: main"
     value, _ = chosen.get(tuple(new.split(".")), ("auto" if words else "not set", ""))
-    state = "has a value that cannot be used" if isinstance(value, Mapping | list) else f"is now {value}"
+    state = "has an invalid value" if isinstance(value, Mapping | list) else f"is now {value}"
     return f"{where}: {name} is no longer a setting: use {new}{words}; {new} {state}"
 
 

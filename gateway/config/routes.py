@@ -76,7 +76,7 @@ class ApiConfig(BaseConfig):
         ge=1,
         le=10_000_000,
         unit="tokens",
-        default_text="the room left by the prompt, up to 32000 and the model's own limit",
+        default_text="the space left by the prompt, at most 32000 or the model's own limit, whichever is lower",
     )
     """Maximum length of an answer. The gateway reserves this much of the context window. If not set, it reserves 8192
     tokens or a quarter of the window, whichever is less."""
@@ -155,13 +155,14 @@ class RouteConfig(CallConfig, ApiConfig):
         if window < MIN_INPUT_WINDOW:
             return (
                 f"{key}.context_length ({self.context_length}) minus {key}.max_output_tokens ({output}) leaves "
-                f"{window} tokens for prompts, but {MIN_INPUT_WINDOW} are needed: raise the first or lower the second"
+                f"{window} tokens for prompts, but {MIN_INPUT_WINDOW} are needed: raise context_length or lower "
+                "max_output_tokens"
             )
         return None
 
 
 WrittenRoute: TypeAlias = str | Annotated[dict[str, Any], AfterValidator(FrozenBlock), PlainSerializer(str)]
-"""Name of an alias or model, or a block with the keys that are set. Even a key set to its default is not inherited."""
+"""Alias, model name, or a block with the keys that are set. A key set to its default value also counts as set."""
 
 
 def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:

@@ -54,7 +54,7 @@ class ToolsConfig(BaseConfig):
     """Availability of each tool by name: `on`, `off`, or `admins` (only in turns that an admin started). `*` means all
     other tools."""
     use_on: SwitchesByPlace = setting({}, default_text="none")
-    """Like `tools.use`, for one platform (`discord`) or one chat (`telegram:42`). A chat overrides its platform."""
+    """Like `tools.use`, but for one platform (`discord`) or one chat (`telegram:42`). A chat overrides its platform."""
     approval: ApprovalConfig = Field(default_factory=ApprovalConfig)
     approval_on: ApprovalByPlace = setting({}, default_text="none")
     """Approval policy for one platform or one chat, instead of `tools.approval`."""
