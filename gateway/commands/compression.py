@@ -76,7 +76,7 @@ def _details(outcome: Compressed) -> list[str]:
     written = f"Summary written by {prepared.model}"
     if prepared.failure is not None:
         reason = prepared.failure.rstrip(".")
-        written = f"No model could write a summary ({reason}), so I listed the key points without a model"
+        written = f"No model could write a summary ({reason}), so I made a list of the key points without a model"
     focus = f", with the focus “{topic}”" if topic else ""
     # Undo is offered only if the restored conversation would leave some room in the context window.
     can_undo = outcome.job.tokens_before * 100 <= outcome.job.limits.input_window * 96
@@ -118,7 +118,7 @@ def _undo(undoing: UndoPreview, db: Connection, now: Millis) -> str:
 def _preview_text(preview: CompressionPreview | NotNeeded) -> str:
     if isinstance(preview, NotNeeded):
         return _outcome_text(preview)
-    shorter = f"It would first shorten {counted(preview.pruned, 'long tool result')}. " if preview.pruned else ""
+    shorter = f"`/compress` would first shorten {counted(preview.pruned, 'tool result')}. " if preview.pruned else ""
     return (
         f"`/compress` would summarise {counted(preview.middle, 'message')}. It would keep the first {preview.head:,} "
         f"and the newest {preview.tail:,} unchanged.\n"

@@ -87,7 +87,7 @@ _OPTIONS = {"chat": "a chat such as `telegram:42`", "role": "user, assistant or 
 
 
 def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
-    """Parse words and options in any order. Some phones replace two hyphens with a dash."""
+    """Parse words and options in any order. A dash counts as two hyphens, because some phones replace them."""
     words: list[str] = []
     options: dict[str, str] = {}
     pieces = iter(argument.split())

@@ -103,7 +103,7 @@ async def _listed(request: CommandRequest, session: sessions.Session | None) -> 
     if settings.fallback_routes:
         lines.append("Fallbacks: " + ", then ".join(_described(settings, one) for one in settings.fallback_routes))
     if len(known) == 1 and choice is None:
-        lines.append("No other models are configured. An operator can add some under `model.aliases`.")
+        lines.append("No other models are configured. An operator can add models under `model.aliases`.")
     else:
         lines.append(f"`/model <name>` chooses one for this conversation. `/model {CONFIGURED}` switches back.")
     others = [name for name in known if name != current][:8]

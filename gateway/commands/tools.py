@@ -109,7 +109,7 @@ def _answer(request: CommandRequest, decide: Decide, which: str | None) -> Comma
 
 
 def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequence[PendingApproval]:
-    """Return the requests that the command answers. Raises `CommandError` if there are none or the sender may not."""
+    """Return the requests to answer. Raises `CommandError` if there are none, or if the sender cannot answer them."""
     is_named, person = which is not None and which != "all", request.row.sender_ref
     is_admin = request.role is UserRole.ADMIN  # an admin's direct chat can answer all requests to admins
     load = partial(approvals.load_pending, db, request.chat.id, is_admins=is_admin and not request.chat.kind.is_shared)

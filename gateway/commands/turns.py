@@ -87,7 +87,7 @@ def _stop(
 
 
 def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> InboxId | None:
-    """Settle a `/compress` at the front of the queue, running or waiting. Return its inbox id or None."""
+    """Settle a running or waiting `/compress` at the front of the queue. Return its inbox id or None."""
     waiting = [row for row in inbox.load_waiting(db, request.chat.id) if not row.runs_at_once]
     first = next((row for row in waiting if row.kind is not inbox.InboxKind.NOTICE), None)
     if first is None or first.kind is not inbox.InboxKind.COMMAND or first.id > request.row.id:
@@ -103,7 +103,7 @@ def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> Inbox
 
 
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
-    """True if the turn's message arrived before this `/stop`. A `/stop` that is stored late stops no later turn."""
+    """True if the turn's message arrived before this `/stop`. A `/stop` stored late must not stop a later turn."""
     earlier = request.context.lanes.stopped_for.get(request.row.id)
     return turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)
 

@@ -292,7 +292,7 @@ async def test_an_unusable_summary_is_replaced_by_a_rule_based_one(store: Store,
         told = await compress(gateway)
         assert "Compressed: " in told
         assert "No model could write a summary (" in told
-        assert "so I listed the key points without a model" in told
+        assert "so I made a list of the key points without a model" in told
         assert await gateway.rows(EVENTS) == [("manual", "compressed", None, "deterministic")]
         await gateway.ask("and now?")
         assert said(await view_of(gateway))[-2] == f"TICKET-{COUNT - 1}"
