@@ -48,7 +48,7 @@ class ChatQueue:
         """Chats that were added after the last sweep began, and that the sweep may have missed."""
 
     def __bool__(self) -> bool:
-        """True if the lock of a queued chat must be requested."""
+        """True if the lock of any queued chat must be requested."""
         return any(self._chats.values())
 
     def put(self, chat_id: ChatId) -> None:
@@ -112,7 +112,7 @@ class LockedChats:
         self._take_soon()
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Queue a chat. A busy node with room waits for a new message's hint, so that idle nodes react first."""
+        """Queue a chat. For a new message, a busy node with room first lets idle nodes react to the hint."""
         if started is not None:
             self._stored_at[chat_id] = asked_at
         elif is_new and self._is_busy and self._lanes.room > 0:

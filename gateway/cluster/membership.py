@@ -43,7 +43,7 @@ AGREED = (
 
 
 def agreed_settings(config: Config) -> str:
-    """Return the settings that nodes must agree on as JSON. Secrets are hashed, and unset tokens are left out."""
+    """Return, as JSON, the settings on which nodes must agree. Secrets are hashed, and unset tokens are left out."""
     values = {dotted(key): value for key, value in values_of(config)}
     values["agent.time_zone"] = values["agent.time_zone"] or server_zone()
     # A node without a bot's token leaves that bot to other nodes.
@@ -71,7 +71,7 @@ def refuse_early(loaded: LoadedConfig, url: str, *, is_fresh: bool) -> None:
 
 
 class Membership:
-    """Cluster membership of this node: takes the seat and compares settings with other nodes."""
+    """Cluster membership: takes this node's seat (see `node.py`) and compares settings and clocks with other nodes."""
 
     def __init__(self, store: Store, clock: Clock, config: Callable[[], Config]) -> None:
         self.changed = asyncio.Event()
@@ -119,7 +119,7 @@ class Membership:
             self._known = set(found)
 
     async def end_left_transactions(self) -> None:
-        """End transactions of nodes that lost their connection, which block other nodes. Runs until cancelled."""
+        """End transactions that block other nodes after their own node lost its connection. Runs until cancelled."""
         while True:
             try:
                 if count := await self._store.read(end_left_transactions):

@@ -1,7 +1,7 @@
 """Cluster node: does its share of the work while it holds a seat, which is a database connection with the node's locks.
 
 Each chat, each account and the housekeeping belong to one node at a time. A node looks for free work twice a second.
-Nodes also send each other hints about their writes. A single daemon does all the work.
+Nodes also send each other hints about their writes. Without a cluster, a single daemon does all the work.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from hermes_state.values import ChatId
 log = structlog.get_logger()
 
 SWEEP_SECONDS = 0.5
-"""Seconds between two searches of the database for free work (sweeps). They find work even if a hint was lost."""
+"""Seconds between two sweeps, which search the database for free work. A sweep finds work even if a hint was lost."""
 DUTY_BACKOFF = Backoff(max_seconds=60.0)
 
 OnHintOf = Callable[[int], None]
@@ -73,7 +73,7 @@ class NodeState:
         """Return the `/status` line about this node, or None for a single daemon."""
         if self.seat is None or not self.seat.is_shared:
             return None
-        lost = f"; it lost its seat {counted(self.seats_lost, 'time')} since it started" if self.seats_lost else ""
+        lost = f"; it has lost its seat {counted(self.seats_lost, 'time')} since it started" if self.seats_lost else ""
         return f"- Node: `{info.name}`, {'active' if self.is_certain() else 'without a seat right now'}{lost}"
 
 
@@ -166,7 +166,7 @@ class Node:
             self._tasks.append(asyncio.ensure_future(self._run_duty(duty)))
 
     async def _run_duty(self, duty: Duty) -> None:
-        """Run a duty and restart it after a crash, because no other node can run it while this node holds its lock."""
+        """Run a duty and restart it after a crash, because this node still holds the duty's lock."""
         for pause in DUTY_BACKOFF:
             try:
                 await duty.run()

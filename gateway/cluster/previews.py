@@ -23,7 +23,7 @@ log = structlog.get_logger()
 STORE_SECONDS = 1.0
 """Minimum seconds between two writes of a preview."""
 BEAT_SECONDS = 2.0
-"""Maximum seconds between two writes of a preview. Without a write, as after a crash, the preview disappears."""
+"""Maximum seconds between two writes of a preview. If the writes stop, as after a crash, the preview disappears."""
 SILENT_SECONDS = 3 * BEAT_SECONDS
 """Seconds without a write after which a preview ends."""
 
