@@ -1,6 +1,6 @@
 """Bursts: consecutive messages of a sender within `sessions.merge_seconds`, which become a single turn.
 
-A turn starts later only if another message is expected, as with an album or a pasted text that the client splits.
+A turn is delayed only if another message is expected, as with an album or a pasted text that the client splits.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
 
 
 def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow]) -> Millis:
-    """Return the time until which a burst waits for an expected piece, or 0. Later messages end the wait."""
+    """Return the time until which a burst waits for another piece, or 0 for no wait. A later message ends the wait."""
     last = burst[-1]
     is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)
     if not (last.expects_more and is_newest):

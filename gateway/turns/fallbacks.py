@@ -22,7 +22,7 @@ from hermes_state.turns import RunningTurn
 log = structlog.get_logger()
 
 MIN_HYGIENE_MESSAGES = 4
-"""Minimum number of messages before hygiene checks the number of tokens. The agent compresses shorter conversations."""
+"""Minimum number of messages for which hygiene checks the size in tokens. Only the agent compresses fewer messages."""
 
 
 class FallbacksFailedError(HermesError):
@@ -84,7 +84,7 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
     """Check the size of a conversation before its turn (hygiene), and compress the conversation if it is too large.
 
     Hygiene acts at 85 % of the context window (`hygiene.threshold`) or at 5,000 messages. If the prompt still fits,
-    the turn waits for at most 10 seconds. Returns the measured prompt, or None if the conversation may have changed.
+    the turn waits at most 10 seconds for the compression. Returns the measured prompt, or None if it may be outdated.
     """
     context, conversation = agent.context, turn.conversation
     prompt = await context.measure(conversation, model)
@@ -97,7 +97,7 @@ async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Mea
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """True if another model might succeed. This includes refusals without a reason, which open no circuit breaker."""
+    """True if another model might succeed, even after a refusal that gives no reason and opens no circuit breaker."""
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
     return not is_chosen or remedy_for(error).trouble is not None or type(error) in (ModelError, ShapeRejected)

@@ -115,7 +115,7 @@ class Lane:
         return True
 
     def _held_for(self, last: InboxRow, until: Millis) -> float:
-        """Return the seconds to wait for a burst, on the monotonic clock, because the system clock can change."""
+        """Return the seconds to wait for a burst. Uses the monotonic clock, because the system clock can change."""
         if self._held[0] != last.id:
             held_ms = min(until - self._lanes.clock.now(), until - last.received_at)
             self._held = last.id, time.monotonic() + held_ms / 1000
@@ -218,7 +218,7 @@ class LaneRegistry:
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
     """Open turns that this process has stored or resumed. Continuing one of these turns does not count as a restart."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
-    """Turns that a `/stop` ended before it could be stored, by the inbox row of the command, until it has run."""
+    """Turns that ended before their `/stop` was stored, by the command's inbox row, until the command has run."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
@@ -237,7 +237,7 @@ class LaneRegistry:
             await self._ownership.sweep()
 
     async def abandon(self) -> None:
-        """End all work without storing anything, because another process may now own the chats. See `let_go`."""
+        """End all work without storing anything, because another process may now own the chats."""
         self._ownership = None
         await asyncio.sleep(0)  # a lane that is cancelled before its first step would never release its chat
         await cancel_all(self._tasks)
@@ -305,7 +305,7 @@ class LaneRegistry:
         return active.begin_stop(reason) if (active := self._active_in(chat_id)) is not None else None
 
     def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> ActiveTurn | None:
-        """Stop a chat's turn while the database is unavailable. The `/stop` settles this once it can be stored."""
+        """Stop a chat's turn while the database is unavailable. The stop is settled when the stored `/stop` runs."""
         if (active := self.active.get(key)) is None:
             return None
         may_stop = is_admin or active.turn.started_by == sender_ref or not active.turn.chat_kind.is_shared

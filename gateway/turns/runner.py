@@ -64,14 +64,14 @@ class ActiveTurn:
     _stop_is_settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin_stop(self, reason: str) -> Self:
-        """Cancel the work now. Later calls share the same stop."""
+        """Cancel the work now, unless a stop has already begun."""
         if self.stop_reason is None:
             self.stop_reason, self.partial_text = reason, self.preview.text
             self.task.cancel()
         return self
 
     def settle_stop(self) -> None:
-        """Let the lane continue, because the stop was stored or could not be stored."""
+        """Let the lane continue: the attempt to store the stop is over, whether or not it succeeded."""
         self._stop_is_settled.set()
 
     async def wait_for_end(self) -> None:
@@ -156,7 +156,7 @@ class TurnRunner:
     async def _close(self, preview: TurnPreview, turn: RunningTurn, done: TurnAnswer | None) -> None:
         """End the preview. If the turn is stopped while the preview ends, record the cost of its answer.
 
-        A request in flight is awaited, unless another node may now serve the account and send the answer.
+        Waits for a request in flight, unless another node may now serve the account and send the answer.
         """
         try:
             await (preview.close() if self.previews.adapters.is_certain() else preview.abandon())
@@ -219,7 +219,7 @@ def _finish_turn(
     rendered: RenderedReply | None,
     has_stored_preview: bool,
 ) -> OutboxRow | None:
-    """End a turn and record its notices. Return the reply to send now. A retry reads the clock again."""
+    """End a turn and record its notices. Return the reply to send now. A retried transaction reads the clock again."""
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if pressure is not None:
         note_pressure(db, pressure)

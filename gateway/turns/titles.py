@@ -110,7 +110,7 @@ class TitleWriter:
 
 
 def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:
-    """Return the first rows of a conversation, or None if it has a title or no calls left."""
+    """Return the first rows of a conversation, or None if it has a title or needs no further call."""
     if sessions.load_title(db, lineage_id) is not None:
         return None
     outcomes = ledger.call_outcomes(db, lineage_id, "title")
@@ -121,6 +121,6 @@ def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:
 
 @locks(lineage="lineage_id")
 def _keep(db: Connection, lineage_id: LineageId, title: str, call: ModelCall, now: Millis) -> bool:
-    """Record the call and store the title, unless a person has set a title in the meantime."""
+    """Record the call and store the title, unless a user has set a title in the meantime."""
     ledger.record(db, None, lineage_id, call, now)
     return sessions.give_title(db, lineage_id, title)

@@ -53,7 +53,7 @@ class TranscriptionHandler:
     clock: Clock
     make_client: "Callable[[Config], TranscriptionClient]"
     _clients: "list[TranscriptionClient]" = field(default_factory=list, init=False)
-    """The last client is current. Shortly after a reload, older clients can still be in use."""
+    """Clients, the current one last. Shortly after a reload, older clients can still be in use."""
     _inputs: object = field(default=None, init=False)
 
     @property
