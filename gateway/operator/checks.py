@@ -1,4 +1,4 @@
-"""Checks that the running daemon makes for `doctor`. Without a daemon, `doctor` makes them itself."""
+"""Checks that the daemon runs for `doctor`. If no daemon is running, `doctor` runs them itself."""
 
 import mmap
 import sqlite3

@@ -1,4 +1,4 @@
-"""Checks that `doctor` makes, of everything that can prevent a gateway from working.
+"""Checks that `doctor` runs to find problems that can prevent a gateway from working.
 
 The checks change nothing and are safe while a daemon is running. Every warning or failure says how to fix the problem.
 """

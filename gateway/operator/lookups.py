@@ -54,7 +54,7 @@ Row: TypeAlias = dict[str, Any]
 LOOKUP_SECONDS = 5.0
 """Maximum time for a look-up, in seconds, because a person can make a query slow on purpose."""
 MAX_PAGE_CHARS = 1_000_000
-"""Maximum number of characters in a response of more than one message. Later requests return the remaining messages."""
+"""Maximum number of characters in a response with several messages. Later requests return the remaining messages."""
 MAX_HITS = 100
 MAX_SESSIONS = 5_000
 """Maximum number of sessions in one response: about 3 MB of JSON."""
@@ -246,7 +246,7 @@ class SessionsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ConversationsRequest(Lookup, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Request for conversations with a lineage id above `after`, in `place` (a chat, session or message) if set."""
+    """Request for conversations with a lineage id above `after`, optionally in a `place` (chat, session or message)."""
 
     place: str | None = None
     since: int = 0
@@ -397,7 +397,7 @@ _JSON_ROWS: Final[Mapping[type, str]] = {
 
 
 def json_row(one: LineageSession | FoundMessage | HistoryMessage | Conversation) -> Row:
-    """Return the JSON object of a value, with full keys for sessions and conversations and recall ids for messages."""
+    """Return a value as a JSON object. Sessions and conversations have full keys, and messages have recall ids."""
     if isinstance(one, HistoryMessage):
         return msgspec.structs.asdict(one)
     row: Row = {"message": recall_id(one.message_id)} if isinstance(one, FoundMessage) else {}

@@ -146,7 +146,7 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
-    """Return the HTTP status (0: no response, see `reason`) and the JSON object. A JSON list becomes its `data`."""
+    """Return the HTTP status and the JSON object, `{"data": …}` for a list, or 0 and a `reason` without a response."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     opener = urllib.request.build_opener(_NoRedirectHandler)

@@ -37,8 +37,8 @@ class DaemonNotRunningError(HermesError):
 async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
     """Answer requests at `path` while the block runs. The caller holds the state directory's lock.
 
-    Replaces a socket left by a dead process. If the socket is deleted, creates it again, with its folder: only the
-    daemon still has the deleted files open. Open connections are closed at the end of the block.
+    Replaces a socket left by a dead process. If the socket is deleted, creates it again with its folder, because only
+    the daemon still has the deleted files open. Open connections are closed at the end of the block.
     """
     connections: set[asyncio.Task[None]] = set()
     servers: list[asyncio.Server] = []
