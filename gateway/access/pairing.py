@@ -25,7 +25,7 @@ OFFER = (
 STILL_WAITING = "You do not have access yet. Your code still needs approval from the owner of this bot or an admin."
 
 COMMAND_LINE = "command line"
-"""Stored instead of an admin's id if the decision came from the command line."""
+"""Value stored instead of an admin's id if the decision was made on the command line."""
 
 WELCOME = {
     UserRole.USER: "You now have access. Send me a message and I will answer. /help lists all commands.",
@@ -56,7 +56,7 @@ def offer_pairing(
 def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
-    """Give access to the person with this code, and welcome them there. Raises `CommandError` for an invalid code."""
+    """Give access to the owner of a code, and store a welcome message. Raises `CommandError` for an invalid code."""
     try:
         pairing = pairings.approve(db, code, role, decided_by, now)
     except PairingNotFound as error:
@@ -70,7 +70,7 @@ def approve_pairing(
 
 @locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Revoke a person's access, even to running turns. Raises `CommandError` if the person is not paired."""
+    """Revoke a person's access, and keep their messages out of running turns. Raises `CommandError` if not paired."""
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:
@@ -99,7 +99,7 @@ def pairing_row(pairing: Pairing) -> dict[str, str]:
 
 
 def _offer_key(code: str) -> str:
-    """Return the dedupe key of the reply that offers a code. On approval, this key leads to the chat of the code."""
+    """Return the dedupe key of the reply that offers a code. `approve_pairing` uses it to find the reply's chat."""
     return f"pairing:{pairings.hash_code(code)[:16]}"
 
 

@@ -30,7 +30,7 @@ LOCAL_OWNER = UserRef("local:owner")
 class AccessResult(StrEnum):
     ADMITTED = "admitted"
     UNADDRESSED = "unaddressed"
-    """Message in a shared chat that is not addressed to the bot."""
+    """Message that is not addressed to the bot, in a shared chat."""
     BOT = "bot"
     STRANGER = "stranger"
     """Person without access in a direct chat. The bot explains how to get access."""
@@ -58,7 +58,7 @@ class AccessControl:
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
-        """Load the pairings, and keep people without access out of running turns. Retries if the database is down."""
+        """Load the pairings. People without access can no longer join turns. Retries if the database is down."""
         async with self._loading:  # one load at a time, so that old rows cannot replace newer rows
             await retried(self._load, StoreUnavailable, "access.stale")
         if self._on_loaded is not None:
