@@ -78,7 +78,7 @@ def copy(
     to: Annotated[str, typer.Option("--to", metavar="URL|FILE", help="Empty PostgreSQL database or new file.")],
     as_json: Json = False,
 ) -> None:
-    """Copy the configured database with all ids, while no gateway runs. The source is only read.
+    """Copy the configured database with all ids, while no gateway runs. The source is not changed.
 
     To continue an interrupted copy, run the same command again. At the end, the command compares every table in both
     databases. The target's password comes from PGPASSWORD or ~/.pgpass. Exits with code 75 if a gateway has one of the

@@ -170,7 +170,7 @@ def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answe
 def _probe_all(
     load: Callable[[Mapping[str, str]], LoadedConfig], answers: dict[str, str], *, is_interactive: bool
 ) -> None:
-    """Test the service of each answer. A failure ends `init`, except at a terminal, where the person can decide."""
+    """Test the service of each answer. A failure ends `init`, except at a terminal, where the user can decide."""
     for variables in ((TELEGRAM_TOKEN,), (DISCORD_TOKEN,), (MODEL_NAME, *_MODEL_VARIABLES)):
         while any(name in answers for name in variables):
             try:

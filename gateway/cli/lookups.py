@@ -50,7 +50,7 @@ Place: TypeAlias = Annotated[
 def lineage(
     place: Place = None,
     limit: Annotated[
-        int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of sessions; leaves out the oldest.")
+        int, typer.Option(min=1, max=MAX_SESSIONS, help="Maximum number of sessions; the oldest are left out.")
     ] = MAX_SESSIONS,
     as_json: Json = False,
 ) -> None:
