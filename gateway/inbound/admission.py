@@ -26,7 +26,7 @@ BusyMode: TypeAlias = Literal["queue", "steer", "interrupt"]
 
 QUESTION_IS_OPEN = (
     "I have your message. Before I continue, please answer my request above with /approve or /deny, or send /stop. "
-    "If I asked the admins, only they can approve."
+    "If I asked the admins, only they can approve it."
 )
 
 
@@ -196,7 +196,7 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Refuse a message because the queue is full. Repeat the notice only after the queue has moved on."""
+    """Refuse a message because the queue is full. Repeat the notice only after the sender's oldest message is done."""
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (

@@ -39,7 +39,7 @@ class OfflineResult:
     """Task that sends the reply and returns True if the whole reply was sent."""
 
     def settle_stop(self) -> None:
-        """Let the lane of the stopped turn continue, if a turn was stopped."""
+        """If this command stopped a turn, let the turn's lane continue."""
         if self.stopping is not None:
             self.stopping.settle_stop()
 
@@ -90,7 +90,7 @@ class WaitNoticeSender:
 
     commands: CommandRunner
     seconds: float = 5.0
-    """Seconds before a chat gets the notice, at most 10 in total. Most database locks end earlier."""
+    """Seconds to wait before a chat gets the notice. Most database locks end earlier."""
     _chats: dict[ChatKey, asyncio.TimerHandle | asyncio.Task[bool]] = field(default_factory=dict, init=False)
     """Timer that starts the notice, or the task that sends it and returns True on success."""
 
