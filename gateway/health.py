@@ -1,4 +1,4 @@
-"""Health of the daemon: a heartbeat of the event loop and the writer, for operators and systemd's watchdog.
+"""Health of the daemon: a heartbeat of the event loop and the database writer, for operators and systemd's watchdog.
 
 The watchdog is notified as long as the loop and the writer make progress. If a platform is unreachable, the daemon is
 not ready, but the watchdog does not kill it.
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 @dataclass(eq=False, repr=False, slots=True)
 class Heartbeat:
-    """Measures the delays of the event loop and the writer, checks the database files, and notifies systemd."""
+    """Measures the delays of the event loop and the database writer, checks the database files and notifies systemd."""
 
     store: Store
     adapters: AdapterRegistry

@@ -95,7 +95,7 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 
 
 class _AcceptErrorFilter(logging.Filter):
-    """Filter for asyncio's log line about connections that cannot be accepted: a line per minute, not per second."""
+    """Limits asyncio's log lines about connections that cannot be accepted, from one per second to one per minute."""
 
     _quiet_until = 0.0
 

@@ -63,7 +63,7 @@ class AgentMaker:
     _clients: list[ClientRegistry] = field(default_factory=list, init=False)
 
     def make(self, loaded: LoadedConfig) -> tuple[Agent, ModelRegistry]:
-        """Return the agent and the models. The agent can run turns with each of the models.
+        """Return the agent and the models. The agent can run turns with any of the models.
 
         Raises `ConfigError` if a protocol's SDK is missing, or if the context engine is missing or broken.
         """
@@ -213,7 +213,7 @@ def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) ->
 
 
 def _context_of(route: RouteConfig, own: RouteConfig, config: Config) -> Tokens | None:
-    """Return a task model's context length without asking its provider, or None if it is the conversation's model."""
+    """Return a task model's context length without asking the provider, or None for the conversation's own model."""
     if (route.name, route.protocol, route.address) == (own.name, own.protocol, own.address):
         return None
     known = known_model(route.label)

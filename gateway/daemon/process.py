@@ -24,7 +24,7 @@ from hermes_state.store.lock import FileLock
 log = structlog.get_logger()
 
 SWITCH_SECONDS = 0.001
-"""Seconds that another thread can run before the event loop gets its turn. The default, 5 ms, delays the loop."""
+"""Seconds that another thread can run before the event loop continues. Python's default, 5 ms, delays the loop."""
 
 
 def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any) -> int:

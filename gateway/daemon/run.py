@@ -1,6 +1,6 @@
 """One run of the daemon: start, stop and reload.
 
-Start: database, access, unfinished commands, unfinished deliveries, open turns, then the adapters.
+Start order: database, access, unfinished commands, unfinished deliveries, open turns, and finally the adapters.
 Stop: no new turn starts (new messages are still stored), running turns finish, replies are sent. Then the adapters, the
 models and finally the database close.
 """
@@ -121,7 +121,7 @@ async def _serve_until_stopped(parts: Parts) -> None:
 
 
 async def _load_late(parts: Parts) -> None:
-    """Import the modules for the first answer when the platforms have connected, or after 5 seconds."""
+    """Once the platforms have connected, or after 5 seconds, import the modules that the first answer needs."""
     await parts.adapters.listening(5.0)
     config = parts.live.config
     try:
