@@ -13,7 +13,7 @@ from hermes_state.values import Clock, MicroUsd, micro_usd
 
 
 class SpendingControl:
-    """Ledger and spending caps for all model clients. They are kept during a reload."""
+    """Ledger and spending caps for all model clients. A reload keeps them."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -22,7 +22,7 @@ class SpendingControl:
         self.ledger = StoreLedger(store, clock)
 
     def caps_in(self, config: Config, name: str | None) -> Caps | None:
-        """Return the caps for the model `name`, or for the free built-in model if `name` is None."""
+        """Return the caps for the model `name` (None: the free built-in model), or None if no cap is set."""
         if not config.costs.has_caps:
             return None
         if price_in(config, name) is None:

@@ -104,7 +104,7 @@ def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> 
 
 
 def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Iterator[str]:
-    """Yield sentences about settings that the route's protocol does not accept. Other refusals are only logged."""
+    """Yield sentences about settings that the protocol rejects. If a provider rejects a setting, it is only logged."""
     sampling = " and ".join(f"`{key}`" for key in ("temperature", "top_p") if getattr(route, key) is not None)
     if route.protocol == "offline":
         if chosen or any(getattr(route, key) for key in CALL_KEYS):
@@ -112,7 +112,7 @@ def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Itera
     elif route.protocol == "anthropic" and sampling and (chosen or route.reasoning_effort) not in (None, "off"):
         yield f"Not sent while the model reasons (`reasoning_effort`), because the call would be refused: {sampling}."
     elif route.protocol == "anthropic" and (" and " in sampling or (route.temperature or 0) > 1):
-        yield "This protocol accepts `temperature` up to 1, and `top_p` only without it. Other values are not sent."
+        yield "This protocol accepts either `top_p` or a `temperature` of at most 1. Other values are not sent."
 
 
 def missing_keys(config: Config) -> Iterator[str]:

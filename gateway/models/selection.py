@@ -61,7 +61,7 @@ class ModelRegistry:
 
 
 class FallbackState:
-    """Record of the conversations that a fallback answers. After a restart, the chat is told again."""
+    """Record of the conversations that a fallback answers. A restart clears it, so the chat is notified again."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[LineageId, tuple[RouteConfig, RouteConfig]] = OrderedDict()
