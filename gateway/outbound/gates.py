@@ -51,7 +51,7 @@ class FloodControl:
         return max(0.0, self._ends - time.monotonic())
 
     def close_for(self, seconds: float) -> None:
-        """Record a penalty of the platform. A shorter penalty never replaces a longer penalty."""
+        """Record a penalty imposed by the platform. A shorter penalty never replaces a longer penalty."""
         self._ends = max(self._ends, time.monotonic() + seconds)
         # The timer keeps this object alive, so that the penalty outlives the current senders.
         asyncio.get_running_loop().call_later(seconds, lambda: self)
