@@ -90,7 +90,7 @@ class OutboundFile:
     """Row id of a stored file."""
 
     async def read(self) -> bytes:
-        """Raises `MessageRejected` if the file was deleted, and `PlatformUnavailable` if the disk fails."""
+        """Return the content. Raises `MessageRejected` if it was deleted, `PlatformUnavailable` if the disk fails."""
         if isinstance(self.content, bytes):
             return self.content
         try:
@@ -136,9 +136,9 @@ class Preview:
     ref: str | None
     """Id of the placeholder message that an earlier preview created; None for the first preview."""
     reply_to: str | None = None
-    """Message that the placeholder replies to, because an edit cannot turn the final answer into a reply."""
+    """Message that the placeholder replies to. An edit cannot turn the placeholder into a reply later."""
     since: Millis | None = None
-    """If set, show nothing, but find the turn's placeholder, which was sent after this time and never recorded."""
+    """If set, send nothing. Instead, find the turn's placeholder, which was sent after this time but never recorded."""
 
 
 class AdapterState(StrEnum):
@@ -148,7 +148,7 @@ class AdapterState(StrEnum):
     BACKING_OFF = "backing_off"
     FAILED = "failed"
     STANDBY = "standby"
-    """Another node runs the adapter."""
+    """State of an adapter that another node runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class Intake(Protocol):
         """
 
     async def overhear(self, event: InboundEvent) -> None:
-        """Let an urgent event (`/stop`) take effect before it is stored. Stores nothing: `accept` gets it later."""
+        """Let an urgent event (`/stop`) take effect before it is stored. `accept` must still be called to store it."""
 
     def refusal(self, event: InboundMessage) -> str | None:
         """Return the reason why the slash command or button is refused, or None if it is accepted. Stores nothing."""
@@ -207,7 +207,7 @@ class Intake(Protocol):
         """Return the stored cursors, which map each `channel_ref` to its `seen_ref`."""
 
     async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
-        """Change the stored id of a chat, because its group became a supergroup."""
+        """Change the stored id of a group that became a supergroup."""
 
     async def note_reach(self, platform: str, account: str, chat_ref: str, is_reachable: bool) -> None:
         """Record that a person blocked or removed the bot, or allowed it to write again."""
@@ -226,7 +226,7 @@ class PlatformAdapter(Protocol):
     def health(self) -> AdapterHealth: ...
 
     async def run(self, intake: Intake) -> None:
-        """Receive events until cancelled, then close all connections. Can be called again after it ended.
+        """Receive events until cancelled, then close all connections. Can be called again afterwards.
 
         Raises `TokenRejected` if only the operator can fix the problem, and another `PlatformError` if a new attempt
         might succeed. The supervisor then backs off and calls `run` again.

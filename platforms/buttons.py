@@ -16,7 +16,7 @@ class ButtonCommandStore:
     store: Store
     platform: str
     hash_mark: str
-    """Two-character prefix of button data that contains a hash; must not be `c:`."""
+    """Two-character prefix of button data that contains a hash. Must not be `c:`, which marks a whole command."""
     max_bytes: int
     """Maximum length of button data that the platform accepts, in bytes."""
 

@@ -1,7 +1,7 @@
 """HTTP server of an adapter, with limits on connections and on the time that a request takes to arrive.
 
-If there are too many connections, a new connection closes an idle connection, so clients cannot block the server with
-idle connections.
+When there are too many connections, each new connection replaces an idle one, so clients cannot block the server by
+holding connections open.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Parser for the Markdown that models write.
 
-It loses no words, and takes time linear in the length. It supports CommonMark with tables and strikethrough; the only
-HTML is tables, `<br>` and `<details>`. Content that CommonMark hides or drops is shown. Marks inside words, formulas,
-paths and patterns are literal text.
+It loses no words, and its time is linear in the length of the text. It supports CommonMark with tables and
+strikethrough. The only supported HTML is tables, `<br>` and `<details>`. Content that CommonMark hides or drops is
+shown. Marks inside words, formulas, paths and patterns are literal text.
 """
 
 import html

@@ -30,7 +30,7 @@ def longest_prefix(text: str, max_units: int) -> str:
 
 
 def is_within(text: str, start: int, max_units: int) -> bool:
-    """Return True if the text from `start` has at most `max_units`. The cost depends only on `max_units`."""
+    """Return True if the text from `start` fits in `max_units` UTF-16 units. The cost depends only on `max_units`."""
     return len(text) - start <= max_units and utf16_units(text[start:]) <= max_units
 
 
@@ -40,7 +40,7 @@ def with_newlines(text: str) -> str:
 
 
 UNFINISHED: Final = " …"
-"""Mark of an unfinished answer. If the process is killed, the unfinished answer stays in the chat."""
+"""Mark at the end of an unfinished answer. If the process is killed, the unfinished answer stays in the chat."""
 
 
 def unfinished(part: OutboundPart) -> OutboundPart:
@@ -71,7 +71,7 @@ def parsed_json(text: Any) -> Any:  # text or bytes in, JSON out
 
 
 def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], path: str = "") -> Any:
-    """Return `value` without the parts that make `read` fail, or None. Add the paths of these parts to `dropped`."""
+    """Return `value` reduced to the parts that `read` accepts, or None. Add the paths of other parts to `dropped`."""
 
     def known(key: str) -> Any:
         return known_parts(nested[key], lambda part: read({**base, key: part}), dropped, f"{path}.{key}".lstrip("."))

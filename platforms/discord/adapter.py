@@ -221,7 +221,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error to raise. An error that only the operator can fix comes first."""
+    """Return the error of a group to report. An error that only the operator can fix takes precedence."""
     errors = [_most_telling(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
     return min(errors, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))
 

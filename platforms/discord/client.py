@@ -123,7 +123,7 @@ class TolerantState(ConnectionState[Any]):
         return message
 
     def _known(self, channel: Any, data: Any) -> Any:
-        """Return a message without unparsable parts. If it has no text, it forwards the words of these parts."""
+        """Return a message without unparsable parts. If it has no text, forward the words of these parts."""
         fields: list[str] = []
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:

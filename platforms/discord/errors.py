@@ -14,7 +14,7 @@ from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejecte
 OPERATOR_CODES = {
     4004: "Discord rejected the bot token: set discord.token to the token on the Bot page of the developer portal.",
     4010: "Discord closed the connection: invalid shard (4010).",
-    4011: "This bot is in too many servers for one connection: Discord asks for sharding (4011).",
+    4011: "This bot is in too many servers for one connection: Discord requires sharding (4011).",
     4012: "Discord no longer supports this version of its gateway protocol (4012): update hermes-gateway.",
     4013: "Discord refused the requested intents as invalid (4013): update hermes-gateway.",
     4014: (
@@ -80,7 +80,7 @@ def _of_answer(error: discord.HTTPException, broken: type[PlatformError]) -> Pla
 
 @contextlib.contextmanager
 def connection_errors(client: discord.Client) -> Iterator[None]:
-    """Translate errors of the login and of the gateway connection."""
+    """Translate login and connection errors into `PlatformError`."""
     try:
         yield
     except discord.LoginFailure as error:

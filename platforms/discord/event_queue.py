@@ -1,8 +1,8 @@
 """Event queue, which stores Discord's events in order for each channel.
 
 Discord has no acknowledgements, so the gateway stores a cursor for each channel, which never skips a message. After a
-reconnect that did not resume the session, the messages after the cursor are fetched first. Fetched and live copies have
-the same `event_ref`.
+reconnect that did not resume the session, the messages after the cursor are fetched first. Fetched and live copies
+of a message have the same `event_ref`.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class PrioritySemaphore:
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[None]:
-        """Hold the semaphore for `name`, which has at most one waiter."""
+        """Hold the semaphore within the block. Each `name` must have at most one waiter."""
         if self._free:
             self._free -= 1
         else:
@@ -125,12 +125,12 @@ class EventQueue:
         self._complete: set[str] = set()
         """Channels whose history is complete for this connection."""
         self._high_water = 0
-        """Newest message id in any channel before this connection, or `began` as an id. Ids are ordered by time."""
+        """Newest message id stored for any channel, or `began` converted to an id. Ids are ordered by time."""
         self._connected_at = Millis(0)
         self._unstored: dict[str, InboundMessage] = {}
         """Events that are still waiting to be stored, by `event_ref`. They might include a `/stop`."""
         self._is_held_up = False
-        """True while the database makes an event wait."""
+        """True while an event waits because the database is slow or cannot be used."""
         self._may_listen = asyncio.Event()
         self.overflowed = asyncio.Event()
         """Set when an event was dropped. Later events are dropped too, so that no cursor skips the missing event."""

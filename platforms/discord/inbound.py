@@ -57,10 +57,10 @@ class EventReader:
         self._client = client
         self._clock = clock
         self._starters: dict[int, discord.Message] = {}
-        """Messages from which new threads were started, until a person mentions the bot in the thread."""
+        """Messages from which new threads were started, each kept until a person mentions the bot in the thread."""
 
     def message(self, message: discord.Message) -> InboundMessage | None:
-        """Read a message of a person or another bot. Return None for our own messages, joins, pins and boosts."""
+        """Read a message from a person or another bot. Return None for our own messages, joins, pins and boosts."""
         started_from = message.reference.resolved if message.reference is not None else None
         if message.type is discord.MessageType.thread_starter_message and isinstance(started_from, discord.Message):
             self._starters[message.channel.id] = started_from

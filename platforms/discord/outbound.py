@@ -177,9 +177,9 @@ class DiscordSender:
         return str(edited.id)
 
     async def _find_earlier(self, channel_ref: str, key: str, since: Millis, text: str | None = None) -> str | None:
-        """Return the message that was sent with this key or text since the given time.
+        """Return the id of the message that was sent with this key or text since the given time.
 
-        Searches at most 500 messages, and allows for clocks that differ by ten seconds.
+        Searches at most 500 messages. The clocks of Discord and this machine may differ by ten seconds.
         """
         after = discord.Object(snowflake_at(Millis(min(since, self.clock.now()) - 10_000)))
         nonce = self._nonce(channel_ref, key)

@@ -24,16 +24,16 @@ _HIDDEN = re.compile(
     rf"(`+)(?!`)[^`]++\1(?!`)|{_SPOILER}|(?P<pipes>(?<!\\)\|\|+)|(?P<br>{BREAK.pattern})|(?P<slash>{ESCAPE.pattern})",
     re.I,
 )
-"""Pattern of inline code and spoilers, which stay unchanged, and of other pipes, line breaks and backslashes."""
+"""Matches inline code and spoilers, which stay unchanged, and pipes, line breaks and backslashes outside them."""
 _MARK_ESCAPE = "\x00"
-"""Placeholder for a backslash before a mark, until the text's own backslashes are escaped."""
+"""Stands for an added backslash while the text's own backslashes are being escaped."""
 _PARSER = parser().disable(["lheading", "reference", "details", "fragments_join", "text_join"])
 
 
 def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
-    """Render at least one part, each within `limit` UTF-16 units, visible, and with balanced code fences.
+    """Render Markdown as one or more visible parts within `limit` UTF-16 units, with balanced code fences.
 
-    Tables and all kinds of code become blocks between three backticks.
+    Tables and code blocks of every kind become blocks between three backticks.
     """
     clean = with_newlines(well_formed(text))
     lines = clean.split("\n")

@@ -41,7 +41,7 @@ class SubmittedMessage:
 
     text: str
     client_id: str
-    """Id that the page gives to each message. A request with the same id repeats the message."""
+    """Id that the page gives to each message. A second request with the same id is a repetition."""
     is_press: bool
     files: tuple[IncomingAttachment, ...]
 
@@ -106,7 +106,7 @@ async def read_form(request: web.Request, uploads: UploadStore, *, max_character
     """Read a form's fields and files. Raises `FormError`, or `OSError` from the disk; the files are then removed."""
     total = uploads.max_file_bytes * 2 + _FIELD_BYTES
     if (request.content_length or 0) > total:
-        raise FormError(413, f"All files of a message can be at most {readable_size(2 * uploads.max_file_bytes)}.")
+        raise FormError(413, f"All files together can be at most {readable_size(2 * uploads.max_file_bytes)}.")
     fields: dict[str, str] = {}
     files: list[IncomingAttachment] = []
     try:
@@ -133,7 +133,7 @@ async def _read_parts(
         if not isinstance(part, BodyPartReader) or part.name not in expected:
             raise FormError(400, _NOT_A_MESSAGE)
         if request.content.total_bytes > total:
-            raise FormError(413, f"All files of a message can be at most {readable_size(2 * uploads.max_file_bytes)}.")
+            raise FormError(413, f"All files together can be at most {readable_size(2 * uploads.max_file_bytes)}.")
         if part.filename is None:
             fields[part.name] = await _read_field(part)
         elif part.filename:

@@ -45,7 +45,7 @@ logging.getLogger("telegram").setLevel(logging.WARNING)
 
 
 class TelegramAdapter:
-    """Receives by long polling, or by a webhook if one is configured. Sends while it runs."""
+    """Receives updates by long polling, or through a webhook if one is configured. Sends messages while it runs."""
 
     capabilities = Capabilities(
         max_part_units=MESSAGE_UNITS,
@@ -78,7 +78,7 @@ class TelegramAdapter:
     async def run(self, intake: Intake) -> None:
         """Receive updates until cancelled. Each run opens new connections. See `PlatformAdapter.run`."""
         if self._client is not None:
-            raise RuntimeError("this adapter is already running; two pollers would cut each other off")
+            raise RuntimeError("this adapter is already running; two pollers would interrupt each other")
         self._health.change(AdapterState.STARTING)
         try:
             async with _BotClient(self._settings) as client:
@@ -185,7 +185,7 @@ class _BotClient(AbstractAsyncContextManager["_BotClient"]):
 
 @asynccontextmanager
 async def _at_start() -> AsyncIterator[None]:
-    """Translate errors of the first requests. All of them are safe to retry, because no message was sent yet."""
+    """Translate errors of the first requests into ours. Retries are safe, because no message has been sent yet."""
     try:
         yield
     except InvalidToken:

@@ -42,7 +42,7 @@ _FILES: Final = (  # an animation also has a document with the same file
 class UpdateReader:
     """Reader of one bot's updates. The `event_ref` of a message is the same in every redelivery.
 
-    It does not contain the update's number, which restarts at random after a quiet week and could be used again.
+    The `event_ref` does not contain the update's number: after a quiet week, numbers restart at random and can repeat.
     """
 
     bot_id: int

@@ -98,7 +98,7 @@ class TelegramSender:
         return ref
 
     async def _draft(self, preview: Preview, part: OutboundPart) -> bool:
-        """Show a draft. Return False if the Bot API server does not support drafts, or not in this chat."""
+        """Show a draft. Return False if the Bot API server does not support drafts at all or in this chat."""
         drafting = self._bot.send_message_draft(
             int(preview.chat.chat_ref),
             preview.number,
@@ -187,7 +187,7 @@ class TelegramSender:
 async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] = ()) -> str | None:
     """Return the message id in a Bot API response, or an empty string if it has none.
 
-    Returns None if the refusal has one of the texts in `unless`. An edit that changes nothing is not an error.
+    Returns None if the API refuses with one of the texts in `unless`. An edit that changes nothing is not an error.
     """
     try:
         made = await call
@@ -207,7 +207,7 @@ def _thread_id(chat: ChatKey) -> int | None:
 
 
 def _stored_entities(part: OutboundPart) -> dict[str, str] | None:
-    """Return the entities as the JSON text in the part. The SDK sends text in `api_kwargs` unchanged."""
+    """Return the part's entities, stored as JSON text, as `api_kwargs`, which the SDK sends unchanged."""
     return {"entities": part.markup} if part.markup else None
 
 

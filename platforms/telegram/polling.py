@@ -101,7 +101,7 @@ class Poller:
             read_timeout=wait + 2 * self.settings.poll_grace_seconds,
         )
         if not isinstance(updates, list):
-            raise NetworkError("getUpdates did not answer with a list")
+            raise NetworkError("getUpdates did not return a list")
         known = [one for one in updates if isinstance(one, dict) and isinstance(one.get("update_id"), int)]
         return [self.updates.read(one) for one in known]
 

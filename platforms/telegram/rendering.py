@@ -1,6 +1,6 @@
 """Rendering of Markdown as plain text with entities, whose offsets are UTF-16 units, in parts that Telegram accepts.
 
-Unlike Telegram's own Markdown, entities need no parsing that can fail. A part stores its entities as JSON.
+Telegram can fail to parse its own Markdown, but entities need no parsing. A part stores its entities as JSON.
 """
 
 import re
@@ -52,7 +52,7 @@ _LATEX = LatexToUnicodeHelper()
 
 
 def render(markdown: str) -> Sequence[OutboundPart]:
-    """Render at least one part, each within `PART_UNITS`. A code block that is cut stays a code block in both parts."""
+    """Render Markdown as one or more parts within `PART_UNITS`. A code block that is cut stays one in both parts."""
     source = with_newlines(well_formed(markdown))
     writer = _EntityWriter(source.split("\n"))
     for token in _PARSER.parse(source):
@@ -104,7 +104,7 @@ def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
 
 
 def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntity]) -> int:
-    """Return the index after the piece that begins at `start`, which is UTF-16 unit `unit`."""
+    """Return the end of the piece that begins at index `start`. `unit`: the same position in UTF-16 units."""
     budget = PART_UNITS
     if len(entities) > PART_ENTITIES:
         formatted = entities[PART_ENTITIES].offset - unit
@@ -122,7 +122,7 @@ def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntit
 
 
 def _clipped(entities: Sequence[MessageEntity], first: int, last: int) -> list[MessageEntity]:
-    """Return the entities between two units, clipped, with offsets from the first unit."""
+    """Return the entities between two UTF-16 units, clipped to this range, with offsets from its start."""
     ends = ((one, max(one.offset, first), min(one.offset + one.length, last)) for one in entities)
     clipped = (replace(one, offset=start - first, length=end - start) for one, start, end in ends if start < end)
     return [*islice(clipped, PART_ENTITIES)]
@@ -136,7 +136,7 @@ def _is_visible(text: str) -> bool:
 
 
 class _EntityWriter:
-    """Writer of blocks. Each block begins a line, after a blank line if the source has one."""
+    """Writer of blocks. Each block begins on a new line, after a blank line if the source has one."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.pieces: list[str] = []
@@ -260,7 +260,7 @@ class _EntityWriter:
         self._begun.append(MessageEntity(style, self._units, 0, url=url, language=language))
 
     def _end(self) -> None:
-        """End the newest entity. Telegram accepts no empty entity, no nested quote, and no link without a host."""
+        """End the newest entity. Leave it out if it is empty, a quote inside a quote, or a link without a host."""
         entity = self._begun.pop()
         entity.length = self._units - entity.offset
         if entity.type == "blockquote":
@@ -283,7 +283,7 @@ class _EntityWriter:
 
 
 def _formula(state: StateInline, silent: bool) -> bool:
-    """Inline rule for formulas between `$`, `$$`, `\\(` and `\\)`, `\\[` and `\\]`."""
+    """Inline rule for the formulas `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]`."""
     if state.src[state.pos] not in "$\\":
         return False
     found = _FORMULA.match(state.src, state.pos, state.posMax)

@@ -34,7 +34,7 @@ class AmbiguousRequestError(NetworkError):
 
 
 class FloodControl(TelegramError):
-    """Response 429, without effect. Wait `retry_after` seconds. The SDK's `RetryAfter` causes deprecation warnings."""
+    """Status 429: nothing was done. Wait `retry_after` seconds. The SDK's `RetryAfter` causes deprecation warnings."""
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"flood control for {retry_after:g} s")
@@ -90,7 +90,7 @@ class BotApiRequest(BaseRequest):
         connect_timeout: object = BaseRequest.DEFAULT_NONE,
         pool_timeout: object = BaseRequest.DEFAULT_NONE,
     ) -> tuple[int, bytes]:
-        """Return the response's status and body. Of the timeouts, only a number as `read_timeout` is used.
+        """Return the response's status and body. Ignores all timeouts except a number in `read_timeout`.
 
         Raises `NotSentError`, `AmbiguousRequestError` or `FloodControl`.
         """
@@ -101,7 +101,7 @@ class BotApiRequest(BaseRequest):
             async for piece in response.content.iter_chunked(65_536):
                 body += piece
                 if len(body) > MAX_BODY_BYTES:
-                    raise AmbiguousRequestError("the answer of the Bot API is too large")
+                    raise AmbiguousRequestError("the Bot API's response is too large")
             if response.status == HTTPStatus.TOO_MANY_REQUESTS:
                 raise FloodControl(_retry_after(body, response.headers.get("Retry-After")))
             if response.status >= HTTPStatus.MULTIPLE_CHOICES and not _is_from_bot_api(body):
@@ -116,7 +116,7 @@ class BotApiRequest(BaseRequest):
 
     @asynccontextmanager
     async def stream(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the response before its body is read. Raises the errors of `do_request`, also within the block."""
+        """Yield the response before its body is read. Raises the errors of `do_request`, even inside the block."""
         async with self._open("GET", url, self._request_seconds) as response:
             yield response
 
@@ -124,8 +124,8 @@ class BotApiRequest(BaseRequest):
     def parse_json_payload(payload: bytes) -> dict[str, Any]:  # Any: the SDK's own return type
         """Parse a response for the SDK. The body is not logged, because it may contain a message.
 
-        A sent or edited message is reduced to its id, date and chat. The SDK parses every field of a message. If it
-        failed on one of them, a sent message would look like a failure.
+        A sent or edited message is reduced to its id, date and chat. The SDK parses every field of a message. If one
+        of them could not be parsed, a message that was sent would look as if sending had failed.
         """
         try:
             answer = parsed_json(payload)

@@ -53,7 +53,7 @@ class UpdateHandler:
     buttons: ButtonCommandStore
     clock: Clock
     answer_press: Callable[[CallbackQuery, str | None], None]
-    """Stops the button's spinner, with an optional text for the person. Must not block."""
+    """Stops the button's spinner, and can show the person a text. Must not block."""
     _albums: deque[str] = field(default_factory=partial(deque, maxlen=64), init=False)
     """Ids of recent albums that are addressed to the bot. The messages of an album arrive within a second or two."""
     _ignored: set[str] = field(default_factory=set, init=False)
@@ -154,7 +154,7 @@ class UpdateHandler:
 
 
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
-    """Rename a message's unreadable parts. It counts as forwarded if one of them marks a forwarded message."""
+    """Rename a message's unreadable parts. If one of them marks a forwarded message, mark the message as forwarded."""
     if isinstance(answered := known.get("reply_to_message"), dict):
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}
