@@ -201,8 +201,8 @@ class Lossless(ContextEngine):
         return json.dumps({"note": _NOTE, "lines": lines}, ensure_ascii=False)
 
     def _grep(self, view: View, pattern: str, *, is_regex: bool) -> list[str]:
-        """Return the matches, people's words first. Each names its place: a leaf, the view, or `taken back` if a
-        person undid it."""
+        """Return the matches, people's words first. Each says where it was found: in a leaf, in the view, or
+        `taken back` if a person undid it."""
         nodes = self.tree.below(view.tops)
         places = {one: f"in n{node.id}" for node in nodes if node.level == 0 for one in node.covers}
         places |= {one.id: "in view" for kept in view.kept for one in kept}
