@@ -68,9 +68,9 @@ class ContextEngine(ABC):
         return True
 
     def on_session_start(self, session_id: str, **kwargs: Any) -> None:  # noqa: B027  optional
-        """Receive the current session. `reason` is `started`, `resumed`, `compression` or `undo`.
+        """Receive the current session. The keyword `reason` is `started`, `resumed`, `compression` or `undo`.
 
-        After a compression or an undo, `session_id` is a child session of `parent`.
+        After a compression or an undo, `session_id` is a child of the session in the keyword `parent`.
         """
 
     def on_session_end(self, session_id: str, messages: list[ListMessage]) -> None:  # noqa: B027  optional

@@ -29,7 +29,7 @@ INSTRUCTING = frozenset({"system", "developer"})
 MessageKey: TypeAlias = tuple[str, bytes, tuple[str, ...]]
 _IMAGE = Image(attachment_id=0, mime="", path="")
 STYLE = WireStyle(image_urls={_IMAGE.attachment_id: ""})
-"""Style for measuring the rows of a list."""
+"""Wire style for measuring rows made from a message list."""
 
 
 class MessageListError(EngineError):
@@ -155,7 +155,7 @@ class ListTranscript:
     def _as_given(self, message: ListMessage, sources: Sequence[Message]) -> list[ListMessage]:
         """Return the original messages for a provider message. A handoff is joined with the user message after it.
 
-        If `agent.model.wire` added a missing result or changed a call id, return its message instead.
+        If `agent.model.wire` added a missing result or changed a call id, return the provider message instead.
         """
         given: list[ListMessage] = []
         for row in sources:

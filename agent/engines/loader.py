@@ -190,7 +190,7 @@ def _copied(engine: ContextEngine) -> ContextEngine:
 
 
 class _Registry:
-    """Registry to pass to a plugin's `register`. It accepts engines, and ignores commands, hooks and all else."""
+    """Registry to pass to a plugin's `register`. It accepts engines and ignores everything else, such as hooks."""
 
     def __init__(self, offered: list[object]) -> None:
         self.register_context_engine = offered.append

@@ -167,7 +167,7 @@ class _ListReader:
         self._restore_request()
 
     def _read_own(self, message: ListMessage, index: int) -> None:
-        """Read text that the engine wrote, perhaps at the start of a sent message, because roles must alternate."""
+        """Read text that the engine wrote. A sent message can be appended to it, because roles must alternate."""
         text, before, sent = text_of(message.get("content")), "", self.sent.messages[max(0, index)]
         if index >= 0 and message["role"] == sent["role"] in ("user", "assistant") and not ids_of(sent):
             rows = self.sent.sources[index]
@@ -277,7 +277,7 @@ class _ListReader:
 
 
 def _stub(row: Message, text: str) -> NewMessage:
-    """Return a shortened result with the recall id of the full result, unless the row was made for a view."""
+    """Return a shortened result with the recall id of the full result, unless the row exists only in a view."""
     if row.seq >= 0:
         text = f'{text}\n[shortened: history_open(id="{recall_id(row.id)}") reads all of it]'
     return NewMessage(

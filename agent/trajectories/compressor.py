@@ -22,7 +22,7 @@ from hermes_state.text import well_formed
 SUMMARY_MARK: Final = "[SUMMARY OF EARLIER TURNS]"
 NOTICE: Final = f"Some earlier turns are not shown: a turn that begins with {SUMMARY_MARK} replaces them."
 HEAD_SHARE: Final = 4
-"""Divisor of the target size, for the limit on turns that lie between the first turns of each role."""
+"""Turns between the first turns of the roles are kept if they fit in the target size divided by this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,7 +237,7 @@ def read_lines(file: BinaryIO, number: int = 0, digest: blake2b | None = None) -
 
 
 def _lines_after(source: BinaryIO, state: Checkpoint) -> Iterator[SourceLine] | None:
-    """Return the lines that earlier runs have not read, or None if the lines that they have read were changed."""
+    """Return the lines that earlier runs have not read, or None if the lines already read have changed."""
     digest, left, last = blake2b(digest_size=16), state.read_bytes, b"\n"
     while left and (last := source.read(min(left, _COPY_BYTES))):
         digest.update(last)
