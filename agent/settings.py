@@ -32,7 +32,7 @@ class AgentSettings:
     time_zone: Annotated[TimeZone | None, Setting(default_text="the server's")] = None
     """Time zone of message timestamps and new schedules, such as `Europe/Berlin`."""
     max_tool_rounds: Annotated[int, Setting(ge=1, le=1_000, unit="rounds")] = 50
-    """Maximum rounds of tool calls in one turn. Raise it for long tasks."""
+    """Maximum number of rounds of tool calls in one turn. Raise it for long tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class SubagentSettings:
     max_parallel: Annotated[int, Setting(ge=1, le=50, unit="sub-agents")] = 3
     """Maximum number of sub-agents that work for one turn at the same time."""
     max_rounds: int = 20
-    """Maximum rounds of tool calls for a sub-agent. After the last round, it must report."""
+    """Maximum number of rounds of tool calls for a sub-agent. After the last round, it must report."""
     seconds: float = 600.0
     """Maximum seconds for one sub-agent. A restart resets the time. The turn's deadline also applies."""
 

@@ -37,7 +37,7 @@ _WEIGHTS_BEYOND_ASCII = {
     **{b"x": 1.107, b"f": 0.409, b"e": 1.987},
 }
 _RARE_LETTERS = {b"q": 0.577, b"x": 0.336, b"z": 1.867, b"j": 1.165, b"v": 0.256, b"w": 0.371}
-"""Letters that are typical of rare words and of random text (base64, keys)."""
+"""Weights of letters that are typical of rare words and of random text (base64, keys)."""
 
 # Class of a character by the first byte of its UTF-8 form. The other bytes are ignored.
 _RANGES = {

@@ -63,8 +63,8 @@ class ToolCallRunner:
     ) -> None:
         """Finish the calls that have no result yet because of a crash or an approval request.
 
-        A call that never started runs. A started call may have taken effect: it runs again if its tool only reads,
-        otherwise its outcome is unknown.
+        Calls that have not started are run. A call that has started may have taken effect. It runs again only if its
+        tool is read-only. If not, its result says that the outcome is unknown.
         """
         runs = await self.store.read(load_tool_runs, message.id)
         begun = [call for call in calls if call.id in runs and not self._is_read_only(call, context)]

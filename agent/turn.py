@@ -118,8 +118,8 @@ class Agent:
     ) -> None:
         """Create an agent. `pending`: unfinished compressions, shared by all agents of a store.
 
-        `listeners` receive compression events. `before_split` runs before each compression. `on_wait` runs when
-        a turn waits a long time for one. `redact` removes secrets from the input and output of summaries. `make_engine`
+        `listeners` receive compression events. `before_split` runs before each compression. `on_wait` runs when a turn
+        waits long for a compression. `redact` removes secrets from the input and output of summaries. `make_engine`
         wraps the built-in context engine in another one, whose tools are added to those of `prompts`. `delegate` runs
         sub-agents.
         """

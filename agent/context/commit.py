@@ -69,7 +69,7 @@ _SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 def commit_compression(
     db: Connection, attempt: CompressionResult, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
-    """Commit a prepared compression, or record a failed attempt. Write nothing if the conversation has moved on."""
+    """Commit a prepared compression, or record a failed attempt. Write nothing if the conversation has changed."""
     job, prepared = attempt.job, attempt.result
     session, conversation = load_session(db, job.view.session.id), job.conversation
     # A turn may have changed the state while the summary was written, so keep its changes.
@@ -178,7 +178,7 @@ def _read_by(call: ToolCall) -> list[str]:
 
 
 def _folder(before: str) -> str:
-    """Return the start of a path that ends this text: everything after `"path":`, or after the last separator."""
+    """Return the folder at the end of the text before a file name: all after `"path":` or after the last separator."""
     folder = before.rpartition('"path":"')[2]
     return folder if '"path":"' in before and '"' not in folder else re.split(r"[\s\"'<>|;&=()]", before)[-1]
 

@@ -306,8 +306,8 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
     """Return True if a compression saves enough for a model call.
 
     For automatic compression, at least 10 % of the threshold must be new since the last handoff. Otherwise, one
-    compression would soon follow another. `/compress` must only make the middle shorter by `_MIN_CONTENT` tokens.
-    `content`: tokens that would leave the view. `fresh`: those that are not from an earlier handoff.
+    compression would soon follow another. For `/compress`, a gain of `_MIN_CONTENT` tokens is enough.
+    `content`: tokens that would leave the view. `fresh`: the part that is not from an earlier handoff.
     """
     if job.must_shrink or job.message_limit is not None:
         return True

@@ -190,7 +190,7 @@ class ContextController:
         return has_helped or (was_pending and await self.after_overflow(conversation, model, None))
 
     async def after_unexplained(self, prompt: MeasuredPrompt, answered: int | None, *, is_again: bool) -> bool:
-        """Compress a prompt that was refused without a reason, if it is large. Return False if that did not help.
+        """Compress a large prompt rejected by the provider without a stated reason. Return False if that does not help.
 
         `answered`: tokens of the largest prompt that the model answered in this conversation. `is_again`: the
         compressed prompt was refused too, so its length was not the reason. After that, no compression is tried for
@@ -266,8 +266,8 @@ class ContextController:
     ) -> PressureEvent | None:
         """Learn from a provider's token count, judge the last compression, and return a warning if people need one.
 
-        `usage`: None if the provider reports no counts. The estimate then judges the compression, because a useless one
-        could otherwise be repeated forever. `is_last`: the reply is the turn's answer, which can carry the warning.
+        `usage`: None if the provider reports no counts. The estimate then judges the compression, so that a useless
+        compression is not repeated forever. `is_last`: the reply is the turn's answer, which can carry the warning.
         """
         stored, lineage_id = state_of(prompt.view.session.context_state), prompt.conversation.lineage_id
         tokens = prompt.estimated if usage is None else usage.prompt

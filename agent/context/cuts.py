@@ -227,7 +227,7 @@ def _tail_start(
 
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
-    """Return the start of the smallest possible tail. If head and tail meet, this tail leaves rows to compress."""
+    """Return the start of the smallest possible tail, which leaves rows to compress if head and tail would meet."""
     start = _moved_back(exchanges, max(head_end, len(transcript) - MIN_TAIL_ROWS))
     # If that leaves nothing to compress, begin the tail after the row or exchange that follows the head.
     return start if start > head_end else _moved_forward(exchanges, head_end + 1)

@@ -38,7 +38,7 @@ class CompressionRequest:
     """A compression requested by an engine. The controller decides whether to run it."""
 
     reason: str
-    """Reason for the request: the name of the engine's rule, such as `threshold`, or a sentence by the model."""
+    """Reason for the request: the name of the engine's rule, such as `threshold`, or a sentence from the model."""
     focus: str | None = None
 
 
@@ -117,7 +117,7 @@ class PreparedCompression:
     model: str | None
     """Model that wrote the summary; None for a deterministic summary."""
     failure: str | None = None
-    """Reason, worded for people, why no model wrote the summary."""
+    """Reason why no model wrote the summary, worded for people."""
     passed_over: str | None = None
     """Model that failed before another model wrote the summary."""
     summarised: int
@@ -205,7 +205,7 @@ class PressureEvent:
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Takes notes from rows that leave the view. Must not raise. Commits do not wait. A restart repeats unfinished runs."""
+"""Takes notes from rows that leave the view. Never raises. No commit waits for it. Restarts repeat unfinished runs."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Tells people the reason when a turn waits a long time for an automatic compression."""
 ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent

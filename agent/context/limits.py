@@ -31,7 +31,7 @@ class LimitSettings:
     target_ratio: Annotated[float, Setting(ge=0.10, le=0.80, unit="of the threshold")] = 0.20
     """Share of the threshold that is reserved for the newest messages, which stay unchanged."""
     minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
-    """Lower bound on the threshold, for context windows at least twice as large. Lower it to compress earlier."""
+    """Minimum threshold for context windows at least twice this size. Lower it to compress earlier."""
     facts_share: float = 0.20
     """Share of the threshold that the facts in a record can fill. 0: no facts."""
     hygiene_threshold: float = 0.85
@@ -46,11 +46,11 @@ class CompressorSettings:
     protect_last_n: Annotated[int, Setting(ge=1, le=1_000, unit="messages")] = 20
     """Number of newest messages to keep unchanged if they fit in 1.5 times `target_ratio`."""
     protect_first_n: Annotated[int, Setting(ge=0, le=100, unit="messages")] = 3
-    """Number of messages to keep unchanged at the start of a conversation, up to 4,000 tokens in total."""
+    """Number of messages to keep unchanged at the start of a conversation if they fit in 4,000 tokens."""
     keeps_head_once: bool = False
     """True if the second compression also summarises the head."""
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
-    """Maximum time for one summary, up to a quarter of `model.turn_seconds`. Raise it for a slow local model."""
+    """Maximum time for one summary, or a quarter of `model.turn_seconds` if that is less. Raise it for a slow model."""
     summary_template: Annotated[str | None, Setting(default_text="thirteen built-in headings")] = None
     """Your own headings for summaries, with explanations for the summary model."""
     note_in_system: Annotated[bool, Setting()] = True

@@ -117,7 +117,7 @@ class LearnedProfile:
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
     def source_for(self, lineage_id: LineageId | None) -> SizeSource:
-        """Return the source of a conversation's context length. None: the source of the model's own."""
+        """Return the source of a conversation's context length. None: the source of the model's own length."""
         if lineage_id is not None and self.window_for(lineage_id) < self.window:
             return SizeSource.GUESSED
         return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
@@ -146,7 +146,7 @@ class LearnedProfile:
                 log.info("model.window_known", model=self.model, window=self.window, known=in_force)
 
     async def ask(self) -> None:
-        """Ask the provider for the model's limits if unknown or outdated. Concurrent calls share one answer."""
+        """Ask the provider for the model's limits if they are unknown or old. Concurrent calls share one answer."""
         await self.load()
         if self._fetch is None or not self._is_due():
             return

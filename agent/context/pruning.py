@@ -78,7 +78,7 @@ def _outcome(text: str, redact: Redact) -> str:
 
 
 def _target(call: ToolCall | None, redact: Redact) -> str:
-    """Return what a call is about: an argument such as its path or command, else its first text argument."""
+    """Return what a call is about: an argument such as its path or command, or else its first text argument."""
     arguments = _parsed(call.arguments) if call is not None else None
     if not isinstance(arguments, dict):
         return ""

@@ -57,11 +57,11 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     awaited: UnverifiedCompression | None = None
     cooldowns: dict[CooldownKey, Cooldown] = {}
     unexplained: tuple[str, ...] = ()
-    """Models that refused a compressed prompt again without a reason, so its length was not the problem."""
+    """Models that rejected even a compressed prompt without giving a reason, so its length was not the problem."""
     pressure_level: int = 0
     """Pressure line, in tokens, that people were last warned about. 0: no warning."""
     owes_notes: bool = False
-    """True if the session was compressed and no model has taken notes of it yet."""
+    """True if the session was compressed and no model has taken notes from it yet."""
 
     def rebased(self, before: "ContextState", after: "ContextState") -> "ContextState":
         """Return this state, updated with everything that changed from the state `before` to the state `after`."""
@@ -101,7 +101,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, blocked_at=0, strikes=0) if self.is_blocked and is_outgrown else self
 
     def compressed(self, tokens_before: int, grown: int = 0) -> "ContextState":
-        """Record a compression. The next reported size judges it, together with all others since the last report."""
+        """Record a compression. The next reported size judges it, with all other compressions since the last report."""
         awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before, grown=grown)
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 
@@ -109,7 +109,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, held_at=tokens, awaited=None, strikes=0, blocked_at=0, pressure_level=0)
 
     def refused_again(self, maker: str) -> "ContextState":
-        """Record that a model also refused the compressed prompt without a reason."""
+        """Record that a model rejected the compressed prompt as well, without giving a reason."""
         return msgspec.structs.replace(self, unexplained=(*self.unexplained, maker))
 
     def answered_by(self, maker: str) -> "ContextState":

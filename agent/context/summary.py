@@ -179,7 +179,7 @@ def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], 
 
 
 def audited(text: str, job: SummaryJob) -> str:
-    """Return the summary without lines with invented names. Raises `SummaryError` if most lines contain them."""
+    """Return the summary with all lines removed that contain invented names. Raises `SummaryError` if most lines do."""
     kept = without_invented(text, job.whole, job.record, job.now, job.zone)
     if kept is None:
         raise SummaryError("invented", "Most of the summary named things that the conversation never mentioned.")

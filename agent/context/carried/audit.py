@@ -37,7 +37,7 @@ def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
 
 
 def without_invented(text: str, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> str | None:
-    """Return the summary without the lines that contain an invented identifier.
+    """Return the summary with all lines removed that contain an invented identifier.
 
     An identifier is invented if it occurs neither in the rows nor in the earlier record. Return None if fewer than half
     of the lines remain.

@@ -2,9 +2,8 @@
 
 Lines from people are chosen first, then answers, then arguments of tool calls, then tool results and documents. Within
 each kind, important ("weighty") lines come first, and newer lines before older ones. If several lines differ only in a
-value, the newest is chosen. If there is room left, it is filled with the older ones and with lines whose identifiers
-are already listed. In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored
-as noise.
+value, the newest is chosen. Remaining room is filled with the older ones, and with lines whose identifiers are already
+listed. In tool results and arguments, lines with a frequent pattern (heartbeats, request lines) are ignored as noise.
 """
 
 import re
@@ -305,7 +304,7 @@ def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Itera
 
 
 def identifiers(text: str) -> Iterator[str]:
-    """Return the identifiers in a text: numbers, amounts, dates, paths, addresses, tickets, versions, quotations."""
+    """Return the identifiers in a text: numbers, amounts, dates, paths, addresses, ticket numbers, versions, quotes."""
     return (text[start:end] for start, end in _identifier_spans(text, _patterns(text, _MARKS)))
 
 

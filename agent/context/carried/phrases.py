@@ -134,7 +134,7 @@ def _stored() -> dict[str, dict[str, Any]]:  # regular expressions, and lists of
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """Return a regular expression for sorted words. It tries shared prefixes once. No word may begin another word."""
+    """Return a regular expression for sorted words, none a prefix of another. It tries shared prefixes once."""
     found = []
     for first, some in groupby(words, key=lambda word: word[:1]):
         rest = [word[1:] for word in some]

@@ -66,8 +66,8 @@ def rules_in_force(
 ) -> list[Rule]:
     """Return the rules in the earlier record and in these rows that are not withdrawn, oldest first.
 
-    `head`: rows that stay before the record. The model still sees their rules, so only sentences that withdraw them are
-    returned.
+    `head`: rows that stay before the record. The model still sees their rules, so these are left out. Sentences that
+    withdraw them are returned.
     """
     listed = {_key(rule): rule for rule in earlier}
 
