@@ -1,4 +1,4 @@
-"""Browsers signed in to the web chat. Their cookies and keys are stored only as a hash.
+"""Browsers signed in to the web chat. Their cookies and keys are stored only as hashes.
 
 Do not cache these rows in a process: one node serves the page, but any node can sign a browser out.
 """
@@ -10,7 +10,7 @@ from hermes_state.store.sql import Connection, scalar, select
 from hermes_state.values import Millis
 
 LIFETIME_MS = 90 * 24 * 3_600_000
-"""Number of milliseconds that a browser stays signed in."""
+"""Time in milliseconds for which a browser stays signed in."""
 
 _REMOVE_OLD = "DELETE FROM browsers WHERE created_at < ?"
 

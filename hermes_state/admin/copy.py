@@ -1,4 +1,4 @@
-"""Copy a whole database into an empty one, on the same or the other engine.
+"""Copy a whole database into an empty one, which may use the same engine or the other one.
 
 Tables are copied in slices, ordered by key, with one transaction per slice. An interrupted copy continues after the
 last row in the target. Until both databases have been compared, a note in the target names the source, and gateways
@@ -69,17 +69,17 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedTable:
-    """A copied table, with the same rows in both databases."""
+    """Summary of a copied table, whose rows are the same in both databases."""
 
     table: str
     rows: int
     checksum: str
     replaced: int
-    """Number of texts in which U+FFFD replaced NUL, which PostgreSQL cannot store."""
+    """Number of texts in which NUL was replaced with U+FFFD, because PostgreSQL cannot store NUL."""
 
 
 class _CopyEngine(Protocol):
-    """Functions that a copy needs from the module of an engine."""
+    """Functions that a copy needs from an engine's module."""
 
     ROW_ERRORS: tuple[type[Exception], ...]
 
@@ -91,7 +91,7 @@ class _CopyEngine(Protocol):
 def copy_database(source: Connection, target: Connection, name: str, progress: Progress) -> list[CopiedTable]:
     """Copy every row of `source` into `target`, or continue an earlier copy, and compare both at the end.
 
-    Both must have the newest schema. `name` identifies the source in the target's note. Raises `DatabaseRejected`, and
+    Both need the newest schema. `name` identifies the source in the target's note. Raises `DatabaseRejected`, and
     changes nothing, if the target contains rows from another source. Raises `StoreBroken` if the databases differ at
     the end.
     """
@@ -146,7 +146,7 @@ def _copy_table(source: Connection, target: Connection, table: str, progress: Pr
 
 
 def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row], columns: Sequence[str]) -> None:
-    """Store all rows or none. Raises a `DatabaseRejected` that names the rejected rows."""
+    """Store all rows or none. Raises `DatabaseRejected`, which names the rejected rows."""
     errors = _engine_of(target).ROW_ERRORS
     try:
         with _transaction(target):

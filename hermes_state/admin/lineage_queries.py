@@ -1,4 +1,4 @@
-"""Queries about conversations for admins: chains of sessions, look-ups by the ids that people see, and exports."""
+"""Admin queries about conversations: chains of sessions, exports, and look-ups by the ids that people see."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     end_reason: EndReason | None
     message_count: int
     layer: str | None
-    """Layer of the compression; None for a chain's first session and for a session that an undo created."""
+    """Layer of the compression. None for the first session of a chain, and for a session that an undo created."""
     tokens_before: int | None
     tokens_after: int | None
     focus: str | None
@@ -54,7 +54,7 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     was_undone: bool
     undone_key: str | None
-    """Key of the session whose compression was undone, for a session that an undo created."""
+    """For a session that an undo created: the key of the session whose compression was undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def _load_sessions(db: Connection, scope: str, value: int, limit: int) -> list[L
 
 
 def load_around(db: Connection, session_id: SessionId, seq: int | None, before: int, limit: int) -> Transcript:
-    """Load at most `limit` rows of a session, starting at most `before` rows before `seq`."""
+    """Load at most `limit` rows of a session, starting at most `before` rows before `seq` (None: the first row)."""
     return load_own_rows(db, session_id, max(1, (seq or 1) - before), limit)
 
 

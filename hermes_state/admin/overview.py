@@ -18,7 +18,7 @@ class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     conversations: int
     messages: int
     waiting: int
-    """Accepted messages that no finished turn has answered."""
+    """Number of accepted messages that have not been answered yet."""
     open_turns: int
     undelivered: int
 
@@ -40,7 +40,7 @@ class EngineOverview(Protocol):
     BYTES: str
 
     def find_fault(self, db: Connection, /) -> str | None:
-        """Return a sentence about a fault in the database, or None. Takes seconds per gigabyte of a SQLite file."""
+        """Return a sentence about a fault in the database, or None. For SQLite, this takes seconds per gigabyte."""
 
     def describe(self, db: Connection, /) -> str:
         """Describe the database in a few words, for the start of a sentence."""

@@ -55,7 +55,7 @@ def new_code() -> str:
 
 
 def hash_code(code: str) -> str:
-    """Return the stored hash of a code, ignoring case and separators."""
+    """Hash a code for storage, ignoring case and separators."""
     letters = "".join(letter for letter in code.upper() if letter in _LETTERS)
     return hashlib.sha256(letters.encode()).hexdigest()
 
@@ -63,9 +63,9 @@ def hash_code(code: str) -> str:
 def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pending: int, now: Millis) -> bool:
     """Store a new code for a stranger. Return False if they already have a valid code.
 
-    If `max_pending` codes are pending, the new code replaces the oldest one. If even that one is newer than
-    `MIN_CODE_AGE_MS`, the result is also False. This way, a crowd of strangers can block new codes only for a short
-    time.
+    If `max_pending` codes are pending, the new code replaces the oldest one. If even the oldest code was created less
+    than `MIN_CODE_AGE_MS` ago, nothing is stored and the result is False. This way, many strangers can block new codes
+    only for a short time.
     """
     db.execute(f"DELETE FROM pairings WHERE state = 'pending' AND NOT {_IS_VALID}", {"now": now})
     waiting = scalars(db, UserRef, "SELECT user_ref FROM pairings WHERE state = 'pending'")

@@ -80,9 +80,9 @@ class RepairReport:
 
 
 def repair_database(path: Path) -> RepairReport | None:
-    """Replace the damaged database at `path` with a new file of all readable rows. Return None if nothing is damaged.
+    """Replace the damaged database at `path` with a new file of its readable rows. Return None if nothing is damaged.
 
-    Holds the database's lock, and needs three times the database's size on disk. Nothing changes until the new database
+    Holds the database's lock, and needs free disk space of three times its size. Nothing changes until the new database
     has passed every check. Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` like `SqliteStore.open`,
     and `StoreUnavailable` if nothing is readable, the disk is full, or there is no database.
     """
@@ -176,7 +176,7 @@ def _check(db: sqlite3.Connection) -> None:
 
 
 def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:
-    """Create an empty database with the same schema, which the next start migrates as usual."""
+    """Create an empty database with schema `version` (None: the newest). The next start migrates it as usual."""
     register_functions(db)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute("PRAGMA journal_mode = MEMORY")
@@ -261,7 +261,7 @@ def _mend_references(db: sqlite3.Connection) -> int:
 
 
 class SalvageJob:
-    """Copy of one table from the damaged database `old` to `new`.
+    """Job that copies one table from the damaged database `old` to `new`.
 
     An unreadable page hides its own rows and those on the pages below it in the tree. Ranges of keys that cannot be
     read are halved until a single key remains.
@@ -278,7 +278,7 @@ class SalvageJob:
         self._lost: list[tuple[int, int]] = []
 
     def run(self) -> TableReport:
-        """Copy every readable row that `new` does not have. Raises `OSError` if `new` is full."""
+        """Copy every readable row that `new` does not have. Raises `OSError` if the disk of `new` is full."""
         expected, lost = None, "all"
         with contextlib.suppress(sqlite3.DatabaseError):  # the table's definition may be lost
             self._old.execute(f"SELECT {', '.join(self._columns)} FROM {self._name} LIMIT 0")
@@ -293,7 +293,7 @@ class SalvageJob:
         return TableReport(name=self._name, rows=rows, expected=expected, lost=lost)
 
     def _size(self) -> tuple[int | None, int]:
-        """Return the number of rows (None if no index is readable) and the largest number at the start of a key."""
+        """Return the number of rows (None if no index is readable) and an upper bound for the first number of a key."""
         greatest = f"max(+{self._key[0]})" if self._is_numbered else "0"
         indexes = "SELECT name FROM pragma_index_list(?) WHERE NOT partial AND origin <> 'pk'"
         for (name,) in [("",), *self._new.execute(indexes, (self._name,)).fetchall()]:
@@ -331,8 +331,8 @@ class SalvageJob:
     def _copy(self, where: str, values: Sequence[int], *, is_backward: bool = False) -> int | None:
         """Copy rows in key order. Return None if all were read, else the last key read before the damage.
 
-        Each query reads one row, because the driver reads one row ahead. Otherwise damage in a row would also lose the
-        row before it.
+        Each query reads only one row. In a longer query, the driver would read one row ahead, and damage in a row would
+        also lose the row before it.
         """
         beyond, order = ("<", "DESC") if is_backward else (">", "")
         query = f"SELECT {', '.join(self._columns)} FROM {self._name} NOT INDEXED WHERE {where}"

@@ -31,11 +31,11 @@ _EXPIRED: Final = {
     # Expired codes. Approved and revoked people stay.
     "pairings": ("code_hash", "state = 'pending' AND expires_at < ?"),
 }
-"""For each table, its key column and the condition for rows to remove. The condition's parameter is a time."""
+"""Key column of each table, and the SQL condition for rows to remove. The condition's parameter is a time."""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
-    """Remove settled inbox keys, outbox rows and schedules older than `max_age_millis`, and expired pairing codes.
+    """Remove inbox keys, outbox rows and schedules settled over `max_age_millis` ago, and expired pairing codes.
 
     Return the number of rows by table. Inbox keys must be kept for at least a day, because platforms can redeliver an
     event for that long.
