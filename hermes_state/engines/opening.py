@@ -24,7 +24,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
 COPY_NOTE = "copied_from"
-"""Key of the note in a database that marks it as an unfinished copy by `hermes_state.admin.copy`."""
+"""Key of the note that marks a database as an unfinished copy (see `hermes_state.admin.copy`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class StoreSettings:
 
 
 def missing_driver(url: str | None) -> str | None:
-    """Return how to install the driver that an address needs, or None if it is installed. Does not import it."""
+    """Return how to install the driver that `url` needs, or None if it is installed. Does not import the driver."""
     if url is None or all(importlib.util.find_spec(name) is not None for name in ("psycopg", "greenlet")):
         return None
     return (

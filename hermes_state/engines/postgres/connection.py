@@ -1,4 +1,4 @@
-"""PostgreSQL connections with the interface of SQLite connections, and the classes of their errors.
+"""PostgreSQL connections with the interface of SQLite connections, and functions that classify their errors.
 
 psycopg does the work. Both engines run the same statements, so this module converts what differs: placeholders,
 integers, booleans, sums, and strings with a NUL.
@@ -232,7 +232,7 @@ class PostgresConnection:
         return result
 
     def _send(self, waiting: "list[Result]") -> "list[_Awaited]":
-        """Send statements. Return them and their preparations in the order of the server's results."""
+        """Send statements. Return them and their preparations in the order in which the server sends the results."""
         server = self.raw.pgconn
         sent: list[_Awaited] = []
         if not self._is_ending:

@@ -1,8 +1,8 @@
-"""PostgreSQL advisory locks of a batch. They are released when its transaction ends.
+"""PostgreSQL advisory locks of a batch. They are released when the batch's transaction ends.
 
-Every batch first takes the same lock: shared, or exclusive if a function declares no chats. It is taken by a separate
-statement after `BEGIN`, so that the next statement sees the current chats, which cannot move until the transaction
-ends. The other locks follow in ascending order, so that batches cannot deadlock.
+Every batch first takes one common lock: shared, or exclusive if a function declares no chats. A separate statement
+after `BEGIN` takes it, so that the next statement sees the current chats, which cannot move until the transaction ends.
+The other locks follow in ascending order, so that batches cannot deadlock.
 
 The keys of the other locks are 64-bit hashes of their names. If two chats have the same hash, they merely wait for each
 other. A chat can be locked before it is stored, because only its name is hashed.

@@ -56,9 +56,9 @@ def shipped_migrations() -> tuple[Migration, ...]:
 def migrate(db: Connection, migrations: Sequence[Migration] | None = None, lock_seconds: float = 60.0) -> None:
     """Apply all pending migrations with `db`, outside a transaction.
 
-    `lock_seconds` limits the wait for another node's migration, or for a table. Raises `DatabaseRejected` for an
-    unusable database or server, `StoreUnavailable` if it cannot be written now, and PostgreSQL's error if a migration
-    fails. The database then keeps the previous version.
+    `lock_seconds` limits the wait for another node's migration, or for a locked table. Raises `DatabaseRejected` for an
+    unusable database or server, `StoreUnavailable` if the database cannot be written now, and PostgreSQL's error if a
+    migration fails. A failed migration leaves the previous schema version.
     """
     migrations = shipped_migrations() if migrations is None else migrations
     while _apply_next(db, migrations, lock_seconds):
@@ -114,7 +114,7 @@ def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: f
 
 
 def check_server(server: Server) -> None:
-    """Raise `DatabaseRejected` if the server is too old or not UTF-8, `StoreUnavailable` if it is read-only."""
+    """Raise `DatabaseRejected` for an old or non-UTF-8 server, `StoreUnavailable` for a read-only server."""
     if server.version < 140000:
         raise DatabaseRejected(
             f"PostgreSQL 14 or newer is needed, but the server of {server.database} has {server.release}"
@@ -154,7 +154,7 @@ def _is_ours(db: Connection, server: Server) -> bool:
         return load_note(db, _MARK) == _OURS
     except psycopg.errors.InsufficientPrivilege as error:
         raise DatabaseRejected(
-            f"the role {server.role} cannot read the tables of {server.name}: make it the owner"
+            f"the role {server.role} cannot read the tables of {server.name}: make it their owner"
         ) from error
     except psycopg.errors.UndefinedColumn:
         return False

@@ -184,7 +184,7 @@ def find_owner(db: Connection, account: str) -> NodeStatus | None:
 
 
 def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
-    """Return sentences about differences between `node` and the server's clock or the settings of running nodes."""
+    """Compare `node` with the server's clock and running nodes' settings. Return a sentence about each difference."""
     late = (scalar(db, int, _NOW) - now) // 1000
     found = []
     if abs(late) > MAX_CLOCK_SECONDS:
@@ -203,15 +203,15 @@ def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
 
 
 def find_faults(db: Connection, node: NodeInfo, connections: int, now: Millis) -> list[str]:
-    """Return sentences about everything that prevents `node`, with its number of `connections`, from joining."""
+    """Return a sentence about each problem that prevents `node` from joining with this number of `connections`."""
     found = find_differences(db, node, now)
     if not is_one_session(db):
         found.append(POOLED)
     others = _living_others(db, node)
     if any(other.name == node.name for other in others):
         found.append(
-            f"another node is also called {node.name}: set cluster.name on each. Otherwise only ids tell "
-            "them apart in logs and in `cluster status`"
+            f"another node is also called {node.name}: set cluster.name on each of them. Otherwise "
+            "only ids distinguish them in logs and in `cluster status`"
         )
     nodes = 1 + len(others)
     if nodes * connections > (free := scalar(db, int, _CONNECTIONS)):
@@ -234,7 +234,7 @@ def _labels(nodes: Sequence[NodeInfo | NodeRow]) -> dict[str, str]:
 
 
 def is_one_session(db: Connection) -> bool:
-    """Return True if no pooler is in between, so that the server can end a silent session. Changes nothing."""
+    """Return True if no pooler is between this node and the server, so that the server can end a silent session."""
     query = "SELECT set_config('idle_session_timeout', '1h', true), pg_backend_pid()"
     timeout, pid = db.execute(query).fetchone()
     return bool(pid == db.raw.info.backend_pid and timeout == "1h")  # type: ignore[attr-defined]  # PostgreSQL's

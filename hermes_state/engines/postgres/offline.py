@@ -31,7 +31,9 @@ def open_source(url: str) -> Iterator[Connection]:
     with _open(url, is_alone=True) as db:
         version, newest = load_version(db), shipped_migrations()[-1].number
         if version != newest:
-            raise DatabaseRejected(f"{name_of(url)} has schema {version}, not {newest}: start the gateway with it once")
+            raise DatabaseRejected(
+                f"{name_of(url)} has schema {version}, not {newest}: start the gateway once to migrate it"
+            )
         db.execute("SET default_transaction_read_only = on")
         yield db
 
@@ -109,7 +111,7 @@ def _open(url: str, *, is_alone: bool = False) -> Iterator[PostgresConnection]:
 
 
 def find_fault(db: Connection) -> str | None:
-    """Return a sentence about tables that the role cannot use, or None. The server checks the pages itself."""
+    """Return a sentence about tables that the role cannot use, or None. The server itself checks for damaged pages."""
     query = """SELECT relname FROM pg_class
     WHERE relkind = 'r' AND relnamespace = CAST(CAST(current_schema() AS text) AS regnamespace)
       AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')

@@ -65,7 +65,7 @@ class ShortReads:
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot. Repeat it if the shared transaction fails. Raises its error, or the driver's."""
+        """Run `call` on one snapshot, and again if the shared transaction fails. Raises errors of `call` or psycopg."""
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:

@@ -1,4 +1,4 @@
-"""The seat of a node: one connection with the session locks for the node's work.
+"""The seat of a node: one connection that holds the session locks for the node's work.
 
 If a node is killed, its socket closes and the server releases its locks. The server ends the session of a stopped or
 disconnected node after some seconds of silence (`idle_session_timeout`). The node measures the silence from its last

@@ -29,7 +29,7 @@ T = TypeVar("T")
 REPEATS = 10  # retries of a batch that PostgreSQL aborted because of another transaction
 
 TAKEOVER_SECONDS = 5.0
-"""Seconds until the server notices that the process holding the lock was killed."""
+"""Seconds to wait for the exclusive lock, until the server notices that a process holding the lock was killed."""
 
 PAUSE_SECONDS = 5.0
 """Seconds after which the server ends an idle transaction, so that its chats do not stay locked."""
@@ -63,7 +63,7 @@ RULES = TransactionRules(
 
 
 class _Session:
-    """Connection with its own thread, replaced if lost. If it `joins`, it takes the shared lock that blocks a copy."""
+    """Connection with its own thread, replaced if lost. `joins` makes it take the shared lock that blocks copies."""
 
     def __init__(self, url: str, name: str, busy_seconds: float, *, joins: bool) -> None:
         self.pending = 0
@@ -150,7 +150,7 @@ class PostgresStore(Store):
     """
 
     batch_size = 32
-    """Smaller than for SQLite, because functions take longer and all chats of a batch stay locked until it ends."""
+    """Batches are smaller than for SQLite, because functions take longer and a batch locks its chats until it ends."""
 
     def __init__(self, url: str, writers: int, readers: int, busy_seconds: float) -> None:
         super().__init__(name_of(url), writers)

@@ -108,14 +108,14 @@ VERSION_NOTE = "segment_version"  # version of all stored words, or of those up 
 
 
 def load_renewed(db: Connection) -> int | None:
-    """Return the id of the last message whose words were stored by this version; None if all were."""
+    """Return the id up to which this version has stored the words of messages; None if it has stored all words."""
     version, _, last = (load_note(db, VERSION_NOTE) or "").partition(":")
     return (int(last) if last else None) if version == str(SEGMENT_VERSION) else 0
 
 
 @locks(EVERYTHING)
 def renew_words(db: Connection) -> bool:
-    """Replace the words of the next messages that an earlier version stored. Return True if none are left."""
+    """For the next messages, replace the words that an earlier version stored. Return True if none are left."""
     done = load_renewed(db)
     last = store_words(db, done, RENEWED_ROWS) if done is not None else None
     save_note(db, VERSION_NOTE, f"{SEGMENT_VERSION}:{last}" if last is not None else str(SEGMENT_VERSION))

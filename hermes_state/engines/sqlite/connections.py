@@ -85,7 +85,7 @@ def check_engine() -> None:
 
 
 def check_ours(path: Path) -> None:
-    """Raise `DatabaseRejected` if another program or a newer version made the file. Can also raise `StoreUnavailable`.
+    """Raise `DatabaseRejected` if another program or a newer version wrote the file. Can also raise `StoreUnavailable`.
 
     To read the header, SQLite opens the file as immutable, without locks or side files. Opening the file directly
     would release the locks of this process's other connections.
@@ -132,7 +132,7 @@ class StoreConnection(aiosqlite.Connection):
 
     aiosqlite has no public call for that, so `run` calls the inherited `_execute`. No other code uses private names of
     aiosqlite, and a test fails if they disappear. An unclosed connection does not keep the process alive. Its
-    unacknowledged writes are lost, but systemd need not kill the process.
+    unacknowledged writes are lost, but systemd does not have to kill the process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,7 +173,7 @@ def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous,
     if not scalar(db, int, "PRAGMA page_count"):
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     if (mode := scalar(db, str, "PRAGMA journal_mode = WAL")) != "wal":
-        raise StoreUnavailable(f"{path.name}: this file system has no write-ahead log (journal mode is {mode})")
+        raise StoreUnavailable(f"{path.name}: this file system does not support the write-ahead log (mode {mode})")
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA temp_store = MEMORY")
@@ -213,7 +213,7 @@ def refuse_network_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo"))
 
 
 def _kind_of(path: Path, table: str) -> str:
-    """Return the file system type of the deepest mount point above `path`, or of its last mount if it has several."""
+    """Return the type of the file system that contains `path`: the last one mounted at the deepest mount point."""
     found, depth = "", -1
     for line in table.splitlines():
         fields = line.split(" ")

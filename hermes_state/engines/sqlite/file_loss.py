@@ -14,7 +14,7 @@ from hermes_state.store.sql import scalar
 _PATH_ONLY: int | None = getattr(os, "O_PATH", None)
 """Flag that opens a file without access to its content (Linux).
 
-Closing a descriptor without this flag would release SQLite's locks.
+Closing a descriptor that was opened without this flag would release SQLite's locks.
 """
 
 _MARKER = """A database of hermes-gateway belongs next to this file. If it is missing, the gateway refuses to start
@@ -38,7 +38,7 @@ class DatabaseHandle:
         return path.parent.resolve() / path.name in {name.parent.resolve() / name.name for name in self._held}
 
     def find_loss(self) -> str | None:
-        """Return a sentence for operators about a file that was moved, deleted or replaced; None if there is none."""
+        """Return a sentence for operators about a file that was moved, deleted or replaced; None if no file was."""
         for name, (descriptor, before) in self._held.items():
             held = before if descriptor is None else os.fstat(descriptor)
             try:

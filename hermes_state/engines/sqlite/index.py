@@ -35,7 +35,7 @@ def merge_step(db: Connection, index: str, *, merges_all: bool = False) -> bool:
     """Merge 200 pages of an index, in about 30 ms. Return True if there may be more to merge.
 
     `merges_all` starts merging all parts into one, which later steps continue. An index that was filled in blocks needs
-    this. Otherwise the merging would slow down the next few thousand writes of messages.
+    this. Without it, automatic merging would slow down the next few thousand message writes.
     """
     before = scalar(db, int, "SELECT total_changes()")
     pages = -200 if merges_all else 200

@@ -38,7 +38,7 @@ def open_source(path: Path) -> Iterator[Connection]:
     with _open_alone(path, "ro") as db:
         if (version := scalar(db, int, "PRAGMA user_version")) != newest_schema():
             raise DatabaseRejected(
-                f"{path} has schema {version}, but {newest_schema()} is needed: start the gateway with it once"
+                f"{path} has schema {version}, but {newest_schema()} is needed: start the gateway once to migrate it"
             )
         yield db
 

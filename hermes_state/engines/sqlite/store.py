@@ -1,7 +1,7 @@
 """The store in one SQLite file: one connection writes, a few read, each on its own thread.
 
-Short reads (a few rows by an index) run directly on the event loop and never wait. A read that finds a lock, takes too
-many steps or waits for a slow disk moves to a reader's thread. After a slow read, all reads run on threads for 5 s.
+Short reads (a few rows by an index) run directly on the event loop. If a read finds a lock, takes too many steps or
+waits for a slow disk, it moves to a reader's thread. After a slow read, all reads run on threads for 5 s.
 """
 
 import asyncio
@@ -223,7 +223,7 @@ class SqliteStore(Store):
 MAX_STEPS = 2_500
 """Maximum number of SQLite virtual machine steps in a short read: about 100 rows, in less than a millisecond."""
 SLOW_SECONDS = 0.02
-"""Duration after which a read counts as slow, because of the disk or other threads. Usual reads take 0.1 ms."""
+"""Seconds after which a read counts as slow, because of the disk or other threads. Most reads take 0.1 ms."""
 
 _CHECK_STEPS = 250
 
