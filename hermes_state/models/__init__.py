@@ -1,1 +1,1 @@
-"""Rows about models: calls (`ledger`) and learned properties (`profiles`)."""
+"""Rows about model calls (`ledger`) and learned model properties (`profiles`)."""

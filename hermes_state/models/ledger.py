@@ -63,7 +63,7 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 
 
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Return the tokens of the largest answered prompt, in one conversation or in all calls that were not estimated."""
+    """Return the size of the largest answered prompt in a conversation (None: in all calls with reported tokens)."""
     where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
     query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
     FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'
@@ -72,7 +72,7 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route:
 
 
 def is_outdated(db: Connection) -> bool:
-    """Return True for an older version's ledger, whose calls have no chat. A daemon migrates it when it starts."""
+    """Return True if an older version wrote the ledger, without the chats of calls. A starting daemon migrates it."""
     columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
     return "chat_id" not in [column[0] for column in columns]
 
@@ -86,7 +86,7 @@ def call_outcomes(db: Connection, lineage_id: LineageId, purpose: str) -> list[s
 class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sums over model calls. The fields have the names that `usage --json` prints.
 
-    Unknown fields are errors. Otherwise the sums of another version could be read as zero.
+    Decoding rejects unknown fields: if another version's fields were ignored, their sums would be read as zero.
     """
 
     cost: MicroUsd = MicroUsd(0)
@@ -189,7 +189,7 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one chat, model and purpose in a quarter of an hour."""
 
     at: Millis
-    """Start of the quarter-hour. In every time zone, midnight is the start of one."""
+    """Start of the quarter-hour. Midnight starts a quarter-hour in every time zone."""
     chat_id: ChatId | None
     model: str
     purpose: str

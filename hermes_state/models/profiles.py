@@ -11,7 +11,7 @@ from hermes_state.store.sql import Connection, scalar_or_none, select_one
 from hermes_state.values import Millis, Tokens
 
 MIN_SCALE, MAX_SCALE = 0.2, 5.0
-"""Bounds of `Calibration.scale`. No tokenizer's counts deviate more from our estimates."""
+"""Bounds of `Calibration.scale`. The counts of real tokenizers deviate less from our estimates."""
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
 """Bounds of an image's size in tokens. The sizes that providers document are well within these bounds."""
 MAX_LIMIT_AGE_MS = 7 * 86_400_000
@@ -24,7 +24,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     scale: Annotated[float, msgspec.Meta(ge=MIN_SCALE, le=MAX_SCALE)] = 1.0
     """Number of tokens that the provider reports per estimated token."""
     image_tokens: Annotated[float, msgspec.Meta(ge=MIN_IMAGE_TOKENS, le=MAX_IMAGE_TOKENS)] = 1_000.0
-    """Number of tokens per image. The default lies between a small and a large image."""
+    """Number of tokens per image. The default lies between the sizes of small and large images."""
     samples: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Number of reports that `scale` was learned from."""
     image_samples: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -83,7 +83,7 @@ class ModelProfile:
     learned_context: Tokens | None = None
     """Smallest context window stated in a refusal."""
     learned_input: Tokens | None = None
-    """Smallest limit stated in a refusal for a prompt without its answer."""
+    """Smallest limit for the prompt alone, without the answer, that a refusal stated."""
     learned_beside: Tokens | None = None
     """Context length that was configured when the limits were learned. They apply only to this length."""
     offer: OfferedSize | None = None
