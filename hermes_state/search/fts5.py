@@ -133,7 +133,7 @@ class Fts5Matches(MatchReader):
         return least
 
     def _estimate(self, match: str, places: int = 1) -> float:
-        """Estimate the number of matching messages; a few are counted exactly. Return 0 for a small index."""
+        """Estimate the number of matching messages. Small numbers are exact. Return 0 for a small index."""
         if self._newest <= COMMON_ROWS:
             return 0
         sampled: list[float] = []

@@ -35,7 +35,7 @@ RETRY_SECONDS = 60.0
 """Seconds to wait after a failure before the next attempt. A new index error ends the wait early."""
 MAKING = f"{SERVING}_next"
 BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
-"""Maximum rows and characters per block, which keeps the writer busy for about 30 ms. A single row can be larger."""
+"""Maximum rows and characters per block. A block keeps the writer busy for about 30 ms. A single row can be larger."""
 OUTDATED = "this version finds more words"
 """Description of the fault of an outdated index, which can be used until its replacement is ready."""
 _FLOOR_NOTE = "search_floor"  # id of the oldest message in the unfinished index
@@ -71,7 +71,7 @@ def load_totals(db: Connection, index: str) -> list[int]:
 
 
 def sizes_of(blob: bytes) -> list[int]:
-    """Decode FTS5's variable-length integers: seven bits a byte, with the eighth bit in all but the last."""
+    """Decode FTS5's variable-length integers: seven bits per byte, with the eighth bit set in all but the last byte."""
     varints = re.findall(rb"[\x80-\xff]*[\x00-\x7f]", blob)
     return [reduce(lambda value, byte: value << 7 | byte & 0x7F, varint, 0) for varint in varints]
 

@@ -55,14 +55,14 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Expression that matches messages with all parts. There are at least two."""
+    """Expression that matches messages with all of its parts (at least two)."""
 
     parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Expression that matches messages with any of the parts. There are at least two."""
+    """Expression that matches messages with any of its parts (at least two)."""
 
     parts: tuple["Expression", ...]
 

@@ -54,11 +54,11 @@ class MatchReader(ABC):
 
     @abstractmethod
     def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
-        """Return ids and scores of the best of the newest matches. `terms` are the terms in `expression`."""
+        """Return the ids and scores of the best matches among the newest. `terms` are the terms in `expression`."""
 
     @abstractmethod
     def known_words(self, words: Collection[str], head: str) -> list[str]:
-        """Return those of `words` that are indexed. Words outside the filtered messages may be missing.
+        """Return the indexed words among `words`. Words outside the filtered messages may be missing.
 
         Most of `words` start with `head`.
         """
@@ -70,7 +70,7 @@ def weight(frequency: float, count: float) -> float:
 
 
 def scored(rows: Iterable[tuple[int, str, int, float]], weights: Mapping[Term, float]) -> Iterator[tuple[int, float]]:
-    """Yield ids and scores. A row has an id, the start of a text, its character count, and its relative length."""
+    """Yield ids and scores. A row is an id, a text's start, the text's character count, and its relative length."""
     known = [(weight, term.pattern() or "(?!)") for term, weight in weights.items()]
     counted = [(weight, re.compile(pattern).findall) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
     for row_id, text, characters, length in rows:

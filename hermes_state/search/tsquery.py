@@ -1,7 +1,7 @@
-"""Matches in PostgreSQL's index. The newest matches are found in two ways.
+"""Matches in PostgreSQL's index. The newest matches are found in one of two ways.
 
-The index of words (GIN) can only return all matches of a word. So common words are looked up from the newest message
-back, and rare words in the index. A search of the newest messages shows which way is faster. PostgreSQL's planner would
+The index of words (GIN) can only return all matches of a word. So the index is used only for rare words. For common
+words, messages are searched from the newest back. A first search shows which way is faster. PostgreSQL's planner would
 choose wrongly: it expects an unknown word in every thousandth message, and would read all messages.
 """
 
@@ -84,8 +84,7 @@ class TsMatches(MatchReader):
     def _newest(self, expression: Expression, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
         """Load the newest matches with the statement `shape`, in which `{}` is replaced with a query for ids.
 
-        Searches backward from the newest message. If loading all matches from the index would be faster, does that
-        instead.
+        Searches backward from the newest message, unless loading all matches from the index is probably faster.
         """
         if (query := query_text(expression)) is None:
             return []
