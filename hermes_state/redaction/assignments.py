@@ -63,7 +63,7 @@ _RANDOM = re.compile(r"(?=\D{0,80}\d)(?=[^A-Za-z]{0,80}[A-Za-z])[\w+/=.~-]{16,}"
 
 @cache
 def _ends() -> tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...]:
-    """Return the words at the end of secrets' names, each with its pattern and the words that can precede it."""
+    """Return the words that can end a secret's name, each with its pattern and the words that can precede it."""
     names = stored()["names"]
     fronts = dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
     return tuple((word, re.compile(word + _GIVEN), front) for word, front in fronts.items())
@@ -76,7 +76,7 @@ def _commands() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 @cache
 def listed(key: str) -> frozenset[str]:
-    """Return a word list: values that are not secrets (`words`), or names of harmless values (`others_behind`)."""
+    """Return the list `key`: values that are not secrets (`words`), or names of harmless values (`others_behind`)."""
     return frozenset(stored()["names"][key].split())
 
 
@@ -188,7 +188,7 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
 
 
 def _is_set(name: str, given: str) -> bool:
-    """Return True if a space separates a name from the value that it is set to."""
+    """Return True if the value after a gap belongs to the name, as in `set NAME value` or `--name value`."""
     found = _SETS.search(name)
     if found is None or ("|" in given) != (found[2] is not None):
         return False

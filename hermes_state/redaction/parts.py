@@ -1,6 +1,6 @@
 """Secrets inside configured values: the token after `Bearer`, the password in an address, the value of a cookie.
 
-A server that rejects a token quotes it without the rest of the header, so each part is also a secret.
+A server that rejects a token may quote it without the rest of the header, so each part counts as a secret.
 """
 
 import re
@@ -58,7 +58,7 @@ def _is_random(text: str) -> bool:
 
 
 def _in_scheme(value: str, *, is_secret: bool) -> Iterator[str]:
-    """Yield the credential after `Bearer`, `Basic`, `token` or another scheme, and a login that is encoded in it."""
+    """Yield the credential after `Bearer`, `Basic`, `token` or another scheme, and any login encoded in it."""
     match = re.fullmatch(r"(?:[\w=-]+\s*:\s*)?([A-Za-z][\w-]*)[\s:]+(\S+)", value.strip())
     if match is not None and (_TAKES_ANY.fullmatch(match[1]) or (is_secret and _is_random(match[2]))):
         yield match[2]

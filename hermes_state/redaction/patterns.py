@@ -43,7 +43,7 @@ def words_in(lower: str) -> frozenset[str]:
 
 @cache
 def expression(part: str, name: str) -> re.Pattern[str]:
-    """Compile an expression from the file. Each line is an alternative, unless a space joins it to the one before."""
+    """Compile an expression from the file. Each line is an alternative. A leading space continues the line before."""
     return re.compile(stored()[part][name].strip().replace("\n ", "").replace("\n", "|"))
 
 

@@ -8,9 +8,9 @@ from hermes_state.redaction.assignments import is_reference
 from hermes_state.redaction.patterns import MARK, Span, expression, stored
 
 _REACH = 80
-"""Number of characters that are searched after a word for "password"."""
+"""Number of characters to search after a word that means "password"."""
 _BESIDE = 20
-"""Number of characters searched after a word that closely follows another one, whose search covers the rest."""
+"""Number of characters to search after a word for "password" that closely follows another one."""
 _CARD_REACH = 40
 
 
@@ -89,9 +89,9 @@ def _looks_told(value: str, *, is_beside: bool, is_quoted: bool) -> bool:
 
 
 def card_numbers(text: str, lower: str) -> Iterator[Span]:
-    """Yield the spans of card numbers: with an issuer, a valid check digit, and digits in groups or a word for a card.
+    """Yield spans of numbers with a card issuer, a valid check digit, and grouped digits or a nearby word for a card.
 
-    A check digit is not enough, because one in ten long numbers, such as order numbers, has a valid one.
+    A check digit alone is not enough, because one in ten long numbers, such as order numbers, has a valid one.
     """
     if expression("cards", "hint").search(text) is None:
         return
