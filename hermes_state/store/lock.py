@@ -78,7 +78,7 @@ def refuse_held(path: Path, *, what: str) -> None:
 
 
 def holder(path: Path) -> str | None:
-    """Describe the holder of the lock at `path`; None if it is free. Raises `StoreUnavailable` if it is unreadable."""
+    """Describe the holder of the lock at `path` (None: free). Raises `StoreUnavailable` if the file is unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

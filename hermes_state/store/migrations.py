@@ -55,7 +55,7 @@ def note_applied(db: Connection, migration: Migration) -> None:
 
 
 def check_applied(db: Connection, name: str, applied: Sequence[Migration]) -> None:
-    """Raise `DatabaseRejected` if the database was made by different versions of these migrations."""
+    """Raise `DatabaseRejected` if the database was created with different versions of these migrations."""
     for migration in applied:
         if load_note(db, f"migration:{migration.number:04d}") != migration.checksum:
             raise DatabaseRejected(

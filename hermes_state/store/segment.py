@@ -73,7 +73,7 @@ _folding = _Folding()
 
 
 def folded(text: str) -> str:
-    """Return the text for comparison: composed, lower case, without accents and full-width forms."""
+    """Normalise a text for comparison: composed, lower case, without accents and full-width forms."""
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFKD", text).casefold()

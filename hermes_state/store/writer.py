@@ -26,7 +26,7 @@ QUEUE_SIZE = 10_000
 """Maximum number of queued writes. Later callers wait, so memory stays bounded while the disk is slow."""
 
 READ_SECONDS = 5.0
-"""Time limit for a read, because the write-ahead log grows while an old snapshot is read."""
+"""Time limit for a read in seconds. The write-ahead log grows while an old snapshot is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
