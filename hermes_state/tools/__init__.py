@@ -1,1 +1,1 @@
-"""State of tools, except for their runs: approvals, to-do lists, schedules and sub-agents."""
+"""Stored state of approvals, to-do lists, schedules and sub-agents. Tool runs are in `hermes_state.tool_runs`."""

@@ -141,7 +141,7 @@ _SHOWN = """EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = :chat_id AND o.part
 def load_pending(
     db: Connection, chat_id: ChatId, shown_by: Millis | None = None, *, is_admins: bool = False
 ) -> list[PendingApproval]:
-    """Load the open questions of a chat, oldest first. `is_admins` adds all questions for admins.
+    """Load the open questions of a chat, oldest first. `is_admins` adds all questions that admins must answer.
 
     `shown_by` limits this to questions that were sent to the chat before this time, because an answer given at that
     time cannot refer to later questions.

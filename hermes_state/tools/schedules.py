@@ -109,12 +109,12 @@ def load_stranded(db: Connection) -> list[tuple[str, int]]:
 
 @locks(chat="chat_id")
 def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
-    """Record that the bot can write again. Tell the chat that its schedules continue. Return False if none exist."""
+    """Record that the bot can write again. Return True if the chat will be told that its schedules continue."""
     active = sum(row.state is ScheduleState.ACTIVE for row in load_schedules(db, chat_id))
     if not note_reach(db, chat_id, None) or not active:
         return False
     go_on = f"{counted(active, 'schedule')} of this chat {'continues' if active == 1 else 'continue'}"
-    text = f"I can write here again, so {go_on}. Any missed message is sent once, now."
+    text = f"I can write here again, so {go_on}. A schedule that missed messages sends at most one of them now."
     reply = Reply(chat_id=chat_id, markdown=text, dedupe_key=f"reach:{chat_id}:{now}")
     return outbox.enqueue(db, reply, now) is not None
 
@@ -136,7 +136,7 @@ def note_reach_of(
 
 @locks(EVERYTHING)
 def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Millis) -> list[ChatId]:
-    """Fire due schedules, and those that fired "after" `now` because the clock was set back. Return the chats."""
+    """Fire schedules that are due, or that last fired after `now` because the clock was set back. Return the chats."""
     query = f"""SELECT {_COLUMNS} FROM schedules
     WHERE (state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now) AND {_IS_REACHABLE}
     LIMIT :limit"""
