@@ -1,7 +1,7 @@
 """Values shared by all packages, and the durable store.
 
-`values` and `errors` import nothing from the other packages. Each other module defines one kind of rows and the only
-functions that write them. The first parameter of such a function is a connection, and each call is one transaction:
+`values` and `errors` import nothing from the other packages. Every other module defines one kind of row and the only
+functions that write it. The first parameter of these functions is a connection, and each call is one transaction:
 `Store.write` runs it on the writer's thread, `Store.read` on a reader's. `search` finds messages; `admin` is for
 operators.
 

@@ -57,10 +57,10 @@ async def retried(
     backoff: Iterable[float] = Backoff(),
     **facts: object,
 ) -> T:
-    """Call `work` until it succeeds. Return its result. Retry errors of type `failure`, except those in `unless`.
+    """Call `work` until it succeeds. Return its result. Retry on errors of type `failure`, except those in `unless`.
 
     Each failure is logged as a warning named `event`, with the error, the seconds to wait, and `facts`. If the error
-    has a `retry_after`, like `RateLimited`, it replaces the backoff.
+    has a `retry_after`, like `RateLimited`, that time replaces the backoff.
     """
     pauses = iter(backoff)
     while True:
@@ -98,7 +98,7 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 class FairSlots:
-    """Slots shared fairly: a holder can take one only while it has fewer than are free, so it gets about half."""
+    """Slots shared fairly. A holder with as many slots as are free must wait, so no holder gets much more than half."""
 
     def __init__(self, count: int) -> None:
         self._free, self._held = count, Counter[Hashable]()
@@ -151,7 +151,7 @@ def own_cancellation() -> Iterator[None]:
 async def make_way() -> None:
     """Yield to other work if many tasks started in this round of the event loop.
 
-    Otherwise, if hundreds of chats received answers at the same time, they would block the loop for a tenth of a
+    Without this, hundreds of chats that receive answers at the same time would block the loop for a tenth of a
     second.
     """
     loop = asyncio.get_running_loop()

@@ -47,7 +47,7 @@ def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None,
 def meet_chat(
     db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis
 ) -> tuple[ChatId, Millis | None]:
-    """Return the chat's id, creating the chat if needed, and the time when the bot lost access (else None)."""
+    """Return the chat's id and the time when the bot lost access (else None). Create the chat if needed."""
     query = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
     known = db.execute(query, astuple(key)).fetchone()
     if known is not None and known[1] == kind and (title is None or title == known[2]):
@@ -63,7 +63,7 @@ def meet_chat(
 
 @locks(chat="chat_id")
 def note_reach(db: Connection, chat_id: ChatId, since: Millis | None) -> bool:
-    """Store when the bot lost access to a chat (`since`; None: it has access). Return False if nothing changed."""
+    """Store when the bot lost access to a chat (`since`), or that it has access (None). Return False if unchanged."""
     query = """UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
     WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)"""
     return db.execute(query, {"id": chat_id, "since": since}).rowcount > 0

@@ -1,4 +1,4 @@
-"""Compressions, and undoing them. In one transaction, each ends a session and continues it in a child session."""
+"""Compressions and their undos. Each is one transaction that ends a session and continues it in a child session."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -163,7 +163,7 @@ def _continue(
     context_state: str | None,
     now: Millis,
 ) -> SessionId:
-    """End `parent` and create a child without a context. Make it the chat's active session, except for sub-agents."""
+    """End `parent` and create a child without a context, as the chat's active session unless it is a sub-agent's."""
     end_session(db, parent.id, reason, now)
     key = free_session_key(db, parent.chat_id, now)
     given = {"key": key, "parent_id": parent.id, "system_prompt": system_prompt, "context_state": context_state}

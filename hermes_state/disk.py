@@ -36,7 +36,7 @@ _RESERVE_FILES, _RESERVE_BYTES = 16, 1 << 18
 
 
 def take_reserve(home: Path) -> None:
-    """Create as many reserve files in `home` as fit. Deleting them lets the gateway start on a full disk."""
+    """Create as many reserve files in `home` as will fit. Deleting them lets the gateway start on a full disk."""
     with suppress(OSError):
         (home / "reserve").mkdir(mode=0o700, exist_ok=True)
         for file in (home / "reserve" / str(number) for number in range(_RESERVE_FILES)):

@@ -55,7 +55,7 @@ class PlatformError(HermesError):
 
 
 class PlatformUnavailable(PlatformError):
-    """The request had no effect: the connection failed, or the platform said so."""
+    """The request had no effect, because the connection failed or the platform could not process it."""
 
 
 class SendAmbiguous(PlatformError):
@@ -75,7 +75,7 @@ class MessageRejected(PlatformError):
 
 
 class FileSizeExceeded(MessageRejected):
-    """A file is larger than `limit_bytes`, the limit of the gateway or of the platform."""
+    """A file is larger than `limit_bytes`, a limit of the gateway or the platform."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(f"the file is larger than {limit_bytes:,} bytes")
@@ -118,7 +118,7 @@ class ModelError(HermesError):
 
 
 class ModelUnavailable(ModelError):
-    """A network error, or the provider is down or overloaded."""
+    """The network failed, or the provider is down or overloaded."""
 
 
 class ModelTimeout(ModelError):

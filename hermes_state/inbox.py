@@ -118,7 +118,7 @@ def find_new(db: Connection, platform: str, account: str, event_ref: str) -> Inb
 
 
 def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None = None) -> InboxId | None:
-    """Store an event, already claimed if `turn_id` is given. Return None if the event was stored before."""
+    """Store an event, claimed by the turn `turn_id` if given. Return None if the event was stored before."""
     state = InboxState.NEW if turn_id is None else InboxState.CLAIMED
     stored = {"payload": _encode(row.payload).decode(), "received_at": now, "state": state, "turn_id": turn_id}
     query = """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name,

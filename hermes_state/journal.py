@@ -70,7 +70,7 @@ from hermes_state.values import (
 
 
 class InboxMoved(StateError):
-    """A row for the new turn was withdrawn or dropped."""
+    """A row that the new turn should claim was withdrawn or dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,7 +430,7 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
 def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> RunningTurn:
     """Become the owner of a running turn, so that the previous owner can no longer write to it. Raises `TurnMoved`.
 
-    `is_restart` means that this turn may have crashed the process, so its number of restarts is increased. `let_go`
+    `is_restart` means that this turn may have crashed the process, so the turn's restart count is increased. `let_go`
     undoes this.
     """
     moved = "epoch = epoch + 1, restarts = restarts + ?"

@@ -279,8 +279,7 @@ def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Map
 def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis) -> bool:
     """Give up the chat's unsent answers. Return False if there are none. A part that is being sent can still arrive.
 
-    `person` limits this to answers of turns that the person started, `before` to turns that began with an earlier inbox
-    row.
+    `person` limits this to turns that the person started, and `before` to turns that began with an earlier inbox row.
     """
     values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
     query = """UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
@@ -293,7 +292,7 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
 def close_question(
     db: Connection, number: int, state: str, by: str, reason: str | None, outcome: str, now: Millis
 ) -> None:
-    """Store the answer to a question. Enqueue edits that replace its messages' buttons with `outcome` and the time."""
+    """Store the answer to a question. Enqueue edits that replace the buttons with `outcome` and the time."""
     query = """UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, reason = ?
     WHERE id = ? AND state = 'pending' RETURNING question"""
     statement = """SELECT o.chat_id, o.dedupe_key,
@@ -318,7 +317,8 @@ def take_account(
     """Become the owner of an account. Return the claim, and the number of sends that the last owner left unfinished.
 
     `is_certain` is called inside the transaction. It returns True if the caller still owns the account's lock.
-    Otherwise a node that was stopped for a while could get a newer epoch than its successor. Raises `AccountMoved`.
+    Without this check, a node that was stopped for a while could get a newer epoch than its successor.
+    Raises `AccountMoved`.
     """
     if not is_certain():
         raise AccountMoved(f"the account {account} may belong to another node now")

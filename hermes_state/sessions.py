@@ -1,6 +1,6 @@
 """Sessions, and the lineages that they form.
 
-A conversation is one **lineage**: a first session and its continuations, each made by a compression or its undo.
+A conversation is one **lineage**: a first session and its continuations, each created by a compression or its undo.
 `lineage_id` is the first session's id and `depth` counts continuations, so finding the tip is one indexed look-up. A
 reset starts a new lineage. A sub-agent's lineage is not a conversation: its first session has the kind `subagent` and
 the calling session as its parent.
@@ -268,7 +268,7 @@ def choose_effort(db: Connection, session_id: SessionId, effort: ReasoningEffort
 
 
 def forget_model(db: Connection, lineage_id: LineageId, choice: str) -> bool:
-    """Return to the configured model if `choice` is still the chosen model. Return False if it is not."""
+    """Switch back to the configured model if `choice` is still the chosen model. Return False if it is not."""
     tip = load_tip(db, lineage_id)
     if tip.chosen_model != choice:
         return False
@@ -301,7 +301,7 @@ def count_messages(db: Connection, lineage_id: LineageId) -> int:
 
 
 def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> list[Conversation]:
-    """Load the conversations with messages, of one chat or of all chats, most recently used first."""
+    """Load the conversations that have messages, from one chat or all chats, most recently used first."""
     where, scope = ("WHERE chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
     query = f"""WITH used AS (
       SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,

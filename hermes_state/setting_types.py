@@ -25,7 +25,7 @@ AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 
 
 def listed(value: object) -> object:
-    """Return the list in a string such as `a, b` or, in an environment variable, JSON. Other values stay unchanged."""
+    """Parse a list from a string: `a, b` or, in an environment variable, JSON. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -86,7 +86,7 @@ def _address(shape: str, words: str) -> AfterValidator:
 
 
 def _has_host(address: str) -> bool:
-    """Return True if host and port are valid. Some HTTP clients fail at once if not. A folder needs no host."""
+    """Return True if host and port are valid. HTTP clients fail if they are not. A folder needs no host."""
     try:
         parts = urlsplit(address)
         return parts.scheme == "file" or (bool(parts.hostname) and parts.port != 0)
@@ -195,7 +195,7 @@ Secret: TypeAlias = Annotated[
 WebhookSecret: TypeAlias = Annotated[
     Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must have 16 to 256 of the characters A-Z a-z 0-9 _ -")
 ]
-"""Secret with only the characters that Telegram allows. It is too long to be guessed."""
+"""Secret with only the characters that Telegram allows, long enough that it cannot be guessed."""
 
 _HARMLESS = re.compile(r"[a-z]{1,20}|[0-9]{1,9}|/[\w./-]{0,200}|https?://[\w.:/-]{1,200}", re.ASCII)
 """Values that are not secrets unless their name says so: words, numbers, paths, addresses without a password.

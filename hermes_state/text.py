@@ -88,7 +88,7 @@ def printable(text: str) -> str:
 def well_formed(text: str) -> str:
     """Return `text` without NUL and lone surrogates. Two surrogates that form a pair become one character.
 
-    JSON can contain both. For example, a provider that splits an emoji across chunks sends one half in each chunk.
+    JSON can contain NUL, and half an emoji if a provider splits the emoji across chunks.
     """
     if "\0" in text:
         text = text.replace("\0", "")

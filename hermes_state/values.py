@@ -151,8 +151,8 @@ class InputKind(StrEnum):
 class InboundMessage:
     """A message, slash command or button press from a platform.
 
-    `event_ref` identifies the platform event and starts with the bot's id. Redelivered events have the same key. For a
-    slash command or button, `text` holds the command line (`/stop`, `/title Plans`), without a mention of the bot.
+    `event_ref` identifies the platform event, even if it is redelivered, and starts with the bot's id. For a slash
+    command or button, `text` holds the command line (`/stop`, `/title Plans`), without a mention of the bot.
     """
 
     event_ref: str

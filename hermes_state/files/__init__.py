@@ -1,4 +1,4 @@
-"""Attachment files, named by their hash. Their rows are in `hermes_state.attachments`.
+"""Attachment files, named after the hash of their content. Their rows are in `hermes_state.attachments`.
 
     files = open_files(url, options, cache)     # a folder, or an object store with a folder as its cache
     fetched = files.new_file()
@@ -43,7 +43,7 @@ class AttachmentSettings:
 
 
 def missing_client(url: str | None) -> str | None:
-    """Return how to install the client that an address needs, or None if it is installed. Does not import it."""
+    """Return how to install the client that `url` needs, or None if it is installed. Does not import the client."""
     if url is None or url.startswith("file:") or importlib.util.find_spec("obstore") is not None:
         return None
     return (
