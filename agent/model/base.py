@@ -51,16 +51,16 @@ class Endpoint:
     """Root URL of the API. None: the URL of the protocol's official API."""
     connect_seconds: float = 5.0
     read_seconds: float = 120.0
-    """Longest wait for a response to begin, and for each later piece of it. Without streaming: for the whole reply."""
+    """Longest wait for the start of a response, and for each later piece. Without streaming: for the whole response."""
     first_piece_seconds: float = 300.0
     """Longest wait for a reply's first piece while the server keeps the connection alive. The model may be thinking."""
     streams: bool = True
     max_output_tokens: int | None = None
-    """Highest output limit that a request may ask for. None: no bound."""
+    """Highest output limit that a request may set. None: no maximum."""
     temperature: float | None = None
     top_p: float | None = None
     reasoning_effort: ReasoningEffort | None = None
-    """Reasoning effort for requests that do not choose their own. None: the provider's default."""
+    """Reasoning effort for requests that do not set their own. None: the provider's default."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     extra_body: Mapping[str, Any] = field(default_factory=dict)  # the provider's JSON
     cache_ttl: CacheTtl = "5m"
@@ -81,7 +81,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payer:
-    """Chat, conversation and turn that pay for a call. If all are None, it counts only towards the daily total."""
+    """Chat, conversation and turn that pay for a call. If all are None, a call counts only towards the daily total."""
 
     chat_id: ChatId | None = None
     lineage_id: LineageId | None = None
@@ -134,10 +134,10 @@ class ModelRequest:
     """Reasoning effort chosen for the conversation. None: the effort in the model's settings."""
     payer: Payer = field(default_factory=Payer)
     view: tuple[SessionId, int] | None = None
-    """Session whose prompt the rows form, and the session's version number. None: the rows have another purpose."""
+    """Session whose prompt these rows form, and the session's version. None: the rows are not a session's prompt."""
     cache_key: str = ""
-    """Key shared by requests that begin alike. Providers can route by it. A request without a key is sent only once, so
-    it is not marked for caching, which would cost a quarter more.
+    """Key by which providers can route requests whose prompts begin alike. Empty for a request that is sent only once.
+    Such a request is not marked for caching, which would cost a quarter more.
     """
 
 
@@ -155,7 +155,7 @@ class ModelReply:
     cost: MicroUsd | None = None
     """Cost as reported by the provider."""
     refused: tuple[ModelError, ...] = ()
-    """Refusals of earlier forms of the request. Each form was a separate call."""
+    """Errors for earlier forms of the request, which the provider refused. Each form was a separate call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ _EFFORT = re.compile(
     r"efforts?\b|enable_thinking|output_config|budget_tokens|thinking(?:[._:]| is not)|support (?:thinking|reasoning)",
     re.IGNORECASE,
 )
-"""Pattern for words with which providers refuse a reasoning effort."""
+"""Pattern for the wording that providers use to refuse a reasoning effort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ class CallForm:
     """Request fields that set reasoning effort and sampling. After a refusal, `after` returns the next form to try."""
 
     wanted: tuple[ReasoningEffort | None, bool]
-    """Reasoning effort that the call asks for, and True if the call has tools."""
+    """Reasoning effort that the call requests, and True if the call has tools."""
     sampling: Mapping[str, float]
     """Temperature and similar settings. Some models accept only one of them, or none."""
     efforts: Sequence[Mapping[str, Any]]
@@ -202,7 +202,7 @@ class CallForm:
 
 
 def refusal_text(error: ModelError) -> str:
-    """Return the beginning of a refusal's text if its reason is unknown. Return "" for all other errors."""
+    """Return the start of the provider's text if the error's class does not explain the refusal, else ""."""
     response = getattr(error.__cause__, "response", None)  # set by the status errors of both SDKs
     is_unclear = type(error) in (ModelError, ModelNotFound, ShapeRejected)
     return response.text[:4_000] if is_unclear and response is not None else ""
@@ -243,8 +243,8 @@ class ChatModel(CalledModel, Protocol):
     async def fetch_limits(self) -> ModelLimits | None:
         """Return the model's limits.
 
-        The request is free, takes a few seconds at most, and never raises. Returns None if the provider cannot be
-        reached, or might state more limits after a call.
+        Never raises. The request is free and takes a few seconds at most. Returns None if the provider cannot be
+        reached, or if it might state more limits after a call.
         """
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """Bounded reading of provider responses, so that no reply uses too much memory or time.
 
-Bodies are decompressed in small pieces, both for our code and for the SDKs. A server might answer any request with a
-stream of events or with one JSON value, and might never end it.
+Bodies are decompressed in small pieces, both for our code and for the SDKs. A server can answer any request with a
+stream of events or with one JSON value, and might never finish its answer.
 """
 
 import asyncio
@@ -175,7 +175,7 @@ tasks wait up to ten milliseconds. Pausing after every event would use a fifth m
 async def checkpoint(slice_end: float) -> float:
     """Let other tasks run if a stream has used up its time slice. Return the time at which the current slice ends.
 
-    Otherwise, a stream would read received bytes without a pause, tens of kilobytes at a time. Twenty streams would
+    Without these pauses, a stream would process tens of kilobytes of received bytes at a time. Twenty streams would
     repeatedly block all other tasks for a tenth of a second.
     """
     if time.perf_counter() < slice_end:

@@ -53,7 +53,7 @@ class DailyUsage:
         self._cost = MicroUsd(0)
 
     async def cost(self, since: Millis, now: Millis) -> MicroUsd:
-        """Return the cost of all calls since the beginning of the day, which is `since`."""
+        """Return the cost of all calls today. `since`: the beginning of the day."""
         if since != self._since or now < self._until:  # a new day, or the clock was set back
             self._since, self._until, self._cost = since, since, MicroUsd(0)
         begun, known = self._until, self._cost

@@ -2,7 +2,7 @@
 
 The sizes in that file are maintained by hand for each model family. If hosts state different sizes, the file has the
 smallest. The prices are the model makers' own prices. `make catalog` imports them from genai-prices, a development
-dependency. The configuration overrides sizes and prices, and sizes that the provider states override those in the file.
+dependency. Sizes stated by the provider override those in the file, and the configuration overrides both.
 """
 
 import math
@@ -92,7 +92,7 @@ def sees_images(model: str) -> bool:
 # ---- names
 
 DATE: Final = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|\d{2}-\d{2}|\d{2}-\d{4}|00\d|latest|default)$")
-"""Date or revision at the end of a model name."""
+"""Pattern for a date or revision at the end of a model name."""
 FINE_TUNED: Final = re.compile(r"^ft:([^:]+):.*$")
 _TAG = re.compile(r":[^/]*$")
 _CLOUD = re.compile(
@@ -129,7 +129,7 @@ def has_local_tag(model: str) -> bool:
 
 
 def _names(model: str) -> Iterator[str]:
-    """Yield all spellings of a name, of the maker's name, and of a fine-tuned model's base model."""
+    """Yield all spellings of a name and of the maker's name for the model. Fine-tuned models count as their base."""
     name = _TAG.sub("", FINE_TUNED.sub(r"\1", model.strip().lower()))
     yield from spellings(name)
     yield from spellings(makers_name(name))
@@ -237,7 +237,7 @@ class PriceCatalog:
         return next((self._named[parts] for parts in map(_parts, spellings(name)) if parts in self._named), None)
 
     def _newest(self, name: str) -> Price | None:
-        """Return the price of this version, or else of the family's newest; None if all listed versions are newer."""
+        """Return a version's price, or the newest version's if it is not listed; None if all listed ones are newer."""
         family, numbers = _parts(_core(name))
         versions = self._families.get(family)
         if versions is None or not (numbers or name.endswith("-latest")):

@@ -159,7 +159,7 @@ class BaseClient(Generic[M]):
         Every failed attempt is recorded in the ledger before anything else happens. While the circuit breaker is
         tripped, only one attempt is made. Raises the last `ModelError`.
 
-        `attempt` makes a call and passes the text received so far to its argument. `within`: time limit in
+        `attempt` makes a call and passes the text received so far to the function it is given. `within`: time limit in
         seconds for all attempts together. `estimate` returns the usage of an incomplete attempt, given its text.
         """
         failures: Counter[str] = Counter()
@@ -318,7 +318,7 @@ class ModelClient(BaseClient[ChatModel]):
         return replace(request, output_cap=cap, max_output_tokens=None if wanted is None else min(wanted, cap))
 
     async def _learn_cap(self, *refusals: errors.ModelError) -> None:
-        """Remember the model's own output limit. Limits caused by the prompt or the credit apply to one call."""
+        """Remember the model's own output limit. Ignore limits caused by a long prompt or by low credit."""
         for error in refusals:
             cap = error.cap if isinstance(error, errors.OutputCapExceeded) and error.is_of_model else None
             if cap is None or cap < MIN_OUTPUT_ROOM or cap == self._output_cap:

@@ -22,7 +22,7 @@ MIN_NEW_ROWS: Final = 16
 """Minimum number of rows by which a prefix grows."""
 
 Render: TypeAlias = Callable[[Transcript, set[str]], Sequence[Any] | None]
-"""Function that renders rows as JSON elements and adds their call ids to a set. None: they depend on other rows."""
+"""Renders rows as JSON elements and adds their call ids to a set. Returns None if the rows depend on other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +45,14 @@ class KeptPrompt:
         return 500 + sum(map(getsizeof, self.encoded))
 
     def before(self, elements: Sequence[Any], at: int = 0) -> Any:
-        """Return the complete list as JSON, with this prefix inserted after the first `at` elements."""
+        """Return `elements` as JSON, with this prefix inserted after the first `at` of them."""
         if not self.rows:
             return elements
         parts = (orjson.dumps(elements[:at])[1:-1], *self.encoded, orjson.dumps(elements[at:])[1:-1])
         return orjson.Fragment(b"[%b]" % b",".join(filter(None, parts)))
 
     def holds_for(self, rows: Transcript, made_for: tuple[object, ...]) -> bool:
-        """True if `rows` begin with the prefix's rows, nothing else changed, and later rows do not affect it."""
+        """True if `rows` begin with the prefix's rows, `made_for` is unchanged, and no later row affects the prefix."""
         if self.made_for != made_for or len(rows) < self.rows:
             return False
         return self.ends == (rows[0], rows[self.rows - 1]) and _are_answers_within(rows[self.rows :])

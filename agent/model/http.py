@@ -1,7 +1,7 @@
 """HTTP calls to model providers through the public clients of their SDKs.
 
 We encode a request as JSON once and pass the bytes to `client.post`, which returns the open response. The SDK adds
-address, headers, timeouts and proxies, and raises its errors. We do not use its typed requests and chunks, because
+the address, headers, timeouts and proxies, and raises its own errors. We do not use its typed requests and chunks:
 decoding plain JSON takes a hundredth of the time. `bodies` reads the responses. See
 docs/decisions/0026-model-calls-through-the-sdks-clients.md.
 """

@@ -41,7 +41,7 @@ class _PartialCall:
     """
 
     def add(self, name: str, arguments: str) -> None:
-        """Add a piece of the call. Its name can continue, extend or repeat the name so far."""
+        """Add a piece of the call. `name` can repeat or extend the name so far, or contain only its next part."""
         self.name = name if name.startswith(self.name) else self.name + name
         if not self._is_repeated(arguments):
             self.arguments.write(arguments)
@@ -49,7 +49,7 @@ class _PartialCall:
             self.last = arguments or self.last
 
     def is_followed(self, call_id: str, name: str, arguments: str) -> bool:
-        """True if a piece with the same index begins a new call. Some servers send no index, or always the same."""
+        """True if a piece with the same index begins a new call. Some servers send no index, or always the same one."""
         if not name:  # some servers send a new id with every piece
             return False
         if call_id and self.id and call_id != self.id:
@@ -126,7 +126,7 @@ class ReplyBuilder(ABC):
         """
 
     def add_text(self, text: object) -> None:
-        """Add a piece of text. Raises `TypeError` for other types, `ReplyMalformed` if the reply gets too long."""
+        """Add a piece of text. Raises `TypeError` for a non-string, `ReplyMalformed` if the reply gets too long."""
         self._add_shown(self._tags.feed(self.counted(text)))
 
     def _add_shown(self, added: str) -> None:
@@ -160,7 +160,7 @@ class ReplyBuilder(ABC):
         return call.index
 
     def counted(self, text: object) -> str:
-        """Add a piece to the reply's length, and return the piece. Raises the same errors as `add_text`."""
+        """Add a piece's length to the reply's length, and return the piece. Raises the same errors as `add_text`."""
         if not isinstance(text, str):
             raise TypeError("expected text")
         self.length += len(text)

@@ -26,14 +26,14 @@ class SizeSource(StrEnum):
 
     CONFIGURED = "configured"
     OFFERED = "offered"
-    """The provider stated the size."""
+    """Size that the provider stated."""
     CATALOGUE = "catalogue"
     ASSUMED = "assumed"
-    """The size is a default, because no source states it."""
+    """Default size, used because no source states one."""
     LEARNED = "learned"
-    """The provider stated the size when it refused a prompt."""
+    """Size that the provider stated when it refused a prompt."""
     GUESSED = "guessed"
-    """The size is estimated, because a refusal stated no usable size."""
+    """Estimated size, used because a refusal stated no usable size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class ModelSize:
 
 
 def room_beside(prompt: EstimatedTokens, window: Tokens) -> int:
-    """Return the tokens that a prompt leaves free, less a margin for estimation errors (5 % or 256 tokens)."""
+    """Return the number of tokens that a prompt leaves free, less a margin for error: 5 %, but at least 256."""
     return window - prompt - max(256, prompt * 5 // 100)
 
 

@@ -5,8 +5,8 @@ prompt cache valid. A new row changes no earlier message, except that its text c
 
 The list is always valid. The user speaks first and roles alternate. Tool results follow their calls in call order. A
 call without a result gets a placeholder result, and a result without a call is dropped. A handoff (the summary of
-older messages) between a user message or tool result and people's next text becomes an assistant message. Anywhere
-else, it is a user message, or begins the user message that follows.
+older messages) becomes an assistant message if it follows a user message or tool result, and people's text follows it.
+Otherwise, it becomes a user message or part of one.
 """
 
 import re
@@ -77,7 +77,7 @@ def chat_messages(
 ) -> list[WireMessage]:
     """Return the `messages` of a chat completions request: the system prompt, then the rows.
 
-    `used_ids`: ids of calls before these rows. The function adds the ids of these rows.
+    `used_ids`: ids of the calls in earlier rows. The function adds the ids of the calls in these rows.
 
     >>> chat_messages("You are Hermes.", (), WireStyle())
     [{'role': 'system', 'content': 'You are Hermes.'}]
@@ -256,7 +256,7 @@ def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
 
 
 def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireStyle) -> None:
-    """Add one user message for adjacent rows. A row has no stamp if the row before has the same sender and turn."""
+    """Add a user message for adjacent rows. A row has no time stamp if the row before has the same sender and turn."""
     if len(rows) == 1 and rows[0].origin is Origin.HUMAN and rows[0].body is EMPTY_BODY:  # most rows of a long chat
         traced.add({"role": "user", "content": _stamp(rows[0], style) + _human_text(rows[0])}, rows[0])
         return

@@ -105,7 +105,7 @@ IMAGE_FAULTS = {
     errors.ImageFault.TOO_MANY: "This conversation has more images than the model provider accepts",
     errors.ImageFault.UNREADABLE: "The model provider cannot process an image in this conversation",
 }
-"""Reasons why an image was refused, without the full stop."""
+"""Sentences that say why an image was refused, without the full stop."""
 
 
 def remedy_for(error: errors.ModelError) -> Remedy:

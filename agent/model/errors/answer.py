@@ -38,7 +38,7 @@ class ErrorAnswer:
     fields: tuple[str, ...]
     """Paths of the request fields that the error names, in lower case."""
     name: str
-    """The error's first name, unchanged. Empty if no name is safe to show, because it could be a sentence or a key."""
+    """First error name that is safe to show, unchanged, or an empty string. Other names could be sentences or keys."""
 
     @property
     def title(self) -> str:
@@ -199,7 +199,7 @@ class _AnswerReader:
 
 
 def _parsed(text: str) -> object:
-    """Return the JSON value at the beginning of a text; None if there is no such value or it is very long."""
+    """Return the JSON value at the beginning of a text; None if there is no such value or the value is very long."""
     end = max(text.rfind("}"), text.rfind("]"))
     if 0 < end < 100_000:
         with suppress(ValueError, RecursionError):

@@ -18,7 +18,7 @@ from hermes_state.errors import ImageFault, ModelError
 MIN_OUTPUT_ROOM: Final = 256
 """Minimum number of tokens left for an answer. A prompt that leaves fewer counts as too long."""
 _REQUEST_FAULTS: Final = frozenset({400, 422})
-"""HTTP statuses that providers use for any fault of the request, including its length."""
+"""HTTP statuses that providers use for any fault in a request, such as excessive length."""
 
 
 def status_error(
@@ -136,7 +136,7 @@ def _most_bytes(answer: ErrorAnswer) -> int | None:
 
 
 def _of_account(answer: ErrorAnswer) -> ModelError | None:
-    """Return the error for an account without enough allowance or credit, or with the wrong plan."""
+    """Return the error for a refusal due to the account's rate limit, quota, credit or plan; None for any other."""
     what, status, wait = answer.title, answer.status, answer.retry_after
     if (afforded := answer.number("afforded")) is not None:
         is_worth_it = afforded >= 1_024  # in tokens; a shorter answer is not worth a call

@@ -17,7 +17,7 @@ from hermes_state.imports import defer
 defer("httpcore2")  # an unused transport, which httpx2 imports to load certificates
 
 EXTRAS: Final[Mapping[str, str]] = {"anthropic": "anthropic"}
-"""Python package that each protocol needs. The pip extra and the `make` target are named after the protocol."""
+"""Python package that each protocol needs. The pip extra and the `make` target have the protocol's name."""
 
 
 def missing_extra(protocol: str) -> str | None:

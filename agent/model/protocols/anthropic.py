@@ -87,7 +87,7 @@ class AnthropicModel(HttpChatModel):
         return orjson.dumps(whole), AnthropicReplyBuilder(on_text, self._made_by, request)
 
     def _put_otherwise(self, error: ModelError, request: ModelRequest, form: CallForm) -> tuple[ModelRequest, CallForm]:
-        """Drop earlier reasoning, lower the output limit, or drop a refused setting."""
+        """Depending on the refusal, leave out reasoning, lower the output limit, or drop a refused setting."""
         if re.search(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", refusal_text(error), re.IGNORECASE):
             if request.style.reasoning_of:
                 return replace(request, style=replace(request.style, reasoning_of="")), form

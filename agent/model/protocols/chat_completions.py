@@ -233,10 +233,10 @@ def _joined(detail: Mapping[str, Any], further: StringIO) -> Mapping[str, Any]:
 
 
 def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) -> None:
-    """Add the stored reasoning to each message, in the form that its server uses.
+    """Add the stored reasoning to each message, in the form that the server expects.
 
     DeepSeek requires reasoning for every answer, including those of other models. Google requires a signature for the
-    first call of each answer. `faults` says which of these rules the current server has.
+    first call of each answer. `faults` states which of these rules apply to the current server.
     """
     for message in messages:
         calls, is_answer = message.get("tool_calls", ()), message["role"] == "assistant"

@@ -1,6 +1,6 @@
 """Model limits as stated by OpenAI-compatible servers.
 
-OpenAI itself states none. Most other servers add their own fields to the description of a model or to the model list.
+OpenAI itself states no limits. Most other servers add their own fields to a model's description or to the model list.
 Local servers have their own endpoints, because they can load a model with a smaller window than it was trained for.
 """
 

@@ -39,17 +39,17 @@ class RequestFault(StrEnum):
     """Reason why a server refused a request that it might accept in a different form."""
 
     LIMIT_NAME = "limit_name"
-    """The server uses another name for the output limit."""
+    """Reason: the server uses another name for the output limit."""
     STREAM_OPTIONS = "stream_options"
-    """The server does not know the option that asks for usage at the end of a stream."""
+    """Reason: the server does not know the option that asks for usage at the end of a stream."""
     ENCRYPTED_REASONING = "encrypted_reasoning"
-    """The model cannot add its encrypted reasoning to a reply."""
+    """Reason: the model cannot add its encrypted reasoning to a reply."""
     MISSING_REASONING = "missing_reasoning"
-    """The server requires reasoning for every answer, but accepts a blank."""
+    """Reason: the server requires reasoning for every answer, but accepts a blank."""
     MISSING_SIGNATURE = "missing_signature"
-    """The server requires a signature for every answer's first call, even if another model made the call."""
+    """Reason: the server requires a signature for every answer's first call, even if another model made the call."""
     REPLAYED_REASONING = "replayed_reasoning"
-    """The server does not accept its earlier reasoning, perhaps because it was produced for another account."""
+    """Reason: the server does not accept reasoning from earlier calls, perhaps because they used another account."""
 
 
 class OpenAIModel(HttpChatModel, ABC):
@@ -119,7 +119,7 @@ _FAULTS: Final = {
     RequestFault.REPLAYED_REASONING: r"\Ainvalid_encrypted_content "
     r"|\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)",
 }
-"""Patterns for refusals. They search a text whose first line is the refusal's code and parameter."""
+"""Pattern for each fault. It searches a line with the refusal's code and parameter, and then the refusal's text."""
 
 
 def fault_of(error: ModelError) -> RequestFault | None:

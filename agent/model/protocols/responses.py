@@ -74,7 +74,7 @@ def encoded_request(
 
 Item: TypeAlias = dict[str, Any]  # the API's JSON
 ReasoningItem: TypeAlias = tuple[int, Item]
-"""Number of outputs (texts and calls) before a reasoning item in its answer, and the item."""
+"""Number and reasoning item. The number counts the outputs (texts and calls) before the item in its answer."""
 MAX_CALL_ID_CHARACTERS: Final = 64
 """Longest call id that the API accepts. Earlier calls from other providers can have longer ids."""
 
