@@ -36,7 +36,7 @@ class CallPlan:
     asking: list[tuple[ReadyCall, Answerer]] = field(default_factory=list)
 
     def add(self, one: ReadyCall, answer: Approval | None) -> None:
-        """Sort a call into the right list. `answer`: a person's earlier decision about this call, or None."""
+        """Add a call to `ready`, `refused` or `asking`. `answer`: a person's decision about this call, or None."""
         policy, context = self.access.policy(one.tool, self.context.chat), self.context
         answerer = self._answerer_of(one, policy)
         if answerer is None and answer is None:
@@ -49,7 +49,7 @@ class CallPlan:
         elif answerer is None or self._is_granted(one, answerer):
             self.ready.append(one)
         elif context.is_subagent:
-            reason = "this call needs a person's approval, and a sub-agent cannot ask: report what should be done"
+            reason = "this call needs a person's approval, which a sub-agent cannot ask for: report what should be done"
             self._refuse(one, reason)
         elif answerer is Answerer.ADMIN and not self.admin_chats and not self.access.is_admin(context.started_by):
             self._refuse(one, NO_ADMIN)
@@ -124,18 +124,18 @@ def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> Appr
 _NOT_PLAIN = re.compile(
     "[^\x00-\x7f\u00ae-\u024f\u0400-\u0482\u048a-\u052f\u3041-\u3096\u30a1-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
 )
-"""Any character except ASCII and common letters, which are always visible."""
+"""Pattern for any character except ASCII and common letters, which are always visible."""
 _SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F, 0x17B4, 0x17B5, 0x2800)))
 
 _WORD, _LATIN = re.compile(r"(?<!\\)\w+"), re.compile("[A-Za-z]")  # a letter after a backslash is an escape code
 _LOOK_ALIKE = re.compile(
     "[\u0131\u0251\u0261\u0370-\u058f\u13a0-\u13ff\u2c80-\u2cff\ua4d0-\ua4ff\uff21-\uff5a\U0001d400-\U0001d7ff]"
 )
-"""Letters of scripts in which some letters look Latin."""
+"""Pattern for letters of scripts in which some letters look Latin."""
 _WHOLE_WORD = re.compile(r"(?<!\w)[асеорухѕіјԁһԛԝАВЕКМНОРСТУХЅІЈονΑΒΕΖΗΙΚΜΝΟΡΤΥΧ]+(?!\w)")  # noqa: RUF001 - that is the point
-"""Words made up entirely of letters that look Latin."""
+"""Pattern for words made up entirely of letters that look Latin."""
 _GAP = re.compile(r"[^\S\n]{60,}|(?:[^\S\n]{0,59}\n){12,}")
-"""White space long enough to push the words after it out of sight."""
+"""Pattern for white space long enough to push the words after it out of sight."""
 
 
 def fenced(text: str, language: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Tool arguments.
+"""Arguments of tool calls: how they are declared, described to models, and parsed.
 
 A Python type declares them, provides their JSON schema, and parses a call's arguments. Tools of plugins and MCP servers
 can have a JSON schema instead of a type. Error messages tell the model how to correct its call.

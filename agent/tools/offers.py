@@ -81,7 +81,7 @@ class ReadyCall:
     """Valid tool call, with its tool and its parsed arguments."""
 
     call: ToolCall
-    """The call of the tool. If the model called `more_tools`, this is the inner call."""
+    """The call to the tool. If the model called `more_tools`, this is the inner call."""
     tool: Tool
     arguments: Any
     """Arguments as the type that the tool declares, or a dict for tools of plugins and MCP servers."""
@@ -93,7 +93,7 @@ class ReadyCall:
 
     @property
     def shape(self) -> str:
-        """Return the kind of the call, for saved approvals. Empty if each call needs its own approval."""
+        """Return the kind of call that a saved approval would cover. Empty if each call needs its own approval."""
         return self.tool.shape(self.arguments)
 
 

@@ -141,7 +141,7 @@ async def stored_row(path: str, context: ToolContext) -> Message | None:
         return None
     row = await context.store.read(load_row, context.lineage_id, message_id)
     if row is None:
-        raise ToolError(f"this conversation has no stored message {shown(path)}; for a file, write ./{path.strip()}")
+        raise ToolError(f"this conversation has no stored message {shown(path)}; for a file, use ./{path.strip()}")
     return row
 
 
@@ -238,7 +238,7 @@ def _edit(workspace: WorkspaceHandle, parts: PathParts, asked: _Edit) -> str:
             old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
         changed = _replaced(text, old, new, path, is_all=asked.all).encode(encoding)
     except UnicodeError as error:
-        raise ToolError(f"{path} is not UTF-8, and its encoding cannot represent the change") from error
+        raise ToolError(f"{path} is not UTF-8, and its encoding cannot represent the new text") from error
     workspace.write(parts, changed)
     count = text.count(old) if asked.all else 1
     first = text.count("\n", 0, text.index(old)) + 1

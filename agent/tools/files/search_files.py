@@ -35,7 +35,7 @@ _FOUND_IN_FILE = 20
 _LINE_CHARACTERS = 300
 _OUTPUT_BYTES = 1 << 20
 _BOUNDS = '{ ulimit -c 0; ulimit -v 524288; echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"'
-"""Shell command that sets resource limits and then starts a process. If a limit cannot be set, a lower one applies.
+"""Shell command that sets resource limits and then starts a process. A limit that cannot be set is already lower.
 512 MB of memory is enough for very long lines and for expressions that backtrack a lot.
 """
 

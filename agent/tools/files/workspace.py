@@ -24,7 +24,7 @@ from hermes_state.errors import ToolError
 from hermes_state.values import ChatId
 
 MOUNT = "/workspace"
-"""Path of the workspace inside the terminal's sandbox. The file tools also accept paths below it."""
+"""Path of the workspace inside the terminal's sandbox. The file tools also accept paths that begin with it."""
 MAX_DEPTH = 40
 """Maximum folder depth. Walking through a workspace keeps one handle open per level."""
 MAX_ENTRIES = 100_000
@@ -154,7 +154,7 @@ class WorkspaceHandle:
         """
         *folders, name = _named(parts)
         if len(data) > self.settings.max_file_bytes:
-            raise ToolError(f"{len(data):,} bytes are too large: the limit is {self.settings.max_file_bytes:,} bytes")
+            raise ToolError(f"{len(data):,} bytes is too large: the limit is {self.settings.max_file_bytes:,} bytes")
         with self.open_folder(tuple(folders), is_made=True) as folder, _explained(parts, folder, name):
             mode, old_bytes = None, 0
             with suppress(FileNotFoundError):
@@ -207,7 +207,7 @@ class WorkspaceHandle:
 
 
 def refuse_special(status: os.stat_result, parts: PathParts) -> None:
-    """Raise `ToolError` for all but regular files with one hard link. A second link could be outside the workspace."""
+    """Raise `ToolError` unless a file is regular and has one hard link. Another link could be outside the workspace."""
     kind, name = stat.S_IFMT(status.st_mode), shown("/".join(parts))
     if kind == stat.S_IFLNK:
         raise ToolError(f"{name} is a symbolic link, which file tools do not follow")

@@ -43,7 +43,7 @@ class Connection:
         """Event that is set when the connection ends."""
 
     async def catalogs(self) -> AsyncIterator[ServerCatalog]:
-        """Yield the server's lists three times: first the tools, then also the resources, and then also the prompts."""
+        """Yield the server's lists three times: tools only, then with resources, then with resources and prompts."""
         session, has = self._session, self._session.server_capabilities or types.ServerCapabilities()
         lists, faults = dict[str, Any](), tuple[str, ...]()
         for field, ask, most, kept, seconds in (
@@ -81,7 +81,7 @@ class Connection:
 
 
 def _is_end(error: MCPError) -> bool:
-    """True if the connection has ended. The error code alone does not prove it, because servers use the code too."""
+    """True if the connection has ended. Servers can send the same error code, so the message is compared as well."""
     return error.code == types.CONNECTION_CLOSED and error.message == "Connection closed"
 
 
@@ -94,7 +94,7 @@ async def _pages(
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
     """Return a list's items, and messages about errors that stopped the reading.
 
-    `kept` reduces each item as soon as it is read, because a page can have megabytes. Raises `ToolError` if the
+    `kept` reduces each item as soon as it is read, because a page can be megabytes long. Raises `ToolError` if the
     connection has ended.
     """
     found: list[T] = []

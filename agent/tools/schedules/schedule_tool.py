@@ -67,7 +67,7 @@ def schedule_tool(
                 raise ToolError("in a shared chat, only admins and moderators can add schedules")
             draft(asked, context, "")
         elif asked.action != "list" and asked.id is None:
-            raise ToolError(f"{asked.action} needs an id from list")
+            raise ToolError(f"{asked.action} needs an id; the action list shows the ids")
 
     def shown(asked: _Change) -> str:
         if asked.action != "add":

@@ -1,4 +1,4 @@
-"""Running shell command: its output, its limits, and its end, which also ends all processes that it started."""
+"""A running shell command: its output, its resource limits, and the end of all processes that it started."""
 
 import asyncio
 import ctypes

@@ -245,7 +245,7 @@ _LEFT: Final[set[Path]] = set()
 
 
 class Usage(NamedTuple):
-    """Memory in bytes and number of processes: an amount used, or a limit."""
+    """Memory in bytes and number of processes, either used or allowed."""
 
     memory: int = 0
     processes: int = 0
@@ -352,7 +352,7 @@ def _own_groups() -> list[Path]:
 
 
 def _figures(folders: list[Path], names: str) -> dict[str, int]:
-    """Return the numbers in control group files, by the key before a number, else by file name. Skips "max"."""
+    """Return the numbers in control group files, by key, or by file name if a number has no key. Skips "max"."""
     found: dict[str, int] = {}
     for file in (folder / name for folder in folders for name in names.split()):
         with suppress(OSError):

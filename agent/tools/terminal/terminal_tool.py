@@ -86,7 +86,7 @@ class BackgroundRegistry:
         """Start a background command. Raises `ToolError`, for example if the chat has reached its limit."""
         running = sum(one.running.is_running for one in self.of(context.chat_id)) + self._starting[context.chat_id]
         if running >= settings.max_background:
-            raise ToolError(f"the limit is reached ({counted(running, 'background command')}); kill one first")
+            raise ToolError(f"this chat has the maximum of {counted(running, 'background command')}; kill one first")
         self._starting[context.chat_id] += 1
         try:
             started = await RunningCommand.start(command, folder, settings, has_end=False)

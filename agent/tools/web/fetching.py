@@ -215,7 +215,7 @@ def _fault(error: Exception) -> str:
         case aiohttp.ClientConnectorError() if isinstance(cause, AddressRejected):
             return "has a private address; only the public internet is allowed (exceptions: web.private_hosts)"
         case aiohttp.ClientConnectorDNSError():
-            return "is not known: no server has this name"
+            return "cannot be found: no server has this name"
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
             return "has no valid https certificate"
         case aiohttp.ClientConnectorError():

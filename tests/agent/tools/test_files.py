@@ -261,7 +261,7 @@ async def test_line_ends_and_encoding_are_kept(desk: Desk) -> None:
         (desk.folder / name).write_bytes(data)
         await desk.call("edit_file", path=name, old="two\nthree", new="2\n3")
         assert (desk.folder / name).read_bytes() == changed
-    assert "its encoding cannot represent the change" in await desk.fail("edit_file", path="old.txt", old="2", new="→")
+    assert "encoding cannot represent the new text" in await desk.fail("edit_file", path="old.txt", old="2", new="→")
 
 
 @pytest.mark.parametrize(
