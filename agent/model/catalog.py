@@ -129,7 +129,7 @@ def has_local_tag(model: str) -> bool:
 
 
 def _names(model: str) -> Iterator[str]:
-    """Yield all spellings of a name and of the maker's name for the model. Fine-tuned models count as their base."""
+    """Yield all spellings of a name and of the maker's name. A fine-tuned model counts as its base model."""
     name = _TAG.sub("", FINE_TUNED.sub(r"\1", model.strip().lower()))
     yield from spellings(name)
     yield from spellings(makers_name(name))

@@ -1,8 +1,7 @@
 """Parser for tool calls that a model wrote as text in its answer, and that its server did not extract.
 
 Every model family has its own markup, but all have the same parts: wrappers that contain calls, and calls with a name
-and arguments. The arguments are JSON or key-value pairs. Markup in code or in the middle of a sentence is not a
-call.
+and arguments. The arguments are JSON or key-value pairs. Markup in code or in the middle of a sentence is not a call.
 """
 
 import json
