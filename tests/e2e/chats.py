@@ -24,17 +24,18 @@ class Chat:
         self.person = {"telegram": "telegram:42", "discord": f"discord:{discord.ALICE}", "web": "local:owner"}[platform]
         self.platform = platform
         self._stack = stack
-        self._page: Page
+        self.page: Page
+        """Web chat of the gateway, if it is enabled."""
         self._channel = ""
         self._pages: list[str] = []
 
     async def start(self, **changes: str) -> None:
         if self.platform == "discord":
             await discord.ready(self.world, **changes)
-            return
-        await self.world.gateway.start(**changes)
-        if self.platform == "web":
-            self._page = await self._stack.enter_async_context(page_of(self.world))
+        else:
+            await self.world.gateway.start(**changes)
+        if self.world.gateway.environ["HERMES_LOCAL__ENABLED"] == "true":
+            self.page = await self._stack.enter_async_context(page_of(self.world))
 
     async def ask(self, text: str, match: str) -> str:
         """Send `text`, and return the newest later message that matches."""
@@ -53,7 +54,7 @@ class Chat:
 
     async def _ask_page(self, text: str, match: str) -> str:
         known = {ref for ref, _ in await self._answers(match)}
-        await self._page.write(text)
+        await self.page.write(text)
         async with asyncio.timeout(20):
             while True:
                 if new := [words for ref, words in await self._answers(match) if ref not in known]:
@@ -61,7 +62,7 @@ class Chat:
                 await asyncio.sleep(0.02)  # the page belongs to another process, so there is no event to wait for
 
     async def _answers(self, match: str) -> list[tuple[str, str]]:
-        shown = await self._page.entries()
+        shown = await self.page.entries()
         self._pages.append(str(shown))
         whole = [entry for entry in shown if entry.kind in ("answer", "notice")]
         return [(entry.ref, entry.text) for entry in whole if re.search(match, entry.text)]
@@ -85,7 +86,7 @@ class Chat:
                 messages = await self.world.dc.get("messages", channel_id=self._channel)
                 rows = [row for message in messages for row in message.get("components") or ()]
                 return [button["label"] for row in rows for button in row["components"]]
-        return [label for entry in await self._page.entries() for label in entry.buttons]
+        return [label for entry in await self.page.entries() for label in entry.buttons]
 
 
 @asynccontextmanager

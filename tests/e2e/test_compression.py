@@ -1,7 +1,6 @@
 """Compression as people meet it: the command, the layers that act by themselves, and what is said about them."""
 
 import asyncio
-import json
 import re
 import secrets
 import signal
@@ -100,29 +99,6 @@ async def test_compress_shortens_what_the_model_sees_and_keeps_what_was_said(wor
     assert await world.violations() == []
 
 
-FORMS = [
-    json.loads(line)
-    for line in (Path(__file__).parents[1] / "fixtures" / "outside" / "summaries.jsonl").read_text("utf-8").splitlines()
-]
-"""Records in the forms that models give them."""
-
-
-@pytest.mark.each_protocol
-@pytest.mark.parametrize("name", ["bold number and title", "bold headings in Japanese", "fenced JSON", "XML tags"])
-async def test_a_good_record_in_another_form_stands_for_the_conversation(world: World, name: str) -> None:
-    [form] = [one for one in FORMS if one["form"] == name]
-    await world.gateway.start(**SMALL)
-    await world.script(summary=True, text=form["text"])
-    await world.converse(form["text"])
-    await talk(world, 20)
-    await world.say("/compress")
-    assert "Summary written by lab-32k" in (await world.replies(1, match="^Compressed: "))[0]
-    await world.converse("and now?")
-    said = conversation_of((await turns(world))[-1])
-    assert all(f"## {title}" in said for title in form["sections"])
-    assert await world.violations() == []
-
-
 async def test_while_a_summary_takes_long_commands_are_answered_and_messages_wait(world: World) -> None:
     await world.gateway.start(**SMALL)
     await talk(world, 20)
@@ -185,11 +161,19 @@ class Page:
         self._root, self._browser = root, browser
         self._headers = {"HX-Request": "true", "Origin": root, KEY_HEADER: key}
 
-    async def write(self, text: str, *, name: str = "", content: bytes = b"", mime: str = "") -> None:
+    async def write(
+        self,
+        text: str,
+        *,
+        name: str = "",
+        content: bytes | AsyncIterator[bytes] = b"",
+        mime: str = "",
+        chat: str = "main",
+    ) -> None:
         """Send a text, and with a `name` a file."""
         form = aiohttp.FormData({"text": text, "client_id": secrets.token_hex(16)}, quote_fields=False)
         form.add_field("files", content, filename=name, content_type=mime or "application/octet-stream")
-        url = f"{self._root}/chat/main/messages"
+        url = f"{self._root}/chat/{chat}/messages"
         async with self._browser.post(url, data=form, headers=self._headers) as answer:
             assert answer.status == 200, await answer.text()
 

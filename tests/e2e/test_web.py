@@ -34,9 +34,12 @@ class Site:
     def __init__(self) -> None:
         self.url = ""
         self.asked: list[str] = []
+        self.changed = asyncio.Condition()
 
     async def answer(self, request: web.Request) -> web.Response:
-        self.asked.append(request.path)
+        async with self.changed:
+            self.asked.append(request.path)
+            self.changed.notify_all()
         match request.path:
             case "/boats":
                 return web.Response(text=PAGE, content_type="text/html")
@@ -149,18 +152,23 @@ async def test_switched_off_there_are_none(world: World) -> None:
     assert "web_" not in str(first["body"].get("tools"))
 
 
-async def test_pages_that_hang_in_one_chat_hold_up_no_other(world: World, site: Site) -> None:
-    await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1", HERMES_ACCESS__ALLOW_ALL="true")
-    hanging = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/hangs"}}] * 20
-    await world.script(match="read them all", last_role="user", tool_calls=hanging, times=1)
-    await world.say("read them all")
-    async with asyncio.timeout(15):
-        while len(site.asked) < 8:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # another process asks
-    page = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/boats"}}]
-    await world.script(match="read one", last_role="user", tool_calls=page, times=1)
-    await world.say("read one", chat_id=43)
-    async with asyncio.timeout(8):
-        while not await world.visible(43):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+@pytest.mark.each_protocol
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_pages_that_hang_in_one_chat_hold_up_no_other(
+    tmp_path: Path, protocol: ModelProtocol, platform: str, site: Site
+) -> None:
+    """The pages hang in a second web chat, because every platform shares the slots."""
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        world = chat.world
+        local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
+        await chat.start(**local, HERMES_WEB__PRIVATE_HOSTS="127.0.0.1")
+        hanging = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/hangs"}}] * 20
+        await world.script(match="read them all", last_role="user", tool_calls=hanging, times=1)
+        page = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/boats"}}]
+        await world.script(match="read one", last_role="user", tool_calls=page, times=1)
+        await chat.page.write("read them all", chat="other")
+        async with asyncio.timeout(15), site.changed:
+            await site.changed.wait_for(lambda: len(site.asked) == 8)
+        async with asyncio.timeout(8):
+            await chat.ask("read one", "Boats of the year")
     assert site.asked == ["/hangs"] * 8 + ["/boats"]
