@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chats import chat_on
+from tests.e2e.chats import PLATFORMS, chat_on
 from tests.e2e.protocols import ModelProtocol, conversation_of
 from tests.e2e.test_compression import REPORTED, SMALL, summaries, turns
 from tests.e2e.test_discord import ready, sent
@@ -108,25 +108,32 @@ NEVER = {**SMALL, "HERMES_COMPRESSION__ENABLED": "false"}
 
 
 @pytest.mark.each_protocol
-async def test_an_undo_that_was_offered_near_the_end_of_the_window_is_kept(world: World) -> None:
-    await world.gateway.start(**NEVER)
-    await fill_to(world, 0.925)
-    await world.say("/compress")
-    [told] = await world.replies(1, match="^Compressed: ")
-    assert "/compress undo reverses this" in told
-    await world.say("/compress undo")
-    [undone] = await world.replies(1, match="Compression undone|The restored prompt would use")
-    assert undone.startswith("Compression undone")
-    assert "until a prompt no longer fits" in undone
-    assert await world.gateway.stop() == 0
-    asked = len(await summaries(world))
-    await world.gateway.start(HERMES_COMPRESSION__ENABLED="true")
-    await world.converse("and now?")
-    assert len(await summaries(world)) == asked, "the prompt fits"
-    assert "CONTEXT COMPACTION" not in conversation_of((await turns(world))[-1])
-    await report(world, 3)
-    assert len(await summaries(world)) == asked + 1, "the prompt does not fit any more"
-    assert await world.violations() == []
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_an_undo_that_was_offered_near_the_end_of_the_window_is_kept(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        world = chat.world
+        persona = {"HERMES_AGENT__PERSONA": "You know the harbour well. " * 1_200}
+        await chat.start(**NEVER, **persona, HERMES_SESSIONS__MERGE_SECONDS="0")
+        await world.script(has_tools=True, times=-1, text="Noted.")
+        while not (rows := world.query(REPORTED)) or (rows[0][0] or 0) < INPUT_WINDOW * 0.925:
+            is_near = bool(rows) and (rows[0][0] or 0) > INPUT_WINDOW * 0.89
+            await chat.ask(LONG[:800] if is_near else LONG[:1_900], "^Noted")
+        assert "reverses this" in await chat.ask("/compress", "^Compressed: ")
+        undone = await chat.ask("/compress undo", "Compression undone|The restored prompt would use")
+        assert undone.startswith("Compression undone")
+        assert "until a prompt no longer fits" in undone
+        assert await world.gateway.stop() == 0
+        asked = len(await summaries(world))
+        await chat.start(HERMES_COMPRESSION__ENABLED="true")
+        await chat.ask("and now?", "^Noted")
+        assert len(await summaries(world)) == asked, "the prompt fits"
+        assert "CONTEXT COMPACTION" not in conversation_of((await turns(world))[-1])
+        for _ in range(5):
+            await chat.ask(LONG[:1_900], "^Noted")
+        assert len(await summaries(world)) == asked + 1, "the prompt does not fit any more"
+        assert await world.violations() == []
 
 
 async def test_an_undo_that_would_not_fit_is_not_offered(world: World) -> None:
