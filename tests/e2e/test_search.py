@@ -1,10 +1,15 @@
 """People search with the keyboard that they have, and find what was said with another one."""
 
+import random
+import sqlite3
 import unicodedata
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from hermes_state.engines.sqlite.connections import register_functions
+from tests.databases import sqlite_only
 from tests.e2e.chats import PLATFORMS, chat_on
 from tests.e2e.protocols import ModelProtocol
 
@@ -26,3 +31,49 @@ async def test_words_in_another_form_are_found(tmp_path: Path, protocol: ModelPr
             await chat.ask(said, "I see")
         for said, query in zip(SAID, ASKED, strict=True):
             assert said in await chat.ask(f"/search {query}", said)
+
+
+FILL = """WITH RECURSIVE number(seq) AS (SELECT 1000 UNION ALL SELECT seq + 1 FROM number WHERE seq < 6000)
+  INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)
+  SELECT m.session_id, m.chat_id, m.lineage_id, number.seq, m.role, m.origin, some_words(), m.created_at
+  FROM messages m, number WHERE m.id = 1"""
+LARGEST = """SELECT max(size) * 1.0 / sum(size)
+  FROM (SELECT count(*) AS size FROM messages_fts_idx GROUP BY segid)"""
+"""Share of the search index that is in its largest part. Later messages would have to merge the others."""
+IS_MERGING = "SELECT count(*) FROM meta WHERE key = 'search_floor' AND value = '0'"
+
+
+def fill(path: Path) -> None:
+    """Load many messages into an ended conversation, and mark the search index as made by an earlier version."""
+    words = random.Random(7)
+    with closing(sqlite3.connect(path)) as db, db:
+        register_functions(db)
+        db.create_function("some_words", 0, lambda: " ".join(f"w{words.randrange(10**6)}" for _ in range(60)))
+        db.execute(FILL)
+        db.execute("UPDATE meta SET value = '1' WHERE key = 'segment_version'")
+
+
+@sqlite_only
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_a_gateway_answers_while_it_rebuilds_and_merges_a_large_index(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        world = chat.world
+        await chat.start()
+        await chat.ask("hello", "echo: .*hello")
+        await chat.ask("/new", "conversation")
+        assert await world.gateway.stop() == 0
+        fill(world.home / "state.db")
+        await chat.start(HERMES_ACCESS__ADMINS=chat.person)
+        await world.gateway.wait_for_log("search.rebuild_started")
+        number, phases = 0, set()
+        while "search.rebuilt" not in world.gateway.log_text():
+            number += 1
+            [(is_merging,)] = world.query(IS_MERGING)
+            await chat.ask(f"number {number};", f"echo: .*number {number};")
+            phases.add(is_merging)
+        assert phases == {0, 1}, "it answered while the index was filled, and while it was merged"
+        [(share,)] = world.query(LARGEST)
+        assert share > 0.9
+        assert "hello" in await chat.ask("/search hello", "hello")
