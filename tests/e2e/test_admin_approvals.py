@@ -500,13 +500,19 @@ async def test_programs_and_tools_of_servers_need_an_admin_by_default(
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize(
-    ("line", "outcome"), [("/approve", "Approved by"), ("/deny", "Denied by"), ("/stop", "Withdrawn, because")]
+    ("line", "outcome"),
+    [
+        ("/approve", "Approved by"),
+        ("/deny", "Denied by"),
+        ("/stop", "Withdrawn, because"),
+        ("something else", "Withdrawn, because"),
+    ],
 )
 async def test_a_question_that_is_closed_loses_its_buttons_and_says_how_on_each_platform(
     tmp_path: Path, protocol: ModelProtocol, platform: str, line: str, outcome: str
 ) -> None:
     async with chat_on(platform, tmp_path, protocol, program=run_with_tools) as chat:
-        await chat.start()
+        await chat.start(HERMES_SESSIONS__BUSY_MODE="interrupt")
         calls = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
         await chat.world.script(match="do it", last_role="user", tool_calls=calls, times=1)
         await chat.ask("do it", "May I use")
