@@ -104,6 +104,33 @@ async def test_a_hint_of_the_server_is_believed_only_where_that_is_said(world: W
     assert await world.replies(1, match="May I use")
 
 
+CHANGED_HINT = """
+begin(tools={"listChanged": True})
+for reads in (True, False):
+    tools("look", annotations={"readOnlyHint": reads})
+    asked = hear()
+    say(id=asked["id"], result={"content": [{"type": "text", "text": "pier 7"}]})
+    say(method="notifications/tools/list_changed")
+hear()
+"""
+
+
+@pytest.mark.each_protocol
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_a_tool_whose_trusted_hint_changes_is_asked_about_again(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        odd = {"command": sys.executable, "args": ["-c", LINES + CHANGED_HINT, str(chat.world.home)]}
+        servers = json.dumps({"odd": {**odd, "trust_hints": True}})
+        await chat.start(HERMES_MCP__SERVERS=servers, HERMES_TOOLS__APPROVAL__MCP="ask")
+        await connected(chat.world, "odd")
+        await chat.ask("go [[tool:odd__look {}]]", "pier 7")
+        await chat.world.gateway.wait_for_log("mcp.list_changed")
+        await chat.ask("go on [[tool:odd__look {}]]", "May I use")
+        await chat.ask("/approve", "pier 7")
+
+
 async def test_results_of_every_kind_reach_the_model(world: World) -> None:
     await start(world, harbour=server(world, **READS))
     text = await call(world, "harbour__picture")
