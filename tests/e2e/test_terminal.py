@@ -232,12 +232,25 @@ async def test_revoking_access_ends_what_was_started_on_discord(discord_world: W
             await asyncio.sleep(0.05)  # a database of another process has no event to wait for
 
 
+HIDE = "import os, time; [os.write(os.memfd_create('x'), bytes(1 << 24)) for _ in range(16)]; time.sleep(300)"
+
+
 @pytest.mark.each_protocol
 @pytest.mark.parametrize("platform", PLATFORMS)
-async def test_a_command_that_hides_its_memory_is_ended(tmp_path: Path, protocol: ModelProtocol, platform: str) -> None:
-    write = "import os, time; [os.write(os.memfd_create('x'), bytes(1 << 24)) for _ in range(16)]; time.sleep(300)"
-    call = [{"name": "terminal", "arguments": {"command": f'/usr/bin/python3 -c "{write}"'}}]
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (f'/usr/bin/python3 -c "{HIDE}"', "stopped: it used more than 128 MB of memory"),
+        ("trap '' TERM; sleep 279 & wait", "stopped: it took longer than 2 s"),
+        ("kill -SEGV $$", "ended by SIGSEGV"),
+    ],
+    ids=["too much memory", "too long", "by a signal"],
+)
+async def test_the_reason_why_a_command_ended_is_told(
+    tmp_path: Path, protocol: ModelProtocol, platform: str, command: str, reason: str
+) -> None:
+    call = [{"name": "terminal", "arguments": {"command": command, "seconds": 2 if "sleep 279" in command else 60}}]
     async with chat_on(platform, tmp_path, protocol) as chat:
         await chat.start(**ON, HERMES_TERMINAL__MEMORY_MB="128")
-        await chat.world.script(match="use it up", last_role="user", tool_calls=call, times=1)
-        await chat.ask("use it up", "stopped: it used more than 128 MB of memory")
+        await chat.world.script(match="run it", last_role="user", tool_calls=call, times=1)
+        await chat.ask("run it", reason)
