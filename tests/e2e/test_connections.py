@@ -2,12 +2,17 @@
 
 import asyncio
 import os
+import re
 import resource
 import socket
+from collections.abc import AsyncIterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
+from tests.e2e.chats import chat_on
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import World, world_in
 from tests.processes import run_gateway
@@ -108,3 +113,29 @@ async def test_a_journal_gets_no_address_that_signs_in(world: World) -> None:
     assert "token=" not in world.gateway.log_text()
     code, url = await world.command_line("url")
     assert (code, "/?token=" in url) == (0, True)
+
+
+@pytest.mark.parametrize("name", ["", "notes.txt"], ids=["between the fields", "in a file"])
+async def test_a_page_that_goes_away_in_the_middle_of_a_form_leaves_no_error_in_the_log(
+    tmp_path: Path, protocol: ModelProtocol, name: str
+) -> None:
+    async with chat_on("web", tmp_path, protocol) as chat:
+        await chat.start()
+        begun = asyncio.Event()
+
+        async def half() -> AsyncIterator[bytes]:
+            yield b"beginning " * 10_000
+            begun.set()
+            await asyncio.Event().wait()
+
+        for _ in range(5):
+            sending = asyncio.create_task(chat.page.write("", name=name, content=half()))
+            await begun.wait()
+            begun.clear()
+            sending.cancel()
+            await asyncio.wait([sending])
+        await chat.ask("are you there?", "echo: .*are you there")
+        assert await chat.world.gateway.stop() == 0
+        words = ("Traceback", "upload_failed", "Unhandled", "Error handling", '"level":"error"')
+        assert [word for word in words if word in chat.world.gateway.log_text()] == []
+        assert not [path for path in chat.world.home.rglob("*") if re.fullmatch("[0-9a-f]{32}", path.name)]
