@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,13 @@ from yarl import URL
 
 from gateway.config.settings import Config
 from tests.databases import IS_POSTGRES, about_files
+from tests.e2e.chats import PLATFORMS, chat_on
 from tests.e2e.protocols import ModelProtocol
-from tests.e2e.world import ROOT, START_SECONDS, STARTED_ANEW, STOP_SECONDS, World, world_in
+from tests.e2e.world import ROOT, START_SECONDS, STARTED_ANEW, STOP_SECONDS, TOKEN, World, text_of, world_in
+from tests.gateway.cli.test_cli import at_a_terminal
 from tests.hermes_state.helpers import locked_by_another_process
+from tests.processes import ForkedProcess
+from tests.sandboxes import needs_sandbox
 
 
 @pytest.fixture
@@ -40,21 +46,107 @@ async def test_a_stop_lets_the_running_turn_finish(executed: World) -> None:
     assert executed.query("SELECT state, restarts FROM turns") == [("finished", 0)]
 
 
-async def test_doctor_without_the_credentials_of_the_unit_does_not_say_that_nothing_is_served(world: World) -> None:
-    credentials = world.home.parent / "credentials"
+@pytest.mark.parametrize("platform", ["telegram", "discord"])
+async def test_doctor_without_the_credentials_of_the_unit_does_not_say_that_nothing_is_served(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    credentials = tmp_path / "credentials"
     credentials.mkdir()
-    (credentials / "telegram.token").write_text(world.gateway.environ.pop("HERMES_TELEGRAM__TOKEN"))
-    await world.gateway.start(CREDENTIALS_DIRECTORY=str(credentials))
-    await world.converse("hello")
-    del world.gateway.environ["CREDENTIALS_DIRECTORY"]  # the shell of an operator has none
-    code, said = await world.command_line("doctor")
-    assert code == 0, said
-    assert "The gateway is running and answers." in said
-    assert "The running gateway serves telegram." in said
-    assert "settings that this command cannot see" in said
-    assert "set telegram.token" not in said
-    await world.gateway.stop()
-    assert "no chat is configured: set telegram.token" in (await world.command_line("doctor"))[1]
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        world = chat.world
+        token = world.gateway.environ.pop(f"HERMES_{platform.upper()}__TOKEN")
+        (credentials / f"{platform}.token").write_text(token)
+        await chat.start(CREDENTIALS_DIRECTORY=str(credentials))
+        await chat.ask("hello", "echo: .*hello")
+        del world.gateway.environ["CREDENTIALS_DIRECTORY"]  # the shell of an operator has none
+        code, said = await world.command_line("doctor")
+        assert code == 0, said
+        assert "The gateway is running and answers." in said
+        assert f"The running gateway serves {platform}." in said
+        assert "settings that this command cannot see" in said
+        assert ".token" not in said
+        await world.gateway.stop()
+        assert "no chat is configured: set telegram.token" in (await world.command_line("doctor"))[1]
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_a_log_file_that_is_deleted_is_opened_again(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        await chat.start(HERMES_LOGGING__FILE="true")
+        log = chat.world.home / "logs" / "gateway.log"
+        await chat.ask("before", "echo: .*before")
+        assert '"turn_id":1' in log.read_text()
+        log.unlink()
+        await chat.ask("after", "echo: .*after")
+        assert await chat.world.gateway.stop() == 0
+        assert '"turn_id":2' in log.read_text()
+        assert '"turn_id":1' not in log.read_text()
+
+
+def run_as_nobody_known(*words: str) -> None:
+    """Run the command `hermes-gateway` as a user id without a passwd entry, and without HOME, as in a container."""
+    os.environ.pop("HOME", None)
+    os.chdir(ROOT)
+    user = ("unshare", "--user", "--map-user=54321", "--map-group=54321")
+    os.execvp("unshare", [*user, sys.executable, "-m", "gateway", *words])
+
+
+@needs_sandbox
+@pytest.mark.parametrize("platform", PLATFORMS)
+async def test_a_user_without_a_home_directory_needs_only_hermes_home(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    async with chat_on(platform, tmp_path, protocol, program=partial(run_as_nobody_known, "run")) as chat:
+        environ = chat.world.gateway.environ
+        await chat.start()
+        await chat.ask("hello", "echo: .*hello")
+        places = {environ["HERMES_HOME"]: "The gateway is running", "": "set HERMES_HOME", "~/a": "set HERMES_HOME"}
+        for number, (place, words) in enumerate(places.items()):
+            output = tmp_path / f"doctor-{number}"
+            doctor = partial(run_as_nobody_known, "doctor")
+            assert await ForkedProcess(doctor, {**environ, "HERMES_HOME": place}, output).wait() in (0, 78)
+            assert words in text_of(output)
+            assert "Traceback" not in text_of(output)
+        assert await chat.world.gateway.stop() == 0
+        assert "Traceback" not in chat.world.gateway.log_text()
+
+
+@pytest.mark.parametrize("platform", ["telegram", "discord"])
+async def test_a_new_operator_corrects_a_model_that_is_not_listed_and_starts_with_the_printed_command(
+    tmp_path: Path, protocol: ModelProtocol, platform: str
+) -> None:
+    """`init` asks its questions at a terminal, and its last line is typed into a shell."""
+    async with chat_on(platform, tmp_path, protocol) as chat:
+        gateway = chat.world.gateway
+        address = chat.world.llm.url + protocol.root
+        asked = ("MODEL__NAME", "MODEL__BASE_URL", "MODEL__API_KEY", "ACCESS__ALLOW", "ACCESS__ADMINS")
+        for name in (*asked, f"{platform.upper()}__TOKEN"):
+            del gateway.environ[f"HERMES_{name}"]
+        refusal = {"status": 404, "body": {"error": {"message": "The model does not exist"}}}
+        await chat.world.script(model="lab-127k", error=refusal, times=-1)
+        answers = {
+            "Telegram bot token": TOKEN if platform == "telegram" else "",
+            "Discord bot token": "lab-discord-token" if platform == "discord" else "",
+            "Model name": "lab-127k",
+            "API type": "",
+            "Base URL of the API": address,
+            "API key": "",
+            "Your user id": chat.person,
+            "does not list lab-127k; did you mean": "y",
+            "(lab-127k; Enter keeps it": "lab-128k",
+            "API typ": "",
+            f"({address}; Enter keeps it": "",
+            "API k": "",
+        }
+        shown = await asyncio.to_thread(at_a_terminal, gateway.environ, ["init"], answers)
+        found = re.search(r"Start with: (.+?)\r", shown)
+        assert found is not None, shown
+        gateway.program = partial(os.execv, "/bin/sh", ["sh", "-c", f"exec env {found[1]}"])
+        await chat.start()
+        await chat.ask("hello", "echo: .*hello")
+        assert (await chat.world.asked(1))[-1]["body"]["model"] == "lab-128k"
 
 
 async def test_what_arrives_during_the_drain_is_answered_after_the_next_start(world: World) -> None:
