@@ -36,6 +36,8 @@ class SkipReason(StrEnum):
     """Head and tail meet, so no rows are left between them."""
     NOT_SMALLER = "not_smaller"
     """The handoff would be as large as the rows it replaces."""
+    UNCHANGED = "unchanged"
+    """The plugin's engine returned the messages unchanged."""
     TOOL_RUNS = "tool_runs"
     NO_PREVIEW = "no_preview"
     MOVED = "moved"

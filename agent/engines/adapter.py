@@ -240,7 +240,7 @@ class PluginEngine:
         self, job: CompressionJob, state: ContextState, mapped: MappedMessages | None
     ) -> tuple[PreparedCompression | NotNeeded, ContextState]:
         if mapped is None:
-            return job.not_needed(SkipReason.NOTHING_BETWEEN), state.struck(job.tokens_before)
+            return job.not_needed(SkipReason.UNCHANGED), state.struck(job.tokens_before)
         gone = int(job.estimator.rows(mapped.removed, job.request.style))
         new = [row for row in mapped.context if isinstance(row, NewMessage)]
         texts = (framed(row.text or "") if row.origin is Origin.SUMMARY else row.text or "" for row in new)

@@ -504,7 +504,7 @@ async def test_a_list_that_is_not_smaller_is_refused_and_counts_as_a_strike() ->
     same = plugin(engine_that(lambda messages: messages))
     result, state = await prepared(same, job())
     assert isinstance(result, NotNeeded)
-    assert (result.why, state.strikes) == (SkipReason.NOTHING_BETWEEN, 1)
+    assert (result.why, state.strikes) == (SkipReason.UNCHANGED, 1)
     longer = plugin(engine_that(lambda messages: [{"role": "user", "content": "words " * 9_000}, messages[-1]]))
     result, state = await prepared(longer, job())
     assert isinstance(result, NotNeeded)
